@@ -31,9 +31,23 @@ pub struct RemoteAddress {
     pub key: Option<PathBuf>,
     /// Whether what travels is to be encrypted.
     pub encrypt: Option<Encrypt>,
+    /// The client keeps what it is told, under leases.
+    pub cache: Option<Caching>,
     /// It is reached over a fabric, with this provider or, if it is empty, the best there is.
     pub fabric: Option<String>,
 }
+
+/// What a client keeps of what it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caching {
+    /// Nothing: each call asks the server.
+    Off,
+    /// What it has leases on, up to [`CACHE_BYTES`].
+    Leased,
+}
+
+/// What an export that is opened by its address keeps at most.
+pub const CACHE_BYTES: usize = 64 << 20;
 
 /// The port of a server, where an address names none.
 pub const PORT: u16 = 7447;
@@ -50,8 +64,8 @@ pub enum BadAddress {
     Form,
     /// What stands behind the question mark is not known.
     #[error(
-        "`{0}`: behind the question mark may stand `key=FILE` and `encrypt=on`, `off` or `auto`, with `&` between; for \
-         fabric:// also `provider=shm`, `verbs`, `tcp` or `auto`"
+        "`{0}`: behind the question mark may stand `key=FILE`, `encrypt=on`, `off` or `auto`, and `cache=leased` or \
+         `off`, with `&` between; for fabric:// also `provider=shm`, `verbs`, `tcp` or `auto`"
     )]
     Option(String),
 }
@@ -66,6 +80,15 @@ pub fn parse_encrypt(text: &str) -> Option<Encrypt> {
     }
 }
 
+/// Reads what to keep: `leased` or `off`.
+pub fn parse_caching(text: &str) -> Option<Caching> {
+    match text {
+        "leased" => Some(Caching::Leased),
+        "off" => Some(Caching::Off),
+        _ => None,
+    }
+}
+
 impl RemoteAddress {
     /// Reads an address.
     pub fn parse(text: &str) -> Result<RemoteAddress, BadAddress> {
@@ -76,7 +99,7 @@ impl RemoteAddress {
         };
         let mut fabric = is_fabric.then(String::new);
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
-        let (mut key, mut encrypt) = (None, None);
+        let (mut key, mut encrypt, mut cache) = (None, None, None);
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let bad = || BadAddress::Option(option.to_owned());
             match option.split_once('=').ok_or_else(bad)? {
@@ -84,6 +107,7 @@ impl RemoteAddress {
                     key = Some(decoded(file).ok_or_else(bad)?);
                 }
                 ("encrypt", word) if encrypt.is_none() => encrypt = Some(parse_encrypt(word).ok_or_else(bad)?),
+                ("cache", word) if cache.is_none() => cache = Some(parse_caching(word).ok_or_else(bad)?),
                 ("provider", "auto") if is_fabric => fabric = Some(String::new()),
                 ("provider", word @ ("shm" | "verbs" | "tcp")) if is_fabric => fabric = Some(word.to_owned()),
                 _ => return Err(bad()),
@@ -107,16 +131,22 @@ impl RemoteAddress {
                 export: export.to_owned(),
                 key,
                 encrypt,
+                cache,
                 fabric,
             }),
         }
     }
 
-    /// The address `text` with a key and a word about encryption, for what it does not say itself.
+    /// The address `text` with a key and words about encryption and what is kept, for what it does not say itself.
     ///
     /// # Errors
     /// If it is none, or says what is given.
-    pub fn with(text: &str, key: Option<&Path>, encrypt: Option<&str>) -> Result<String, BadAddress> {
+    pub fn with(
+        text: &str,
+        key: Option<&Path>,
+        encrypt: Option<&str>,
+        cache: Option<&str>,
+    ) -> Result<String, BadAddress> {
         let mut text = text.to_owned();
         let mut add = |option: String| {
             text.push(if text.contains('?') { '&' } else { '?' });
@@ -124,6 +154,7 @@ impl RemoteAddress {
         };
         key.into_iter().for_each(|key| add(format!("key={}", encoded(key))));
         encrypt.into_iter().for_each(|word| add(format!("encrypt={word}")));
+        cache.into_iter().for_each(|word| add(format!("cache={word}")));
         RemoteAddress::parse(&text).map(|_| text)
     }
 }
@@ -174,6 +205,9 @@ impl RemoteVolume {
         }
         if let Some(encrypt) = parsed.encrypt {
             options = options.encrypt(encrypt);
+        }
+        if let Some(cache) = parsed.cache {
+            options = options.cache_bytes((cache == Caching::Leased).then_some(CACHE_BYTES));
         }
         if let Some(provider) = parsed.fabric {
             options = options.fabric(Some(Fabric {
@@ -325,7 +359,7 @@ mod tests {
         ] {
             let address = RemoteAddress::parse(text).unwrap();
             assert_eq!((&*address.host, &*address.export), (host, export), "{text}");
-            assert_eq!((address.key, address.encrypt), (None, None));
+            assert_eq!((address.key, address.encrypt, address.cache), (None, None, None));
             assert_eq!(address.fabric, None);
             let fabric = RemoteAddress::parse(&text.replace("tcp://", "fabric://")).unwrap();
             assert_eq!((fabric.host, fabric.fabric), (address.host, Some(String::new())));
@@ -351,7 +385,11 @@ mod tests {
         assert_eq!(address.encrypt, Some(Encrypt::On));
         let address = RemoteAddress::parse("tcp://host?encrypt=off").unwrap();
         assert_eq!((&*address.host, address.encrypt), ("host:7447", Some(Encrypt::Off)));
+        let address = RemoteAddress::parse("tcp://host/data?cache=leased").unwrap();
+        assert_eq!(address.cache, Some(Caching::Leased));
         for text in [
+            "cache=on",
+            "cache=off&cache=leased",
             "key=",
             "key",
             "key=a&key=b",
@@ -366,16 +404,16 @@ mod tests {
         }
         for path in ["/a b/ü&?%=x", "../k"] {
             let path = Path::new(path);
-            let text = RemoteAddress::with("tcp://host/data", Some(path), Some("auto")).unwrap();
+            let text = RemoteAddress::with("tcp://host/data", Some(path), Some("auto"), Some("off")).unwrap();
             let address = RemoteAddress::parse(&text).unwrap();
             assert_eq!(
-                (address.key.as_deref(), address.encrypt),
-                (Some(path), Some(Encrypt::Auto))
+                (address.key.as_deref(), address.encrypt, address.cache),
+                (Some(path), Some(Encrypt::Auto), Some(Caching::Off))
             );
-            assert!(RemoteAddress::with(&text, Some(path), None).is_err(), "twice");
+            assert!(RemoteAddress::with(&text, Some(path), None, None).is_err(), "twice");
         }
         assert_eq!(
-            RemoteAddress::with("tcp://host", None, None).as_deref(),
+            RemoteAddress::with("tcp://host", None, None, None).as_deref(),
             Ok("tcp://host")
         );
     }

@@ -1,4 +1,7 @@
 //! A network that cuts, delays and crumbles: clients see nothing of it, and what they have does not leak.
+//!
+//! Clients are on TCP, whatever others use: it is their sockets' bytes that the network breaks. What is cut beside a
+//! fabric is in `fabric.rs`.
 
 mod common;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::proxy::{Proxy, Weather};
 use common::raw::Raw;
-use common::{connect, export, make_pool, mount, serve, serve_at};
+use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::Request;
@@ -295,8 +295,9 @@ fn waits_survive_cuts() {
     };
     let seed = ferrite_testkit::seed_from_env().unwrap_or_else(|| u64::from(std::process::id()));
     println!("FERRITE_SEED={seed}");
+    // On TCP: only bells of a fabric would pass this network.
     let network = Proxy::new(&address, Weather::default(), seed);
-    let clients = [connect(&network.address), connect(&network.address)];
+    let clients = [connect_tcp(&network.address), connect_tcp(&network.address)];
     network.turn(weather);
     let inos = clients.each_ref().map(|client| file(client, b"file"));
     let holders = std::sync::atomic::AtomicU32::new(0);
@@ -379,10 +380,34 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
         "too late to mean anything: {:?}",
         began.elapsed()
     );
+    // Of one that wanted no wait, and whose client lost its patience. Once this one was granted to nobody, too.
+    let third = file(&cancels, b"third");
+    let (mut impatient, welcome) = Raw::greeted(&address, "");
+    let theirs: ferrite_net::wire::Told = impatient.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"third",
+    });
+    let body = impatient.body(&Request::Lock {
+        node: theirs.node(),
+        client: 1,
+        lock: flock(1, Exclusive),
+        may_wait: false,
+        is_claim: false,
+    });
+    let request = impatient.number();
+    assert!(impatient.send(&body, &[]));
+    impatient.done::<()>(&Request::Abandon { request, file: 0 });
+    assert!(
+        began.elapsed() < grace,
+        "too late to mean anything: {:?}",
+        began.elapsed()
+    );
     file(&cancels, b"other");
     assert_eq!(wait(&cancels, other, &flock(1, Exclusive)).settled(), Ok(()));
     assert!(began.elapsed() > grace / 2);
     assert_eq!(try_lock(&cancels, ino, &flock(1, Exclusive)), NO);
+    impatient.done::<()>(&Request::Ping {});
+    assert_eq!(try_lock(&cancels, third, &flock(1, Exclusive)), Ok(()));
     drop(server);
 }
 

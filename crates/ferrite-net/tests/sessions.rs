@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::proxy::{Proxy, Weather};
 use common::raw::Raw;
-use common::{connect, export, make_pool, mount, serve, serve_at};
+use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::ServerOptions;
 use ferrite_net::wire::{Request, SessionState, Told};
@@ -122,7 +122,8 @@ fn files_whose_locks_are_lost_are_stale() {
         &ServerOptions::default().lease(lease),
     );
     let network = Proxy::new(&address, Weather::default(), 1);
-    let (away, stays) = (connect(&network.address), connect(&address));
+    // Only on TCP does what passes the network pass through it.
+    let (away, stays) = (connect_tcp(&network.address), connect(&address));
     let locked = away.create(SYSTEM, ROOT_INO, b"locked", &new_file()).unwrap();
     let plain = away.create(SYSTEM, ROOT_INO, b"plain", &new_file()).unwrap();
     let ino = stays.lookup(SYSTEM, ROOT_INO, b"locked").unwrap().ino;

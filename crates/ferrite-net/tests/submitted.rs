@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::proxy::{Proxy, Weather};
-use common::{connect, export, make_pool, mount, serve};
+use common::{connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_buffers::Pool;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::ServerOptions;
@@ -107,7 +107,8 @@ fn cuts_and_delays_are_not_noticed() {
     let path = make_pool(16 << 20, 1000);
     let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
     let network = Proxy::new(&address, Weather::default(), 5);
-    let client = connect(&network.address);
+    // What it cuts and delays are sockets' bytes; what is cut beside a fabric is in `fabric.rs`.
+    let client = connect_tcp(&network.address);
     let file = new_file(&client);
     network.turn(Weather {
         cuts: 60,
@@ -190,7 +191,7 @@ fn who_has_no_patience_is_told_in_time_and_who_closes_at_once() {
     let network = Proxy::new(&address, Weather::default(), 5);
     let options = ClientOptions::default().patience(Some(Duration::from_millis(300)));
     let client = Client::connect(&network.address, "", &options).unwrap();
-    let patient = connect(&network.address);
+    let patient = connect_tcp(&network.address);
     let files = [new_file(&client), {
         let ino = patient.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
         patient.open(SYSTEM, ino, OpenMode::read_write()).unwrap()

@@ -22,6 +22,19 @@ fn encrypted_pool() -> Box<dyn TestEngine> {
     Box::new(RemotePool::with_key(64 << 20, 40_000, Some(key)))
 }
 
+fn leased_reference() -> Box<dyn TestEngine> {
+    Box::new(RemoteReference::leased(1 << 20))
+}
+
+fn leased_pool() -> Box<dyn TestEngine> {
+    Box::new(RemotePool::leased(64 << 20, 40_000, 8 << 20))
+}
+
+/// So small that something is dropped all the time.
+fn leased_small_pool() -> Box<dyn TestEngine> {
+    Box::new(RemotePool::leased(32 << 20, 4_000, 16 << 10))
+}
+
 fn small_pool() -> Box<dyn TestEngine> {
     Box::new(RemotePool::new(32 << 20, 4_000))
 }
@@ -62,6 +75,28 @@ fn concurrent_histories_on_the_reference() {
 #[test]
 fn concurrent_histories_on_a_pool() {
     linear::run_all(pool, 1);
+}
+
+#[test]
+fn posix_rules_with_leased_caches() {
+    posix::run_all(leased_reference);
+    posix::run_all(leased_pool);
+}
+
+#[test]
+fn concurrent_histories_with_leased_caches() {
+    linear::run_all(leased_reference, 1);
+    linear::run_all(leased_pool, 1);
+}
+
+#[test]
+fn random_operations_with_leased_caches() {
+    for profile in Profile::ALL {
+        for seed in 0..seeds() {
+            check_against_reference(leased_reference, profile, seed, 200);
+            check_against_reference(leased_small_pool, profile, seed, 200);
+        }
+    }
 }
 
 #[test]

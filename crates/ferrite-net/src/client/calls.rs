@@ -5,10 +5,11 @@ use std::sync::Arc;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
-    RenameMode, Result, SetAttr, Start, StatFs, XattrMode,
+    RenameMode, Result, SetAttr, Start, StatFs, Vouching, XattrMode,
 };
 
 use super::book::OpenedAs;
+use super::cache::{Asker, Cache, Changed};
 use super::file::RemoteFile;
 use super::link::Repeats;
 use super::message::Answer;
@@ -27,7 +28,30 @@ impl Client {
     }
 
     fn change(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
-        self.link.call(ctx, request, Repeats::WithToken, &[], &mut [])
+        self.link.change(ctx, request, changed(request), &[])
+    }
+
+    /// What is known of a name, for a caller who wants it pinned or not.
+    fn known(&self, ctx: &Ctx, parent: Node, name: &[u8]) -> Option<Result<Attr>> {
+        let (node, attr) = match self.link.cache.as_ref()?.name(parent, name, &self.asker(ctx))? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(error)),
+        };
+        if ctx.pins && node.ino != ferrite_vfs::ROOT_INO {
+            // A first pin is the server's to give.
+            self.link.book.pin_again(node.ino, node.generation)?.ok()?;
+        } else {
+            self.link.book.learn_node(node);
+        }
+        Some(Ok(attr))
+    }
+
+    fn asker(&self, ctx: &Ctx) -> Asker {
+        let head = super::head(ctx, &self.link.groups);
+        Asker {
+            caller: head.caller,
+            check: head.check,
+        }
     }
 
     fn told(&self, answer: &Answer) -> Result<Attr> {
@@ -52,8 +76,10 @@ impl Client {
         self.link.book.opened(number, opened);
         Arc::new(RemoteFile {
             link: Arc::clone(&self.link),
-            ino: node.ino,
+            node,
             number,
+            may_read: mode.read,
+            reconnects: self.link.reconnects(),
         })
     }
 
@@ -74,6 +100,7 @@ impl Client {
                 with_attributes,
             };
             let answer = self.ask(ctx, &request)?;
+            self.link.was_read(dir.ino);
             let malformed = |_| FsError::Io("the server sent a listing that makes no sense".into());
             let mut reader = Reader::new(answer.body()?);
             let mut goes_on = true;
@@ -115,9 +142,28 @@ impl Client {
     }
 }
 
+/// What a change touches of what is kept. Which inode a name stands for is the server's to say.
+fn changed(request: &Request<'_>) -> Changed {
+    match request {
+        Request::Setattr { node, .. }
+        | Request::Setxattr { node, .. }
+        | Request::Removexattr { node, .. }
+        | Request::Open { node, .. } => Changed::One(node.ino),
+        Request::Mknod { parent, .. } | Request::Mkdir { parent, .. } | Request::Symlink { parent, .. } => {
+            Changed::One(parent.ino)
+        }
+        Request::Create { parent, new, .. } if !new.open.truncate => Changed::One(parent.ino),
+        _ => Changed::Everything,
+    }
+}
+
 impl FileSystem for Client {
     fn limits(&self) -> Limits {
         limits(&self.link)
+    }
+
+    fn vouching(&self) -> Option<&dyn Vouching> {
+        self.link.cache.is_some().then_some(self as _)
     }
 
     fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
@@ -126,7 +172,16 @@ impl FileSystem for Client {
 
     fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
         let parent = self.node(parent)?;
-        self.told(&self.ask(ctx, &Request::Lookup { parent, name })?)
+        if let Some(known) = self.known(ctx, parent, name) {
+            return known;
+        }
+        let asked = self.link.cache.as_ref().map(Cache::ask);
+        let answer = self.ask(ctx, &Request::Lookup { parent, name })?;
+        if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased()) {
+            let told = answer.result::<Told>().ok();
+            cache.keep_name(&asked, parent, name, self.asker(ctx), told.as_ref());
+        }
+        self.told(&answer)
     }
 
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
@@ -138,7 +193,8 @@ impl FileSystem for Client {
 
     fn getattr(&self, ctx: &Ctx, ino: Ino) -> Result<Attr> {
         let node = self.node(ino)?;
-        self.ask(ctx, &Request::Getattr { node })?.result()
+        let ask = || self.ask(ctx, &Request::Getattr { node });
+        self.link.attr(node, ask)
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
@@ -174,6 +230,7 @@ impl FileSystem for Client {
     fn readlink(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
         let answer = self.ask(ctx, &Request::Readlink { node })?;
+        self.link.was_read(ino);
         answer.result::<&[u8]>().map(<[u8]>::to_vec)
     }
 

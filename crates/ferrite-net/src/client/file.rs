@@ -8,10 +8,13 @@ use ferrite_vfs::{
     Attr, Ctx, FallocateMode, Ino, OpenFile, Position, ReadDone, Result, SetAttr, WriteDone, WriteMode, Written,
 };
 
+use super::cache::{Cache, Changed, READ_BYTES_MAX};
+use super::leased::may_be_made_later;
 use super::link::{Link, Repeats};
 use super::message::Answer;
+use super::pieces;
 use super::submit::TRANSFER_BYTES_MAX;
-use crate::wire::Request;
+use crate::wire::{Node, Request};
 
 /// Writes are not cut into smaller parts, however little an engine promises.
 const PART_BYTES_MIN: usize = 64 << 10;
@@ -19,8 +22,12 @@ const PART_BYTES_MIN: usize = 64 << 10;
 /// An open file. Dropping it closes the server's.
 pub(super) struct RemoteFile {
     pub(super) link: Arc<Link>,
-    pub(super) ino: Ino,
+    pub(super) node: Node,
     pub(super) number: u64,
+    pub(super) may_read: bool,
+    /// How often the connection had been made again when it was opened. Later it may be stale, and what is kept of its
+    /// inode is none of its business.
+    pub(super) reconnects: u64,
 }
 
 impl RemoteFile {
@@ -29,7 +36,16 @@ impl RemoteFile {
     }
 
     fn change(&self, ctx: &Ctx, request: &Request<'_>, data: &[u8]) -> Result<Answer> {
-        self.link.call(ctx, request, Repeats::WithToken, data, &mut [])
+        self.link.change(ctx, request, Changed::One(self.node.ino), data)
+    }
+
+    fn cache(&self) -> Option<&Cache> {
+        let cache = self.link.cache.as_ref()?;
+        (self.reconnects == self.link.reconnects()).then_some(cache)
+    }
+
+    fn known_data(&self, offset: u64, buf: &mut [u8]) -> Option<usize> {
+        self.cache().filter(|_| self.may_read)?.read(self.node, offset, buf)
     }
 
     fn write_once(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
@@ -44,11 +60,15 @@ impl RemoteFile {
 
 impl OpenFile for RemoteFile {
     fn ino(&self) -> Ino {
-        self.ino
+        self.node.ino
     }
 
     fn getattr(&self, ctx: &Ctx) -> Result<Attr> {
-        self.ask(ctx, &Request::FileGetattr { file: self.number })?.result()
+        let ask = || self.ask(ctx, &Request::FileGetattr { file: self.number });
+        match self.cache() {
+            Some(_) => self.link.attr(self.node, ask),
+            None => ask()?.result(),
+        }
     }
 
     fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
@@ -60,6 +80,15 @@ impl OpenFile for RemoteFile {
     }
 
     fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        if let Some(count) = self.known_data(offset, buf) {
+            return Ok(count);
+        }
+        if buf.len() > pieces::LONG_BYTES
+            && let Some(count) = self.link.read_in_pieces(ctx, self.number, offset, buf)?
+        {
+            self.link.was_read(self.node.ino);
+            return Ok(count);
+        }
         let mut done = 0;
         loop {
             let rest = &mut buf[done..];
@@ -69,8 +98,16 @@ impl OpenFile for RemoteFile {
                 offset: offset.saturating_add(done as u64),
                 len_bytes: len as u32,
             };
+            let asked = self.link.cache.as_ref().map(Cache::ask);
             let answer = self.link.call(ctx, &request, Repeats::Yes, &[], &mut rest[..len])?;
+            self.link.was_read(self.node.ino);
             answer.body()?;
+            if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased())
+                && len <= READ_BYTES_MAX
+            {
+                let at = offset.saturating_add(done as u64);
+                cache.keep_data(&asked, self.node, at, &rest[..answer.taken_bytes()], len);
+            }
             done += answer.taken_bytes();
             if answer.taken_bytes() < len || done == buf.len() {
                 return Ok(done);
@@ -81,9 +118,9 @@ impl OpenFile for RemoteFile {
     /// More than a message holds, or than the engine writes in one step, is written in parts; at the end of the file,
     /// only the first part is.
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
-        // With a token the engine writes one step's worth. What is behind that would be sent in vain.
-        let step_bytes = usize::try_from(self.link.promises().atomic_write_bytes).unwrap_or(usize::MAX);
-        let part_bytes = step_bytes.clamp(PART_BYTES_MIN, DATA_BYTES_MAX);
+        // With a token the engine writes what it takes whole. What is behind that would be sent in vain.
+        let whole_bytes = usize::try_from(self.link.promises().whole_write_bytes).unwrap_or(usize::MAX);
+        let part_bytes = whole_bytes.clamp(PART_BYTES_MIN, DATA_BYTES_MAX);
         let (first, mut rest) = data.split_at(data.len().min(part_bytes));
         let mut all = self.write_once(ctx, mode, first)?;
         if mode.position == Position::End || all.len_bytes < first.len() {
@@ -111,6 +148,9 @@ impl OpenFile for RemoteFile {
     }
 
     fn submit_read(&self, ctx: &Ctx, offset: u64, mut buffer: Buffer, done: ReadDone) {
+        if let Some(count) = self.known_data(offset, &mut buffer) {
+            return done(buffer, Ok(count));
+        }
         if buffer.len() > TRANSFER_BYTES_MAX {
             let read = self.read_at(ctx, offset, &mut buffer);
             return done(buffer, read);
@@ -120,8 +160,23 @@ impl OpenFile for RemoteFile {
             offset,
             len_bytes: buffer.len() as u32,
         };
-        let then = |answer: Result<Answer>, buffer: Option<Buffer>| {
-            let read = answer.and_then(|answer| answer.body().map(|_| answer.taken_bytes()));
+        let asked = self.link.cache.as_ref().map(Cache::ask);
+        let (link, node) = (asked.is_some().then(|| Arc::downgrade(&self.link)), self.node);
+        let then = move |answer: Result<Answer>, buffer: Option<Buffer>| {
+            let link = link.and_then(|link| link.upgrade());
+            let cache = link.as_ref().and_then(|link| link.cache.as_ref());
+            if let Some(cache) = cache {
+                cache.was_read(node.ino);
+            }
+            let read = answer.and_then(|answer| {
+                answer.body()?;
+                if let (Some(cache), Some(asked), Some(buffer)) = (cache, asked, &buffer)
+                    && answer.is_leased()
+                {
+                    cache.keep_data(&asked, node, offset, &buffer[..answer.taken_bytes()], buffer.len());
+                }
+                Ok(answer.taken_bytes())
+            });
             if let Some(buffer) = buffer {
                 done(buffer, read);
             }
@@ -130,7 +185,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn submit_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {
-        let promised = self.link.promises().atomic_write_bytes;
+        let promised = self.link.promises().whole_write_bytes;
         if buffer.len() > TRANSFER_BYTES_MAX || buffer.len() as u64 > promised {
             let written = self.write(ctx, mode, &buffer);
             return done(buffer, written);
@@ -139,7 +194,18 @@ impl OpenFile for RemoteFile {
             file: self.number,
             mode,
         };
-        let then = |answer: Result<Answer>, buffer: Option<Buffer>| {
+        let changed = Changed::One(self.node.ino);
+        let link = self.link.cache.as_ref().map(|cache| {
+            cache.begin_change(changed);
+            Arc::downgrade(&self.link)
+        });
+        let then = move |answer: Result<Answer>, buffer: Option<Buffer>| {
+            if let Some(link) = link.and_then(|link| link.upgrade())
+                && let Some(cache) = &link.cache
+                && !may_be_made_later(&answer)
+            {
+                cache.has_changed(changed);
+            }
             let written = answer.and_then(|answer| answer.result::<(u64, u64)>());
             if let Some(buffer) = buffer {
                 let written = written.map(|(offset, len)| Written::new(offset, (len as usize).min(buffer.len())));

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::connection::{Connection, Fabric, Receiver, upgrade};
+use ferrite_fabric::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
 use ferrite_fabric::secure::Credentials;
 use ferrite_vfs::FsError;
 use rustc_hash::FxHashSet;
@@ -22,17 +22,25 @@ pub(super) struct Greeting<'c> {
     pub(super) fabric: Option<&'c Fabric>,
     pub(super) book: &'c Book,
     pub(super) slots: &'c Slots,
+    /// The client keeps what it has leases on.
+    pub(super) wants_leases: bool,
+    /// Others rely on what was told under earlier leases until it is taken back.
+    pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
     pub(super) numbers: &'c AtomicU64,
 }
 
 impl Greeting<'_> {
-    /// Connects, and begins a session or takes up the one of a ticket. Blocks, up to about `limit`.
+    /// Connects, and begins a session or takes up the one of a ticket; tells the term of its leases, too.
+    /// Blocks, up to about `limit`.
     pub(super) fn greet(
         &self,
         ticket: Option<Ticket>,
         limit: Duration,
-    ) -> Result<(Connection, Receiver, Welcome), ConnectError> {
+    ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
+        if self.fabric.is_some() {
+            begin_fabrics();
+        }
         let mut opened = Connection::open(self.address, self.credentials, limit)?;
         if let Some(fabric) = self.fabric {
             opened = upgrade(opened, self.address, fabric, limit)?;
@@ -82,7 +90,17 @@ impl Greeting<'_> {
                 dialogue.reclaim(false)?;
             }
         }
-        Ok((connection, receiver, welcome))
+        let term_ms = match self.wants_leases {
+            true => dialogue
+                .ask(&Request::Leases {
+                    relied_on: self.are_leases_relied_on,
+                })?
+                .result::<u32>()
+                .unwrap_or(0),
+            false => 0,
+        };
+        let term = Duration::from_millis(u64::from(term_ms));
+        Ok((connection, receiver, welcome, term))
     }
 }
 

@@ -106,6 +106,25 @@ impl Link {
         head.id
     }
 
+    /// Ends the wait of a request for a lock: its answer comes soon.
+    pub(super) fn cancel_later(&self, number: u64) {
+        let (mut head, mut body) = (own_head(0), Vec::new());
+        let up = {
+            // As in `post`.
+            let line = self.line.lock();
+            let waits = self.requests.enter_cancel(&mut head, number, |head| {
+                body = encode(head, &Request::CancelLock { request: number });
+                body.clone()
+            });
+            line.up.clone().filter(|_| waits)
+        };
+        if let Some(up) = up
+            && up.connection.send(&body, &[]).is_err()
+        {
+            self.lost(&up);
+        }
+    }
+
     /// What those who submit must not wait for: slots, and deadlines.
     pub(super) fn look_after_submitted(&self) {
         if self.options.patience.is_some() {

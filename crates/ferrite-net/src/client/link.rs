@@ -24,6 +24,7 @@ use ferrite_vfs::{Ctx, FsError, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::book::Book;
+use super::cache::Cache;
 use super::greet::Greeting;
 use super::groups::GroupCache;
 use super::message::{Answer, State, Waiter, encode};
@@ -31,8 +32,9 @@ use super::outgoing::Outgoing;
 use super::requests::{Completion, Pending, Requests};
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
+use super::taking_back::TakingBack;
 use super::{ClientOptions, ConnectError, head, own_head};
-use crate::wire::{Head, Promises, Request, Ticket};
+use crate::wire::{Head, Promises, RECALL_ID, Request, Ticket};
 
 /// The first wait between attempts to connect, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
@@ -75,6 +77,10 @@ pub(super) struct Link {
     pub(super) parking: Parking,
     reconnects: AtomicU64,
     pub(super) book: Book,
+    pub(super) cache: Option<Cache>,
+    /// Recalls that are to be answered.
+    pub(super) recalls: Mutex<Vec<u64>>,
+    pub(super) taking_back: TakingBack,
     pub(super) slots: Slots,
     pub(super) groups: GroupCache,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -116,6 +122,9 @@ impl Link {
             parking: Parking::default(),
             reconnects: AtomicU64::new(0),
             book: Book::default(),
+            cache: options.cache_bytes.map(Cache::new),
+            recalls: Mutex::default(),
+            taking_back: TakingBack::default(),
             slots: Slots::default(),
             groups: GroupCache::default(),
             watcher: Mutex::default(),
@@ -174,6 +183,10 @@ impl Link {
             self.changed.notify_all();
             line.up.take()
         };
+        if let Some(cache) = &self.cache {
+            // The server takes the goodbye for the end of all leases.
+            cache.disconnected();
+        }
         if let Some(up) = up {
             let goodbye = encode(&own_head(self.fresh_number()), &Request::Goodbye {});
             // If it does not arrive the session ends with its lease.
@@ -188,6 +201,7 @@ impl Link {
             }
             up.connection.close();
         }
+        self.taking_back.end();
         self.fail_pending();
         self.wake_watcher.ring();
         let watcher = self.watcher.lock().take();
@@ -353,7 +367,7 @@ impl Link {
     }
 
     /// Waits for the answer to the request `id`; `None` if the connection broke.
-    fn wait(
+    pub(super) fn wait(
         &self,
         up: &Arc<Up>,
         waiter: &Waiter,
@@ -412,6 +426,11 @@ impl Link {
                         let taken = answer.take_data(receiver, data_bytes, into);
                         taken.map(|()| Some(answer))
                     }
+                    _ if answer.id() == RECALL_ID => {
+                        self.note_recall(&answer);
+                        has_completions = true;
+                        Ok(None)
+                    }
                     _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_later| {
                         has_completions |= is_later;
                         None
@@ -442,6 +461,7 @@ impl Link {
     /// Calls the completions whose answers have come, and sends what they ask for. The caller does not hold the
     /// receiver.
     fn complete(&self, up: &Arc<Up>) {
+        self.answer_recalls();
         let completed = self.requests.completed();
         if completed.is_empty() {
             return;
@@ -484,6 +504,9 @@ impl Link {
             let mut line = self.line.lock();
             if line.up.as_ref().is_some_and(|current| Arc::ptr_eq(current, up)) {
                 line.up = None;
+                if let Some(cache) = &self.cache {
+                    cache.disconnected();
+                }
             }
         }
         self.requests.break_off();
@@ -491,7 +514,7 @@ impl Link {
     }
 
     /// The connection; makes it, or waits until it is made.
-    fn up(&self, deadline: Option<Instant>) -> Result<Arc<Up>> {
+    pub(super) fn up(&self, deadline: Option<Instant>) -> Result<Arc<Up>> {
         let mut line = self.line.lock();
         loop {
             if line.is_over {
@@ -587,9 +610,14 @@ impl Link {
             fabric: self.options.fabric.as_ref(),
             book: &self.book,
             slots: &self.slots,
+            wants_leases: self.cache.is_some(),
+            are_leases_relied_on: self.taking_back.is_on(),
             numbers: self.requests.numbers(),
         };
-        let (connection, receiver, welcome) = greeting.greet(ticket, limit)?;
+        let (connection, receiver, welcome, term) = greeting.greet(ticket, limit)?;
+        if let Some(cache) = &self.cache {
+            cache.connected(term);
+        }
         let mut line = self.line.lock();
         line.ticket = Some(welcome.ticket);
         line.promises = Some(welcome.promises);
@@ -615,7 +643,8 @@ impl Link {
         };
         let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
         self.look_after_submitted();
-        let waits = self.requests.await_later();
+        // Recalls come whenever they do.
+        let waits = self.cache.is_some() || self.requests.await_later();
         let Some(up) = up else {
             // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
             if self.up(Some(Instant::now() + ATTEMPT)).is_err() {

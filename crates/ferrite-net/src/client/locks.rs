@@ -100,7 +100,7 @@ pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -
 
 /// See [`ferrite_vfs::FileSystem::cancel_lock`].
 pub(super) fn cancel(link: &Link, ticket: LockTicket) {
-    link.post(&Request::CancelLock { request: ticket.0 });
+    link.cancel_later(ticket.0);
 }
 
 /// See [`ferrite_vfs::FileSystem::release_client`].

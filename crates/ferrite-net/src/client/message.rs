@@ -25,6 +25,7 @@ pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
 pub(super) struct Answer {
     id: u64,
     is_ok: bool,
+    is_leased: bool,
     /// What follows its head.
     body: Vec<u8>,
     /// Data that did not go into the caller's buffer.
@@ -45,6 +46,7 @@ impl Answer {
         let answer = Answer {
             id: head.id,
             is_ok: head.is_ok,
+            is_leased: head.is_leased,
             body: body[ANSWER_HEAD_BYTES..].to_vec(),
             ..Answer::default()
         };
@@ -80,6 +82,11 @@ impl Answer {
     /// Whether the request succeeded.
     pub(super) fn is_ok(&self) -> bool {
         self.is_ok
+    }
+
+    /// Whether there is a lease on what it tells of.
+    pub(super) fn is_leased(&self) -> bool {
+        self.is_leased
     }
 
     /// Puts data that another thread received where it belongs.
@@ -135,6 +142,14 @@ impl Waiter {
     pub(super) fn new() -> Waiter {
         Waiter {
             state: Mutex::new(State::Waiting),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// One that does something else before it waits, so that it is not to be asked to receive.
+    pub(super) fn waiting_later() -> Waiter {
+        Waiter {
+            state: Mutex::new(State::Called),
             changed: Condvar::new(),
         }
     }

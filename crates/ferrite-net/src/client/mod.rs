@@ -4,22 +4,26 @@
 //! again when it breaks (`link`, `greet`); what the client remembers for that (`book`); the slots of tokens (`slots`).
 //!
 //! A call blocks until its answer is there. While the server cannot be reached it waits, up to
-//! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Nothing is
-//! cached: each call sees what others have done before.
+//! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Each call
+//! sees what others have done before: what is kept (`cache`) is kept under leases, and without them nothing is.
 
 mod book;
+mod cache;
 mod calls;
 mod file;
 mod greet;
 mod groups;
 mod later;
+mod leased;
 mod link;
 mod locks;
 mod message;
 mod outgoing;
+mod pieces;
 mod requests;
 mod slots;
 mod submit;
+mod taking_back;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +36,7 @@ use crate::wire::{Activity, Caller, Head, Request};
 use groups::GroupCache;
 use link::Link;
 
+pub use cache::CacheActivity;
 pub use ferrite_fabric::connection::Fabric;
 
 /// How a client behaves.
@@ -49,6 +54,9 @@ pub struct ClientOptions {
     pub credentials: Credentials,
     /// Goes on over a fabric, and fails if that cannot be.
     pub fabric: Option<Fabric>,
+    /// Keeps up to so many bytes of what the server has told, as long as nobody changes it. `None`: each call asks the
+    /// server.
+    pub cache_bytes: Option<usize>,
 }
 
 impl Default for ClientOptions {
@@ -59,6 +67,7 @@ impl Default for ClientOptions {
             slots: 64,
             credentials: Credentials::default(),
             fabric: None,
+            cache_bytes: None,
         }
     }
 }
@@ -68,6 +77,12 @@ impl ClientOptions {
     #[must_use]
     pub fn patience(self, patience: Option<Duration>) -> Self {
         ClientOptions { patience, ..self }
+    }
+
+    /// Sets [`Self::cache_bytes`].
+    #[must_use]
+    pub fn cache_bytes(self, cache_bytes: Option<usize>) -> Self {
+        ClientOptions { cache_bytes, ..self }
     }
 
     /// Sets [`Self::slots`].
@@ -153,6 +168,11 @@ impl Client {
         self.link.requests()
     }
 
+    /// What the cache has done; `None` without one.
+    pub fn cache_activity(&self) -> Option<CacheActivity> {
+        self.link.cache.as_ref().map(cache::Cache::activity)
+    }
+
     /// What the server says was done with this export, and by whom. Blocks as every call.
     pub fn activity(&self) -> Result<Activity, FsError> {
         let asked = self
@@ -216,15 +236,16 @@ const TRUST: Duration = Duration::ZERO;
 
 fn limits(link: &Link) -> Limits {
     let promises = link.promises();
+    let message_bytes = ferrite_fabric::frame::DATA_BYTES_MAX as u64;
     let mut limits = Limits::local(
-        promises
-            .atomic_write_bytes
-            .min(ferrite_fabric::frame::DATA_BYTES_MAX as u64),
+        promises.atomic_write_bytes.min(message_bytes),
         promises.file_bytes_max,
         promises.durability,
     );
+    limits.whole_write_bytes = promises.whole_write_bytes.min(message_bytes);
     limits.durable_operations = promises.durable_operations;
     limits.may_block = true;
+    limits.submits = true;
     limits.trust = TRUST;
     limits
 }

@@ -86,6 +86,9 @@ pub(super) enum Pending {
     Posted(Vec<u8>),
     /// It is answered whenever it is.
     Later(Box<Later>),
+    /// Ends the wait of another, for a lock. It is sent again as long as that is: a server that has answered this one
+    /// may be gone before it has told of the other's end, and the next server knows nothing of either.
+    Cancels(u64, Vec<u8>),
 }
 
 /// See the head of this module.
@@ -94,6 +97,8 @@ pub(super) struct Requests {
     next_number: AtomicU64,
     /// How many are for completions.
     later: AtomicU64,
+    /// How many end the waits of others.
+    cancels: AtomicU64,
     /// Completions to call.
     completed: Mutex<Vec<Completion>>,
 }
@@ -104,6 +109,7 @@ impl Default for Requests {
             all: Mutex::default(),
             next_number: AtomicU64::new(1),
             later: AtomicU64::new(0),
+            cancels: AtomicU64::new(0),
             completed: Mutex::default(),
         }
     }
@@ -125,8 +131,9 @@ impl Requests {
         let mut all = self.all.lock();
         head.id = self.fresh_number();
         // A lock may be waited for as long as it likes: that it is asked for again has no effects that are remembered.
-        // Nor have reads and writes.
-        let mut counted = all.iter().filter(|(_, pending)| !matches!(pending, Pending::Later(..)));
+        // Nor have reads and writes, or the end of a wait.
+        let is_counted = |pending: &Pending| !matches!(pending, Pending::Later(..) | Pending::Cancels(..));
+        let mut counted = all.iter().filter(|(_, pending)| is_counted(pending));
         head.settled_below = counted.next().map_or(head.id, |(&first, _)| first);
         all.insert(head.id, pending(head));
     }
@@ -156,19 +163,7 @@ impl Requests {
         receiver: &mut Receiver,
         data_bytes: usize,
     ) -> std::result::Result<bool, FabricError> {
-        let pending = {
-            let mut all = self.all.lock();
-            match all.entry(answer.id()) {
-                // It removes itself.
-                Entry::Occupied(entry) => match entry.get() {
-                    Pending::Thread(waiter) => Some(Pending::Thread(Arc::clone(waiter))),
-                    _ => Some(entry.remove()),
-                },
-                // Who asked has given up.
-                Entry::Vacant(_) => None,
-            }
-        };
-        match pending {
+        match self.settle(answer.id()) {
             Some(Pending::Thread(waiter)) => {
                 answer.keep_data(receiver, data_bytes)?;
                 waiter.set(State::Answered(answer));
@@ -185,9 +180,51 @@ impl Requests {
                 self.is_done(later.with(Ok(answer)));
                 return Ok(true);
             }
-            Some(Pending::Posted(_)) | None => {}
+            Some(Pending::Posted(_) | Pending::Cancels(..)) | None => {}
         }
         Ok(false)
+    }
+
+    /// An answer to this request has come: who waits for it, if anybody does.
+    fn settle(&self, number: u64) -> Option<Pending> {
+        let mut all = self.all.lock();
+        let pending = match all.entry(number) {
+            Entry::Occupied(entry) => match entry.get() {
+                // It removes itself.
+                Pending::Thread(waiter) => Some(Pending::Thread(Arc::clone(waiter))),
+                Pending::Cancels(..) => None,
+                Pending::Posted(_) | Pending::Later(_) => Some(entry.remove()),
+            },
+            // Who asked has given up.
+            Entry::Vacant(_) => None,
+        };
+        self.end_cancels(&mut all);
+        pending
+    }
+
+    /// Forgets those that would end what has ended.
+    fn end_cancels(&self, all: &mut BTreeMap<u64, Pending>) {
+        if self.cancels.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let ended: Vec<u64> = all
+            .iter()
+            .filter_map(|(&number, pending)| match pending {
+                Pending::Cancels(of, _) if !all.contains_key(of) => Some(number),
+                _ => None,
+            })
+            .collect();
+        self.cancels.fetch_sub(ended.len() as u64, Ordering::AcqRel);
+        ended.iter().for_each(|number| drop(all.remove(number)));
+    }
+
+    /// Notes a request that ends the wait of another for a lock. False if that waits no more.
+    pub(super) fn enter_cancel(&self, head: &mut Head, of: u64, body: impl FnOnce(&Head) -> Vec<u8>) -> bool {
+        self.cancels.fetch_add(1, Ordering::AcqRel);
+        self.enter(head, |head| Pending::Cancels(of, body(head)));
+        let mut all = self.all.lock();
+        self.end_cancels(&mut all);
+        all.contains_key(&head.id)
     }
 
     fn is_done(&self, completion: Completion) {
@@ -239,7 +276,7 @@ impl Requests {
         for pending in all.into_values() {
             match pending {
                 Pending::Thread(waiter) => waiter.set(State::Broken),
-                Pending::Posted(_) => {}
+                Pending::Posted(_) | Pending::Cancels(..) => {}
                 Pending::Later(later) => self.is_done(later.with(Err(FsError::Disconnected))),
             }
         }
@@ -258,10 +295,46 @@ impl Requests {
     pub(super) fn unanswered(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let all = self.all.lock();
         let open = all.range(from..).filter_map(|(&number, pending)| match pending {
-            Pending::Posted(body) => Some((number, body.clone(), Vec::new())),
+            Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
             Pending::Later(later) => Some((number, later.body.clone(), later.data().to_vec())),
             Pending::Thread(_) => None,
         });
         open.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::own_head;
+
+    fn bodies(requests: &Requests) -> Vec<Vec<u8>> {
+        requests.unanswered(0).into_iter().map(|(_, body, _)| body).collect()
+    }
+
+    /// The server has taken the end of a wait, and is killed before it says how the wait ended. Its successor is asked
+    /// for the lock again, and must learn that nobody wants it any more, or who gave up waits as long as the lock is
+    /// another's.
+    #[test]
+    fn the_end_of_a_wait_is_said_again_with_the_wait() {
+        let requests = Requests::default();
+        let mut head = own_head(0);
+        requests.enter_later(&mut head, |_| Later {
+            body: b"lock".to_vec(),
+            buffer: None,
+            buffer_is_sent: false,
+            once: None,
+            deadline: None,
+            then: Box::new(|_, _| {}),
+        });
+        let (lock, mut head) = (head.id, own_head(0));
+        assert!(requests.enter_cancel(&mut head, lock, |_| b"cancel".to_vec()));
+        assert!(requests.settle(head.id).is_none(), "nobody waits for this");
+        assert_eq!(bodies(&requests), [b"lock".to_vec(), b"cancel".to_vec()]);
+        assert!(matches!(requests.settle(lock), Some(Pending::Later(_))));
+        assert!(bodies(&requests).is_empty(), "nothing is left to end");
+        let mut late = own_head(0);
+        assert!(!requests.enter_cancel(&mut late, lock, |_| b"cancel".to_vec()));
+        assert!(bodies(&requests).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, INLINE_BYTES_MAX};
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start,
@@ -17,8 +17,8 @@ use super::meter;
 use super::session::Session;
 use super::state::HIDDEN_PREFIX;
 use crate::wire::{
-    AnswerHead, ENTRY_FOLLOWS, Entry, EntryTold, Head, LISTING_ENDS, LISTING_GOES_ON, Node, OpenedFile, Request, Told,
-    Wire,
+    AnswerHead, ENTRY_FOLLOWS, Entry, EntryTold, Head, LISTING_ENDS, LISTING_GOES_ON, Node, OpenedFile, Piece, Request,
+    Told, Wire,
 };
 
 /// A listing is sent in pieces of about this length.
@@ -29,10 +29,16 @@ const _: () = assert!(LISTING_BYTES + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
 
 /// Appends the answer to the request `id`.
 pub(super) fn put<T: for<'m> Wire<'m>>(out: &mut Outbox, id: u64, result: Result<T>) {
+    put_leased(out, id, result, false);
+}
+
+/// The same for an answer on which the session has a lease.
+fn put_leased<T: for<'m> Wire<'m>>(out: &mut Outbox, id: u64, result: Result<T>, is_leased: bool) {
     let mut frame = out.frame();
     let head = AnswerHead {
         id,
         is_ok: result.is_ok(),
+        is_leased,
     };
     head.put(frame.body());
     match result {
@@ -50,7 +56,7 @@ fn put_bytes(out: &mut Outbox, id: u64, result: Result<Vec<u8>>) {
     match result {
         Ok(bytes) => {
             let mut frame = out.frame();
-            AnswerHead { id, is_ok: true }.put(frame.body());
+            AnswerHead::ok(id).put(frame.body());
             (&bytes[..]).put(frame.body());
             frame.finish();
         }
@@ -177,17 +183,18 @@ impl<'s> Answering<'s> {
         match request {
             Request::Statfs {} => put(out, id, fs.statfs(ctx)),
             Request::Lookup { parent, name } => {
-                let held = session.hold(parent);
-                put(
-                    out,
-                    id,
-                    held.and_then(|parent| self.named(fs.lookup(ctx, parent.ino, name))),
-                );
+                let mut is_leased = false;
+                let found = session
+                    .hold(parent)
+                    .and_then(|parent| self.lookup(parent.ino, name, &mut is_leased));
+                put_leased(out, id, found, is_leased);
             }
             Request::Parent { dir } => put(out, id, self.parent(dir)),
             Request::Getattr { node } => {
                 let held = session.hold(node);
-                put(out, id, held.and_then(|node| self.shown(fs.getattr(ctx, node.ino))));
+                let is_leased = held.as_ref().is_ok_and(|node| session.lease(node.ino));
+                let attr = held.and_then(|node| self.shown(fs.getattr(ctx, node.ino)));
+                self.put_attr(out, attr, is_leased);
             }
             Request::Setattr { node, set } => {
                 let held = session.hold(node);
@@ -326,7 +333,7 @@ impl<'s> Answering<'s> {
                         let shown = names.iter().filter(|name| !name.starts_with(HIDDEN_PREFIX));
                         let shown: Vec<&[u8]> = shown.map(Vec::as_slice).collect();
                         let mut frame = out.frame();
-                        AnswerHead { id, is_ok: true }.put(frame.body());
+                        AnswerHead::ok(id).put(frame.body());
                         shown.put(frame.body());
                         frame.finish();
                     }
@@ -343,7 +350,9 @@ impl<'s> Answering<'s> {
             }
             Request::Sync {} => put(out, id, fs.sync(ctx)),
             Request::FileGetattr { file } => {
-                put(out, id, self.shown(self.file(file).and_then(|file| file.getattr(ctx))));
+                let file = self.file(file);
+                let is_leased = file.as_ref().is_ok_and(|file| session.lease(file.ino()));
+                self.put_attr(out, self.shown(file.and_then(|file| file.getattr(ctx))), is_leased);
             }
             Request::FileSetattr { file, set } => {
                 put(
@@ -357,6 +366,14 @@ impl<'s> Answering<'s> {
                 offset,
                 len_bytes,
             } => return self.read(file, offset, len_bytes as usize, out),
+            Request::ReadPiece {
+                file,
+                offset,
+                len_bytes,
+            } => return self.read_piece(file, offset, len_bytes as usize, out),
+            Request::HasVersion { file, version } => {
+                put(out, id, self.file(file).and_then(|file| file.has_version(ctx, version)));
+            }
             Request::Write { file, mode } => {
                 let written = self.file(file).and_then(|file| file.write(ctx, mode, data));
                 put(
@@ -392,6 +409,8 @@ impl<'s> Answering<'s> {
             | Request::Ping {}
             | Request::Slots { .. }
             | Request::Activity {}
+            | Request::Leases { .. }
+            | Request::Recalled { .. }
             | Request::Goodbye {}
             | Request::Reclaimed {}
             | Request::ReclaimSlots { .. }
@@ -409,6 +428,38 @@ impl<'s> Answering<'s> {
             }
         }
         Served::Yes
+    }
+
+    /// Sets `is_leased` if the session has leases on the directory, and on what was found.
+    fn lookup(&self, dir: Ino, name: &[u8], is_leased: &mut bool) -> Result<Told> {
+        let (session, fs) = (self.session, self.session.export.fs());
+        let has_lease = session.lease(dir);
+        let found = fs.lookup(&self.ctx, dir, name);
+        let attr = match found {
+            Ok(attr) => attr,
+            Err(error) => {
+                *is_leased = has_lease && matches!(error, FsError::NotFound);
+                return Err(error);
+            }
+        };
+        let mut told = self.told(attr);
+        // The attributes are older than the lease on them.
+        if has_lease
+            && session.lease(attr.ino)
+            && let Ok(again) = fs.getattr(SYSTEM, attr.ino)
+            && again.generation == attr.generation
+            && again.nlink > 0
+        {
+            *is_leased = true;
+            told.attr = session.export.shown_attr(again);
+        }
+        Ok(told)
+    }
+
+    /// What has no names is freed without another change, so nobody may trust anything of it.
+    fn put_attr(&self, out: &mut Outbox, attr: Result<Attr>, is_leased: bool) {
+        let is_leased = is_leased && attr.as_ref().is_ok_and(|attr| attr.nlink > 0);
+        put_leased(out, self.id, attr, is_leased);
     }
 
     fn not_hidden(&self, name: &[u8]) -> Result<()> {
@@ -477,8 +528,13 @@ impl<'s> Answering<'s> {
             }
         };
         if len <= INLINE_BYTES_MAX {
+            let is_leased = self.session.lease(file.ino());
             let mut frame = out.frame();
-            AnswerHead { id, is_ok: true }.put(frame.body());
+            AnswerHead {
+                is_leased,
+                ..AnswerHead::ok(id)
+            }
+            .put(frame.body());
             let read = frame.try_finish_with(len, |room| file.read_at(&self.ctx, offset, room));
             if let Err(error) = read {
                 put::<()>(out, id, Err(error));
@@ -488,11 +544,57 @@ impl<'s> Answering<'s> {
         let Some(mut buffer) = self.pool.take(len) else {
             return Served::Starved;
         };
+        let is_leased = self.session.lease(file.ino());
         match file.read_at(&self.ctx, offset, &mut buffer) {
             Ok(count) => {
                 buffer.set_len(count);
                 let mut frame = out.frame();
-                AnswerHead { id, is_ok: true }.put(frame.body());
+                AnswerHead {
+                    is_leased,
+                    ..AnswerHead::ok(id)
+                }
+                .put(frame.body());
+                frame.finish_from(buffer);
+            }
+            Err(error) => put::<()>(out, id, Err(error)),
+        }
+        Served::Yes
+    }
+
+    /// Reads a part of what the client reads in several requests. Parts of one version are of one state.
+    fn read_piece(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) -> Served {
+        if len > DATA_BYTES_MAX {
+            put::<()>(out, self.id, Err(FsError::Invalid(BadArgument::NoLength)));
+            return Served::Yes;
+        }
+        let id = self.id;
+        let head = |frame: &mut Frame<'_>, version: Option<u64>, is_lent: bool| {
+            AnswerHead::ok(id).put(frame.body());
+            Piece { version, is_lent }.put(frame.body());
+        };
+        let file = match self.file(number) {
+            Ok(file) => file,
+            Err(error) => {
+                put::<()>(out, id, Err(error));
+                return Served::Yes;
+            }
+        };
+        if out.may_lend()
+            && let Ok(Some((lent, version))) = file.lend(&self.ctx, offset, len)
+        {
+            let mut frame = out.frame();
+            head(&mut frame, Some(version), true);
+            frame.finish_lent(lent);
+            return Served::Yes;
+        }
+        let Some(mut buffer) = self.pool.take(len) else {
+            return Served::Starved;
+        };
+        match file.read_versioned(&self.ctx, offset, &mut buffer) {
+            Ok((count, version)) => {
+                buffer.set_len(count);
+                let mut frame = out.frame();
+                head(&mut frame, version, false);
                 frame.finish_from(buffer);
             }
             Err(error) => put::<()>(out, id, Err(error)),
@@ -508,7 +610,7 @@ impl<'s> Answering<'s> {
             Err(error) => return put::<()>(out, id, Err(error)),
         };
         let mut frame = out.frame();
-        AnswerHead { id, is_ok: true }.put(frame.body());
+        AnswerHead::ok(id).put(frame.body());
         let mut ending = LISTING_ENDS;
         // A client that wants no attributes still wants to name what it sees, and not to have it pinned.
         let mut ctx = self.ctx.clone();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ferrite_fabric::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
+use super::leases::Leases;
 use super::meter::{Comings, Meter};
 use super::seal::Sealer;
 use super::state::State;
@@ -98,6 +99,7 @@ pub(super) struct Store {
     pub(super) fs: Arc<dyn FileSystem>,
     pub(super) state: State,
     pub(super) sealer: Sealer,
+    pub(super) leases: Arc<Leases>,
     pub(super) limits: Limits,
     /// Its place among the server's.
     pub(super) number: usize,

@@ -90,6 +90,13 @@ pub(super) fn cancel(session: &Session, request: u64) {
     }
 }
 
+/// Nobody waits for the answer to a request any more, whatever it was for: one for a lock may wait for the time of
+/// grace to end, though its client wanted no wait.
+pub(super) fn abandon(session: &Session, request: u64, file: u64) {
+    cancel(session, request);
+    session.abandon(request, file);
+}
+
 /// Releases all locks of one whom the client serves.
 pub(super) fn release_client(session: &Session, client: u64) -> Result<()> {
     match session.forget_client(client) {

@@ -11,20 +11,23 @@
 //! Invariant: what a client sends can end its own connection, and nothing else.
 
 mod answer;
+mod change;
 mod export;
 mod grace;
+mod later;
+mod leases;
 mod lock;
 mod meter;
 mod observe;
+mod options;
 mod seal;
 mod session;
 mod state;
-mod workers;
 
 use std::collections::hash_map::Entry;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,6 +35,7 @@ use ferrite_buffers::Pool;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service};
 use ferrite_fabric::secure::{Gate, KeyId};
+use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result, SYSTEM};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -39,77 +43,24 @@ use rustc_hash::FxHashMap;
 use answer::{Answering, put};
 use export::{Export, Store};
 use grace::Grace;
+use leases::Leases;
 use meter::Received;
 use seal::Sealer;
 use session::Session;
 use state::{State, random};
-use workers::Workers;
 
 use crate::wire::{Head, MAGIC, Promises, Reader, Request, SessionState, Ticket, VERSION, Welcome};
 
 pub use export::{ExportOptions, NOBODY};
 pub use ferrite_fabric::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
-
-/// How a server runs.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ServerOptions {
-    /// Threads that serve connections.
-    pub threads: usize,
-    /// How long such a thread looks for work before it sleeps. Zero: it sleeps at once.
-    pub busy: Duration,
-    /// Threads for engines that may wait for a device.
-    pub workers: usize,
-    /// Without a sign of life for so long a session ends.
-    pub lease: Duration,
-    /// Memory for data on its way.
-    pub buffers_bytes: usize,
-    /// Lets clients go on over a fabric. A build without the feature `fabric` tells them that it cannot.
-    pub fabric: Option<FabricOptions>,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        ServerOptions {
-            threads: 1,
-            busy: Duration::ZERO,
-            workers: 16,
-            lease: Duration::from_secs(30),
-            buffers_bytes: 64 << 20,
-            fabric: None,
-        }
-    }
-}
-
-impl ServerOptions {
-    /// Sets [`Self::threads`].
-    #[must_use]
-    pub fn threads(self, threads: usize) -> Self {
-        ServerOptions { threads, ..self }
-    }
-
-    /// Sets [`Self::lease`].
-    #[must_use]
-    pub fn lease(self, lease: Duration) -> Self {
-        ServerOptions { lease, ..self }
-    }
-
-    /// Sets [`Self::busy`].
-    #[must_use]
-    pub fn busy(self, busy: Duration) -> Self {
-        ServerOptions { busy, ..self }
-    }
-
-    /// Sets [`Self::fabric`].
-    #[must_use]
-    pub fn fabric(self, fabric: Option<FabricOptions>) -> Self {
-        ServerOptions { fabric, ..self }
-    }
-}
+pub use options::ServerOptions;
 
 /// How often a worker that found no buffer looks again.
 const BUFFER_WAIT: Duration = Duration::from_millis(1);
+
+/// How often the keeper looks for terms that are over while changes wait for that.
+const TERM_TICK: Duration = Duration::from_millis(10);
 
 struct Inner {
     exports: Vec<Arc<Export>>,
@@ -126,6 +77,9 @@ struct Inner {
     lease: Duration,
     pool: Pool,
     workers: Option<Workers>,
+    /// For changes that had to wait for leases.
+    patient: Workers,
+    keeper: OnceLock<std::thread::Thread>,
     /// More than one thread answers without a worker, so that a request may still be under way when its repetition
     /// comes over another connection.
     may_overlap: bool,
@@ -159,6 +113,7 @@ impl Server {
             let store = Arc::new(Store {
                 sealer: Sealer::new(state.secret()),
                 state,
+                leases: Arc::new(Leases::load(&*fs, options.cache_term)?),
                 limits: fs.limits(),
                 fs,
                 number,
@@ -172,6 +127,8 @@ impl Server {
         let gate = gate_of(&exports)?;
         let no_resources = |error: &dyn std::fmt::Display| FsError::Io(format!("the server cannot start: {error}"));
         let pool = Pool::new(options.buffers_bytes).ok_or_else(|| no_resources(&"no memory for buffers"))?;
+        let submitting = stores.iter().filter(|store| store.limits.submits);
+        submitting.for_each(|store| store.fs.know_buffers(&pool));
         let may_block = stores.iter().any(|store| store.limits.may_block);
         let workers = may_block.then(|| Workers::start(options.workers)).transpose();
         let inner = Arc::new(Inner {
@@ -186,6 +143,8 @@ impl Server {
             lease: options.lease,
             pool: pool.clone(),
             workers: workers.map_err(|error| no_resources(&error))?,
+            patient: Workers::start(1).map_err(|error| no_resources(&error))?,
+            keeper: OnceLock::new(),
             may_overlap: options.threads > 1,
             stop: AtomicBool::new(false),
         });
@@ -204,6 +163,9 @@ impl Server {
                 .name("ferrite-keeper".into())
                 .spawn(move || inner.keep())
         };
+        if let Ok(keeper) = &keeper {
+            let _ = inner.keeper.set(keeper.thread().clone());
+        }
         Ok(Server {
             reactors: Some(reactors.map_err(|error| no_resources(&error))?),
             keeper: Some(keeper.map_err(|error| no_resources(&error))?),
@@ -217,6 +179,7 @@ impl Server {
     pub fn stop(&mut self) {
         self.inner.stop.store(true, Ordering::Release);
         self.reactors = None;
+        self.inner.stores.iter().for_each(|store| store.leases.stop());
         if let Some(keeper) = self.keeper.take() {
             keeper.thread().unpark();
             // A panic of it was reported when it happened.
@@ -403,6 +366,7 @@ impl Inner {
             root: export.root_node(),
             promises: Promises {
                 atomic_write_bytes: limits.atomic_write_bytes,
+                whole_write_bytes: limits.whole_write_bytes,
                 file_bytes_max: limits.file_bytes_max,
                 durability: limits.durability,
                 durable_operations: limits.durable_operations,
@@ -480,6 +444,18 @@ impl Inner {
         }
     }
 
+    /// Has something done that has waited, by a thread that has received nothing.
+    fn go_on(&self, work: Work) {
+        self.patient.give(work);
+    }
+
+    /// Something waits for a term to end.
+    fn wake_keeper(&self) {
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
+        }
+    }
+
     fn dispatch(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -496,6 +472,8 @@ impl Inner {
             Request::Activity {} => put(out, id, Ok(self.activity(&session.export))),
             Request::Goodbye {} => {
                 let (inner, session) = (Arc::clone(self), Arc::clone(session));
+                let ready = store.leases.end(&*session);
+                ready.into_iter().for_each(|work| self.go_on(work));
                 self.work(store, move || inner.end(&session));
                 return Err(Close);
             }
@@ -505,7 +483,7 @@ impl Inner {
                 put(out, id, Ok(()));
             }
             Request::Abandon { request, file } => {
-                session.abandon(request, file);
+                lock::abandon(session, request, file);
                 put(out, id, Ok(()));
             }
             Request::CancelLock { request } => {
@@ -539,13 +517,27 @@ impl Inner {
                     self.work(store, work);
                 }
             }
-            request => match &self.workers {
-                Some(workers) if store.limits.may_block => self.give(workers, session, id, received),
-                _ => {
+            Request::Recalled { recalls } => {
+                put(out, id, Ok(()));
+                let ready = store.leases.recalled(&**session, &recalls);
+                ready.into_iter().for_each(|work| self.go_on(work));
+            }
+            request => {
+                let passing = change::is_change(&request).then(|| store.leases.pass());
+                if let Some(None) = passing {
+                    change::begin(self, session, id, received);
+                    return Ok(Served::Yes);
+                }
+                if store.limits.submits && self.submit(session, &head, &request, &received) {
+                    return Ok(Served::Yes);
+                }
+                if let Some(workers) = self.workers.as_ref().filter(|_| store.limits.may_block) {
+                    self.give(workers, session, id, received, passing.flatten());
+                } else {
                     let _turn = self.may_overlap.then(|| session.begin_alone(id));
                     return Ok(self.answer(session, head, request, received.data.bytes(), out));
                 }
-            },
+            }
         }
         Ok(Served::Yes)
     }
@@ -561,6 +553,13 @@ impl Inner {
     ) -> Served {
         let id = head.id;
         match request {
+            Request::Leases { relied_on } => {
+                session.wants_leases();
+                let leases = &session.export.store.leases;
+                let (term, ready) = leases.begin(session.export.fs(), &**session, relied_on);
+                put(out, id, Ok(term.as_millis() as u32));
+                ready.into_iter().for_each(|work| self.go_on(work));
+            }
             Request::Slots { count } => put(out, id, Ok(session.slots(count as usize))),
             Request::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots())),
             Request::Unlock {
@@ -579,39 +578,6 @@ impl Inner {
             },
         }
         Served::Yes
-    }
-
-    /// Has a request answered by a worker, unless one is about it already.
-    fn give(self: &Arc<Self>, workers: &Workers, session: &Arc<Session>, id: u64, received: Received<'_>) {
-        enum Owned {
-            Bytes(Vec<u8>),
-            Buffer(ferrite_buffers::Buffer),
-        }
-        if !session.give(id) {
-            return;
-        }
-        let (inner, session, body) = (Arc::clone(self), Arc::clone(session), received.body.to_vec());
-        let asked = received.asked;
-        let data = match received.data {
-            Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
-            Data::Buffer(buffer) => Owned::Buffer(buffer),
-        };
-        workers.give(move || {
-            let data: &[u8] = match &data {
-                Owned::Bytes(bytes) => bytes,
-                Owned::Buffer(buffer) => buffer,
-            };
-            let (mut out, asked) = (Outbox::default(), asked.on_this_thread());
-            while let Ok((head, request)) = Reader::new(&body).last::<(Head, Request<'_>)>()
-                && inner.answer(&session, head, request, data, &mut out) == Served::Starved
-                && !session.is_over()
-            {
-                std::thread::sleep(BUFFER_WAIT);
-            }
-            session.taken_back(id);
-            asked.count_if_answered(&session.meter, &out);
-            session.send(|to| to.append(&mut out));
-        });
     }
 
     fn end(&self, session: &Arc<Session>) {
@@ -643,7 +609,12 @@ impl Inner {
     fn keep(&self) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         while !self.stop.load(Ordering::Acquire) {
-            std::thread::park_timeout(tick);
+            let waits = self.stores.iter().any(|store| store.leases.has_waiting());
+            std::thread::park_timeout(if waits { TERM_TICK } else { tick });
+            for store in &self.stores {
+                let due = store.leases.due(&*store.fs);
+                due.into_iter().for_each(|work| self.go_on(work));
+            }
             let now_ms = self.now_ms();
             let lease_ms = self.lease.as_millis() as u64;
             let is_gone = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
@@ -30,6 +30,9 @@ const FILES_MAX: usize = 1 << 16;
 const CLIENTS_MAX: usize = 1 << 16;
 /// Most requests that workers have of a session.
 const GIVEN_MAX: usize = 64;
+/// Most changes of a session that wait. More than clients have under way: while so many wait, nothing is taken of the
+/// connection, not even the answers to recalls that others wait for.
+const PARKED_MAX: usize = 1024;
 /// Most requests whose effects are remembered. A client has not as many under way; with more, the oldest are forgotten.
 const EFFECTS_MAX: usize = 4096;
 
@@ -89,6 +92,10 @@ pub(super) struct Session {
     done: Condvar,
     /// Requests that wait for a worker, or that one works on.
     given: AtomicUsize,
+    /// Changes that wait for leases of others to end, or go by the table of leases at least.
+    parked: AtomicUsize,
+    /// The client keeps what it has a lease on.
+    has_leases: AtomicBool,
     /// Held while it gets its slots, so that it gets them once.
     getting_slots: Mutex<()>,
     link: Mutex<Option<Link>>,
@@ -162,6 +169,8 @@ impl Session {
             }),
             done: Condvar::new(),
             given: AtomicUsize::new(0),
+            parked: AtomicUsize::new(0),
+            has_leases: AtomicBool::new(false),
             getting_slots: Mutex::default(),
             link: Mutex::default(),
             attachment: AtomicU64::new(0),
@@ -360,9 +369,35 @@ impl Session {
         self.given.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// A change is going to wait. False if it does already, so that the client will get the answer.
+    pub(super) fn park(&self, request: u64) -> bool {
+        let is_new = self.kept.lock().under_way.insert(request);
+        if is_new {
+            self.parked.fetch_add(1, Ordering::AcqRel);
+        }
+        is_new
+    }
+
+    /// It is made; see [`Self::taken_back`].
+    pub(super) fn unpark(&self, request: u64) {
+        self.finish(request);
+        self.parked.fetch_sub(1, Ordering::AcqRel);
+        self.done.notify_all();
+    }
+
+    /// The client has asked for leases.
+    pub(super) fn wants_leases(&self) {
+        self.has_leases.store(true, Ordering::Release);
+    }
+
+    /// Grants a lease on what is going to be read, if the client wants leases.
+    pub(super) fn lease(self: &Arc<Self>, ino: Ino) -> bool {
+        self.has_leases.load(Ordering::Acquire) && self.export.store.leases.grant(Arc::clone(self) as _, ino)
+    }
+
     /// Whether workers have as many of its requests as they may.
     pub(super) fn is_busy(&self) -> bool {
-        self.given.load(Ordering::Acquire) >= GIVEN_MAX
+        self.given.load(Ordering::Acquire) >= GIVEN_MAX || self.parked.load(Ordering::Acquire) >= PARKED_MAX
     }
 
     /// The client gives pins back. Inodes are as the engine numbers them.

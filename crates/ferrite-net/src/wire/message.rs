@@ -61,6 +61,8 @@ fields!(Ticket { session, seal });
 pub struct Promises {
     /// Longest write that is one atomic step.
     pub atomic_write_bytes: u64,
+    /// Longest write that others see whole.
+    pub whole_write_bytes: u64,
     /// Longest file.
     pub file_bytes_max: u64,
     /// What survives.
@@ -73,6 +75,7 @@ pub struct Promises {
 
 fields!(Promises {
     atomic_write_bytes,
+    whole_write_bytes,
     file_bytes_max,
     durability,
     durable_operations,
@@ -137,6 +140,17 @@ pub struct OpenedFile {
 }
 
 fields!(OpenedFile { told, created, seal });
+
+/// What comes with a part of what is read in several requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Pieces of one version, asked for over one connection, are of one state of the file; `None`: nobody knows.
+    pub version: Option<u64>,
+    /// It was sent from where it lies, and counts only if the file has the version when all has arrived.
+    pub is_lent: bool,
+}
+
+fields!(Piece { version, is_lent });
 
 /// An entry of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -263,16 +277,46 @@ fields!(Head {
     caller
 });
 
-/// What precedes every answer.
+/// What precedes every answer, and every recall, which has the number 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerHead {
     /// That of the request.
     pub id: u64,
     /// The result follows; else an error.
     pub is_ok: bool,
+    /// The session has a lease on what the answer tells of.
+    pub is_leased: bool,
 }
 
-fields!(AnswerHead { id, is_ok });
+impl AnswerHead {
+    /// That of a result that may not be kept.
+    pub fn ok(id: u64) -> AnswerHead {
+        AnswerHead {
+            id,
+            is_ok: true,
+            is_leased: false,
+        }
+    }
+}
+
+impl Wire<'_> for AnswerHead {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.id.put(out);
+        (u8::from(self.is_ok) | u8::from(self.is_leased) << 1).put(out);
+    }
+
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let id = from.get()?;
+        match from.get::<u8>()? {
+            flags @ 0..=3 => Ok(AnswerHead {
+                id,
+                is_ok: flags & 1 != 0,
+                is_leased: flags & 2 != 0,
+            }),
+            _ => Err(Malformed("an answer succeeds or fails, with a lease or without")),
+        }
+    }
+}
 
 /// All numbers of requests are smaller.
 pub const REQUEST_NUMBERS: usize = 64;
@@ -347,6 +391,10 @@ impl Request<'_> {
     }
 }
 
+/// The number of a recall, in place of a request's. What follows is the recall's number, and the inode (see
+/// [`Request::Recalled`]).
+pub const RECALL_ID: u64 = 0;
+
 requests! {
     /// The first of a connection.
     1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<Ticket> }
@@ -413,4 +461,13 @@ requests! {
     48 Close { files: Vec<u64> }
     /// Opens a file again after a restart of the server; the seal is that of [`OpenedFile`].
     49 Reopen { node: Node, mode: OpenMode, seal: u64, file: u64 }
+    /// Answered with data and a [`Piece`].
+    50 ReadPiece { file: u64, offset: u64, len_bytes: u32 }
+    /// Whether an open file still has the version of its pieces.
+    51 HasVersion { file: u64, version: u64 }
+    /// The session wants leases. Those that it had are over, unless somebody relies on them still. Answered with their
+    /// term in milliseconds, 0 if there are none.
+    52 Leases { relied_on: bool }
+    /// What these recalls told of is not in the client's cache any more.
+    53 Recalled { recalls: Vec<u64> }
 }

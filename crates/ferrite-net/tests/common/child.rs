@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ferrite_net::server::ServerOptions;
 
-use super::{mount, serve_at};
+use super::{host, mount, serve_at};
 
 const WHAT: &str = "FERRITE_TEST_SERVER";
 const READY: &str = "the server is ready";
@@ -51,7 +51,7 @@ pub(crate) struct Site {
 impl Site {
     /// Serves a pool that a crash has left, or a new one.
     pub(crate) fn new(path: &Path, lease: Duration, threads: usize) -> Site {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = std::net::TcpListener::bind((host(), 0)).unwrap();
         let mut site = Site {
             path: path.to_owned(),
             address: listener.local_addr().unwrap().to_string(),
@@ -84,6 +84,16 @@ impl Site {
         let mut output = BufReader::new(output);
         wait_for_ready(&mut output);
         self.child = Some((child, input, output));
+    }
+
+    /// Bytes of memory that the server's process has for itself: without its program, and without the pool it maps.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let (child, _, _) = self.child.as_ref().expect("it runs");
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
+        let kib: u64 = line.split_whitespace().next().unwrap().parse().unwrap();
+        kib << 10
     }
 
     /// Kills the server, wherever it is in whatever it does.

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fabric::secure::{Encryption, Key};
+use ferrite_fabric::secure::{Encrypt, Encryption, Key};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_net::client::{Client, ClientOptions, Fabric};
 use ferrite_net::server::{ExportOptions, FabricOptions, Server, ServerOptions};
@@ -27,21 +27,53 @@ pub(crate) fn export(name: &str) -> ExportOptions {
     ExportOptions::new(name).root_squash(false)
 }
 
+/// Where servers listen: adapters of fabrics have addresses of their own.
+pub(crate) fn host() -> String {
+    std::env::var("FERRITE_FABRIC_HOST").unwrap_or_else(|_| "127.0.0.1".into())
+}
+
+/// The provider of fabrics that all clients are to use, if any: but for those of [`connect_tcp`], and those that
+/// encrypt, which no fabric does.
+fn provider_for_all() -> Option<String> {
+    std::env::var("FERRITE_FABRIC_PROVIDER").ok()
+}
+
+/// The key that clients need at any address but loopback. All processes of a test have this one.
+fn key_of_host() -> Option<Key> {
+    std::env::var_os("FERRITE_FABRIC_HOST")?;
+    Key::parse(&format!("ferrite-key-1:{}", "5a".repeat(32)))
+}
+
+/// What is served, for clients that may be at any address and use a fabric, which encrypts nothing.
+fn for_all(exports: Vec<ExportOptions>, options: &ServerOptions) -> (Vec<ExportOptions>, ServerOptions) {
+    let open = |export: ExportOptions| match key_of_host() {
+        Some(key) => export.keys(vec![key]).encryption(Encryption::Offered),
+        None => export,
+    };
+    let options = match provider_for_all() {
+        Some(_) => options.clone().fabric(Some(FabricOptions::default())),
+        None => options.clone(),
+    };
+    (exports.into_iter().map(open).collect(), options)
+}
+
 /// Serves `fs` on a free port; returns the address, too.
 pub(crate) fn serve(fs: Arc<dyn FileSystem>, exports: Vec<ExportOptions>, options: &ServerOptions) -> (Server, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind((host(), 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
+    let (exports, options) = for_all(exports, options);
     (
-        Server::start(vec![listener], vec![(fs, exports)], options).unwrap(),
+        Server::start(vec![listener], vec![(fs, exports)], &options).unwrap(),
         address,
     )
 }
 
 /// The same on a given port, which an earlier server may just have given up.
 pub(crate) fn serve_at(address: &str, fs: Arc<dyn FileSystem>, options: &ServerOptions) -> Server {
+    let (exports, options) = for_all(vec![export("")], options);
     for _ in 0..500 {
         match TcpListener::bind(address) {
-            Ok(listener) => return Server::start(vec![listener], vec![(fs, vec![export("")])], options).unwrap(),
+            Ok(listener) => return Server::start(vec![listener], vec![(fs, exports)], &options).unwrap(),
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     }
@@ -49,7 +81,10 @@ pub(crate) fn serve_at(address: &str, fs: Arc<dyn FileSystem>, options: &ServerO
 }
 
 pub(crate) fn connect(address: &str) -> Client {
-    connect_with(address, None)
+    match provider_for_all() {
+        None => connect_with(address, key_of_host()),
+        provider => connect_over(provider.as_deref(), address),
+    }
 }
 
 pub(crate) fn connect_with(address: &str, key: Option<Key>) -> Client {
@@ -57,15 +92,37 @@ pub(crate) fn connect_with(address: &str, key: Option<Key>) -> Client {
     Client::connect(address, "", &options.key(key)).unwrap()
 }
 
+/// A client that stays on TCP whatever the others use: its test is about what happens to the bytes on the sockets,
+/// which a fabric passes by.
+pub(crate) fn connect_tcp(address: &str) -> Client {
+    connect_with(address, key_of_host())
+}
+
+/// A client that keeps what it has leases on, up to so many bytes.
+pub(crate) fn connect_leased(address: &str, cache_bytes: usize) -> Client {
+    let options = options_over(provider_for_all().as_deref()).cache_bytes(Some(cache_bytes));
+    Client::connect(address, "", &options).unwrap()
+}
+
+/// The same, on TCP: see [`connect_tcp`].
+pub(crate) fn connect_leased_tcp(address: &str, cache_bytes: usize) -> Client {
+    let options = options_over(None).cache_bytes(Some(cache_bytes));
+    Client::connect(address, "", &options).unwrap()
+}
+
 /// The same, over a provider of fabrics.
 pub(crate) fn connect_over(provider: Option<&str>, address: &str) -> Client {
+    Client::connect(address, "", &options_over(provider)).unwrap()
+}
+
+fn options_over(provider: Option<&str>) -> ClientOptions {
     let fabric = provider.map(|provider| Fabric {
         provider: Some(provider.to_owned()),
         ..Fabric::default()
     });
     let patience = Some(Duration::from_secs(60));
     let options = ClientOptions::default().patience(patience).fabric(fabric);
-    Client::connect(address, "", &options).unwrap()
+    options.key(key_of_host()).encrypt(Encrypt::Off)
 }
 
 /// A server's options for clients that may use a fabric.
@@ -81,7 +138,16 @@ pub(crate) struct RemoteReference {
 
 impl RemoteReference {
     pub(crate) fn new() -> RemoteReference {
-        RemoteReference::over(None)
+        RemoteReference::over(provider_for_all().as_deref())
+    }
+
+    /// With a cache of so many bytes.
+    pub(crate) fn leased(cache_bytes: usize) -> RemoteReference {
+        let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
+        RemoteReference {
+            client: connect_leased(&address, cache_bytes),
+            _server: server,
+        }
     }
 
     pub(crate) fn over(provider: Option<&str>) -> RemoteReference {
@@ -146,12 +212,21 @@ pub(crate) struct RemotePool {
     engine: Option<Engine>,
     path: TempPath,
     key: Option<Key>,
-    provider: Option<&'static str>,
+    provider: Option<String>,
+    cache_bytes: Option<usize>,
 }
 
 impl RemotePool {
     pub(crate) fn new(bytes: u64, inodes: u64) -> RemotePool {
-        RemotePool::over(None, bytes, inodes)
+        RemotePool::over(provider_for_all().as_deref(), bytes, inodes)
+    }
+
+    /// With a cache of so many bytes.
+    pub(crate) fn leased(bytes: u64, inodes: u64, cache_bytes: usize) -> RemotePool {
+        let mut pool = RemotePool::new(bytes, inodes);
+        pool.cache_bytes = Some(cache_bytes);
+        pool.remount();
+        pool
     }
 
     /// With a key everything is encrypted.
@@ -160,11 +235,11 @@ impl RemotePool {
     }
 
     /// Over a fabric, if a provider is given.
-    pub(crate) fn over(provider: Option<&'static str>, bytes: u64, inodes: u64) -> RemotePool {
+    pub(crate) fn over(provider: Option<&str>, bytes: u64, inodes: u64) -> RemotePool {
         RemotePool::with(provider, bytes, inodes, None)
     }
 
-    fn with(provider: Option<&'static str>, bytes: u64, inodes: u64, key: Option<Key>) -> RemotePool {
+    fn with(provider: Option<&str>, bytes: u64, inodes: u64, key: Option<Key>) -> RemotePool {
         let path = make_pool(bytes, inodes);
         let mut pool = RemotePool {
             client: None,
@@ -172,10 +247,15 @@ impl RemotePool {
             engine: None,
             path,
             key,
-            provider,
+            provider: provider.map(str::to_owned),
+            cache_bytes: None,
         };
         pool.up();
         pool
+    }
+
+    fn provider(&self) -> Option<&str> {
+        self.provider.as_deref()
     }
 
     fn up(&mut self) {
@@ -183,10 +263,11 @@ impl RemotePool {
         let export = export("")
             .keys(self.key.iter().cloned().collect())
             .encryption(Encryption::Always);
-        let (server, address) = serve(Arc::new(engine.clone()), vec![export], &options_for(self.provider));
-        self.client = Some(match self.provider {
-            None => connect_with(&address, self.key.clone()),
-            provider => connect_over(provider, &address),
+        let (server, address) = serve(Arc::new(engine.clone()), vec![export], &options_for(self.provider()));
+        self.client = Some(match (self.cache_bytes, self.provider()) {
+            (Some(cache_bytes), _) => connect_leased(&address, cache_bytes),
+            (None, None) => connect_with(&address, self.key.clone()),
+            (None, provider) => connect_over(provider, &address),
         });
         self.server = Some(server);
         self.engine = Some(engine);

@@ -1,0 +1,120 @@
+//! Calls by way of the cache, and what becomes of recalls.
+//!
+//! Who relies on what the client has told (a kernel) may have to wait for requests of this client before it can give
+//! that up. So it is asked by a thread that serves nothing else, and the recall is answered then.
+
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ferrite_vfs::{Attr, Ctx, FsError, Ino, Result, TakeBack, Vouching};
+
+use super::Client;
+use super::cache::{Cache, Changed};
+use super::link::{Link, Repeats};
+use super::message::Answer;
+use super::taking_back::Recall;
+use crate::wire::{Node, Request};
+
+/// Takes back what recalls name, one after the other. One that fails is not answered: its lease ends by itself.
+fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack) {
+    for Recall { number, ino } in recalls {
+        if take_back(ino) {
+            let Some(link) = link.upgrade() else {
+                return;
+            };
+            link.recalls.lock().push(number);
+            link.answer_recalls();
+        }
+    }
+}
+
+impl Vouching for Client {
+    fn attr(&self, attr: &Attr) -> Duration {
+        self.vouches(|cache| cache.vouches_for(attr))
+    }
+
+    fn name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration {
+        self.vouches(|cache| cache.vouches_for_name(dir, name, found))
+    }
+
+    fn watch(&self, watcher: TakeBack) {
+        let link = Arc::downgrade(&self.link);
+        let started = self.link.taking_back.begin(|recalls| {
+            let thread = std::thread::Builder::new().name("ferrite-recalls".into());
+            thread.spawn(move || take_back(&link, &recalls, &watcher)).map(drop)
+        });
+        if let Err(error) = started {
+            tracing::warn!("nothing is kept, for want of a thread: {error}");
+        }
+    }
+}
+
+impl Client {
+    fn vouches(&self, how_long: impl FnOnce(&Cache) -> Duration) -> Duration {
+        match &self.link.cache {
+            Some(cache) if self.link.taking_back.is_on() => how_long(cache),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// Whether a change that has failed may be made yet, because nobody knows what the server does with it.
+pub(super) fn may_be_made_later(answer: &Result<Answer>) -> bool {
+    matches!(answer, Err(FsError::TimedOut | FsError::Disconnected))
+}
+
+impl Link {
+    /// Makes a change of what is kept here, as [`Self::call`] does.
+    pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Answer> {
+        let changing = self.cache.as_ref().map(|cache| cache.change(changed));
+        let answer = self.call(ctx, request, Repeats::WithToken, data, &mut []);
+        if may_be_made_later(&answer) {
+            std::mem::forget(changing);
+        }
+        answer
+    }
+
+    /// Attributes of an inode, from the cache or by `ask`, whose answer is kept.
+    pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Answer>) -> Result<Attr> {
+        let Some(cache) = &self.cache else {
+            return ask()?.result();
+        };
+        if let Some(attr) = cache.attr(node) {
+            return Ok(attr);
+        }
+        let asked = cache.ask();
+        let answer = ask()?;
+        let attr = answer.result()?;
+        if answer.is_leased() {
+            cache.keep_attr(&asked, &attr);
+        }
+        Ok(attr)
+    }
+
+    /// The server has answered a read, which may have moved an access time.
+    pub(super) fn was_read(&self, ino: Ino) {
+        if let Some(cache) = &self.cache {
+            cache.was_read(ino);
+        }
+    }
+
+    /// The server recalls a lease, in place of an answer.
+    pub(super) fn note_recall(&self, answer: &Answer) {
+        if let (Some(cache), Ok((recall, ino))) = (&self.cache, answer.result::<(u64, u64)>()) {
+            cache.recall(ino);
+            if !self.taking_back.pass_on(Recall { number: recall, ino }) {
+                self.recalls.lock().push(recall);
+            }
+        }
+    }
+
+    pub(super) fn answer_recalls(&self) {
+        if self.cache.is_some() {
+            let recalls = std::mem::take(&mut *self.recalls.lock());
+            if !recalls.is_empty() {
+                self.post(&Request::Recalled { recalls });
+            }
+        }
+    }
+}

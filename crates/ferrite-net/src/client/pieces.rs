@@ -1,0 +1,120 @@
+//! Long reads, asked for in pieces of which few are under way.
+//!
+//! What lives here: [`Link::read_in_pieces`]. Of one long answer both ends keep more in flight than their caches hold,
+//! and when the sockets between them are full each waits for the other again and again. A few short ones that follow
+//! each other come in little more than half the time.
+//!
+//! Invariant: a read sees one state of the file. Each piece comes with the file's version; if those are not all the
+//! same, or pieces that were sent from where they lie are followed by another version, what was read is not used, and
+//! the caller asks for it in one request.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ferrite_vfs::{Ctx, Result};
+
+use super::head;
+use super::link::{Link, Up};
+use super::message::{Waiter, encode};
+use super::requests::Pending;
+use crate::wire::{Piece, Request};
+
+/// Length of a piece.
+const PIECE_BYTES: usize = 256 << 10;
+/// Pieces under way.
+const PIECES_MAX: usize = 2;
+/// Shorter reads are one request.
+pub(super) const LONG_BYTES: usize = 2 * PIECE_BYTES;
+
+/// A piece that was asked for. Its answer is not waited for any more when it is dropped.
+struct Asked<'l> {
+    link: &'l Link,
+    number: u64,
+    waiter: Arc<Waiter>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.link.requests.leave(self.number);
+    }
+}
+
+impl Link {
+    /// Reads at `offset` of an open file; fewer bytes than `buf` has only at its end. `None` if that did not work, for
+    /// whatever reason: then it is to be read in one request.
+    pub(super) fn read_in_pieces(&self, ctx: &Ctx, file: u64, offset: u64, buf: &mut [u8]) -> Result<Option<usize>> {
+        let deadline = self.options.patience.map(|patience| Instant::now() + patience);
+        let up = self.up(deadline)?;
+        if up.connection.places_data() {
+            return Ok(None);
+        }
+        let starts = (0..).map(|index| offset.saturating_add(index * PIECE_BYTES as u64));
+        let mut pieces = starts.zip(buf.chunks_mut(PIECE_BYTES)).peekable();
+        let mut under_way = VecDeque::with_capacity(PIECES_MAX);
+        let (mut version, mut was_lent) = (None, false);
+        let mut total = 0;
+        let mut is_at_end = false;
+        loop {
+            while under_way.len() < PIECES_MAX
+                && !is_at_end
+                && let Some((at, part)) = pieces.next()
+            {
+                let request = Request::ReadPiece {
+                    file,
+                    offset: at,
+                    len_bytes: part.len() as u32,
+                };
+                let Some(asked) = self.ask_over(ctx, &up, &request, part.len()) else {
+                    return Ok(None);
+                };
+                under_way.push_back((asked, part));
+            }
+            let Some((asked, part)) = under_way.pop_front() else {
+                let is_whole = match version {
+                    Some(version) if was_lent => self.has_version(ctx, &up, file, version, deadline)?,
+                    _ => true,
+                };
+                return Ok(is_whole.then_some(total));
+            };
+            let Some(answer) = self.wait(&up, &asked.waiter, asked.number, deadline, part)? else {
+                return Ok(None);
+            };
+            match answer.result::<Piece>() {
+                Ok(Piece {
+                    version: Some(this),
+                    is_lent,
+                }) if *version.get_or_insert(this) == this => was_lent |= is_lent,
+                _ => return Ok(None),
+            }
+            // What is behind the end of the file is empty in this state of it.
+            total += answer.taken_bytes();
+            is_at_end |= answer.taken_bytes() < part.len();
+        }
+    }
+
+    /// Whether a file has a version, asked over the connection that told it.
+    fn has_version(&self, ctx: &Ctx, up: &Arc<Up>, file: u64, version: u64, deadline: Option<Instant>) -> Result<bool> {
+        let Some(asked) = self.ask_over(ctx, up, &Request::HasVersion { file, version }, 0) else {
+            return Ok(false);
+        };
+        let answer = self.wait(up, &asked.waiter, asked.number, deadline, &mut [])?;
+        Ok(answer.is_some_and(|answer| answer.result::<bool>().unwrap_or(false)))
+    }
+
+    fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, answer_bytes: usize) -> Option<Asked<'_>> {
+        let mut head = head(ctx, &self.groups);
+        let waiter = Arc::new(Waiter::waiting_later());
+        self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
+        let asked = Asked {
+            link: self,
+            number: head.id,
+            waiter,
+        };
+        if up.connection.ask(&encode(&head, request), &[], answer_bytes).is_err() {
+            self.lost(up);
+            return None;
+        }
+        Some(asked)
+    }
+}

@@ -1,0 +1,195 @@
+//! Changes while there may be leases: each waits until nobody trusts any more what it changes.
+//!
+//! What lives here: [`Change`], a request that is copied, goes through the table of leases step by step, and is
+//! answered by whatever connection the client has then. Without leases none of this happens.
+//!
+//! Changes of names are made one after the other: what a name stands for must not change between the look at it and
+//! the change. A path that is walked by the engine may end anywhere, so a change by path recalls everything.
+
+use std::sync::Arc;
+
+use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::reactor::Data;
+use ferrite_vfs::{Ino, SYSTEM};
+
+use super::Inner;
+use super::leases::{Holder, Touched};
+use super::meter::{Asked, Received};
+use super::session::Session;
+use crate::wire::{AnswerHead, Head, Node, RECALL_ID, Reader, Request, Wire};
+
+impl Holder for Session {
+    fn number(&self) -> u64 {
+        self.ticket.session
+    }
+
+    fn recall(&self, recall: u64, ino: Ino) {
+        let shown = self.export.shown(ino);
+        self.send(|out| {
+            let mut frame = out.frame();
+            AnswerHead::ok(RECALL_ID).put(frame.body());
+            (recall, shown).put(frame.body());
+            frame.finish();
+        });
+    }
+}
+
+/// Whether a request may change what leases vouch for.
+pub(super) fn is_change(request: &Request<'_>) -> bool {
+    match request {
+        Request::Setattr { .. }
+        | Request::Mknod { .. }
+        | Request::Mkdir { .. }
+        | Request::Symlink { .. }
+        | Request::Link { .. }
+        | Request::Unlink { .. }
+        | Request::Rmdir { .. }
+        | Request::Rename { .. }
+        | Request::Create { .. }
+        | Request::Setxattr { .. }
+        | Request::Removexattr { .. }
+        | Request::FileSetattr { .. }
+        | Request::Write { .. }
+        | Request::Fallocate { .. } => true,
+        Request::Open { mode, .. } => mode.truncate,
+        Request::OpenPath { flags, .. } => flags.create || flags.truncate,
+        _ => false,
+    }
+}
+
+fn changes_names(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::Create { .. }
+            | Request::OpenPath { .. }
+    )
+}
+
+/// What a change touches. If it changes names, no other such change is under way.
+fn touched(session: &Session, request: &Request<'_>) -> Touched {
+    let ino = |node: &Node| session.export.meant(*node).ok();
+    // One whose attributes cannot be told to anybody has no leases.
+    let named = |dir: &Node, name: &[u8]| Some(session.export.fs().lookup(SYSTEM, ino(dir)?, name).ok()?.ino);
+    let inodes: Vec<Option<Ino>> = match request {
+        Request::Setattr { node, .. }
+        | Request::Setxattr { node, .. }
+        | Request::Removexattr { node, .. }
+        | Request::Open { node, .. } => vec![ino(node)],
+        Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
+            vec![session.file(*file).ok().map(|file| file.ino())]
+        }
+        Request::Mknod { parent, .. } | Request::Mkdir { parent, .. } | Request::Symlink { parent, .. } => {
+            vec![ino(parent)]
+        }
+        Request::Link { node, parent, .. } => vec![ino(node), ino(parent)],
+        Request::Unlink { parent, name } | Request::Rmdir { parent, name } | Request::Create { parent, name, .. } => {
+            vec![ino(parent), named(parent, name)]
+        }
+        Request::Rename {
+            parent,
+            name,
+            new_parent,
+            new_name,
+            ..
+        } => vec![
+            ino(parent),
+            named(parent, name),
+            ino(new_parent),
+            named(new_parent, new_name),
+        ],
+        _ => return Touched::Everything,
+    };
+    Touched::These(inodes.into_iter().flatten().collect())
+}
+
+enum Owned {
+    Bytes(Vec<u8>),
+    Buffer(ferrite_buffers::Buffer),
+}
+
+/// A request that waits for leases to end.
+struct Change {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    id: u64,
+    body: Vec<u8>,
+    data: Owned,
+    asked: Asked,
+}
+
+/// Makes a change when nobody trusts any more what it changes, and answers it then. One that is repeated meanwhile is
+/// answered once.
+pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>) {
+    if !session.park(id) {
+        return;
+    }
+    let change = Change {
+        inner: Arc::clone(inner),
+        session: Arc::clone(session),
+        id,
+        body: received.body.to_vec(),
+        data: match received.data {
+            Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
+            Data::Buffer(buffer) => Owned::Buffer(buffer),
+        },
+        asked: received.asked,
+    };
+    inner.work(&session.export.store, move || change.begin());
+}
+
+impl Change {
+    fn request(&self) -> Option<(Head, Request<'_>)> {
+        Reader::new(&self.body).last().ok()
+    }
+
+    fn begin(self) {
+        let Some((_, request)) = self.request() else { return };
+        if !changes_names(&request) {
+            return self.recall();
+        }
+        let leases = Arc::clone(&self.session.export.store.leases);
+        if let Some(work) = leases.change_names(Box::new(move || self.recall())) {
+            work();
+        }
+    }
+
+    fn recall(self) {
+        let Some((_, request)) = self.request() else { return };
+        let touched = touched(&self.session, &request);
+        let (session, leases) = (Arc::clone(&self.session), Arc::clone(&self.session.export.store.leases));
+        let (inner, then) = (Arc::clone(&self.inner), touched.clone());
+        if let Some(work) = leases.recall(&touched, &*session, Box::new(move || self.make(&then))) {
+            work();
+        } else {
+            inner.wake_keeper();
+        }
+    }
+
+    fn make(self, touched: &Touched) {
+        let Some((head, request)) = self.request() else { return };
+        let (inner, session) = (&self.inner, &self.session);
+        let leases = &session.export.store.leases;
+        let has_names = changes_names(&request);
+        let data: &[u8] = match &self.data {
+            Owned::Bytes(bytes) => bytes,
+            Owned::Buffer(buffer) => buffer,
+        };
+        let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
+        // Changes find their data here; none starves.
+        inner.answer(session, head, request, data, &mut out);
+        leases.changed(touched);
+        if has_names && let Some(next) = leases.names_changed() {
+            inner.go_on(next);
+        }
+        session.unpark(self.id);
+        asked.count_if_answered(&session.meter, &out);
+        session.send(|to| to.append(&mut out));
+    }
+}

@@ -1,0 +1,404 @@
+//! Leases on inodes: who may trust what he has read, and how long a change waits for that.
+//!
+//! What lives here: [`Leases`], the table of one engine. A lease on an inode vouches for all that its session has read
+//! of it since: attributes, data, and of a directory which names it has and lacks. It ends with its term, or when the
+//! client answers a recall.
+//!
+//! Invariants:
+//! * A lease is in the table before the engine is asked for what it vouches for ([`Leases::grant`]), and a change is in
+//!   it before it waits for leases, until it is made ([`Leases::recall`], [`Leases::changed`]). There is no grant on an
+//!   inode that is being changed. So what a lease vouches for cannot change while it lasts.
+//! * The server counts a term from later than the client does, on a clock that nobody sets.
+//! * Nobody waits here: a change that has to wait is work that is given back when it may go on.
+//! * That there may be leases is in the pool before the first is granted. After a restart changes wait until those of
+//!   the earlier run are over.
+//! * A change that does not know of leases is counted ([`Leases::pass`]), and there are no grants while one is under
+//!   way. Both sides write first and look then, so one of them sees the other.
+//!
+//! The lock on the table is taken before that of a session's link, and under no lock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_vfs::workers::Work;
+use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, XattrMode};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::state::random;
+
+/// The attribute of the pool's root that says how long leases of this run may last, in milliseconds.
+const NAME: &[u8] = b"trusted.ferrite.leases";
+/// Most leases at a time. With more, none is granted until some are over.
+const LEASES_MAX: usize = 1 << 20;
+
+/// What a change touches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Touched {
+    These(Vec<Ino>),
+    /// It is not known what.
+    Everything,
+}
+
+/// Who has leases: a session.
+pub(super) trait Holder: Send + Sync {
+    /// Its number, which no other has.
+    fn number(&self) -> u64;
+
+    /// Asks its client to drop what it keeps of an inode. Does not block.
+    fn recall(&self, recall: u64, ino: Ino);
+}
+
+struct Lease {
+    session: Arc<dyn Holder>,
+    ends: Instant,
+    /// The number of the recall that the client has been sent, 0 if none.
+    recall: u64,
+}
+
+/// A change that waits.
+struct Waiting {
+    touched: Touched,
+    session: u64,
+    work: Work,
+}
+
+#[derive(Default)]
+struct Table {
+    leases: FxHashMap<Ino, Vec<Lease>>,
+    count: usize,
+    recalls: FxHashMap<u64, Ino>,
+    last_recall: u64,
+    /// Changes under way, by inode.
+    changing: FxHashMap<Ino, u32>,
+    /// Those among them that may touch anything.
+    changing_everything: u32,
+    waiting: Vec<Waiting>,
+    /// A change of names is under way, and these are next.
+    names: Option<VecDeque<Work>>,
+    /// Leases of an earlier run may last until then.
+    earlier: Option<Instant>,
+}
+
+/// See the head of this module.
+pub(super) struct Leases {
+    term: Duration,
+    /// Changes must look at the table.
+    is_on: AtomicBool,
+    /// Changes under way that did not.
+    passing: AtomicUsize,
+    table: Mutex<Table>,
+    /// Whether the pool says that there may be leases of this run.
+    is_noted: Mutex<bool>,
+}
+
+/// A change that did not look at the table, because there were no leases when it began.
+pub(super) struct Passing(Arc<Leases>);
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.0.passing.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Leases {
+    /// Begins; changes wait until leases of an earlier run are over. A term of zero: there are none.
+    pub(super) fn load(fs: &dyn FileSystem, term: Duration) -> Result<Leases> {
+        let noted = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
+            Ok(noted) => Some(noted),
+            Err(FsError::NoAttribute | FsError::NotSupported(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let earlier = noted.map(|noted| {
+            let term_ms = <[u8; 4]>::try_from(&noted[..]).map_or(u32::MAX / 1000, u32::from_le_bytes);
+            Instant::now() + Duration::from_millis(u64::from(term_ms))
+        });
+        Ok(Leases {
+            term,
+            is_on: AtomicBool::new(earlier.is_some()),
+            passing: AtomicUsize::new(0),
+            table: Mutex::new(Table {
+                earlier,
+                // Answers to recalls of an earlier run may still come.
+                last_recall: u64::from_le_bytes(random()?) >> 1,
+                ..Table::default()
+            }),
+            is_noted: Mutex::new(false),
+        })
+    }
+
+    /// A change begins. `None` if there may be leases, so that it has to go by the table.
+    pub(super) fn pass(self: &Arc<Self>) -> Option<Passing> {
+        self.passing.fetch_add(1, Ordering::SeqCst);
+        let passing = Passing(Arc::clone(self));
+        (!self.is_on.load(Ordering::SeqCst)).then_some(passing)
+    }
+
+    /// A session wants leases. It has none any more, unless its client says that they are relied on still. Returns
+    /// their term, zero if it gets none, and what can go on.
+    pub(super) fn begin(&self, fs: &dyn FileSystem, session: &dyn Holder, relied_on: bool) -> (Duration, Vec<Work>) {
+        let mut is_noted = self.is_noted.lock();
+        if !*is_noted && !self.term.is_zero() {
+            let earlier = self.table.lock().earlier;
+            // The next run must wait for those of an earlier one, too.
+            let longest = earlier.map_or(self.term, |ends| {
+                self.term.max(ends.saturating_duration_since(Instant::now()))
+            });
+            let term_ms = u32::try_from(longest.as_millis() + 1).unwrap_or(u32::MAX).to_le_bytes();
+            *is_noted = match fs.setxattr(SYSTEM, ROOT_INO, NAME, &term_ms, XattrMode::Any) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!("there are no leases, for the pool cannot note them: {error}");
+                    false
+                }
+            };
+        }
+        if *is_noted {
+            self.is_on.store(true, Ordering::SeqCst);
+        }
+        let term = if *is_noted { self.term } else { Duration::ZERO };
+        drop(is_noted);
+        let mut table = self.table.lock();
+        if !relied_on {
+            table.retain(|lease| lease.session.number() != session.number());
+        }
+        (term, table.ready(Instant::now()))
+    }
+
+    /// A session's client has dropped all that it kept. Returns what can go on.
+    pub(super) fn end(&self, session: &dyn Holder) -> Vec<Work> {
+        let mut table = self.table.lock();
+        table.retain(|lease| lease.session.number() != session.number());
+        table.ready(Instant::now())
+    }
+
+    /// Grants a session a lease on an inode, of which it has not been told yet, or makes its lease last longer. False
+    /// if that cannot be.
+    pub(super) fn grant(&self, session: Arc<dyn Holder>, ino: Ino) -> bool {
+        if self.passing.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let mut table = self.table.lock();
+        if table.changing_everything > 0 || table.changing.contains_key(&ino) {
+            return false;
+        }
+        let now = Instant::now();
+        if table.count >= LEASES_MAX {
+            table.retain(|lease| lease.ends > now);
+            if table.count >= LEASES_MAX {
+                return false;
+            }
+        }
+        let ends = now + self.term;
+        let table = &mut *table;
+        let leases = table.leases.entry(ino).or_default();
+        match leases
+            .iter_mut()
+            .find(|lease| lease.session.number() == session.number())
+        {
+            Some(lease) => {
+                lease.ends = ends;
+                // One that was not answered was for what the client read before.
+                table.recalls.remove(&std::mem::take(&mut lease.recall));
+            }
+            None => {
+                leases.push(Lease {
+                    session,
+                    ends,
+                    recall: 0,
+                });
+                table.count += 1;
+            }
+        }
+        true
+    }
+
+    /// Has `work` done when no other change of names is under way: gives it back if none is. Who is done says so
+    /// ([`Self::names_changed`]).
+    pub(super) fn change_names(&self, work: Work) -> Option<Work> {
+        match &mut self.table.lock().names {
+            Some(queue) => {
+                queue.push_back(work);
+                None
+            }
+            names => {
+                *names = Some(VecDeque::new());
+                Some(work)
+            }
+        }
+    }
+
+    /// A change of names is done. Returns the next.
+    pub(super) fn names_changed(&self) -> Option<Work> {
+        let mut table = self.table.lock();
+        let next = table.names.as_mut().and_then(VecDeque::pop_front);
+        if next.is_none() {
+            table.names = None;
+        }
+        next
+    }
+
+    /// A session is about to make a change. Recalls what others have leases on; has `work` done when these are over:
+    /// gives it back if they are. Who has made the change says so ([`Self::changed`]).
+    pub(super) fn recall(&self, touched: &Touched, session: &dyn Holder, work: Work) -> Option<Work> {
+        let mut table = self.table.lock();
+        let session = session.number();
+        match touched {
+            Touched::These(inodes) => inodes
+                .iter()
+                .for_each(|&ino| *table.changing.entry(ino).or_default() += 1),
+            Touched::Everything => table.changing_everything += 1,
+        }
+        let now = Instant::now();
+        if !table.is_in_use(touched, session, now) {
+            return Some(work);
+        }
+        table.send_recalls(touched, session);
+        table.waiting.push(Waiting {
+            touched: touched.clone(),
+            session,
+            work,
+        });
+        None
+    }
+
+    /// A change is made, or has failed.
+    pub(super) fn changed(&self, touched: &Touched) {
+        let mut table = self.table.lock();
+        match touched {
+            Touched::Everything => table.changing_everything -= 1,
+            Touched::These(inodes) => {
+                for ino in inodes {
+                    match table.changing.get_mut(ino) {
+                        Some(count) if *count > 1 => *count -= 1,
+                        _ => drop(table.changing.remove(ino)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// A client has dropped what recalls told of. Returns what can go on.
+    pub(super) fn recalled(&self, session: &dyn Holder, recalls: &[u64]) -> Vec<Work> {
+        let mut table = self.table.lock();
+        for &recall in recalls {
+            let Some(&ino) = table.recalls.get(&recall) else {
+                continue;
+            };
+            let Some(leases) = table.leases.get_mut(&ino) else {
+                continue;
+            };
+            let before = leases.len();
+            // Somebody else's recall is none of its business.
+            leases.retain(|lease| lease.recall != recall || lease.session.number() != session.number());
+            let ended = before - leases.len();
+            if leases.is_empty() {
+                table.leases.remove(&ino);
+            }
+            if ended > 0 {
+                table.recalls.remove(&recall);
+                table.count -= ended;
+            }
+        }
+        table.ready(Instant::now())
+    }
+
+    /// What can go on because terms are over.
+    pub(super) fn due(&self, fs: &dyn FileSystem) -> Vec<Work> {
+        if !self.is_on.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let is_noted = self.is_noted.lock();
+        if self.table.lock().earlier.is_some_and(|ends| ends <= now) {
+            if !*is_noted && let Err(error) = fs.removexattr(SYSTEM, ROOT_INO, NAME) {
+                tracing::debug!("the pool still says that there are leases: {error}");
+            }
+            self.table.lock().earlier = None;
+        }
+        drop(is_noted);
+        let mut table = self.table.lock();
+        if table.leases.values().flatten().any(|lease| lease.ends <= now) {
+            table.retain(|lease| lease.ends > now);
+        }
+        table.ready(now)
+    }
+
+    /// Whether changes wait.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.is_on.load(Ordering::Acquire) && !self.table.lock().waiting.is_empty()
+    }
+
+    /// The server stops: what waits is not done, and is asked for again.
+    pub(super) fn stop(&self) {
+        let dropped = {
+            let mut table = self.table.lock();
+            table.retain(|_| false);
+            let names = table.names.as_mut().map(std::mem::take);
+            (std::mem::take(&mut table.waiting), names)
+        };
+        drop(dropped);
+    }
+}
+
+impl Table {
+    fn retain(&mut self, stays: impl Fn(&Lease) -> bool) {
+        let (mut count, recalls) = (0, &mut self.recalls);
+        self.leases.retain(|_, leases| {
+            leases.retain(|lease| {
+                let stays = stays(lease);
+                if !stays {
+                    recalls.remove(&lease.recall);
+                }
+                stays
+            });
+            count += leases.len();
+            !leases.is_empty()
+        });
+        self.count = count;
+    }
+
+    /// Whether others than `session` may trust what is touched.
+    fn is_in_use(&self, touched: &Touched, session: u64, now: Instant) -> bool {
+        let is_in_use = |leases: &Vec<Lease>| {
+            let of_other = |lease: &Lease| lease.session.number() != session && lease.ends > now;
+            leases.iter().any(of_other)
+        };
+        // Of an earlier run nobody knows who had which.
+        self.earlier.is_some_and(|ends| ends > now)
+            || match touched {
+                Touched::These(inodes) => inodes.iter().filter_map(|ino| self.leases.get(ino)).any(is_in_use),
+                Touched::Everything => self.leases.values().any(is_in_use),
+            }
+    }
+
+    fn send_recalls(&mut self, touched: &Touched, session: u64) {
+        let inodes: Vec<Ino> = match touched {
+            Touched::These(inodes) => inodes.clone(),
+            Touched::Everything => self.leases.keys().copied().collect(),
+        };
+        for ino in inodes {
+            for lease in self.leases.get_mut(&ino).into_iter().flatten() {
+                if lease.session.number() == session || lease.recall != 0 {
+                    continue;
+                }
+                self.last_recall += 1;
+                let number = self.last_recall;
+                lease.recall = number;
+                self.recalls.insert(number, ino);
+                lease.session.recall(number, ino);
+            }
+        }
+    }
+
+    /// Takes the changes that need not wait any more.
+    fn ready(&mut self, now: Instant) -> Vec<Work> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let in_use = |waiting: &Waiting| self.is_in_use(&waiting.touched, waiting.session, now);
+        let (waiting, ready): (Vec<Waiting>, Vec<Waiting>) = waiting.into_iter().partition(in_use);
+        self.waiting = waiting;
+        ready.into_iter().map(|waiting| waiting.work).collect()
+    }
+}

@@ -1,0 +1,72 @@
+//! How a server runs: [`ServerOptions`].
+
+use std::time::Duration;
+
+use super::FabricOptions;
+
+/// How a server runs.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerOptions {
+    /// Threads that serve connections.
+    pub threads: usize,
+    /// How long such a thread looks for work before it sleeps. Zero: it sleeps at once.
+    pub busy: Duration,
+    /// Threads for engines that may wait for a device.
+    pub workers: usize,
+    /// Without a sign of life for so long a session ends.
+    pub lease: Duration,
+    /// How long a change waits for a client that does not give back what it has a lease on, at most. Zero: clients get
+    /// no leases, and keep nothing.
+    pub cache_term: Duration,
+    /// Memory for data on its way.
+    pub buffers_bytes: usize,
+    /// Lets clients go on over a fabric. A build without the feature `fabric` tells them that it cannot.
+    pub fabric: Option<FabricOptions>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            threads: 1,
+            busy: Duration::ZERO,
+            workers: 16,
+            lease: Duration::from_secs(30),
+            cache_term: Duration::from_secs(5),
+            buffers_bytes: 64 << 20,
+            fabric: None,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Sets [`Self::threads`].
+    #[must_use]
+    pub fn threads(self, threads: usize) -> Self {
+        ServerOptions { threads, ..self }
+    }
+
+    /// Sets [`Self::lease`].
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        ServerOptions { lease, ..self }
+    }
+
+    /// Sets [`Self::cache_term`].
+    #[must_use]
+    pub fn cache_term(self, cache_term: Duration) -> Self {
+        ServerOptions { cache_term, ..self }
+    }
+
+    /// Sets [`Self::busy`].
+    #[must_use]
+    pub fn busy(self, busy: Duration) -> Self {
+        ServerOptions { busy, ..self }
+    }
+
+    /// Sets [`Self::fabric`].
+    #[must_use]
+    pub fn fabric(self, fabric: Option<FabricOptions>) -> Self {
+        ServerOptions { fabric, ..self }
+    }
+}
