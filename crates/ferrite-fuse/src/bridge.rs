@@ -12,20 +12,22 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ferrite_vfs::{
-    Attr, BadArgument, Cred, Ctx, FallocateMode, FileKind, FileSystem, FsError, Groups, Ino, NewFile, NewNode,
-    OpenFile, OpenMode, Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, WriteMode, XattrMode, posix,
+    Attr, BadArgument, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, Position,
+    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, WriteMode, XattrMode, posix,
 };
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
+use crate::caller::ctx;
+use crate::convert::{absent, errno, file_attr, file_type, open_mode, set_time, unknown};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Locks, Wire};
+use crate::vouched::Vouched;
 
 /// Longest time that the kernel is told to trust an answer: it takes no infinite one.
 const TRUST_MAX: Duration = Duration::from_secs(86_400);
@@ -51,28 +53,8 @@ pub(crate) struct Bridge {
     freezer: Freezer,
     /// If the engine keeps record locks, and not the kernel.
     locks: Option<Arc<Locks>>,
-}
-
-/// The context of a request: the kernel has checked permissions, and keeps the numbers it is told. It names one group
-/// of the caller; the others are looked up if a rule asks for them.
-fn ctx(req: &Request) -> Ctx {
-    let groups = Groups::OfProcess {
-        pid: req.pid(),
-        list: groups_of,
-    };
-    let cred = Cred {
-        groups,
-        ..Cred::new(req.uid(), req.gid())
-    };
-    Ctx::trusted(cred).pinning()
-}
-
-/// The supplementary groups of a process; none if they cannot be found out.
-fn groups_of(pid: u32) -> Vec<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
-    let numbers = groups.unwrap_or_default().split_whitespace();
-    numbers.filter_map(|group| group.parse().ok()).collect()
+    /// If the engine vouches for what it tells, until it takes that back.
+    vouched: Option<Arc<Vouched>>,
 }
 
 /// Runs `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is
@@ -110,6 +92,7 @@ macro_rules! answer {
 impl Bridge {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, engine_locks: bool) -> Self {
         let limits = fs.limits();
+        let vouched = fs.vouching().map(|_| Arc::default());
         let locks = engine_locks.then(|| Locks::new(Arc::clone(&fs)));
         Bridge {
             fs,
@@ -118,7 +101,13 @@ impl Bridge {
             trust: limits.trust.min(TRUST_MAX),
             freezer,
             locks,
+            vouched,
         }
+    }
+
+    /// What is to be taken back from the kernel, if the engine wants that.
+    pub(crate) fn vouched(&self) -> Option<Arc<Vouched>> {
+        self.vouched.clone()
     }
 
     fn entry(&self, reply: ReplyEntry, result: Result<Attr>) {
@@ -151,17 +140,6 @@ impl Bridge {
                 FIRST_COOKIE,
                 OsStr::new(".."),
             )
-    }
-}
-
-/// How a file is opened, from the flags of `open(2)`.
-fn open_mode(flags: OpenFlags) -> OpenMode {
-    // The kernel reads a page before it changes part of it in a shared mapping, so whoever writes also reads.
-    OpenMode {
-        read: true,
-        write: flags.acc_mode() != OpenAccMode::O_RDONLY,
-        truncate: false,
-        no_atime: flags.0 & libc::O_NOATIME != 0,
     }
 }
 
@@ -217,9 +195,19 @@ impl Filesystem for Bridge {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.fs.lookup(&ctx(req), parent.0, name.as_bytes()) {
-            Err(FsError::NotFound) => reply.entry(&self.trust, &absent(), Generation(0)),
-            result => self.entry(reply, result),
+        let looked = self.fs.lookup(&ctx(req), parent.0, name.as_bytes());
+        let found = looked.as_ref().ok().map(|attr| attr.ino);
+        let name_ttl = match &self.vouched {
+            Some(vouched) => vouched.name(&*self.fs, parent.0, name, found),
+            None => self.trust,
+        };
+        match looked {
+            Ok(attr) => {
+                let generation = Generation(u64::from(attr.generation));
+                reply.entry_with_ttls(&self.trust, &name_ttl, &file_attr(&attr), generation);
+            }
+            Err(FsError::NotFound) => reply.entry(&name_ttl, &absent(), Generation(0)),
+            Err(error) => reply.error(errno(&error)),
         }
     }
 
@@ -231,7 +219,13 @@ impl Filesystem for Bridge {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.fs.getattr(&ctx(req), ino.0), attr => reply.attr(&self.trust, &file_attr(&attr)));
+        answer!(reply, self.fs.getattr(&ctx(req), ino.0), attr => {
+            let ttl = match &self.vouched {
+                Some(_) => Vouched::attr(&*self.fs, &attr),
+                None => self.trust,
+            };
+            reply.attr(&ttl, &file_attr(&attr));
+        });
     }
 
     fn setattr(
@@ -350,6 +344,10 @@ impl Filesystem for Bridge {
         };
         let ctx = ctx(req);
         change!(self, [name, newname], |bridge| {
+            if let Some(vouched) = &bridge.vouched {
+                vouched.moves(newparent.0, newname);
+                vouched.moves(parent.0, name);
+            }
             let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
             answer!(reply, bridge.fs.rename(&ctx, from.0, from.1, to.0, to.1, mode), () => reply.ok());
         });

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ferrite_vfs::{Attr, FileKind, FsError, Ino, SetTime, Timestamp};
-use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
+use ferrite_vfs::{Attr, FileKind, FsError, Ino, OpenMode, SetTime, Timestamp};
+use fuser::{Errno, FileAttr, FileType, INodeNo, OpenAccMode, OpenFlags, TimeOrNow};
 
 /// Preferred size of an I/O request.
 const BLOCK_BYTES: u32 = 4096;
@@ -68,6 +68,17 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
         rdev: attr.rdev,
         blksize: BLOCK_BYTES,
         flags: 0,
+    }
+}
+
+/// How a file is opened, from the flags of `open(2)`.
+pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
+    // The kernel reads a page before it changes part of it in a shared mapping, so whoever writes also reads.
+    OpenMode {
+        read: true,
+        write: flags.acc_mode() != OpenAccMode::O_RDONLY,
+        truncate: false,
+        no_atime: flags.0 & libc::O_NOATIME != 0,
     }
 }
 

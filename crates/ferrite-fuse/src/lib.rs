@@ -4,17 +4,20 @@
 //! | --- | --- |
 //! | `mount` | options, [`mount`], [`Mounted`]: the session and its end |
 //! | `bridge` | one FUSE request = one call of the engine |
+//! | `caller` | who makes a request |
 //! | `convert` | attributes and errors, ours to theirs |
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `locks` | record locks that the engine keeps |
 //! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
+//! | `vouched` | what the kernel keeps until an engine that others use takes it back |
 //!
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work.
 //! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, we do not.
 //! * Names, attributes and pages stay cached in the kernel for a day if the engine says that nobody else changes
-//!   anything. If its answers are not to be trusted at all, nothing is cached, and files are read directly.
+//!   anything. If its answers are not to be trusted at all, nothing is cached, and files are read directly. If it
+//!   vouches for them until it takes them back, names and attributes are cached, for a second or two at a time.
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
@@ -26,12 +29,14 @@
 #![forbid(unsafe_code)]
 
 mod bridge;
+mod caller;
 mod convert;
 mod freezer;
 mod handles;
 mod locks;
 mod mount;
 mod notify;
+mod vouched;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;

@@ -16,6 +16,7 @@ use thiserror::Error;
 use crate::bridge::Bridge;
 use crate::freezer::Freezer;
 use crate::notify::Notifications;
+use crate::vouched;
 
 /// Options of a mount.
 #[derive(Debug, Clone)]
@@ -130,11 +131,19 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
     let freezer = Freezer::default();
-    let bridge = Bridge::new(fs, freezer.clone(), options.engine_locks);
+    let bridge = Bridge::new(Arc::clone(&fs), freezer.clone(), options.engine_locks);
+    let vouched = bridge.vouched();
+    let watched = |session: &Session<Bridge>| {
+        if let Some(vouched) = &vouched {
+            vouched::watch(&*fs, vouched, Notifications::new(session.notifier()));
+        }
+    };
     if !rustix::process::geteuid().is_root() {
         drop(device);
+        let session = Session::new(bridge, dir, &config(options))?;
+        watched(&session);
         return Ok(Mounted {
-            session: Session::new(bridge, dir, &config(options))?,
+            session,
             freezer,
             dir: None,
         });
@@ -145,11 +154,14 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     kernel_mount(&device, &dir, options)?;
     let acl = choose_acl(options.allow_other);
     match Session::from_fd(bridge, device, acl, config(options)) {
-        Ok(session) => Ok(Mounted {
-            session,
-            freezer,
-            dir: Some(dir),
-        }),
+        Ok(session) => {
+            watched(&session);
+            Ok(Mounted {
+                session,
+                freezer,
+                dir: Some(dir),
+            })
+        }
         Err(error) => {
             let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
             Err(error.into())

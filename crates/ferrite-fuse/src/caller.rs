@@ -1,0 +1,26 @@
+//! Who makes a request, as the engine is told.
+
+use ferrite_vfs::{Cred, Ctx, Groups};
+use fuser::Request;
+
+/// The context of a request: the kernel has checked permissions, and keeps the numbers it is told. It names one group
+/// of the caller; the others are looked up if a rule asks for them.
+pub(crate) fn ctx(req: &Request) -> Ctx {
+    let groups = Groups::OfProcess {
+        pid: req.pid(),
+        list: groups_of,
+    };
+    let cred = Cred {
+        groups,
+        ..Cred::new(req.uid(), req.gid())
+    };
+    Ctx::trusted(cred).pinning()
+}
+
+/// The supplementary groups of a process; none if they cannot be found out.
+fn groups_of(pid: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    let numbers = groups.unwrap_or_default().split_whitespace();
+    numbers.filter_map(|group| group.parse().ok()).collect()
+}
