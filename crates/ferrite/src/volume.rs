@@ -43,6 +43,20 @@ fn open_remote(address: &Path, _: &MountOptions) -> Result<Arc<dyn Volume>, Volu
     Ok(Arc::new(RemoteVolume::open(&text, &ClientOptions::default())?))
 }
 
+/// The scheme of pools on devices.
+const NVME: &str = "nvme";
+
+/// Opens the pool that a file describes.
+#[cfg(feature = "nvme")]
+fn open_nvme(path: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+    let mut wanted = ferrite_nvme::Options::default();
+    wanted.read_only = options.read_only;
+    // Who accepts what a loss of power may have left only looks.
+    wanted.look = options.read_only && options.accept_power_loss;
+    wanted.keep_orphans = options.keep_orphans;
+    Ok(Arc::new(ferrite_nvme::NvmeVolume::open(path, wanted)?))
+}
+
 /// All schemes; the first one is that of paths without a scheme.
 const OPENERS: &[Opener] = &[
     Opener {
@@ -50,7 +64,10 @@ const OPENERS: &[Opener] = &[
         open: Some(pool::open),
     },
     Opener {
-        scheme: "nvme",
+        scheme: NVME,
+        #[cfg(feature = "nvme")]
+        open: Some(open_nvme),
+        #[cfg(not(feature = "nvme"))]
         open: None,
     },
     Opener {
@@ -95,11 +112,14 @@ pub enum AddressError {
 }
 
 /// What this build opens, for messages.
-#[cfg(not(feature = "fabric"))]
-const OPENS: &str = "it opens `pm:PATH`, a path alone, or `tcp://HOST:PORT/EXPORT`";
-/// The same with the feature `fabric`.
-#[cfg(feature = "fabric")]
-const OPENS: &str = "it opens `pm:PATH`, a path alone, `tcp://HOST:PORT/EXPORT`, or `fabric://HOST:PORT/EXPORT`";
+const OPENS: &str = match (cfg!(feature = "nvme"), cfg!(feature = "fabric")) {
+    (false, false) => "it opens `pm:PATH`, a path alone, or `tcp://HOST:PORT/EXPORT`",
+    (true, false) => "it opens `pm:PATH`, a path alone, `nvme:POOL.toml`, or `tcp://HOST:PORT/EXPORT`",
+    (false, true) => "it opens `pm:PATH`, a path alone, `tcp://HOST:PORT/EXPORT`, or `fabric://HOST:PORT/EXPORT`",
+    (true, true) => {
+        "it opens `pm:PATH`, a path alone, `nvme:POOL.toml`, `tcp://HOST:PORT/EXPORT`, or `fabric://HOST:PORT/EXPORT`"
+    }
+};
 
 impl From<AddressError> for VolumeError {
     fn from(error: AddressError) -> Self {
@@ -111,15 +131,15 @@ impl From<AddressError> for VolumeError {
     }
 }
 
-/// The address of a volume: `pm:PATH`, the path of a pool alone, or `tcp://HOST:PORT/EXPORT`. This build has an engine
-/// for it.
+/// The address of a volume: `pm:PATH`, the path of a pool alone, `nvme:POOL.toml`, or `tcp://HOST:PORT/EXPORT`. This
+/// build has an engine for it.
 ///
 /// ```
 /// use ferrite::volume::Address;
 ///
 /// let address = Address::parse("pm:/var/lib/data.pool")?;
 /// assert_eq!(address, Address::parse("/var/lib/data.pool")?);
-/// assert!(Address::parse("nvme:/etc/drives.toml").is_err(), "not in this build");
+/// assert_eq!(Address::parse("nvme:/etc/drives.toml").is_ok(), cfg!(feature = "nvme"));
 /// # Ok::<(), ferrite::volume::AddressError>(())
 /// ```
 #[derive(Clone)]
@@ -271,6 +291,10 @@ mod tests {
         for (text, scheme) in [("nvme:/etc/drives", "nvme"), ("fabric://host/export", "fabric")] {
             if scheme == FABRIC && cfg!(feature = "fabric") {
                 assert!(Address::parse(text).unwrap().is_remote());
+                continue;
+            }
+            if scheme == NVME && cfg!(feature = "nvme") {
+                assert_eq!(Address::parse(text).unwrap().path(), Path::new("/etc/drives"));
                 continue;
             }
             let error = Address::parse(text).unwrap_err();

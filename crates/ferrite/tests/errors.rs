@@ -239,7 +239,8 @@ fn an_address_leads_to_its_engine_or_says_why_not() {
     look.close().unwrap();
 
     for (address, kind) in [
-        ("fabric://host/export", ErrorKind::Unsupported),
+        #[cfg(not(feature = "nvme"))]
+        ("nvme:/etc/drives", ErrorKind::Unsupported),
         ("tcp:host", ErrorKind::InvalidInput),
         ("pm:", ErrorKind::InvalidInput),
         ("http://host", ErrorKind::InvalidInput),
