@@ -44,9 +44,26 @@ pub enum LabError {
     #[cfg(feature = "leveldb")]
     #[error(transparent)]
     LevelDb(#[from] ferrite_leveldb::DbError),
+    /// A blob store refused.
+    #[cfg(feature = "nvme")]
+    #[error(transparent)]
+    Blob(#[from] ferrite_blob::Error),
+    /// A metadata store refused.
+    #[cfg(feature = "nvme")]
+    #[error(transparent)]
+    Meta(#[from] ferrite_meta::Error),
     /// Something was measured that cannot be right.
     #[error("{0}")]
     Wrong(String),
+    /// The server cannot be reached.
+    #[error("server: {0}")]
+    Net(#[from] ferrite_net::client::ConnectError),
+    /// A peer that it is compared with cannot be had.
+    #[error("{0}")]
+    Peer(String),
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] std::io::Error),
     /// A file could not be read.
     #[error("{path}: {source}", path = path.display())]
     File {

@@ -1,4 +1,4 @@
-//! The lab: the experiments of the HashFS and HDPM papers as commands, with plots and verdicts.
+//! The lab: the experiments of the HashFS, HDPM and RUFS papers as commands, with plots and verdicts.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -12,6 +12,7 @@
 //! | [`mixes`] | filebench's mixes, on whatever stores files |
 //! | `measure` | cold and hot timing |
 //! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite bench mapping` |
+//! | [`peers`] | whom a remote client is measured with, also for `ferrite bench net` |
 //! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
@@ -26,7 +27,8 @@
 //! ```
 //!
 //! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and
-//! LevelDB.
+//! LevelDB; the NVMe engine (RUFS 10, 14, and 11 to 13 for the server alone) with the feature `nvme`, which needs a
+//! C++ compiler and RocksDB.
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` is included
 //! automatically.
@@ -46,6 +48,7 @@ mod figures;
 mod measure;
 mod misses;
 pub mod mixes;
+pub mod peers;
 pub mod plan;
 mod pool;
 mod progress;

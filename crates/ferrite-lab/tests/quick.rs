@@ -138,20 +138,35 @@ fn unknown_figures_are_refused_before_anything_runs() {
 #[test]
 fn figures_that_this_build_lacks_are_refused_with_the_mend() {
     let ycsb = ["hashfs-13", "hashfs-14"];
+    let nvme = [
+        "rufs-10",
+        "rufs-11-server",
+        "rufs-12-server",
+        "rufs-13-server",
+        "rufs-14",
+    ];
     for figure in ferrite_lab::list() {
-        let lacks = ycsb.contains(&figure.id.as_str()) && cfg!(not(feature = "leveldb"));
-        assert_eq!(ferrite_lab::lacks(&figure.id).is_some(), lacks, "{}", figure.id);
+        let id = figure.id.as_str();
+        let lacks_leveldb = ycsb.contains(&id) && cfg!(not(feature = "leveldb"));
+        let lacks_nvme = nvme.contains(&id) && cfg!(not(feature = "nvme"));
+        assert_eq!(ferrite_lab::lacks(id).is_some(), lacks_leveldb || lacks_nvme, "{id}");
     }
+    let lacked = |ids: &[&'static str], flag: &'static str| ids.iter().map(|&id| (id, flag)).collect::<Vec<_>>();
+    let mut refusals = Vec::new();
     if cfg!(not(feature = "leveldb")) {
-        for id in ycsb {
-            let mut progress = Counting::default();
-            let refused = ferrite_lab::run(&["hashfs-5", id], &Plan::tiny(), &mut progress);
-            let Err(LabError::NotInThisBuild { figure, mend }) = refused else {
-                panic!("{id} ran without LevelDB");
-            };
-            assert!(figure == id && mend.contains("--features leveldb"), "{figure}: {mend}");
-            assert_eq!(progress.figures, 0);
-        }
+        refusals.extend(lacked(&ycsb, "--features leveldb"));
+    }
+    if cfg!(not(feature = "nvme")) {
+        refusals.extend(lacked(&nvme, "--features nvme"));
+    }
+    for (id, flag) in refusals {
+        let mut progress = Counting::default();
+        let refused = ferrite_lab::run(&["hashfs-5", id], &Plan::tiny(), &mut progress);
+        let Err(LabError::NotInThisBuild { figure, mend }) = refused else {
+            panic!("{id} ran without what it needs");
+        };
+        assert!(figure == id && mend.contains(flag), "{figure}: {mend}");
+        assert_eq!(progress.figures, 0);
     }
 }
 

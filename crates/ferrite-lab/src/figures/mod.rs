@@ -18,6 +18,7 @@ mod io_size;
 mod locality;
 mod page_cache;
 mod page_updates;
+mod rufs;
 mod scaling;
 mod ycsb;
 
@@ -65,11 +66,21 @@ pub(crate) const FIGURES: &[Figure] = &[
     hdpm_mixes::WEBPROXY,
     hdpm_mixes::VARMAIL,
     hdpm_data::SCANS,
+    rufs::REGISTERED,
+    rufs::METADATA,
+    rufs::HOMES,
+    rufs::LATENCY,
+    rufs::SERVER_LATENCY,
+    rufs::SMALL,
+    rufs::SERVER_SMALL,
+    rufs::LARGE,
+    rufs::SERVER_LARGE,
+    rufs::DEVICES,
 ];
 
 /// What this build lacks to run a figure, with the remedy; empty for most.
 pub(crate) fn lacking(id: &str) -> Option<&'static str> {
-    ycsb::lacking(id)
+    ycsb::lacking(id).or_else(|| rufs::lacking(id))
 }
 
 /// A panel of bars without values yet.

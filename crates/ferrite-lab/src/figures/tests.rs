@@ -157,6 +157,197 @@ fn the_verdict_on_update_sizes_follows_its_numbers() {
     assert_eq!(with(20.0, 2.0, 20.0, 50.0, 4.0), Outcome::Not);
 }
 
+/// Figures of the network: a bar that is too low or too high is told from one that is not.
+#[test]
+fn the_verdicts_on_the_network_follow_their_numbers() {
+    let latency = |nfs: f64, ext4: f64| {
+        let sides: [(&str, &[(&str, f64)]); 5] = [
+            ("ferrite over TCP", &[("read", 20.0), ("write", 20.0)]),
+            ("NFS + ext4", &[("read", nfs), ("write", nfs)]),
+            ("ferrite's engine alone", &[("read", 1.0), ("write", 2.0)]),
+            ("ext4, O_DIRECT", &[("read", ext4), ("write", ext4)]),
+            ("ext4, O_SYNC", &[("write", 5.0 * ext4)]),
+        ];
+        outcome("rufs-11", vec![panel("4 KiB at random places, one at a time", &sides)])
+    };
+    assert_eq!(latency(80.0, 10.0), Outcome::Reproduced);
+    assert_eq!(latency(30.0, 10.0), Outcome::Partly, "NFS keeps up");
+    assert_eq!(latency(80.0, 3.0), Outcome::Partly, "ext4 alone keeps up");
+    assert_eq!(latency(10.0, 0.5), Outcome::Not);
+
+    let small = |first: f64, deepest: f64, nfs: f64| {
+        let sides: [(&str, &[(&str, f64)]); 2] = [
+            ("ferrite over TCP", &[("1", first), ("16", deepest)]),
+            ("NFS + ext4", &[("1", nfs), ("16", nfs)]),
+        ];
+        let panels = ["4 KiB random reads", "4 KiB random writes"].map(|title| panel(title, &sides));
+        outcome("rufs-12", panels.into())
+    };
+    assert_eq!(small(100.0, 500.0, 50.0), Outcome::Reproduced);
+    assert_eq!(
+        small(100.0, 500.0, 100.0),
+        Outcome::Partly,
+        "writes are not eight times those of NFS"
+    );
+    assert_eq!(small(500.0, 500.0, 400.0), Outcome::Not);
+
+    let large = |remote: f64, nfs: f64, engine: f64| {
+        let sides = [
+            ("ferrite over TCP", remote),
+            ("NFS + ext4", nfs),
+            ("ferrite's engine alone", engine),
+        ]
+        .map(|(name, value)| (name, [("read", value), ("write", value)]));
+        let mut values: Vec<(&str, &[(&str, f64)])> =
+            sides.iter().map(|(name, points)| (*name, points.as_slice())).collect();
+        values.push(("ext4, O_DIRECT", &[("read", 2000.0), ("write", 2000.0)]));
+        outcome("rufs-13", vec![panel("4 MiB in order", &values)])
+    };
+    assert_eq!(large(2900.0, 1000.0, 3000.0), Outcome::Reproduced);
+    assert_eq!(large(2000.0, 1000.0, 3000.0), Outcome::Partly, "the network limits it");
+    assert_eq!(large(1000.0, 1000.0, 1500.0), Outcome::Not);
+
+    let labels = [
+        "D-creat", "D-stat", "D-remove", "F-creat", "F-stat", "F-read", "F-remove",
+    ];
+    let metadata = |directories: f64, others: f64| {
+        let ours = labels.map(|label| (label, 10.0));
+        let mut theirs = labels.map(|label| (label, others));
+        theirs[0].1 = directories;
+        let sides: [(&str, &[(&str, f64)]); 2] = [("ferrite over TCP", &ours), ("NFS + ext4", &theirs)];
+        outcome("rufs-9", vec![panel("Metadata operations, one at a time", &sides)])
+    };
+    assert_eq!(metadata(200.0, 20.0), Outcome::Reproduced);
+    assert_eq!(
+        metadata(50.0, 20.0),
+        Outcome::Partly,
+        "directories are made less than ten times as fast"
+    );
+    assert_eq!(metadata(200.0, 12.0), Outcome::Partly, "stat gains too little");
+    assert_eq!(metadata(9.0, 9.0), Outcome::Not);
+
+    let labels = ["4 KiB", "64 KiB", "256 KiB", "1024 KiB", "4096 KiB"];
+    let registered = |first: f64, last: f64, reads: f64| {
+        let once = labels.map(|label| (label, 0.1));
+        let mut each = labels.map(|label| (label, first));
+        each[4].1 = last;
+        let (reused, mapped) = (labels.map(|label| (label, 100.0)), labels.map(|label| (label, reads)));
+        let names = [
+            "from the pool (reuse-bulk)",
+            "mapped, pinned and unmapped each time (register-bulk)",
+        ];
+        let alone: [(&str, &[(&str, f64)]); 2] = [(names[0], &once), (names[1], &each)];
+        let over: [(&str, &[(&str, f64)]); 2] = [(names[0], &reused), (names[1], &mapped)];
+        let panels = vec![
+            panel("A buffer alone", &alone),
+            panel("Reads over the network into it", &over),
+        ];
+        outcome("rufs-7", panels)
+    };
+    assert_eq!(registered(2.0, 500.0, 150.0), Outcome::Reproduced);
+    assert_eq!(registered(2.0, 500.0, 101.0), Outcome::Partly, "nobody notices");
+    assert_eq!(registered(2.0, 2.0, 150.0), Outcome::Partly, "it does not grow");
+    assert_eq!(registered(0.1, 0.1, 100.0), Outcome::Not);
+}
+
+/// Figures of the NVMe engine alone, also in builds without it: a stored result is judged anywhere.
+#[test]
+fn the_verdicts_on_the_server_alone_follow_their_numbers() {
+    let homes = |fs_sync: f64, blobs_sync: f64, stat: f64| {
+        let with = |value: f64, stat: f64| {
+            [
+                ("D-creat", value),
+                ("D-remove", value),
+                ("F-creat", value),
+                ("F-remove", value),
+                ("D-stat", stat),
+                ("F-stat", stat),
+            ]
+        };
+        let all = [
+            with(fs_sync, stat),
+            with(100.0, 500.0),
+            with(blobs_sync, stat),
+            with(100.0, 500.0),
+        ];
+        let names = [
+            "directory of ext4, each commit synchronous",
+            "directory of ext4, commits in groups",
+            "blob store, each commit synchronous",
+            "blob store, commits in groups",
+        ];
+        let sides: Vec<(&str, &[(&str, f64)])> = names
+            .iter()
+            .zip(&all)
+            .map(|(name, points)| (*name, points.as_slice()))
+            .collect();
+        outcome("rufs-10", vec![panel("Metadata operations, one at a time", &sides)])
+    };
+    assert_eq!(homes(2.0, 70.0, 500.0), Outcome::Reproduced);
+    assert_eq!(homes(50.0, 70.0, 500.0), Outcome::Partly, "ext4 commits cheaply");
+    assert_eq!(
+        homes(2.0, 20.0, 500.0),
+        Outcome::Partly,
+        "the blob store loses too much"
+    );
+    assert_eq!(homes(2.0, 70.0, 100.0), Outcome::Partly, "stat waits for commits");
+    assert_eq!(
+        homes(100.0, 50.0, 100.0),
+        Outcome::Partly,
+        "only the blob store loses anything"
+    );
+
+    let alone = |id: &str, title: &str, ours: f64, direct: f64, sync: f64| {
+        let labels = ["read", "write"];
+        let all = [ours, direct, sync].map(|value| labels.map(|label| (label, value)));
+        let sides: [(&str, &[(&str, f64)]); 3] = [
+            ("ferrite's NVMe engine", &all[0]),
+            ("ext4, O_DIRECT", &all[1]),
+            ("ext4, O_SYNC", &all[2][1..]),
+        ];
+        outcome(id, vec![panel(title, &sides)])
+    };
+    let latency = |ours, direct, sync| {
+        let title = "4 KiB at random places, one at a time";
+        alone("rufs-11-server", title, ours, direct, sync)
+    };
+    assert_eq!(latency(10.0, 60.0, 600.0), Outcome::Reproduced);
+    assert_eq!(latency(10.0, 20.0, 600.0), Outcome::Partly, "ext4 reads nearly as fast");
+    assert_eq!(latency(10.0, 9.0, 90.0), Outcome::Not);
+    let large = |ours, direct| alone("rufs-13-server", "4 MiB in order", ours, direct, 100.0);
+    assert_eq!(large(1200.0, 1000.0), Outcome::Reproduced);
+    assert_eq!(large(900.0, 1000.0), Outcome::Partly, "ext4 is faster");
+    assert_eq!(
+        large(1500.0, 1000.0),
+        Outcome::Partly,
+        "ext4 is slower than the paper's"
+    );
+
+    let labels = ["1", "4", "8", "16"];
+    let small = |direct: f64, sync: f64| {
+        let all = [100.0, direct, sync].map(|value| labels.map(|label| (label, value)));
+        let sides: [(&str, &[(&str, f64)]); 3] = [
+            ("ferrite's NVMe engine", &all[0]),
+            ("ext4, O_DIRECT", &all[1]),
+            ("ext4, O_SYNC", &all[2]),
+        ];
+        let panels = ["4 KiB random reads", "4 KiB random writes"].map(|title| panel(title, &sides));
+        outcome("rufs-12-server", panels.into())
+    };
+    assert_eq!(small(95.0, 10.0), Outcome::Reproduced);
+    assert_eq!(small(95.0, 50.0), Outcome::Partly, "O_SYNC keeps up");
+    assert_eq!(small(120.0, 50.0), Outcome::Not);
+
+    let devices = |six: f64| {
+        let points = [("1", 10.0), ("6", six)];
+        let sides: [(&str, &[(&str, f64)]); 2] = [("read", &points), ("write", &points)];
+        let panels = ["4 KiB at random places", "4 MiB in order"].map(|title| panel(title, &sides));
+        outcome("rufs-14", panels.into())
+    };
+    assert_eq!(devices(40.0), Outcome::Reproduced);
+    assert_eq!(devices(30.0), Outcome::Not, "six devices are as three");
+}
+
 /// What docs/lab shows.
 fn published() -> Vec<crate::FigureResult> {
     let text = std::fs::read_to_string("../../docs/lab/results.json").expect("it is kept there");
@@ -208,7 +399,7 @@ fn the_published_table_is_that_of_the_results() {
         .collect();
     let shown: Vec<&str> = text
         .lines()
-        .filter(|line| line.starts_with("| hashfs") || line.starts_with("| hdpm"))
+        .filter(|line| line.starts_with("| hashfs") || line.starts_with("| hdpm") || line.starts_with("| rufs"))
         .collect();
     assert_eq!(shown, rows, "the table should be\n{}", rows.join("\n"));
 }

@@ -1,0 +1,241 @@
+//! Measures figures 11 to 13 for the server alone: reads and writes of the NVMe engine, of ext4, and of a device.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use ferrite_vfs::OpenFile;
+use rustix::fs::OFlags;
+
+use super::stage::{Ours, Server, Side, Stage};
+use super::{DEPTHS, RAW, SERVER};
+use crate::data::{FigureData, Panel};
+use crate::error::LabError;
+use crate::figures::bars;
+use crate::figures::rufs::{
+    Contender, EXT4_DIRECT, EXT4_SYNC, LARGE_BYTES, LARGE_PANEL, LATENCY_PANEL, Local, READ_PANEL, SMALL_BYTES,
+    WRITE_PANEL, contest, count, kind,
+};
+use crate::peers::{FILE_BYTES, page};
+use crate::plan::Plan;
+use crate::progress::Progress;
+
+/// A contender, as often as transfers may be under way.
+type Sides = (&'static str, Vec<Box<dyn Side>>);
+
+/// What is read and written.
+struct Contest {
+    // In this order: the engine's file, the engine, what it lies on.
+    file: Arc<dyn OpenFile>,
+    _server: Server,
+    ext4: Option<PathBuf>,
+    raw: PathBuf,
+    stage: Stage,
+}
+
+impl Contest {
+    /// Each of them filled.
+    fn new() -> Result<Contest, LabError> {
+        let mut stage = Stage::new()?;
+        let server = stage.engine("pool", None, true)?;
+        let file = server.file("data", FILE_BYTES)?;
+        let ext4 = stage.ext4().map(|root| root.join("data"));
+        if let Some(path) = &ext4 {
+            fill(path)?;
+        }
+        let raw = stage.disk("raw", FILE_BYTES)?;
+        fill(&raw)?;
+        Ok(Contest {
+            file,
+            _server: server,
+            ext4,
+            raw,
+            stage,
+        })
+    }
+
+    /// All contenders for reads or writes of at most so many bytes.
+    fn sides(&self, is_write: bool, depth: u64, len: usize) -> Result<Vec<Sides>, LabError> {
+        let ours: Result<_, LabError> = (0..depth)
+            .map(|_| Ok(Box::new(Ours::new(&self.file, len)?) as Box<dyn Side>))
+            .collect();
+        let durable = OFlags::DIRECT | OFlags::DSYNC;
+        let mut sides = vec![(SERVER, ours?), (RAW, opened(&self.raw, durable, depth, len)?)];
+        if let Some(path) = &self.ext4 {
+            sides.push((EXT4_DIRECT, opened(path, OFlags::DIRECT, depth, len)?));
+            // It changes nothing for reads, which would come from the kernel's cache.
+            if is_write {
+                sides.push((EXT4_SYNC, opened(path, OFlags::SYNC, depth, len)?));
+            }
+        }
+        Ok(sides)
+    }
+
+    /// Measures reads or writes of one length; `value` makes of an operation's microseconds what is shown.
+    fn measure(
+        &self,
+        plan: &Plan,
+        panel: &mut Panel,
+        (index, label): (f64, &str),
+        (is_write, depth, len): (bool, u64, usize),
+        value: &dyn Fn(f64) -> f64,
+    ) -> Result<(), LabError> {
+        let count = count(plan, if len == SMALL_BYTES { 1 } else { 50 }).next_multiple_of(depth);
+        let place = |number: u64| match len {
+            SMALL_BYTES => page(number, FILE_BYTES),
+            _ => number * len as u64 % FILE_BYTES,
+        };
+        let mut sides = self.sides(is_write, depth, len)?;
+        let mut works: Vec<_> = sides
+            .iter_mut()
+            .map(|(name, sides)| {
+                let work = move |round: u64| {
+                    let transfer = |side: &mut dyn Side, number| side.transfer(is_write, place(number), len);
+                    let us = spread(sides, round * count, count, &transfer)?;
+                    Ok::<_, LabError>(Some(value(us)))
+                };
+                (*name, work)
+            })
+            .collect();
+        let mut contenders: Vec<Contender<'_>> = works
+            .iter_mut()
+            .map(|(name, work)| (*name, work as &mut dyn FnMut(u64) -> Result<Option<f64>, LabError>))
+            .collect();
+        contest(panel, index, label, plan, &mut contenders)
+    }
+
+    /// Reads and writes of one length, one at a time.
+    fn each_alone(
+        &self,
+        plan: &Plan,
+        progress: &mut dyn Progress,
+        mut panel: Panel,
+        len: usize,
+        value: &dyn Fn(f64) -> f64,
+    ) -> Result<FigureData, LabError> {
+        for (index, is_write) in [false, true].into_iter().enumerate() {
+            progress.step(kind(is_write));
+            let place = (index as f64, kind(is_write));
+            self.measure(plan, &mut panel, place, (is_write, 1, len), value)?;
+        }
+        Ok(FigureData {
+            panels: vec![panel],
+            notes: self.notes(),
+        })
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let contenders = "\"The device alone\" is read and written with O_DIRECT and O_DSYNC. Metadata are in RocksDB \
+             on a blob store of another device.";
+        vec![self.stage.note(), contenders.into()]
+    }
+}
+
+/// Fills a file or device.
+fn fill(path: &Path) -> Result<(), LabError> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    let chunk = vec![7; LARGE_BYTES];
+    for _ in (0..FILE_BYTES).step_by(LARGE_BYTES) {
+        file.write_all(&chunk)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// Opens it as often as transfers may be under way.
+fn opened(path: &Path, flags: OFlags, depth: u64, len: usize) -> Result<Vec<Box<dyn Side>>, LabError> {
+    let open = |_| {
+        let local = match Local::open(path, flags, len) {
+            // Files in memory may have no direct transfers, and need none.
+            Err(LabError::System(error)) if error.kind() == ErrorKind::InvalidInput => {
+                Local::open(path, flags.difference(OFlags::DIRECT), len)?
+            }
+            other => other?,
+        };
+        Ok(Box::new(local) as Box<dyn Side>)
+    };
+    (0..depth).map(open).collect()
+}
+
+/// Microseconds of each of `count` transfers, of which each side makes its share, all at once.
+pub(super) fn spread(
+    sides: &mut [Box<dyn Side>],
+    from: u64,
+    count: u64,
+    transfer: &(dyn Fn(&mut dyn Side, u64) -> Result<(), LabError> + Sync),
+) -> Result<f64, LabError> {
+    let step = sides.len();
+    let share = |side: &mut dyn Side, first: u64| {
+        (from + first..from + count)
+            .step_by(step)
+            .try_for_each(|number| transfer(side, number))
+    };
+    let start = match sides {
+        [side] => {
+            let start = Instant::now();
+            share(&mut **side, 0)?;
+            start
+        }
+        _ => {
+            // Starting the threads is not measured.
+            let barrier = Barrier::new(step + 1);
+            std::thread::scope(|scope| {
+                let works: Vec<_> = sides
+                    .iter_mut()
+                    .zip(0..)
+                    .map(|(side, first)| {
+                        let (barrier, share) = (&barrier, &share);
+                        scope.spawn(move || {
+                            barrier.wait();
+                            share(&mut **side, first)
+                        })
+                    })
+                    .collect();
+                barrier.wait();
+                let start = Instant::now();
+                for work in works {
+                    work.join()
+                        .map_err(|_| LabError::Wrong("a thread that transfers has panicked".into()))??;
+                }
+                Ok::<_, LabError>(start)
+            })?
+        }
+    };
+    Ok(start.elapsed().as_nanos() as f64 / count as f64 / 1000.0)
+}
+
+pub(super) fn run_latency(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
+    let panel = bars(LATENCY_PANEL, "operation", "latency", "us", true);
+    Contest::new()?.each_alone(plan, progress, panel, SMALL_BYTES, &|us| us)
+}
+
+pub(super) fn run_large(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
+    let panel = bars(LARGE_PANEL, "operation", "throughput", "MB/s", false);
+    Contest::new()?.each_alone(plan, progress, panel, LARGE_BYTES, &|us| LARGE_BYTES as f64 / us)
+}
+
+pub(super) fn run_small(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
+    let all = Contest::new()?;
+    let mut panels = [READ_PANEL, WRITE_PANEL].map(|title| Panel {
+        lines: true,
+        ..bars(title, "requests under way", "throughput", "MB/s", false)
+    });
+    for (panel, is_write) in panels.iter_mut().zip([false, true]) {
+        for depth in DEPTHS {
+            let label = depth.to_string();
+            progress.step(&format!("{}, {label} under way", kind(is_write)));
+            let value = |us: f64| SMALL_BYTES as f64 / us;
+            let what = (is_write, depth, SMALL_BYTES);
+            all.measure(plan, panel, (depth as f64, &label), what, &value)?;
+        }
+    }
+    let mut notes = all.notes();
+    notes.push(
+        "Each request under way is a thread that waits for it, for every contender alike; the file is one.".into(),
+    );
+    Ok(FigureData {
+        panels: panels.into(),
+        notes,
+    })
+}
