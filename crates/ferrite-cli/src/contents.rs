@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use ferrite_pm::{Access, Region};
 use rustix::fs::MemfdFlags;
 
-use super::{Failure, about};
+use super::{FAILED, Failure, about};
 
 /// The part of a device's ends that can have a signature known to blkid(8).
 const FIRST_BYTES: u64 = 4 << 20;
@@ -23,9 +23,12 @@ const LAST_BYTES: u64 = 1 << 20;
 /// Where the second superblock of a pool lies, counted from the end.
 const SECOND_SUPERBLOCK: u64 = 4096;
 
+/// What the two superblocks of a data store begin with.
+const STORE: (u64, &[u8], &str) = (0, b"FerrBlob", "a data store of a Ferrite pool");
 /// Offset, bytes there, name. The first match counts: other file systems have the signature of a partition table, too.
-const KNOWN: [(u64, &[u8], &str); 31] = [
+const KNOWN: [(u64, &[u8], &str); 32] = [
     (0, b"FERRITE\x1a", "a Ferrite pool"),
+    STORE,
     (0x438, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
     (0, b"XFSB", "an XFS file system"),
     (0x10040, b"_BHRfS_M", "a btrfs file system"),
@@ -109,6 +112,34 @@ pub(crate) fn find(path: &Path) -> Result<Option<String>, Failure> {
         Source::File(file) => blkid(&through_proc(file)),
         Source::Mapped(region) => ends_of(region).ok().and_then(|copy| blkid(&through_proc(&copy))),
     })
+}
+
+/// Whether there is a data store of a pool on devices, if only one of its two superblocks.
+#[cfg(feature = "nvme")]
+pub(crate) fn is_data_store(path: &Path) -> bool {
+    let Ok(source) = Source::open(path) else {
+        return false;
+    };
+    let second = (source.len_bytes() / SECOND_SUPERBLOCK).saturating_sub(1) * SECOND_SUPERBLOCK;
+    [0, second].into_iter().any(|offset| source.has(offset, STORE.1))
+}
+
+/// Refuses what holds something, also what has no signature.
+pub(crate) fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
+    let Ok(metadata) = std::fs::metadata(pool) else {
+        return Ok(());
+    };
+    let what = match find(pool)? {
+        Some(what) => format!("already holds {what}"),
+        None if metadata.is_file() && !ferrite_pm::blank::holds_nothing(&File::open(pool).map_err(about(pool))?) => {
+            "is not empty".into()
+        }
+        None => return Ok(()),
+    };
+    Err(Failure::new(
+        FAILED,
+        format!("{}: {what}; give --force to overwrite it", pool.display()),
+    ))
 }
 
 fn find_known(source: &Source) -> Option<&'static str> {

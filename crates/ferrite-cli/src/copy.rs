@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite::volume::Address;
+use ferrite::volume::{Address, VolumeInfo};
 use ferrite_fs::{Engine, MountOptions};
 use ferrite_pm::{Access, PmError, Region};
 use rustix::fs::{AtFlags, CWD, SeekFrom};
@@ -96,6 +96,7 @@ impl Copy {
             return Err(not_mounted(given));
         }
         let pool = target.pool().to_path_buf();
+        refuse_other_engines(&self.pool, &target)?;
         let to = match (self.to.is_dir(), pool.file_name()) {
             (true, Some(name)) => self.to.join(name),
             _ => self.to.clone(),
@@ -165,6 +166,29 @@ impl Copy {
         ));
         Ok(())
     }
+}
+
+/// The engine whose pools are one file.
+const COPIED: &str = "pm";
+
+/// Refuses volumes that are not one file: pools on devices, and what is mounted from a server.
+fn refuse_other_engines(given: &Address, target: &Target) -> Result<(), Failure> {
+    // Of a mount, only its daemon knows what it is. One that does not answer is reported later.
+    let mounted: Option<VolumeInfo> = match given.path().is_dir() {
+        true => target.ask(&Request::Info).ok().flatten(),
+        false => None,
+    };
+    let engine = mounted.as_ref().map_or(given.scheme(), |info| info.engine.as_str());
+    let mend = match engine {
+        COPIED => return Ok(()),
+        "nvme" => {
+            "is a pool on several devices, and copies are single files; copy its files from a mount (`cp -a`), or, \
+             while it is frozen (`ferrite freeze`) or not mounted, all its devices together with its metadata"
+        }
+        _ => "is not a pool of this machine; copy it on its server, or its files from the mount",
+    };
+    let pool = target.pool().display();
+    Err(Failure::new(FAILED, format!("{pool}: {mend}")))
 }
 
 /// Refuses places where a copy must not go.

@@ -23,12 +23,19 @@ pub(crate) struct Df {
 struct Row {
     pool: PathBuf,
     mounted_on: Option<PathBuf>,
+    /// Nobody can tell of a server's pool whose mount is dead.
+    #[serde(flatten)]
+    space: Option<Space>,
+    state: State,
+}
+
+#[derive(serde::Serialize)]
+struct Space {
     size_bytes: u64,
     used_bytes: u64,
     available_bytes: u64,
     inodes: u64,
     inodes_free: u64,
-    state: State,
 }
 
 /// The health of a pool.
@@ -67,26 +74,40 @@ impl State {
     }
 }
 
+impl Row {
+    fn of(mount: &MountPoint, space: Option<Space>, state: State) -> Row {
+        Row {
+            pool: mount.pool.clone(),
+            mounted_on: Some(mount.dir.clone()),
+            space,
+            state,
+        }
+    }
+}
+
 impl Df {
     pub(crate) fn run(self) -> Outcome {
         let asks_for_all = self.pools.is_empty();
-        let wanted: Vec<(PathBuf, Option<MountPoint>)> = match asks_for_all {
+        let wanted: Vec<(Address, Option<MountPoint>)> = match asks_for_all {
             true => mounts::all()
                 .into_iter()
-                .map(|mount| (mount.dir.clone(), Some(mount)))
+                .map(|mount| (Address::of_pool(&mount.dir), Some(mount)))
                 .collect(),
             false => self
                 .pools
                 .into_iter()
-                .map(|pool| (pool.path().to_path_buf(), mounts::find(pool.path())))
+                .map(|pool| {
+                    let mount = mounts::find(pool.path());
+                    (pool, mount)
+                })
                 .collect(),
         };
         let (mut rows, mut code) = (Vec::new(), 0);
-        for (path, mount) in wanted {
-            match row(path.clone(), mount) {
+        for (address, mount) in wanted {
+            match row(&address, mount) {
                 Ok(row) => rows.push(row),
                 // It was unmounted while the list was being processed.
-                Err(_) if asks_for_all && mounts::find(&path).is_none() => {}
+                Err(_) if asks_for_all && mounts::find(address.path()).is_none() => {}
                 // The others can still be shown.
                 Err(failure) => {
                     complain(format_args!("ferrite: {}", failure.message));
@@ -105,13 +126,16 @@ impl Df {
             "pool", "size", "used", "available", "free inodes", "state"
         ));
         for row in rows {
+            let bytes = |of: fn(&Space) -> u64| row.space.as_ref().map_or("-".into(), |space| size::human(of(space)));
             say(format!(
                 "{:<32} {:>10} {:>10} {:>10} {:>12}  {:<9} {}",
                 row.pool.display().to_string(),
-                size::human(row.size_bytes),
-                size::human(row.used_bytes),
-                size::human(row.available_bytes),
-                row.inodes_free,
+                bytes(|space| space.size_bytes),
+                bytes(|space| space.used_bytes),
+                bytes(|space| space.available_bytes),
+                row.space
+                    .as_ref()
+                    .map_or("-".into(), |space| space.inodes_free.to_string()),
                 row.state.word(),
                 row.mounted_on.map_or("-".into(), |dir| dir.display().to_string())
             ));
@@ -120,36 +144,39 @@ impl Df {
     }
 }
 
-fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
-    let info = match (info::gather(&Address::of_pool(&path)), &mount) {
+fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
+    let is_dead = mount.as_ref().is_some_and(dead::is_dead);
+    let info = match (info::gather(address), &mount) {
         (Ok(info), _) => info,
+        (Err(_), Some(mount)) if is_dead => return Ok(Row::of(mount, None, State::Dead)),
         // It belongs to another user, and the kernel knows how much room there is.
         (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
         (Err(failure), None) => return Err(failure),
     };
-    let is_dead = mount.as_ref().is_some_and(dead::is_dead);
     Ok(Row {
-        pool: mount.as_ref().map_or(path, |mount| mount.pool.clone()),
+        pool: mount
+            .as_ref()
+            .map_or_else(|| address.path().to_path_buf(), |mount| mount.pool.clone()),
         mounted_on: mount.map(|mount| mount.dir),
-        size_bytes: info.capacity_bytes,
-        used_bytes: info.used_bytes,
-        available_bytes: info.available_bytes,
-        inodes: info.inodes,
-        inodes_free: info.inodes_free,
+        space: Some(Space {
+            size_bytes: info.capacity_bytes,
+            used_bytes: info.used_bytes,
+            available_bytes: info.available_bytes,
+            inodes: info.inodes,
+            inodes_free: info.inodes_free,
+        }),
         state: if is_dead { State::Dead } else { State::of(&info) },
     })
 }
 
 fn told_by_kernel(mount: &MountPoint) -> Option<Row> {
     let fs = rustix::fs::statvfs(&mount.dir).ok()?;
-    Some(Row {
-        pool: mount.pool.clone(),
-        mounted_on: Some(mount.dir.clone()),
+    let space = Space {
         size_bytes: fs.f_blocks * fs.f_frsize,
         used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree) * fs.f_frsize,
         available_bytes: fs.f_bavail * fs.f_frsize,
         inodes: fs.f_files,
         inodes_free: fs.f_ffree,
-        state: State::Unknown,
-    })
+    };
+    Some(Row::of(mount, Some(space), State::Unknown))
 }

@@ -1,5 +1,8 @@
 //! `ferrite doctor`: what this machine supports, and how to get what is missing.
 
+#[cfg(feature = "fabric")]
+mod fabric;
+
 use std::path::Path;
 
 use ferrite_pm::{Access, PmError, Region, cpu_features};
@@ -102,7 +105,27 @@ fn checks() -> Vec<Check> {
     checks.extend(cpu());
     checks.extend(memory());
     checks.extend(persistent_memory());
+    checks.extend(fabrics());
     checks
+}
+
+/// What `fabric://` needs.
+#[cfg(feature = "fabric")]
+fn fabrics() -> Vec<Check> {
+    let check = |it: fabric::Finding| Check::new(it.name, it.is_good, State::Missing, it.found, &it.mend);
+    fabric::findings().into_iter().map(check).collect()
+}
+
+#[cfg(not(feature = "fabric"))]
+fn fabrics() -> Vec<Check> {
+    let mend = "build with the cargo feature `fabric`, which needs libfabric-dev; tcp:// works without";
+    vec![Check::new(
+        "libfabric",
+        false,
+        State::Missing,
+        "not in this build",
+        mend,
+    )]
 }
 
 fn fuse() -> Check {
@@ -273,7 +296,8 @@ fn memory() -> Vec<Check> {
             limit.is_none_or(|bytes| bytes >= 64 << 20),
             State::Missing,
             limit_text,
-            "ulimit -l unlimited (RDMA needs it; local pools do not)",
+            "ulimit -l unlimited, or LimitMEMLOCK=infinity in a systemd unit (fabric:// over verbs needs it; nothing \
+             else does)",
         ),
         Check::new("kernel", true, State::Good, read("/proc/sys/kernel/osrelease"), ""),
     ]

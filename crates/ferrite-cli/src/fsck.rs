@@ -89,6 +89,16 @@ impl Fsck {
         } else if self.pool().is_dir() {
             return Err(self.cannot(&"no pool is mounted there; give the path of the pool"));
         }
+        #[cfg(feature = "nvme")]
+        if self.pool.scheme() == "nvme" {
+            let checking = super::nvme::Checking {
+                path: self.pool.path(),
+                repair: self.repair,
+                preen: self.preen,
+                json: self.json,
+            };
+            return checking.run().map_err(|failure| failure.with_code(CANNOT_CHECK));
+        }
         match self.repair || self.preen {
             true => self.mend(),
             false => self.check(),

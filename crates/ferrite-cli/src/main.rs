@@ -30,6 +30,8 @@ mod mkfs;
 mod mount;
 mod mount_options;
 mod mounts;
+#[cfg(feature = "nvme")]
+mod nvme;
 mod opening;
 mod output;
 mod pages;
@@ -114,8 +116,9 @@ Examples:
   ferrite demo                              see it work
 
 A pool is named by its path, or by its address, pm:PATH; the export of a server by tcp://HOST:PORT/NAME, and by \
-tcp://HOST:PORT/NAME?key=FILE if it has a key. The schemes of other engines are known, but not in this build: nvme: \
-and fabric:. Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
+tcp://HOST:PORT/NAME?key=FILE if it has a key. nvme:POOL.toml is a pool on devices, which the file names. Schemes of \
+engines that this build lacks (nvme:, fabric:) are refused by name. \
+Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 

@@ -1,10 +1,10 @@
 //! `ferrite mkfs`: make a pool, and never destroy anything by accident.
 
-use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ferrite::volume::Address;
 use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
@@ -23,11 +23,12 @@ Examples:
   ferrite mkfs /dev/shm/pool --size 1G
   ferrite mkfs /var/lib/data.pool --size 64G --inodes 1000000
   ferrite mkfs /mnt/dax/archive --size 200G --data-checksum
-  ferrite mkfs /dev/dax0.0")]
+  ferrite mkfs /dev/dax0.0
+  ferrite mkfs nvme:/etc/ferrite/fast.toml --meta /var/lib/fast.meta --data /dev/nvme0n1 --data /dev/nvme1n1")]
 pub(crate) struct Mkfs {
-    /// File to create, or DAX device
-    #[arg(value_parser = pool_path(), value_hint = clap::ValueHint::AnyPath)]
-    pool: PathBuf,
+    /// File to create, or DAX device; nvme:POOL.toml is a file that names devices
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Address,
     /// Size of the pool, for example 512M or 1G; not needed for an existing file or a device, which are used entirely
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
@@ -49,17 +50,21 @@ pub(crate) struct Mkfs {
     /// Add checksums to file data, which every read verifies: damage is then an error, never wrong data
     #[arg(long)]
     data_checksum: bool,
+    /// Of a pool nvme:POOL.toml: directory for its metadata; the file is written, with this and the data devices
+    #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath, requires = "data")]
+    meta: Option<PathBuf>,
+    /// Of a pool nvme:POOL.toml: a data device, or a file, which is made with --size if there is none; repeat for more
+    #[arg(long, value_name = "DEVICE", value_hint = clap::ValueHint::AnyPath, requires = "meta")]
+    data: Vec<PathBuf>,
+    /// Add a data device to the pool nvme:POOL.toml, which must not be mounted
+    #[arg(long, value_name = "DEVICE", value_hint = clap::ValueHint::AnyPath, conflicts_with_all = ["meta", "data"])]
+    add: Option<PathBuf>,
     /// Overwrite existing content, unless it is in use
     #[arg(short, long)]
     force: bool,
     /// Show no progress bar
     #[arg(short, long)]
     quiet: bool,
-}
-
-/// Accepts addresses of pools, and so every path.
-fn pool_path() -> impl TypedValueParser<Value = PathBuf> {
-    local_address().map(|address| address.path().to_path_buf())
 }
 
 /// Accepts the names of all structures.
@@ -70,10 +75,29 @@ pub(crate) fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
 
 impl Mkfs {
     pub(crate) fn run(self) -> Outcome {
-        refuse_the_unsuitable(&self.pool)?;
+        #[cfg(feature = "nvme")]
+        if self.pool.scheme() == "nvme" {
+            let making = super::nvme::Making {
+                path: self.pool.path(),
+                metadata: self.meta.as_deref(),
+                data: &self.data,
+                adds: self.add.as_deref(),
+                size_bytes: self.size,
+                force: self.force,
+            };
+            return making.run();
+        }
+        if self.meta.is_some() || self.add.is_some() {
+            return Err(Failure::new(
+                USAGE,
+                "--meta, --data and --add are for pools nvme:POOL.toml",
+            ));
+        }
+        let pool = self.pool.path().to_path_buf();
+        refuse_the_unsuitable(&pool)?;
         let size_bytes = self.size()?;
         if !self.force {
-            refuse_to_overwrite(&self.pool)?;
+            contents::refuse_to_overwrite(&pool)?;
         }
         let options = MkfsOptions::default()
             .mapping(self.mapping)
@@ -84,21 +108,21 @@ impl Mkfs {
             .data_checksum(self.data_checksum)
             .root_owner(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let bar = Bar::new(self.quiet);
-        let made = ferrite_fs::create_telling(&self.pool, size_bytes, &options, &mut |phase, done, total| {
+        let made = ferrite_fs::create_telling(&pool, size_bytes, &options, &mut |phase, done, total| {
             bar.show(phase, done, total);
         });
         drop(bar);
         let region = made.map_err(|error| match &error {
-            EngineError::Options(_) => Failure::new(USAGE, error.to_string()).of(&self.pool),
+            EngineError::Options(_) => Failure::new(USAGE, error.to_string()).of(&pool),
             EngineError::Medium(_) => error.into(),
-            _ => about(&self.pool)(error),
+            _ => about(&pool)(error),
         })?;
         let medium = region.medium();
         // What lies beyond the last whole block is not part of the pool.
-        let superblock = ferrite_fs::identify(&region).map_err(about(&self.pool))?;
+        let superblock = ferrite_fs::identify(&region).map_err(about(&pool))?;
         say(format!(
             "{}: {} pool{} on {}",
-            self.pool.display(),
+            pool.display(),
             size::human(superblock.size_bytes),
             if self.data_checksum { " with data checksums" } else { "" },
             medium.describe()
@@ -107,16 +131,16 @@ impl Mkfs {
     }
 
     fn size(&self) -> Result<u64, Failure> {
-        let metadata = std::fs::metadata(&self.pool).ok();
+        let metadata = std::fs::metadata(self.pool.path()).ok();
         let is_device = metadata.as_ref().is_some_and(|m| m.file_type().is_char_device());
         if is_device {
-            let has = Region::open(&self.pool, ferrite_pm::Access::ReadOnlyPrivate)?.len();
+            let has = Region::open(self.pool.path(), ferrite_pm::Access::ReadOnlyPrivate)?.len();
             return match self.size {
                 Some(size) if size != has => Err(Failure::new(
                     USAGE,
                     format!(
                         "{}: a device of {} ({has} bytes), all of which a pool uses; omit --size",
-                        self.pool.display(),
+                        self.pool.path().display(),
                         size::human(has)
                     ),
                 )),
@@ -162,21 +186,4 @@ fn refuse_the_unsuitable(pool: &Path) -> Result<(), Failure> {
         Some(used) => refuse(format!("is {used}; stop using it first")),
         None => Ok(()),
     }
-}
-
-fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
-    let Ok(metadata) = std::fs::metadata(pool) else {
-        return Ok(());
-    };
-    let what = match contents::find(pool)? {
-        Some(what) => format!("already holds {what}"),
-        None if metadata.is_file() && !ferrite_pm::blank::holds_nothing(&File::open(pool).map_err(about(pool))?) => {
-            "is not empty".into()
-        }
-        None => return Ok(()),
-    };
-    Err(Failure::new(
-        FAILED,
-        format!("{}: {what}; give --force to overwrite it", pool.display()),
-    ))
 }

@@ -4,6 +4,7 @@
 //! detaches from the terminal and serves. It reports whatever fails before that on the standard error that it shares
 //! with us, and its exit code is ours.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -55,6 +56,8 @@ Options for -o:
   key=FILE             of a server's export: its key, as in tcp://HOST:PORT/NAME?key=FILE
   encrypt=on|off|auto  encrypt what travels; auto: unless the server is on this host [default:
                        auto]. If the server insists, it is encrypted in any case
+  cache=leased|off     of a server's export: keep attributes, names and data until the server takes
+                       them back, which it does before it lets others change anything [default: off]
 
 Also accepted, as /etc/fstab may have them: defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, \
 discard, user_xattr, x-*
@@ -161,7 +164,7 @@ impl Mount {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("mount")
-            .arg(place(&self.pool)?)
+            .arg(with_scheme(&self.pool, &place(&self.pool)?))
             .arg(absolute(&self.dir)?)
             .arg("--daemon");
         if !self.options.is_empty() {
@@ -197,6 +200,18 @@ impl Mount {
             )),
         }
     }
+}
+
+/// An address as another process must be given it.
+fn with_scheme(address: &Address, place: &Path) -> OsString {
+    let mut text = OsString::new();
+    // The address of a server is whole as it is; anything without a scheme is a pool.
+    if !address.is_remote() && address.scheme() != Address::of_pool("").scheme() {
+        text.push(address.scheme());
+        text.push(":");
+    }
+    text.push(place);
+    text
 }
 
 /// Why the pool is not there, if so. Blocks for a while if it is on a server.

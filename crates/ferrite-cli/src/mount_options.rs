@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ferrite::volume::Address;
 use ferrite::{AtimePolicy, MountOptions};
 use ferrite_fuse::FuseOptions;
-use ferrite_net::volume::{RemoteAddress, parse_encrypt};
+use ferrite_net::volume::{RemoteAddress, parse_caching, parse_encrypt};
 
 use super::{Failure, USAGE, scrub};
 
@@ -28,22 +28,25 @@ pub(crate) struct Options {
     pub(crate) key: Option<PathBuf>,
     /// Whether to encrypt: the word that was given.
     pub(crate) encrypt: Option<String>,
+    /// What to keep of what a server tells: the word that was given.
+    pub(crate) cache: Option<String>,
 }
 
 impl Options {
     /// The address of a pool, with what these options say of how a server is reached.
     pub(crate) fn with_key(&self, address: &Address) -> Result<Address, Failure> {
-        if self.key.is_none() && self.encrypt.is_none() {
+        if self.key.is_none() && self.encrypt.is_none() && self.cache.is_none() {
             return Ok(address.clone());
         }
         let text = address.path();
         let wrong = |why: &dyn Display| Failure::new(USAGE, format!("{}: {why}", text.display()));
         if !address.is_remote() {
             return Err(wrong(
-                &"`key` and `encrypt` are for exports of servers, tcp://HOST:PORT/NAME",
+                &"`key`, `encrypt` and `cache` are for exports of servers, tcp://HOST:PORT/NAME",
             ));
         }
-        let with = RemoteAddress::with(&text.to_string_lossy(), self.key.as_deref(), self.encrypt.as_deref());
+        let (key, encrypt, cache) = (self.key.as_deref(), self.encrypt.as_deref(), self.cache.as_deref());
+        let with = RemoteAddress::with(&text.to_string_lossy(), key, encrypt, cache);
         with.map(|with| address.at(with)).map_err(|why| wrong(&why))
     }
 }
@@ -84,7 +87,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
         ..FuseOptions::default()
     };
     let (mut daily, mut trace, mut log) = (None, None, None);
-    let (mut key, mut encrypt) = (None, None);
+    let (mut key, mut encrypt, mut cache) = (None, None, None);
     let (mut remount, mut nofail, mut clean_high) = (false, false, None);
     for word in words {
         match word.as_str() {
@@ -150,6 +153,10 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
                     Some(_) => encrypt = Some(value.to_owned()),
                     None => return Err(Failure::new(USAGE, format!("`{word}`: give on, off or auto"))),
                 },
+                Some(("cache", value)) => match parse_caching(value) {
+                    Some(_) => cache = Some(value.to_owned()),
+                    None => return Err(Failure::new(USAGE, format!("`{word}`: give leased or off"))),
+                },
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
                 _ if sloppy => {}
                 _ => {
@@ -185,6 +192,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
         log,
         key,
         encrypt,
+        cache,
     })
 }
 
@@ -229,6 +237,11 @@ mod tests {
         let options = parse(&words("_netdev,nofail,key=/etc/ferrite/data.key,encrypt=off"), false).unwrap();
         assert_eq!(options.key.as_deref(), Some("/etc/ferrite/data.key".as_ref()));
         assert_eq!(options.encrypt.as_deref(), Some("off"));
+        assert_eq!(
+            parse(&words("cache=leased"), false).unwrap().cache.as_deref(),
+            Some("leased")
+        );
+        assert!(parse(&words("cache=on"), true).is_err());
         assert!(parse(&words("key="), true).is_err() && parse(&words("encrypt=maybe"), true).is_err());
         let failure = parse(&words("clean_low=20,clean_high=10"), true).err().unwrap();
         assert!(failure.message.contains("clean_low=20") && failure.message.contains("clean_high=10"));

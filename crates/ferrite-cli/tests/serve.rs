@@ -20,11 +20,11 @@ const SUPERVISOR: &str = r#"
 while read -r verb listen; do
     case "$verb" in
     start)
-        "$FERRITE" serve "$POOL" --listen "$listen" --no-root-squash --lease 4 $WORDS > "$POOL.said" &
+        "$FERRITE" serve "$POOL" --listen "$listen" --no-root-squash --lease 4 $WORDS > "$SAID" &
         server=$!
-        until [ -s "$POOL.said" ] || ! kill -0 "$server" 2> /dev/null; do sleep 0.01; done
-        head -n 1 "$POOL.said"
-        rm "$POOL.said" ;;
+        until [ -s "$SAID" ] || ! kill -0 "$server" 2> /dev/null; do sleep 0.01; done
+        head -n 1 "$SAID"
+        rm "$SAID" ;;
     kill) kill -9 "$server"; wait "$server" 2> /dev/null; echo killed ;;
     stop) kill "$server"; wait "$server"; echo "ended $?" ;;
     esac
@@ -42,23 +42,44 @@ struct Served {
     said: BufReader<ChildStdout>,
 }
 
+fn scratch() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("ferrite-test-")
+        .tempdir_in("/dev/shm")
+        .unwrap()
+}
+
 impl Served {
     fn new() -> Served {
-        Served::start_with(false)
+        Served::in_memory(false)
     }
 
     /// With a key, with which everything is encrypted.
     fn with_key() -> Served {
-        Served::start_with(true)
+        Served::in_memory(true)
     }
 
-    fn start_with(has_key: bool) -> Served {
-        let base = tempfile::Builder::new()
-            .prefix("ferrite-test-")
-            .tempdir_in("/dev/shm")
-            .unwrap();
+    fn in_memory(has_key: bool) -> Served {
+        let base = scratch();
         let pool = base.path().join("pool");
         mkfs(&pool, &["--size", "256M"]);
+        Served::start_with(base, pool, has_key)
+    }
+
+    /// A pool on two devices, with its metadata where these words of its description say.
+    #[cfg(feature = "nvme")]
+    fn on_devices(metadata: &str) -> Served {
+        let base = scratch();
+        let text = format!("[metadata]\n{metadata}\n[[data]]\ndevice = 'a.data'\n[[data]]\ndevice = 'b.data'\n");
+        std::fs::write(base.path().join("pool.toml"), text).unwrap();
+        ok(ferrite()
+            .current_dir(base.path())
+            .args(["mkfs", "nvme:pool.toml", "--size", "256M"]));
+        let pool = format!("nvme:{}", base.path().join("pool.toml").display());
+        Served::start_with(base, pool.into(), false)
+    }
+
+    fn start_with(base: TempDir, pool: PathBuf, has_key: bool) -> Served {
         let key = has_key.then(|| base.path().join("key"));
         let mut words = String::new();
         if let Some(key) = &key {
@@ -69,6 +90,7 @@ impl Served {
             .args(["-c", SUPERVISOR])
             .env("FERRITE", ferrite().get_program())
             .env("POOL", &pool)
+            .env("SAID", base.path().join("said"))
             .env("WORDS", words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -169,6 +191,31 @@ fn two_mounts_of_one_export_show_the_same() {
     ok(ferrite().arg("fsck").arg(&served.pool));
 }
 
+/// A list of all mounts is asked for while others come and go, so a mount that is dead must not spoil it.
+#[test]
+fn a_dead_mount_of_a_server_is_listed_as_such() {
+    if !has_fuse() {
+        return;
+    }
+    let mut served = Served::new();
+    let dir = served.mount("dead").display().to_string();
+    let line = || {
+        let all = ok(ferrite().arg("df"));
+        all.lines().find(|line| line.ends_with(&dir)).unwrap().to_owned()
+    };
+    assert!(line().contains(" ok "), "{}", line());
+    let daemon = format!("ferrite mount {} {dir}", served.address);
+    ok(Command::new("pkill").args(["-9", "-f", &daemon]));
+    let start = std::time::Instant::now();
+    while !line().contains(" DEAD ") {
+        assert!(start.elapsed() < Duration::from_secs(20), "{}", line());
+    }
+    let row = ok(ferrite().args(["df", &dir, "--json"]));
+    let row: serde_json::Value = serde_json::from_str(&row).unwrap();
+    assert_eq!((&row["state"], row.get("size_bytes")), (&"dead".into(), None));
+    served.stop();
+}
+
 /// An exclusive lock on a byte, of the kind that programs take with `lockf`. False if somebody else has one.
 fn try_lock(dir: &Path) -> bool {
     let script = "import fcntl,sys; f=open('lock','r+b');\ntry: fcntl.lockf(f,fcntl.LOCK_EX|fcntl.LOCK_NB,1)\n\
@@ -203,6 +250,38 @@ fn a_server_that_is_killed_loses_nothing_and_does_nothing_twice() {
     }
     for served in [Served::new, Served::with_key] {
         killed_again_and_again(served());
+    }
+}
+
+/// The homes of metadata of pools on devices.
+#[cfg(feature = "nvme")]
+const HOMES: [&str; 2] = ["directory = 'meta'", "device = 'meta.data'"];
+
+#[cfg(feature = "nvme")]
+#[test]
+fn a_killed_server_of_devices_loses_nothing_and_does_nothing_twice() {
+    if !has_fuse() {
+        return;
+    }
+    for home in HOMES {
+        killed_again_and_again(Served::on_devices(home));
+    }
+}
+
+/// Real programs on a mount of a server of devices.
+#[cfg(feature = "nvme")]
+#[test]
+fn programs_work_on_a_server_of_devices() {
+    if !has_fuse() {
+        return;
+    }
+    for home in HOMES {
+        let mut served = Served::on_devices(home);
+        let dir = served.mount("mnt");
+        common::programs(&dir, "delete");
+        ok(ferrite().arg("umount").arg(&dir));
+        served.stop();
+        assert!(ok(ferrite().arg("fsck").arg(&served.pool)).contains("sound"));
     }
 }
 

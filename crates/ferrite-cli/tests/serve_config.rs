@@ -321,10 +321,10 @@ fn a_check_names_each_mistake_and_its_line() {
             &["is on a server"],
         ),
         (
-            with("path = \"pool\"", "path = \"nvme:x\""),
+            with("path = \"pool\"", "path = \"nfs://h/x\""),
             2,
             7,
-            &["no engine for `nvme`"],
+            &["`nfs` is not a scheme"],
         ),
         (
             with("path = \"/\"", "path = \"/missing\""),

@@ -4,12 +4,15 @@
 //! that other load on the machine affects both; the ratio is the median of the rounds' ratios. Counts come from the
 //! engine.
 
+mod contest;
 mod hdpm;
 mod mapping;
 mod misses;
 mod mixes;
 mod mount;
 mod net;
+#[cfg(feature = "nvme")]
+mod nvme;
 mod operations;
 mod recovery;
 mod threads;
@@ -38,12 +41,14 @@ Groups:
   mount     a mount: against libfuse's passthrough_ll over tmpfs (needs root, gcc, libfuse3-dev)
   net       a remote client over loopback: against messages of the same lengths with nothing behind;
             against nfs-ganesha over ext4 (needs root, nfs-ganesha-vfs, libnfs-dev, rpcbind, gcc)
+  nvme      a pool on devices: against io_uring, transactions of RocksDB, and ext4 (root, for loop
+            devices; else in files)
 
 A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary with the load of the machine; ratios and \
 counts vary much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "net"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "net", "nvme"])]
     group: Option<String>,
     /// Run only the benchmark with this name
     #[arg(long, value_name = "NAME")]
@@ -63,7 +68,7 @@ pub(crate) struct Bench {
 }
 
 /// All groups, and what is measured in each.
-fn groups() -> [(&'static str, Vec<&'static str>); 8] {
+fn groups() -> [(&'static str, Vec<&'static str>); 9] {
     [
         ("core", operations::NAMES.to_vec()),
         ("threads", vec![threads::NAME]),
@@ -73,6 +78,10 @@ fn groups() -> [(&'static str, Vec<&'static str>); 8] {
         ("recovery", recovery::names()),
         ("mount", mount::NAMES.to_vec()),
         ("net", net::NAMES.to_vec()),
+        #[cfg(feature = "nvme")]
+        ("nvme", nvme::NAMES.to_vec()),
+        #[cfg(not(feature = "nvme"))]
+        ("nvme", Vec::new()),
     ]
 }
 
@@ -190,6 +199,15 @@ impl Bench {
         }
         if wanted("net") {
             net::run(effort, &mut out)?;
+        }
+        if wanted("nvme") {
+            #[cfg(feature = "nvme")]
+            nvme::run(effort, &mut out)?;
+            #[cfg(not(feature = "nvme"))]
+            if self.group.is_some() {
+                let text = "this program was built without pools on devices; build it with `--features nvme`";
+                return Err(Failure::new(USAGE, text));
+            }
         }
         Ok(0)
     }

@@ -105,9 +105,10 @@ impl Operand {
     /// Accepts what is in a volume.
     fn parser_in_volume() -> impl TypedValueParser<Value = Operand> {
         OsStringValueParser::new().try_map(|text| match Operand::parse(text)? {
-            Operand::Standard => {
-                Err("it must be in a volume: tcp://HOST:PORT/EXPORT:/PATH or pm:POOL:/PATH".to_owned())
-            }
+            Operand::Standard => Err(
+                "it must be in a volume: tcp://HOST:PORT/EXPORT:/PATH, pm:POOL:/PATH or nvme:POOL.toml:/PATH"
+                    .to_owned(),
+            ),
             Operand::Here(path) => Err(not_in_volume(&path)),
             operand => Ok(operand),
         })
@@ -116,8 +117,10 @@ impl Operand {
 
 /// The length of the scheme of an address; `None` for a path of this machine.
 fn scheme_bytes(text: &[u8]) -> Option<usize> {
-    if text.starts_with(b"pm:") {
-        return Some(3);
+    for scheme in [&b"pm:"[..], b"nvme:"] {
+        if text.starts_with(scheme) {
+            return Some(scheme.len());
+        }
     }
     let end = text.windows(3).position(|part| part == b"://")?;
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);

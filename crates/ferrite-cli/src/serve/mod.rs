@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume};
 use ferrite_net::secure::Encryption;
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
+use ferrite_net::server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::metrics::Endpoint;
@@ -91,7 +91,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "SECONDS", default_value_t = plan::LEASE_SECONDS)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
-    /// Look for work for so many microseconds before sleeping: faster, at the price of a CPU
+    /// Look for work for so many microseconds before sleeping: faster, at the price of a CPU; over fabrics 200 at least
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     busy: u64,
     /// Show metrics to Prometheus there, at /metrics; a port alone is one of 127.0.0.1. Everybody who can reach it sees
@@ -190,11 +190,14 @@ fn serve(plan: Plan) -> Outcome {
     let listeners = plan.listen.iter().map(Listen::bind).collect::<Result<Vec<_>, _>>()?;
     let metrics = plan.metrics.as_deref().map(Endpoint::listen).transpose()?;
     let mut addresses = Vec::new();
-    let mut fabric = None;
+    let mut fabric: Option<FabricOptions> = None;
     for (listener, listen) in listeners.iter().zip(&plan.listen) {
         let scheme = if listen.fabric.is_some() { "fabric" } else { "tcp" };
         addresses.push(format!("{scheme}://{}", listener.local_addr()?));
-        fabric = fabric.or_else(|| listen.fabric.clone());
+        match (&mut fabric, &listen.fabric) {
+            (Some(all), Some(other)) => all.providers.extend(other.providers.iter().cloned()),
+            (all, other) => *all = all.take().or_else(|| other.clone()),
+        }
     }
     // Before anything is opened, so that a signal that comes now still ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
@@ -225,6 +228,9 @@ fn serve(plan: Plan) -> Outcome {
         }
         engines.push((volume.fs(), exports));
         volumes.push(volume);
+    }
+    if let Some(fabric) = &mut fabric {
+        fabric.spin = fabric.spin.max(plan.options.busy);
     }
     let served = Server::start(listeners, engines, &plan.options.fabric(fabric));
     let mut server = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;

@@ -57,6 +57,21 @@ pub(crate) fn sh(dir: &Path, script: &str) -> String {
         .current_dir(dir))
 }
 
+/// Programs that know nothing of Ferrite, as people use them: git, SQLite with this journal, tar, rsync.
+pub(crate) fn programs(dir: &Path, journal: &str) {
+    let script = format!(
+        "git init -q repo; cd repo; git config user.email a@b; git config user.name n
+         for i in $(seq 20); do seq $i $((i * 500)) > f$i; git add .; git commit -qm $i; done
+         git gc -q; git fsck --strict; git clone -q . ../clone; cd ..; diff -r --exclude=.git repo clone
+         sqlite3 db 'pragma journal_mode={journal}; create table t(a integer primary key, b text);'
+         for i in $(seq 30); do sqlite3 db \"insert into t(b) values (hex(randomblob(500)));\"; done
+         test $(sqlite3 db 'select count(*) from t; pragma integrity_check;' | tr '\\n' ' ' | tr -d ' ') = 30ok
+         tar cf t.tar repo; mkdir x; tar xf t.tar -C x; diff -r repo x/repo
+         rsync -a repo/ copy/; diff -r repo copy; rm -rf repo clone x copy"
+    );
+    sh(dir, &script);
+}
+
 /// Whether tests on a mount can run; without FUSE they fail, unless told to be skipped.
 pub(crate) fn has_fuse() -> bool {
     if std::env::var_os("FERRITE_SKIP_FUSE").is_some() {
@@ -118,7 +133,7 @@ pub(crate) struct TestPool {
     pub(crate) pool: PathBuf,
     pub(crate) dir: PathBuf,
     /// It is mounted through this one, if there is one.
-    server: Option<Server>,
+    pub(crate) server: Option<Server>,
 }
 
 impl TestPool {

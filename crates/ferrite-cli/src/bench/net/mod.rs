@@ -1,5 +1,5 @@
 //! A remote client compared with the bare transport: messages of the same lengths between the same cores, and nothing
-//! done with them ([`pingpong`]); and with the client of an NFS server that promises the same ([`nfs`]).
+//! done with them ([`pingpong`]); and with the client of an NFS server that promises the same ([`Nfs`]).
 //!
 //! At depth 16 as many requests are under way, which a message of the peer cannot be; there one request is compared
 //! with one exchange of messages at a time.
@@ -7,27 +7,27 @@
 //! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
 //! server on one core, and on two (docs/benchmarks.md).
 
-mod depth;
-mod nfs;
+mod crowd;
+#[cfg(feature = "fabric")]
+mod fabric;
 pub(super) mod pingpong;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ferrite_measure::median;
+use ferrite_lab::peers::{FILE_BYTES, Many, Nfs, page};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_pm::Counters;
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use super::contest::{Contest, timed};
 use super::operations::TmpfsDir;
-use super::{Circumstances, Duel, Effort, Output, Row, page, whole};
+use super::{Circumstances, Duel, Effort, Output, whole};
 use crate::{FAILED, Failure, complain};
-use depth::Many;
-use nfs::Nfs;
 use pingpong::PingPong;
 
 /// What is measured here.
@@ -42,8 +42,12 @@ pub(crate) const NAMES: &[&str] = &[
     "net_write_4k_depth_16",
     "net_mkdir_rmdir",
     "net_rename",
+    crowd::NAME,
+    "net_read_4k_shm",
+    "net_write_4k_shm",
 ];
-const FILE_BYTES: u64 = 64 << 20;
+/// Requests under way in the rows that say so.
+const DEPTH: u64 = 16;
 const POOL_BYTES: u64 = 256 << 20;
 const LARGE_BYTES: usize = 4 << 20;
 /// What a request or an answer without data takes on the wire, about: frame, head, a few numbers.
@@ -73,10 +77,25 @@ impl Served {
         Ok(Served { child, line })
     }
 
+    /// `ferrite serve` with a new pool.
+    fn pool(core: usize, base: &Path, listen: &str) -> Result<Served, Failure> {
+        let pool = base.join("pool").display().to_string();
+        let made = Command::new(std::env::current_exe()?)
+            .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
+            .args(["--mapping", super::options().mapping.name(), &pool])
+            .stdout(Stdio::null())
+            .status()?;
+        if !made.success() {
+            return Err(Failure::new(FAILED, "no pool for the benchmark"));
+        }
+        Served::start(core, &["serve", &pool, "--no-root-squash", "--listen", listen])
+    }
+
     /// `HOST:PORT` as it stands in what the process said.
     fn address(&self) -> Result<&str, Failure> {
         let word = self.line.split_whitespace().next_back().unwrap_or_default();
-        let address = word.trim_start_matches("tcp://").trim_end_matches('/');
+        let address = word.trim_start_matches("tcp://").trim_start_matches("fabric://");
+        let address = address.trim_end_matches('/');
         match address.is_empty() {
             true => Err(Failure::new(FAILED, "the benchmark's server did not start")),
             false => Ok(address),
@@ -105,7 +124,11 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         .into_iter()
         .try_for_each(|(placement, server_core)| {
             pin(0)?;
-            placed(effort, out, &tmpfs.0, placement, server_core)
+            placed(effort, out, &tmpfs.0, placement, server_core)?;
+            crowd::run(effort, out, &tmpfs.0, placement, server_core)?;
+            #[cfg(feature = "fabric")]
+            fabric::run(effort, out, &tmpfs.0, placement, server_core)?;
+            Ok(())
         });
     sched_setaffinity(None, &before)?;
     result
@@ -118,19 +141,7 @@ fn placed(
     placement: &'static str,
     server_core: usize,
 ) -> Result<(), Failure> {
-    let pool = base.join("pool").display().to_string();
-    let made = Command::new(std::env::current_exe()?)
-        .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
-        .args(["--mapping", super::options().mapping.name(), &pool])
-        .stdout(Stdio::null())
-        .status()?;
-    if !made.success() {
-        return Err(Failure::new(FAILED, "no pool for the benchmark"));
-    }
-    let server = Served::start(
-        server_core,
-        &["serve", &pool, "--no-root-squash", "--listen", "tcp://127.0.0.1:0"],
-    )?;
+    let server = Served::pool(server_core, base, "tcp://127.0.0.1:0")?;
     let echo = Served::start(server_core, &["bench", "--echo"])?;
     let client = connect(server.address()?)?;
     let file = filled(&client)?;
@@ -197,15 +208,17 @@ fn placed(
     )?;
     let count = effort.operations as u64;
     for (name, is_write) in [("net_read_4k_depth_16", false), ("net_write_4k_depth_16", true)] {
-        let many = Many::new(&file, FILE_BYTES, is_write)?;
+        let many = Many::new(&file, FILE_BYTES, is_write, DEPTH)?;
         let bytes = if is_write { (4096, 0) } else { (0, 4096) };
         let contest = Contest {
             name,
             against: "bare TCP, depth 1",
             rounds: effort.rounds,
-            placement,
+            group: "net",
+            contents: None,
+            circumstances: circumstances(placement),
         };
-        let ours = &mut || timed(count, || many.run(count));
+        let ours = &mut || timed(count, || Ok(many.run(count)?));
         let theirs = &mut || {
             timed(count, || {
                 (0..count).try_for_each(|_| peer.exchange(MESSAGE_BYTES + bytes.0, MESSAGE_BYTES + bytes.1))
@@ -213,10 +226,10 @@ fn placed(
         };
         contest.run(ours, theirs, out)?;
     }
-    match Nfs::start(base, server_core) {
+    match Nfs::start(base, Some(server_core)) {
         Ok(mut nfs) => against_nfs(effort, out, placement, &client, &file, &mut nfs),
-        Err(failure) => {
-            complain(format_args!("ferrite: NFS left out: {}", failure.message));
+        Err(error) => {
+            complain(format_args!("ferrite: NFS left out: {error}"));
             Ok(())
         }
     }
@@ -238,10 +251,12 @@ fn against_nfs(
             name,
             against: "NFS",
             rounds: effort.rounds,
-            placement,
+            group: "net",
+            contents: None,
+            circumstances: circumstances(placement),
         };
         let ours = &mut || timed(count, || ours(count));
-        contest.run(ours, &mut || nfs.measure(operation, count, depth), out)
+        contest.run(ours, &mut || Ok(nfs.measure(operation, count, depth)?), out)
     };
     let mut block = [9; 4096];
     let mut next = 0;
@@ -265,8 +280,8 @@ fn against_nfs(
         ("net_read_4k_depth_16", "read_4k", 1, false),
         ("net_write_4k_depth_16", "write_4k", 2, true),
     ] {
-        let many = Many::new(file, FILE_BYTES, is_write)?;
-        contest(name, operation, rarer, 16, &mut |count| many.run(count))?;
+        let many = Many::new(file, FILE_BYTES, is_write, DEPTH)?;
+        contest(name, operation, rarer, DEPTH, &mut |count| Ok(many.run(count)?))?;
     }
     let mut large = vec![7; LARGE_BYTES];
     contest("net_read_4m", "read_4m", 200, 1, &mut |count| {
@@ -305,56 +320,6 @@ fn against_nfs(
             Ok(())
         })
     })
-}
-
-/// Nanoseconds for each of `count` operations.
-fn timed(count: u64, work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
-    let start = Instant::now();
-    work()?;
-    Ok(start.elapsed().as_nanos() as f64 / count as f64)
-}
-
-/// Two that each measure themselves, in turn.
-struct Contest {
-    name: &'static str,
-    against: &'static str,
-    rounds: usize,
-    placement: &'static str,
-}
-
-/// Does a round's work, and tells the nanoseconds of an operation.
-type Side<'s> = &'s mut dyn FnMut() -> Result<f64, Failure>;
-
-impl Contest {
-    fn run(&self, ours: Side<'_>, theirs: Side<'_>, out: &mut Output) -> Result<(), Failure> {
-        if !out.wants(self.name) {
-            return Ok(());
-        }
-        let (mut our_ns, mut their_ns, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        // The first round is a warm-up and does not count.
-        for round in 0..=self.rounds {
-            let (ours, theirs) = (ours()?, theirs()?);
-            if round > 0 {
-                our_ns.push(ours);
-                their_ns.push(theirs);
-                ratios.push(ours / theirs);
-            }
-        }
-        out.row(&Row {
-            group: "net",
-            name: self.name,
-            against: self.against,
-            ratio: median(&ratios),
-            median_ns: median(&our_ns),
-            against_median_ns: median(&their_ns),
-            fences: 0.0,
-            lines_written_back: 0.0,
-            bytes_streamed: 0.0,
-            medium_bytes_per_byte: None,
-            contents: None,
-            circumstances: circumstances(self.placement),
-        })
-    }
 }
 
 fn circumstances(placement: &str) -> Circumstances {

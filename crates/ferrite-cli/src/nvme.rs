@@ -1,0 +1,205 @@
+//! `ferrite mkfs nvme:` and `ferrite fsck nvme:`: what pools on devices need beside the commands of all engines.
+
+use std::path::{Path, PathBuf};
+
+use ferrite::volume::Volume;
+use ferrite_nvme::{Config, Finding, MakeOptions, NvmeVolume, Options, Report};
+use serde_json::json;
+
+use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
+
+/// What `mkfs` was told.
+pub(crate) struct Making<'m> {
+    /// The file that describes the pool.
+    pub(crate) path: &'m Path,
+    pub(crate) metadata: Option<&'m Path>,
+    pub(crate) data: &'m [PathBuf],
+    pub(crate) adds: Option<&'m Path>,
+    pub(crate) size_bytes: Option<u64>,
+    pub(crate) force: bool,
+}
+
+fn refuse(path: &Path, why: impl std::fmt::Display) -> Failure {
+    Failure::new(FAILED, format!("{}: {why}", path.display()))
+}
+
+fn usage(text: &str) -> Failure {
+    Failure::new(USAGE, text.to_owned())
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(about(path))
+}
+
+/// Refuses a device that somebody uses, or that holds something.
+fn refuse_to_overwrite(device: &Path, force: bool) -> Result<(), Failure> {
+    if !device.exists() {
+        return Ok(());
+    }
+    // An NVMe namespace is looked at by its block device: its own takes commands only.
+    let block = ferrite_nvme::block_device_of(device);
+    let device = block.as_deref().unwrap_or(device);
+    if let Some(used) = users::find(device) {
+        return Err(refuse(device, format!("is {used}; stop using it first")));
+    }
+    match force {
+        true => Ok(()),
+        false => contents::refuse_to_overwrite(device),
+    }
+}
+
+fn read(path: &Path) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path).map_err(about(path))?;
+    let base = path.parent().unwrap_or(Path::new("."));
+    Config::parse(&text, base).map_err(|error| refuse(path, error))
+}
+
+impl Making<'_> {
+    pub(crate) fn run(&self) -> Outcome {
+        let mut options = MakeOptions::default();
+        options.size_bytes = self.size_bytes;
+        options.force = self.force;
+        options.owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if let Some(device) = self.adds {
+            return self.add(device, &options);
+        }
+        let given = match (self.metadata, self.data) {
+            (Some(directory), [_, ..]) => {
+                let devices = self
+                    .data
+                    .iter()
+                    .map(|device| absolute(device))
+                    .collect::<Result<Vec<_>, _>>()?;
+                Some(Config::new(absolute(directory)?, devices))
+            }
+            (None, []) => None,
+            _ => {
+                return Err(usage(
+                    "--meta and --data go together: both are written to the pool's file",
+                ));
+            }
+        };
+        let config = match &given {
+            Some(config) => config.clone(),
+            None => read(self.path)?,
+        };
+        let devices = config.data.iter().map(|data| &data.device);
+        for device in devices.chain(&config.metadata.device) {
+            refuse_to_overwrite(device, self.force)?;
+        }
+        match &given {
+            Some(config) => ferrite_nvme::make_described(self.path, config, &options)?,
+            None => ferrite_nvme::make(self.path, &options)?,
+        }
+        let devices = config.data.len();
+        let size = self.capacity()?;
+        say(format!(
+            "nvme:{}: {} on {devices} data device{}, metadata in {}",
+            self.path.display(),
+            size::human(size),
+            if devices == 1 { "" } else { "s" },
+            config.metadata_place().display()
+        ));
+        Ok(0)
+    }
+
+    fn capacity(&self) -> Result<u64, Failure> {
+        let volume = NvmeVolume::open(self.path, looking())?;
+        Ok(volume.info()?.capacity_bytes)
+    }
+
+    fn add(&self, device: &Path, options: &MakeOptions) -> Outcome {
+        let device = absolute(device)?;
+        // Who a store of ours belongs to, the library finds out: to this pool, if it was to be added before.
+        refuse_to_overwrite(&device, self.force || contents::is_data_store(&device))?;
+        ferrite_nvme::add(self.path, &device, options)?;
+        say(format!("nvme:{}: {} added", self.path.display(), device.display()));
+        Ok(0)
+    }
+}
+
+/// Options for a look that changes nothing.
+fn looking() -> Options {
+    let mut options = Options::default();
+    options.read_only = true;
+    options.look = true;
+    options
+}
+
+/// How a check is asked for.
+pub(crate) struct Checking<'c> {
+    pub(crate) path: &'c Path,
+    pub(crate) repair: bool,
+    /// Repair only if nothing is lost by it.
+    pub(crate) preen: bool,
+    pub(crate) json: bool,
+}
+
+/// Codes of fsck(8).
+const CLEAN: u8 = 0;
+const REPAIRED: u8 = 1;
+const ERRORS_LEFT: u8 = 4;
+
+impl Checking<'_> {
+    pub(crate) fn run(&self) -> Outcome {
+        let volume = NvmeVolume::open(self.path, looking())?;
+        let report = volume.check()?;
+        drop(volume);
+        let loses = report.findings.iter().any(|finding| finding.loses);
+        let mends = self.repair || (self.preen && !loses);
+        if report.findings.is_empty() || !mends {
+            self.tell(&report, &[], &report.findings)?;
+            return Ok(if report.findings.is_empty() { CLEAN } else { ERRORS_LEFT });
+        }
+        let volume = NvmeVolume::open(self.path, Options::default())?;
+        let repaired = volume.repair()?;
+        volume.close()?;
+        self.tell(&repaired.after, &repaired.mended, &repaired.after.findings)?;
+        Ok(match repaired.after.findings.is_empty() {
+            true => REPAIRED,
+            false => ERRORS_LEFT,
+        })
+    }
+
+    fn tell(&self, report: &Report, mended: &[Finding], left: &[Finding]) -> Result<(), Failure> {
+        if self.json {
+            let what =
+                |finding: &Finding| json!({ "what": finding.what, "mend": finding.mend, "loses": finding.loses });
+            let text = json!({
+                "inodes": report.inodes,
+                "entries": report.entries,
+                "blobs": report.blobs,
+                "orphans": report.orphans,
+                "mended": mended.iter().map(what).collect::<Vec<_>>(),
+                "findings": left.iter().map(what).collect::<Vec<_>>(),
+                "more": report.more,
+            });
+            say(text);
+            return Ok(());
+        }
+        for finding in mended {
+            say(format!("{}: {}", finding.what, finding.mend.unwrap_or("mended")));
+        }
+        for finding in left {
+            match finding.mend {
+                Some(mend) => say(format!("{}; with --repair {mend}", finding.what)),
+                None => say(format!("LEFT: {}", finding.what)),
+            }
+        }
+        let state = match (mended.len(), left.len()) {
+            (0, 0) => "sound".to_string(),
+            (count, 0) => format!("sound after {count} repairs"),
+            (0, count) => format!("{count} errors; `ferrite fsck --repair` mends those that can be mended"),
+            (count, more) => format!("{count} repairs, {more} errors LEFT"),
+        };
+        say(format!(
+            "nvme:{}: {state}; {} inodes ({} without a name), {} names, {} blobs",
+            self.path.display(),
+            report.inodes,
+            report.orphans,
+            report.entries,
+            report.blobs
+        ));
+        Ok(())
+    }
+}

@@ -1,0 +1,296 @@
+//! Administration of pools on devices: what a crash in the middle of it leaves, and that a look writes nothing.
+#![cfg(feature = "nvme")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{fails, ferrite, has_fuse, ok, sh};
+use tempfile::TempDir;
+
+/// A pool of one device, and a directory to mount it on.
+struct Pool {
+    dir: TempDir,
+}
+
+impl Pool {
+    /// With the metadata in a directory, or on a device of its own.
+    fn new(metadata: &str) -> Pool {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("mnt")).unwrap();
+        let pool = Pool { dir };
+        let text = format!("# ours\n[metadata]\n{metadata}\n[[data]]\ndevice = 'a.data'");
+        std::fs::write(pool.path("pool.toml"), text).unwrap();
+        ok(&mut pool.mkfs(&["--size", "64M"]));
+        pool
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn address(&self) -> String {
+        format!("nvme:{}", self.path("pool.toml").display())
+    }
+
+    fn mkfs(&self, words: &[&str]) -> Command {
+        let mut command = ferrite();
+        let words = words.iter();
+        command
+            .current_dir(self.dir.path())
+            .args(["mkfs", "nvme:pool.toml"])
+            .args(words);
+        command
+    }
+
+    fn mount(&self) {
+        ok(ferrite().arg("mount").arg(self.address()).arg(self.path("mnt")));
+    }
+
+    fn umount(&self) {
+        ok(ferrite().arg("umount").arg(self.path("mnt")));
+    }
+
+    fn devices(&self) -> usize {
+        ok(ferrite().args(["info", &self.address()]))
+            .matches("data device")
+            .count()
+    }
+
+    /// Checksums of all files that the pool consists of, and their names.
+    fn bytes(&self) -> String {
+        sh(
+            self.dir.path(),
+            "find . -path ./mnt -prune -o -type f -exec md5sum {} + | sort -k 2",
+        )
+    }
+
+    /// Every way to look at the pool while it is not mounted.
+    fn look(&self) {
+        let address = self.address();
+        let file = format!("{address}:/dir/file");
+        for words in [
+            &["info", &address][..],
+            &["df", &address],
+            &["fsck", "-n", &address],
+            &["scrub", &address],
+            &["stat", &file],
+            &["ls", "-l", &format!("{address}:/")],
+        ] {
+            ok(ferrite().args(words));
+        }
+        assert!(ok(ferrite().args(["cat", &file])).starts_with("1\n2\n"));
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path("mnt")).output();
+    }
+}
+
+fn kill(process: &str) {
+    ok(Command::new("kill").args(["-9", process]));
+    let start = Instant::now();
+    while Path::new(&format!("/proc/{process}/fd")).exists() && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The process that has a pool open, as a refusal names it.
+fn process_of(refusal: &str) -> String {
+    let (_, rest) = refusal.split_once("process ").expect(refusal);
+    rest.chars().take_while(char::is_ascii_digit).collect()
+}
+
+const HOMES: [&str; 2] = ["directory = 'meta'", "device = 'meta.data'"];
+
+/// A look at a pool that was closed, at one whose daemon was killed, and at one that is mounted.
+#[test]
+fn a_look_writes_nothing() {
+    if !has_fuse() {
+        return;
+    }
+    for home in HOMES {
+        let pool = Pool::new(home);
+        pool.mount();
+        sh(&pool.path("mnt"), "mkdir dir; seq 10000 > dir/file; printf small > s");
+        pool.umount();
+        let before = pool.bytes();
+        assert!(before.contains("a.data") && before.contains("meta"), "{before}");
+        pool.look();
+        assert_eq!(pool.bytes(), before, "{home}: after a close");
+
+        pool.mount();
+        sh(
+            &pool.path("mnt"),
+            "for i in $(seq 100); do echo $i > dir/$i; done; rm dir/5?; seq 9 >> dir/file; printf x | dd of=dir/file \
+             bs=1 seek=5000 conv=notrunc status=none",
+        );
+        let refusal = fails(ferrite().args(["fsck", "-n", &pool.address()]), 8);
+        kill(&process_of(&refusal));
+        ok(Command::new("umount").arg("-l").arg(pool.path("mnt")));
+        let before = pool.bytes();
+        pool.look();
+        assert_eq!(pool.bytes(), before, "{home}: after a kill");
+        // Nor does it when two look at a time.
+        let mut other = ferrite().args(["scrub", &pool.address()]).spawn().unwrap();
+        pool.look();
+        assert!(other.wait().unwrap().success());
+        assert_eq!(pool.bytes(), before, "{home}: two at a time");
+        pool.mount();
+        assert_eq!(sh(&pool.path("mnt"), "ls dir | wc -l").trim(), "91");
+        pool.umount();
+        assert!(ok(ferrite().args(["fsck", &pool.address()])).contains("sound"));
+    }
+}
+
+/// The daemon of a mounted pool is asked; what it cannot tell is refused with its name, as for pools in memory.
+#[test]
+fn a_mounted_pool_is_looked_at_through_its_daemon() {
+    if !has_fuse() {
+        return;
+    }
+    let pool = Pool::new(HOMES[0]);
+    pool.mount();
+    sh(&pool.path("mnt"), "seq 1000 > file; sync");
+    let address = pool.address();
+    assert_eq!(pool.devices(), 1);
+    assert!(ok(ferrite().args(["df", &address])).contains("ok"));
+    assert!(ok(ferrite().args(["scrub", &address])).contains("sound"));
+    for (words, code) in [
+        (vec!["fsck".into(), "-n".into(), address.clone()], 8),
+        (vec!["stat".into(), format!("{address}:/file")], 1),
+        (
+            vec![
+                "mkfs".into(),
+                address.clone(),
+                "--add".into(),
+                "x".into(),
+                "--size=32M".into(),
+            ],
+            1,
+        ),
+    ] {
+        let said = fails(ferrite().args(&words), code);
+        let tells = said.contains("in use by process") || said.contains("is mounted on");
+        assert!(tells, "{words:?}: {said}");
+    }
+    assert_eq!(sh(&pool.path("mnt"), "wc -l < file").trim(), "1000");
+    pool.umount();
+}
+
+/// At every step of adding a device, the pool is the old one or the new one, and the device can be added again.
+#[test]
+fn an_addition_that_was_cut_off_can_be_made_again() {
+    for home in HOMES {
+        let pool = Pool::new(home);
+        let add = ["--add", "b.data", "--size", "32M"];
+        let old = std::fs::read(pool.path("pool.toml")).unwrap();
+        ok(&mut pool.mkfs(&add));
+        let new = std::fs::read(pool.path("pool.toml")).unwrap();
+        assert!(new.starts_with(&old), "what people wrote stays");
+        // The device is ready, and the description is written in part, or not in place.
+        std::fs::write(pool.path("pool.toml"), &old).unwrap();
+        std::fs::write(pool.path(".pool.toml.new"), &new[..new.len() - 3]).unwrap();
+        assert_eq!(pool.devices(), 1);
+        ok(&mut pool.mkfs(&add));
+        assert_eq!(std::fs::read(pool.path("pool.toml")).unwrap(), new);
+        assert!(!pool.path(".pool.toml.new").exists());
+        // It has been looked at, and never been open for changes.
+        assert_eq!(pool.devices(), 2);
+        ok(&mut pool.mkfs(&["--add", "c.data", "--size", "32M"]));
+        assert_eq!(pool.devices(), 3);
+        // Once the pool was opened it needs all of them.
+        let text = format!("{}:/text", pool.address());
+        std::fs::write(pool.path("text"), "some text").unwrap();
+        ok(ferrite().arg("cp").arg(pool.path("text")).arg(&text));
+        assert!(fails(&mut pool.mkfs(&["--add", "c.data", "--force"]), 1).contains("of this pool already"));
+        std::fs::write(pool.path("pool.toml"), &old).unwrap();
+        let said = fails(ferrite().args(["info", &pool.address()]), 1);
+        assert!(said.contains("3 data devices, the file names 1"), "{said}");
+        assert!(fails(&mut pool.mkfs(&add), 1).contains("3 data devices"));
+    }
+}
+
+/// The same at moments that nobody chose.
+#[test]
+fn an_addition_may_be_killed_at_any_moment() {
+    let pool = Pool::new(HOMES[0]);
+    let mut had = 1;
+    for round in 0..12_u64 {
+        let mut child = pool.mkfs(&["--add", "b.data", "--size", "32M"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(4 * round * round));
+        let _ = child.kill();
+        child.wait().unwrap();
+        let devices = pool.devices();
+        assert!(devices == had || devices == 2, "round {round}: {devices}");
+        had = devices;
+    }
+    if had == 1 {
+        ok(&mut pool.mkfs(&["--add", "b.data", "--size", "32M"]));
+    }
+    assert_eq!(pool.devices(), 2);
+    assert!(ok(ferrite().args(["fsck", &pool.address()])).contains("sound"));
+}
+
+/// A copy is one file, which such a pool is not. What is said tells how else it is kept.
+#[test]
+fn a_copy_is_refused_with_what_to_do_instead() {
+    let pool = Pool::new(HOMES[0]);
+    let to = pool.path("copy");
+    let refused = |of: &str| {
+        let said = fails(ferrite().args(["copy", of]).arg(&to), 1);
+        for part in ["pool.toml: is a pool on several devices", "cp -a", "ferrite freeze"] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!to.exists());
+    };
+    refused(&pool.address());
+    if has_fuse() {
+        pool.mount();
+        refused(&pool.path("mnt").display().to_string());
+        pool.umount();
+    }
+}
+
+/// `--force` is for what belongs to others, and says so.
+#[test]
+fn the_device_of_another_pool_is_not_added() {
+    let (pool, other) = (Pool::new(HOMES[0]), Pool::new(HOMES[0]));
+    let device = other.path("a.data");
+    let said = fails(pool.mkfs(&["--add"]).arg(&device), 1);
+    assert!(
+        said.contains("already belongs to a pool of Ferrite; give --force"),
+        "{said}"
+    );
+    assert_eq!(other.devices(), 1);
+}
+
+/// A pool that could not be made leaves no description, and the next one is made.
+#[test]
+fn a_description_comes_when_the_pool_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mkfs = |more: &[&str]| {
+        let mut command = ferrite();
+        let words = ["mkfs", "nvme:p.toml", "--meta", "m", "--data", "d.data"];
+        command.current_dir(dir.path()).args(words).args(more);
+        command
+    };
+    let described = || dir.path().join("p.toml").exists();
+    for round in 0..8_u64 {
+        let mut child = mkfs(&["--size", "64M", "--force"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(5 * round * round));
+        let _ = child.kill();
+        child.wait().unwrap();
+        if described() {
+            ok(ferrite().current_dir(dir.path()).args(["info", "nvme:p.toml"]));
+        }
+    }
+    ok(&mut mkfs(&["--size", "64M", "--force"]));
+    assert!(described());
+    let names = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(names, 3, "nothing is left beside it");
+}
