@@ -1,7 +1,7 @@
 # Ferrite. `make demo` and `make test` set up everything they need on a fresh Debian machine.
 #
-# The command line is built with the feature `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`. The library does not
-# need it.
+# The command line is built with the features `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`, `nvme`, for pools on
+# devices, and `fabric`, which is on by itself. The library needs none of them.
 #
 # Compiled dependencies live outside the checkout, so that a fresh clone builds fast.
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
@@ -9,7 +9,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
-.PHONY: demo test check lint unit soak fuzz race pmem bench build install clean help
+.PHONY: demo test check lint unit soak fuzz race pmem rdma bench build install clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -19,12 +19,13 @@ help:
 	@echo "make fuzz      all fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
 	@echo "make pmem      tests, programs and crash rounds on persistent memory, in an emulated guest (30 minutes; needs root once)"
+	@echo "make rdma      fabric:// over RDMA in software (rdma_rxe), in an emulated guest (30 minutes; needs root once)"
 	@echo "make bench     ferrite bench, all groups"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
-	cargo build --release -p ferrite-cli --features leveldb
+	cargo build --release -p ferrite-cli --features leveldb,nvme
 
 demo: build
 	@$(FERRITE) demo
@@ -33,25 +34,26 @@ test: lint unit
 
 # A part of every suite, on one mapping and with programs that are not optimized.
 check: lint
-	scripts/run-tests.py --short --workspace --features ferrite-cli/leveldb
+	scripts/run-tests.py --short --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
 
 lint:
 	@scripts/setup-debian.sh test
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features ferrite-cli/leveldb -- -D warnings
-	# Without LevelDB and a C++ compiler, as users of the library build it.
-	cargo clippy -p ferrite-cli -p ferrite-lab --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --features ferrite-cli/leveldb,ferrite-cli/nvme -- -D warnings
+	# Without LevelDB, RocksDB, libfabric and their compilers, as users of the library build it.
+	cargo clippy -p ferrite-cli -p ferrite-lab --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	@crates=$$(cargo tree -p ferrite -e normal --prefix none --no-dedupe | sort -u | wc -l); \
 		[ "$$crates" -le 75 ] || { echo "the library has grown to $$crates crates; 75 are enough"; exit 1; }
 
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
-	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb
+	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
 	# Models of the gate, the free maps, the bounds and the cursors under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
 	# The crash explorer on an engine with planted mistakes: it must find each one.
 	cargo test -p ferrite-crash --features planted --test planted
+	cargo test -p ferrite-blob -p ferrite-nvme --features ferrite-blob/planted,ferrite-nvme/planted --test crash
 
 # Long tests that go through all mappings by themselves.
 ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums long_loops_on_64_mib \
@@ -59,16 +61,16 @@ ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_wit
 
 soak: build
 	# A run of an hour should report all failures, not only the first one.
-	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb -- --nocapture
+	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb,ferrite-cli/nvme -- --nocapture
 	# Every planted mistake on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	# `ferrite lab run all --quick` must take less than 10 minutes; alone, because other tests would take its cores.
-	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
+	cargo test --release -p ferrite-lab --features leveldb,nvme --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; as many kills as on the default mapping.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/leveldb \
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/leveldb,ferrite-cli/nvme \
 			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
-		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb --test crash_kill || exit 1; done
+		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb,nvme --test crash_kill || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.
@@ -99,6 +101,12 @@ pmem: build
 	tests=$$(cargo test --no-run --message-format=json -p ferrite-pm -p ferrite-cli --features ferrite-cli/leveldb --lib --test devices | \
 		grep -o '"executable":"[^"]*"' | cut -d'"' -f4 | grep -E '/(ferrite_pm|devices)-[0-9a-f]*$$') && \
 	scripts/pmem/run.sh $(FERRITE) $$tests
+
+# fabric:// over libfabric's `verbs`, in a guest that has RDMA in software. What was said of `pmem` holds here, too;
+# docs/rdma.md has the last result.
+rdma:
+	-@scripts/setup-debian.sh rdma
+	scripts/rdma/run.sh
 
 bench: build
 	$(FERRITE) bench

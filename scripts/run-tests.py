@@ -3,15 +3,19 @@
 
 `cargo test` runs one program after another. Tests on a mount mostly wait, which leaves time for those that compute.
 The output of each program is printed in one piece when it has ended. All programs run even if some fail; the exit code
-is 1 if any failed.
+is 1 if any failed. A program that takes half an hour hangs: what its threads wait for is printed, and it is ended, so that
+its tests are named and the others still run.
 
     run-tests.py ARGUMENT...    ARGUMENT: passed to `cargo test` to choose packages and features
 """
 
+import glob
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -19,6 +23,8 @@ import time
 LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "mount_basic", "ageing"]
 # These compare times, so nothing else runs at the same time.
 ALONE = ["recovery_time", "quick"]
+# More than twice what the longest takes on a busy machine.
+LIMIT_S = 1800
 # What `--short` runs of the longest; None: nothing.
 SHORT = {
     "real_programs": ["git_", "archives_", "sqlite_"],
@@ -48,6 +54,20 @@ def programs(arguments):
     return found
 
 
+def waits_of(group):
+    """What each thread of the processes of a group waits for, in lines."""
+    lines = []
+    for task in glob.glob("/proc/[0-9]*/task/[0-9]*"):
+        try:
+            if os.getpgid(int(task.split("/")[2])) != group:
+                continue
+            said = [open(f"{task}/{name}", encoding="utf-8").read().strip() for name in ("comm", "wchan", "syscall")]
+        except OSError:
+            continue
+        lines.append(f"{task}: {said[0]}, in {said[1]}, system call {said[2]}\n")
+    return "".join(lines)
+
+
 def run(program, is_short):
     """Runs one; returns whether all of its tests passed."""
     name, folder, executable = program
@@ -59,15 +79,31 @@ def run(program, is_short):
     if chosen is None:
         return True
     began = time.monotonic()
-    ended = subprocess.run(
-        [executable, *chosen], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    seconds = time.monotonic() - began
-    with PRINTING:
-        print(f"== {os.path.basename(folder)}: {name} ({seconds:.0f} s)", flush=True)
-        sys.stdout.buffer.write(ended.stdout)
-        sys.stdout.buffer.flush()
-    return ended.returncode == 0
+    # A file, not a pipe: a daemon that a test left behind would keep a pipe open.
+    with tempfile.TemporaryFile() as output:
+        ended = subprocess.Popen(
+            [executable, *chosen],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        waits = ""
+        try:
+            ended.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            waits = waits_of(ended.pid)
+            os.killpg(ended.pid, signal.SIGKILL)
+        seconds = time.monotonic() - began
+        output.seek(0)
+        with PRINTING:
+            print(f"== {os.path.basename(folder)}: {name} ({seconds:.0f} s)", flush=True)
+            sys.stdout.buffer.write(output.read())
+            if waits:
+                print(f"\nFAILED: {name} hangs: it was ended after {LIMIT_S} s. Its threads:\n{waits}")
+            sys.stdout.flush()
+    return not waits and ended.wait() == 0
 
 
 PRINTING = threading.Lock()

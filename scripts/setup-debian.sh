@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Installs what Ferrite needs on Debian (12 or later): C and C++ toolchains, FUSE, LevelDB for the lab, and a Rust
-# toolchain if none that is new enough is installed.
+# Installs what Ferrite needs on Debian (12 or later): C and C++ toolchains, FUSE, libfabric for `fabric://`, RocksDB for
+# the NVMe engine, LevelDB for the lab, and a Rust toolchain if none that is new enough is installed.
 #
 #   scripts/setup-debian.sh build     what is needed to build and mount
 #   scripts/setup-debian.sh test      that, and the programs the tests run on a mount
 #   scripts/setup-debian.sh pmem      what is needed to build and boot the guest of `make pmem`
+#   scripts/setup-debian.sh rdma      the same for `make rdma`
 #
 # Prints nothing if everything is installed already. Needs root (or sudo) only to install.
 set -euo pipefail
 
 minimum_rust=1.90
-build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev make pkg-config fuse3 sqlite3 git ca-certificates)
+build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev librocksdb-dev libzstd-dev liblz4-dev libbz2-dev
+    zlib1g-dev libfabric-dev make pkg-config fuse3 sqlite3 git ca-certificates)
 test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3)
 pmem_packages=(qemu-system-x86 debootstrap cpio xz-utils e2fsprogs binutils)
 
 packages=("${build_packages[@]}")
 [ "${1:-build}" = test ] && packages+=("${test_packages[@]}")
-[ "${1:-build}" = pmem ] && packages+=("${pmem_packages[@]}")
+[[ "${1:-build}" =~ ^(pmem|rdma)$ ]] && packages+=("${pmem_packages[@]}")
 
 run_as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi

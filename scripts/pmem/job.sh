@@ -1,9 +1,10 @@
 #!/bin/bash
-# Runs in the guest of `make pmem`, started by `guest-init.sh`. The file `phase` names the part: `setup`, `tests`,
+# Runs in the guest of `make pmem`, started by `../guest/init.sh`. The file `phase` names the part: `setup`, `tests`,
 # `programs` or `crash`. Each check ends with a line `RESULT what: ok`, `…: FAILED` or `…: skipped` on the console.
 set -uo pipefail
 
 export FERRITE_BIN=$PWD/bin/ferrite LD_LIBRARY_PATH=$PWD/lib PATH=$PWD/bin:$PATH
+modprobe -aq nfit nd_pmem device_dax dax_pmem nvme fuse loop ext4 xfs
 phase=$(cat phase)
 fsdax=/run/fsdax
 disk=/run/disk
@@ -33,13 +34,23 @@ mount_disks() {
 }
 
 # Pools: the medium of each, and its path.
-media=(devdax-1G devdax-2M fsdax nvme)
-declare -A pool=([devdax-1G]=/dev/dax0.0 [devdax-2M]=/dev/dax1.0 [fsdax]=$fsdax/pool [nvme]=$disk/pool)
+read -ra media <media
+declare -A pool=([devdax-1G]=/dev/dax0.0 [devdax-2M]=/dev/dax1.0 [fsdax]=$fsdax/pool [nvme]=$disk/pool [namespaces]=nvme:/run/pool.toml)
+
+# Namespaces by their character devices: blocks of 512 bytes, of 4 KiB, and one for the metadata.
+cat >/run/pool.toml <<'TOML'
+[metadata]
+device = "/dev/ng3n1"
+[[data]]
+device = "/dev/ng1n1"
+[[data]]
+device = "/dev/ng2n1"
+TOML
 
 # The console is a terminal, and a progress bar would leave its line unfinished; the next output must start a line.
 make_pool() {
     case $1 in
-    devdax-*) ferrite mkfs --force "${pool[$1]}" 2>&1 | cat ;;
+    devdax-* | namespaces) ferrite mkfs --force "${pool[$1]}" 2>&1 | cat ;;
     *) ferrite mkfs --force --size 256M "${pool[$1]}" 2>&1 | cat ;;
     esac
 }
@@ -66,14 +77,49 @@ info_says() {
     ferrite info "$2" | grep -q "$1"
 }
 
+# A command fails and says this.
+says() {
+    local said
+    said=$("${@:2}" 2>&1) && { echo "not refused: $said"; return 1; }
+    echo "$said"
+    grep -q "$1" <<<"$said"
+}
+
+# Commands go past the block layer, which counts nothing, and a transfer longer than a command is cut.
+commands() {
+    local before after
+    make_pool namespaces && ferrite mount "${pool[namespaces]}" /run/mnt || return
+    head -c 24M /dev/urandom >/run/content
+    before=$(cat /sys/block/nvme[12]n1/stat)
+    dd if=/run/content of=/run/mnt/a bs=4M status=none && dd if=/run/content of=/run/mnt/b bs=3M oflag=direct status=none
+    after=$(cat /sys/block/nvme[12]n1/stat)
+    ! perl -MFcntl -e 'sysopen(F, "/dev/nvme1n1", O_RDONLY | O_EXCL) or exit 1' || { echo "the namespace is not held"; return 1; }
+    ferrite umount /run/mnt && ferrite mount "${pool[namespaces]}" /run/mnt || return
+    cmp /run/content /run/mnt/a && cmp /run/content /run/mnt/b && ferrite umount /run/mnt && [ "$before" = "$after" ]
+}
+
+namespace_is_refused() {
+    mkdir -p /run/disk2
+    mkfs.ext4 -q -F /dev/nvme1n1
+    says "already holds an ext" ferrite mkfs "${pool[namespaces]}" && mount /dev/nvme1n1 /run/disk2 &&
+        says "mounted" ferrite mkfs --force "${pool[namespaces]}"
+    local status=$?
+    umount -q /run/disk2
+    wipefs -qa /dev/nvme1n1
+    return $status
+}
+
 tests() {
     try "doctor, /dev/pmem2 without a file system" doctor_without_file_system
     mount_disks || exit 1
     try "doctor, /dev/pmem2 mounted with DAX" doctor
     try "mkfs refuses /dev/pmem2, which is mounted" is_refused --force /dev/pmem2
     try "mkfs refuses /dev/nvme0n1, which is mounted" is_refused --force --size 64M /dev/nvme0n1
+    try "mkfs refuses namespaces with another file system, and mounted ones" namespace_is_refused
+    try "namespaces by commands past the block layer" commands
     # Only tests that need the guest's devices; the others run anywhere, and faster.
     for program in tests/*; do
+        [ -e "$program" ] || continue
         try "test program $(basename "$program" | sed 's/-[0-9a-f]*$//')" env FERRITE_DAX_DEVICES="/dev/dax0.0 /dev/dax1.0" FERRITE_FSDAX_DIR=$fsdax \
             "$program" --test-threads 1 --nocapture looked_at what_lies fs_dax region::
     done
@@ -104,7 +150,8 @@ fio_() {
 programs() {
     mount_disks || exit 1
     for medium in "${media[@]}"; do
-        make_pool "$medium" >/dev/null && ferrite mount "${pool[$medium]}" /run/mnt || { echo "RESULT $medium: FAILED"; continue; }
+        { made=$(make_pool "$medium") || { echo "$made"; false; }; } && ferrite mount "${pool[$medium]}" /run/mnt ||
+            { echo "RESULT $medium: FAILED"; continue; }
         for program in sqlite git_ tar_ fio_; do
             try "$medium: ${program%_}" "$program" /run/mnt
             cd /run/job || exit 1
@@ -113,6 +160,7 @@ programs() {
         try "$medium: fsck" ferrite fsck "${pool[$medium]}"
         case $medium in
         nvme) try "$medium: info" info_says 'ordinary file' "${pool[$medium]}" ;;
+        namespaces) try "$medium: info" info_says '/dev/ng1n1' "${pool[$medium]}" ;;
         *) try "$medium: info" info_says 'persistent memory (DAX)' "${pool[$medium]}" ;;
         esac
     done
@@ -145,7 +193,7 @@ holds() {
 # The file `acknowledged` has the last number of each medium that was reported to the host, over all rounds.
 crash() {
     mount_disks || exit 1
-    for medium in devdax-1G devdax-2M fsdax nvme; do
+    for medium in "${media[@]}"; do
         mkdir -p "/run/mnt-$medium"
         last=$(sed -n "s/^$medium //p" acknowledged)
         if [ -z "$last" ]; then

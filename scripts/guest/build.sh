@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Builds the guest of `make pmem`: a small Debian of the release that runs here (so that programs built here run
-# there), with a kernel that starts fast under emulation. Needs root, for debootstrap; some 3 GB in the cache folder;
-# some minutes.
+# Builds the guest of `make pmem` and `make rdma`: a small Debian of the release that runs here (so that programs built
+# here run there), with a kernel that starts fast under emulation. Needs root, for debootstrap; some 3 GB in the cache
+# folder; some minutes.
 #
-#   build-guest.sh FOLDER     makes FOLDER/{root.img,vmlinux,initrd}, unless they are there
+#   build.sh FOLDER     makes FOLDER/{root.img,vmlinux,initrd}, unless they are there
 #
 # The root file system is never written to: each start sees it as it was built.
 set -euo pipefail
 
 folder=$1
 here=$(cd "$(dirname "$0")" && pwd)
-packages=(linux-image-amd64 kmod udev busybox-static ndctl daxctl fuse3 e2fsprogs xfsprogs cpio tar git sqlite3 fio procps)
+packages=(linux-image-amd64 kmod udev busybox-static ndctl daxctl fuse3 e2fsprogs xfsprogs cpio tar git sqlite3 fio procps
+    iproute2 rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest libfabric1 libfabric-bin)
 
 # What the guest is made of names it: another list, or another start, gives another guest.
-stamp=$(printf '%s ' "${packages[@]}" | cat - "$here/build-guest.sh" "$here/guest-init.sh" | sha256sum | cut -c1-16)
+stamp=$(printf '%s ' "${packages[@]}" | cat - "$here/build.sh" "$here/init.sh" | sha256sum | cut -c1-16)
 [ "$(cat "$folder/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
 if [ "$(id -u)" != 0 ]; then
     echo "SKIPPED: the guest is not built yet, and building it takes root (debootstrap); run this once as root, or with sudo" >&2
@@ -33,7 +34,7 @@ debootstrap --variant=minbase --include="$(IFS=,; echo "${packages[*]}")" "$rele
     exit 1
 }
 rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,locale,man} "$root"/boot/initrd*
-install -m 755 "$here/guest-init.sh" "$root/sbin/ferrite-guest"
+install -m 755 "$here/init.sh" "$root/sbin/ferrite-guest"
 
 # The kernel unpacked, as unpacking it is what takes longest under emulation.
 offset=$(grep -abo -m1 $'\xfd7zXZ\x00' "$root"/boot/vmlinuz-* | head -n 1 | cut -d: -f1 || true)
