@@ -19,7 +19,12 @@ const HALF: Half = Half {
     of: "ferrite-rocksdb",
     feature: "rocksdb",
     archive: "ferrite_rocksdb_shim",
-    sources: &["src/border/database.cc", "src/border/files.cc", "src/border/shim.h"],
+    sources: &[
+        "src/border/database.cc",
+        "src/border/files.cc",
+        "src/border/room.cc",
+        "src/border/shim.h",
+    ],
     flags: &[],
     needs: &[
         Needs {

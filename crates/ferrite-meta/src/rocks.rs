@@ -63,11 +63,15 @@ const BUFFERS_PER_PLACE: u64 = 256;
 const WRITE_BUFFER_BYTES_MIN: usize = 64 << 10;
 /// And what is kept back, this part: enough for the merges of tables that RocksDB may have to do.
 const RESERVES_PER_PLACE: u64 = 4;
+/// Merges leave this part of what is kept back: what commits that were admitted still need for their log and tables.
+const MERGES_LEAVE_PER_RESERVE: u64 = 4;
 /// A full store is merged before it refuses, if so many transactions have deleted something since.
 const DELETED_MIN: u64 = 64;
 /// How long one who writes waits for that, and how often he looks.
 const MERGE_MAX: Duration = Duration::from_secs(5);
 const MERGE_POLL: Duration = Duration::from_millis(5);
+/// After a merge for which there was no room, so long nobody waits for another.
+const NO_MERGE_FOR: Duration = Duration::from_secs(5);
 /// How long after a merge files that it replaced may stay.
 const FILES_GO_WITHIN: Duration = Duration::from_millis(250);
 
@@ -124,7 +128,8 @@ pub struct RocksStore {
     reserve_bytes: u64,
     /// Transactions that deleted something since it was merged for them.
     deleted: AtomicU64,
-    merging: Mutex<()>,
+    /// When merges were last waited for, but lacked room.
+    merging: Mutex<Option<Instant>>,
 }
 
 fn refused(error: DbError) -> Error {
@@ -134,7 +139,7 @@ fn refused(error: DbError) -> Error {
         DbError::Corruption(_) | DbError::NotFound(_) => Error::Corruption(error.to_string()),
         DbError::Invalid(_) | DbError::NotSupported(_) => Error::Invalid(error.to_string()),
         DbError::InUse(_) => Error::InUse(error.to_string()),
-        // Also one for lack of space: RocksDB stops.
+        // Also one for lack of space: unless it was a merge's, RocksDB stops.
         _ => Error::Io(error.to_string()),
     }
 }
@@ -180,11 +185,13 @@ impl RocksStore {
             std::fs::create_dir_all(path).map_err(|error| Error::Io(format!("{}: {error}", path.display())))?;
         }
         let (size, _) = room.bytes()?;
+        let reserve_bytes = options.reserve_bytes.min(size / RESERVES_PER_PLACE);
         let buffer = usize::try_from(size / BUFFERS_PER_PLACE).unwrap_or(usize::MAX);
         let wanted = ferrite_rocksdb::Options {
             create: options.create && !options.read_only,
             read_only: options.read_only,
             block_cache_bytes: options.block_cache_bytes,
+            merges_leave_bytes: reserve_bytes / MERGES_LEAVE_PER_RESERVE,
             write_buffer_bytes: options.write_buffer_bytes.min(buffer).max(WRITE_BUFFER_BYTES_MIN),
             background_jobs: options.background_jobs,
             prefix_len_bytes: options.prefix_len_bytes,
@@ -196,7 +203,7 @@ impl RocksStore {
             db,
             is_read_only: options.read_only,
             room,
-            reserve_bytes: options.reserve_bytes.min(size / RESERVES_PER_PLACE),
+            reserve_bytes,
             deleted: AtomicU64::new(0),
             merging: Mutex::default(),
         })
@@ -216,26 +223,39 @@ impl RocksStore {
     /// they would be some day, and nobody can write until then. Who deletes is not refused while there is anything to
     /// merge.
     fn reclaim(&self, least: u64, deletes: bool) -> Result<()> {
-        let _alone = self.merging.lock();
+        let mut lacked_room = self.merging.lock();
         let mut has_merged = false;
         if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN {
             self.deleted.store(0, Ordering::Relaxed);
             self.db.flush().map_err(refused)?;
             has_merged = true;
+        } else if lacked_room.is_some_and(|when| when.elapsed() < NO_MERGE_FOR) {
+            return Ok(());
         }
         self.wait_for_merges(least, has_merged)?;
         if deletes && self.room.bytes()?.1 < least && self.deleted.swap(0, Ordering::Relaxed) > 0 {
-            self.compact()?;
+            self.db.flush().map_err(refused)?;
+            match self.db.compact() {
+                // Nor is there for all of it; the caller is refused.
+                Err(DbError::NoSpace(_)) => {}
+                merged => merged.map_err(refused)?,
+            }
             self.wait_for_merges(least, true)?;
         }
+        *lacked_room = self.lacks_room().then(Instant::now);
         Ok(())
     }
 
     /// Waits while merges are under way, and for the files that they have replaced to go, which they do a moment later.
     fn wait_for_merges(&self, least: u64, mut has_merged: bool) -> Result<()> {
         let (until, mut idle_since) = (Instant::now() + MERGE_MAX, Instant::now());
-        while self.room.bytes()?.1 < least && Instant::now() < until {
-            if self.db.statistics().merges > 0 {
+        let lacked_before = self.db.merges_lack_room();
+        loop {
+            let lacked = self.db.merges_lack_room();
+            let is_enough = lacked == 0 && self.room.bytes()?.1 >= least;
+            if is_enough || lacked > lacked_before || Instant::now() >= until {
+                break;
+            } else if self.db.statistics().merges > 0 {
                 (has_merged, idle_since) = (true, Instant::now());
             } else if !has_merged || idle_since.elapsed() > FILES_GO_WITHIN {
                 break;
@@ -243,6 +263,11 @@ impl RocksStore {
             std::thread::sleep(MERGE_POLL);
         }
         Ok(())
+    }
+
+    /// Whether merges are due that lack room.
+    fn lacks_room(&self) -> bool {
+        self.db.merges_lack_room() > 0 && self.db.statistics().merges > 0
     }
 
     /// Refuses a change for which there may be no room.
@@ -255,10 +280,17 @@ impl RocksStore {
         if least == 0 {
             return Ok(());
         }
+        // Merges that lack room need more of it with each table that is added.
+        let lacks_room = || !deletes && self.lacks_room();
         let (_, mut free) = self.room.bytes()?;
-        if free < least {
+        if free < least || lacks_room() {
             self.reclaim(least, deletes)?;
             (_, free) = self.room.bytes()?;
+        }
+        if lacks_room() {
+            return Err(Error::NoSpace(format!(
+                "{free} bytes are free, too few to merge tables"
+            )));
         }
         if free < least {
             return Err(Error::NoSpace(format!("{free} bytes are free, {least} are kept back")));

@@ -413,18 +413,28 @@ fn a_full_store_refuses_and_goes_on() {
 /// stops.
 #[test]
 fn a_store_that_stays_full_does_not_stop() {
+    stays_full(8_000, u64::MAX);
+}
+
+/// Nor if so little is kept back that there is no room to merge.
+#[test]
+fn a_store_without_room_for_merges_does_not_stop() {
+    stays_full(4_000, 3 << 20);
+}
+
+fn stays_full(changes: usize, reserve_bytes: u64) {
     let seed = seed();
     let mut rng = Rng::new(seed);
     let blobs = Arc::new(MemoryBlobs::new(32 << 20, false));
     let options = Options {
-        reserve_bytes: u64::MAX,
+        reserve_bytes,
         ..small()
     };
     let home = Home::Blobs(Arc::clone(&blobs) as _);
     let store = RocksStore::open(home.clone(), &options).unwrap();
     let mut model = BTreeMap::new();
     let (mut refused, mut refused_deletes) = (0, 0);
-    for _ in 0..8_000 {
+    for _ in 0..changes {
         let at = key(rng.below(16_000));
         let noise: Vec<u8> = (0..rng.below(16_000)).map(|_| rng.next_u64() as u8).collect();
         let deletes = rng.below(10) < if refused > 0 { 5 } else { 1 };

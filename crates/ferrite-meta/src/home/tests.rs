@@ -183,6 +183,7 @@ fn a_power_failure_leaves_what_was_synced() {
 fn options() -> Options {
     Options {
         create: true,
+        merges_leave_bytes: 0,
         block_cache_bytes: 1 << 20,
         write_buffer_bytes: 64 << 10,
         background_jobs: 2,

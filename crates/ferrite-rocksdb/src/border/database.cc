@@ -20,6 +20,7 @@
 #include <rocksdb/utilities/transaction_db.h>
 #include <rocksdb/utilities/write_batch_with_index.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 
@@ -66,12 +67,29 @@ class Listener final : public rocksdb::EventListener {
  public:
   Listener(Notice notice, const void* context) : notice_(notice), context_(context) {}
 
-  void OnBackgroundError(rocksdb::BackgroundErrorReason, Status* status) override {
+  void OnBackgroundError(rocksdb::BackgroundErrorReason reason, Status* status) override {
+    // A merge without room leaves what it should have merged, and is tried again after a while. RocksDB would stop for
+    // ever, as it does not know whether a transaction in two phases needs the log.
+    if (reason == rocksdb::BackgroundErrorReason::kCompaction && status->IsNoSpace()) {
+      ++lack_room_;
+      *status = Status::OK();
+      return;
+    }
     const std::string text = status->ToString();
     notice_(context_, true, BytesOf(text));
   }
 
+  void OnSubcompactionBegin(const rocksdb::SubcompactionJobInfo&) override { SetMerging(true); }
+  void OnSubcompactionCompleted(const rocksdb::SubcompactionJobInfo&) override { SetMerging(false); }
+
+  void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo& info) override {
+    if (info.status.ok()) lack_room_ = 0;
+  }
+
+  uint64_t LackRoom() const { return lack_room_; }
+
  private:
+  std::atomic<uint64_t> lack_room_{0};
   const Notice notice_;
   const void* const context_;
 };
@@ -79,6 +97,7 @@ class Listener final : public rocksdb::EventListener {
 // Members are destroyed in reverse order: the database before what it uses.
 struct Database {
   std::unique_ptr<rocksdb::Env> env;
+  std::shared_ptr<Listener> listener;
   std::shared_ptr<rocksdb::Statistics> statistics;
   rocksdb::WriteOptions write;
   rocksdb::TransactionOptions transaction;
@@ -136,10 +155,10 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
   database->transaction.lock_timeout = static_cast<int64_t>(wanted->lock_timeout_ms);
 
   rocksdb::Options options;
-  if (ops != nullptr) {
-    database->env = rocksdb::NewCompositeEnv(MakeFileSystem(*ops, root));
-    options.env = database->env.get();
-  }
+  const auto files = ops != nullptr ? MakeFileSystem(*ops, root) : rocksdb::FileSystem::Default();
+  database->env = rocksdb::NewCompositeEnv(MakeRoomy(files, wanted->merges_leave_bytes));
+  database->listener = std::make_shared<Listener>(notice, context);
+  options.env = database->env.get();
   options.create_if_missing = wanted->create_if_missing;
   options.paranoid_checks = true;
   options.write_buffer_size = wanted->write_buffer_bytes;
@@ -150,13 +169,14 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
   options.max_bytes_for_level_multiplier = 4;
   options.max_compaction_bytes = 8 * wanted->write_buffer_bytes;
   options.level0_slowdown_writes_trigger = 8;
-  options.level0_stop_writes_trigger = 12;
+  // Far from that: who waits for a merge that lacks room waits for ever, so writers are slowed down, and refused.
+  options.level0_stop_writes_trigger = 36;
   // Tables with many deletions are merged soon, for the space, and so that scans need not step over them.
   options.table_properties_collector_factories.push_back(rocksdb::NewCompactOnDeletionCollectorFactory(512, 128, 0.2));
   options.max_background_jobs = static_cast<int>(wanted->background_jobs);
   options.compression = rocksdb::kLZ4Compression;
   options.info_log = std::make_shared<Teller>(notice, context);
-  options.listeners.push_back(std::make_shared<Listener>(notice, context));
+  options.listeners.push_back(database->listener);
   options.statistics = database->statistics;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
@@ -265,6 +285,8 @@ void ferrite_rocksdb_statistics(const Database* database, Statistics* statistics
   statistics->merges = property(Properties::kCompactionPending) + property(Properties::kNumRunningCompactions);
   statistics->stall_us = database->statistics->getTickerCount(rocksdb::STALL_MICROS);
 }
+
+uint64_t ferrite_rocksdb_merges_lack_room(const Database* database) noexcept { return database->listener->LackRoom(); }
 
 // Null if the database was opened to be read.
 rocksdb::Transaction* ferrite_rocksdb_begin(const Database* database) noexcept {

@@ -76,6 +76,9 @@ pub struct Options {
     /// Changes are collected up to this size in memory (and in the log) before they become a table. Merged tables have
     /// this size too, and the first level four times as much: merging needs room for up to 16 of them.
     pub write_buffer_bytes: usize,
+    /// Merges do not begin to use the last of the place, so much: it is for the log and for new tables, without which
+    /// the database stops.
+    pub merges_leave_bytes: u64,
     /// Threads that write and merge tables.
     pub background_jobs: u32,
     /// Filters know prefixes of this length: a scan that stays within one asks them first. 0 is none.
@@ -135,6 +138,7 @@ impl Db {
             lock_timeout_ms: u64::try_from(options.lock_timeout.as_millis())
                 .unwrap_or(u64::MAX)
                 .clamp(1, i64::MAX as u64 / 1000),
+            merges_leave_bytes: options.merges_leave_bytes,
             background_jobs: options.background_jobs.clamp(1, 64),
             prefix_len_bytes: options.prefix_len_bytes,
             create_if_missing: options.create,
@@ -224,6 +228,12 @@ impl Db {
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_rocksdb_statistics(self.database.as_ptr(), &mut statistics) };
         statistics
+    }
+
+    /// Merges that ended for lack of room since the last one that did not. RocksDB tries again each second.
+    pub fn merges_lack_room(&self) -> u64 {
+        // SAFETY: the database is open.
+        unsafe { ffi::ferrite_rocksdb_merges_lack_room(self.database.as_ptr()) }
     }
 
     /// Why RocksDB takes no more writes, if it does not. It may be that a thread of its own found out.

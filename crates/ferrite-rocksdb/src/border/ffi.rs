@@ -126,6 +126,7 @@ pub(super) struct OpenOptions {
     pub(super) block_cache_bytes: u64,
     pub(super) write_buffer_bytes: u64,
     pub(super) lock_timeout_ms: u64,
+    pub(super) merges_leave_bytes: u64,
     pub(super) background_jobs: u32,
     pub(super) prefix_len_bytes: u32,
     pub(super) create_if_missing: bool,
@@ -201,6 +202,7 @@ unsafe extern "C" {
     pub(super) fn ferrite_rocksdb_flush(database: *mut Database, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_compact(database: *mut Database, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_checkpoint(database: *mut Database, path: Bytes, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_merges_lack_room(database: *const Database) -> u64;
     pub(super) fn ferrite_rocksdb_statistics(database: *mut Database, statistics: *mut Statistics);
     pub(super) fn ferrite_rocksdb_begin(database: *mut Database) -> *mut Transaction;
     pub(super) fn ferrite_rocksdb_end(transaction: *mut Transaction);

@@ -73,6 +73,7 @@ struct OpenOptions {
   uint64_t block_cache_bytes;
   uint64_t write_buffer_bytes;
   uint64_t lock_timeout_ms;
+  uint64_t merges_leave_bytes;
   uint32_t background_jobs;
   uint32_t prefix_len_bytes;  // 0 is none
   bool create_if_missing;
@@ -99,5 +100,12 @@ inline rocksdb::Slice SliceOf(Bytes bytes) { return {bytes.data, bytes.len_bytes
 
 // RocksDB's files, over `ops`.
 std::shared_ptr<rocksdb::FileSystem> MakeFileSystem(const FileOps& ops, const void* root);
+
+// `files`, of which merges leave so much free: they get NoSpace.
+std::shared_ptr<rocksdb::FileSystem> MakeRoomy(const std::shared_ptr<rocksdb::FileSystem>& files,
+                                               uint64_t leave_bytes);
+
+// Whether what this thread writes from now on is a merge's.
+void SetMerging(bool merging);
 
 }  // namespace ferrite
