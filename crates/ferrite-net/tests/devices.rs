@@ -16,7 +16,7 @@ use ferrite_nvme::{NvmeFs, Options, assemble, format};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::rng::Rng;
-use ferrite_testkit::{TestEngine, linear};
+use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::buffers::{Buffer, Pool};
 use ferrite_vfs::{FileSystem, NewFile, OpenMode, Position, ROOT_INO, Result, SYSTEM, Written};
 
@@ -87,6 +87,7 @@ impl RemoteDevices {
             store: [1; 16],
             pool: [7; 16],
             index: 0,
+            checksums: false,
         };
         BlobStore::format(&pool.device(), &identity).unwrap();
         pool.up();
@@ -138,6 +139,11 @@ impl TestEngine for RemoteDevices {
 
 fn make(whole_pages: bool) -> Box<dyn TestEngine> {
     Box::new(RemoteDevices::new(whole_pages))
+}
+
+#[test]
+fn posix_rules() {
+    posix::run_all(|| make(true));
 }
 
 #[test]

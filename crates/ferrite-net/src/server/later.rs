@@ -10,6 +10,7 @@ use ferrite_fabric::reactor::{Data, Served};
 use ferrite_vfs::workers::Workers;
 
 use super::answer::put;
+use super::ends::End;
 use super::leases::Passing;
 use super::meter::Received;
 use super::session::Session;
@@ -83,7 +84,8 @@ impl Inner {
         true
     }
 
-    /// Has a request answered by a worker, unless one is about it already.
+    /// Has a request answered by a worker, unless one is about it already. What comes after one that `is_end` finds
+    /// that done.
     pub(super) fn give(
         self: &Arc<Self>,
         workers: &Workers,
@@ -91,6 +93,7 @@ impl Inner {
         id: u64,
         received: Received<'_>,
         passing: Option<Passing>,
+        is_end: bool,
     ) {
         enum Owned {
             Bytes(Vec<u8>),
@@ -100,6 +103,8 @@ impl Inner {
             return;
         }
         let (inner, session, body) = (Arc::clone(self), Arc::clone(session), received.body.to_vec());
+        let before = session.ends.latest().filter(|_| !is_end);
+        let end = is_end.then(|| End::begin(&session.ends));
         let asked = received.asked;
         let data = match received.data {
             Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
@@ -110,6 +115,9 @@ impl Inner {
                 Owned::Bytes(bytes) => bytes,
                 Owned::Buffer(buffer) => buffer,
             };
+            if let Some(before) = before {
+                session.ends.wait_for(before);
+            }
             let (mut out, asked) = (Outbox::default(), asked.on_this_thread());
             while let Ok((head, request)) = Reader::new(&body).last::<(Head, Request<'_>)>()
                 && inner.answer(&session, head, request, data, &mut out) == Served::Starved
@@ -117,7 +125,7 @@ impl Inner {
             {
                 std::thread::sleep(BUFFER_WAIT);
             }
-            drop(passing);
+            drop((passing, end));
             session.taken_back(id);
             asked.count_if_answered(&session.meter, &out);
             session.send(|to| to.append(&mut out));

@@ -12,6 +12,7 @@
 
 mod answer;
 mod change;
+mod ends;
 mod export;
 mod grace;
 mod later;
@@ -532,7 +533,8 @@ impl Inner {
                     return Ok(Served::Yes);
                 }
                 if let Some(workers) = self.workers.as_ref().filter(|_| store.limits.may_block) {
-                    self.give(workers, session, id, received, passing.flatten());
+                    let is_end = matches!(request, Request::Close { .. } | Request::Release { .. });
+                    self.give(workers, session, id, received, passing.flatten(), is_end);
                 } else {
                     let _turn = self.may_overlap.then(|| session.begin_alone(id));
                     return Ok(self.answer(session, head, request, received.data.bytes(), out));

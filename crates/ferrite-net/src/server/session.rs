@@ -20,6 +20,7 @@ use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, SpaceO
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::ends::Ends;
 use super::export::Export;
 use super::meter::Meter;
 use crate::wire::{ClientActivity, Node, Ticket};
@@ -92,6 +93,7 @@ pub(super) struct Session {
     done: Condvar,
     /// Requests that wait for a worker, or that one works on.
     given: AtomicUsize,
+    pub(super) ends: Arc<Ends>,
     /// Changes that wait for leases of others to end, or go by the table of leases at least.
     parked: AtomicUsize,
     /// The client keeps what it has a lease on.
@@ -169,6 +171,7 @@ impl Session {
             }),
             done: Condvar::new(),
             given: AtomicUsize::new(0),
+            ends: Arc::default(),
             parked: AtomicUsize::new(0),
             has_leases: AtomicBool::new(false),
             getting_slots: Mutex::default(),

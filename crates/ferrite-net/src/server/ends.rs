@@ -1,0 +1,64 @@
+//! Files that are being closed and pins that are being given back, where workers do that: what a session asks for
+//! afterwards finds it done. A client that has closed a file that was removed may count on its space.
+//!
+//! Invariant: only work that came to the workers' queue later waits here, and what is waited for waits for nobody here;
+//! so some worker has it, or takes it first.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    under_way: BTreeSet<u64>,
+}
+
+/// Of a session.
+#[derive(Default)]
+pub(super) struct Ends {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Ends {
+    /// The last that is under way.
+    pub(super) fn latest(&self) -> Option<u64> {
+        self.state.lock().under_way.last().copied()
+    }
+
+    /// Waits until this one, and all before it, are done.
+    pub(super) fn wait_for(&self, latest: u64) {
+        let mut state = self.state.lock();
+        while state.under_way.first().is_some_and(|&first| first <= latest) {
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+/// One that is under way, until it is dropped.
+pub(super) struct End {
+    of: Arc<Ends>,
+    number: u64,
+}
+
+impl End {
+    pub(super) fn begin(of: &Arc<Ends>) -> End {
+        let mut state = of.state.lock();
+        let number = state.next;
+        state.next += 1;
+        state.under_way.insert(number);
+        End {
+            of: Arc::clone(of),
+            number,
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.of.state.lock().under_way.remove(&self.number);
+        self.of.changed.notify_all();
+    }
+}
