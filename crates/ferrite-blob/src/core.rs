@@ -19,6 +19,7 @@ use crate::planted::{Planted, is_planted};
 use crate::ranges::Ranges;
 use crate::ring::Ring;
 use crate::space::Bitmap;
+use crate::sums::Summed;
 use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
 /// Slots are taken into use in lots, so that the superblock is written seldom.
@@ -38,6 +39,8 @@ pub(crate) struct Free {
 /// A store.
 pub(crate) struct Core {
     pub(crate) device: Box<dyn Device>,
+    /// A layer of the device, if data has checksums.
+    pub(crate) sums: Option<Arc<Summed>>,
     pub(crate) layout: Layout,
     pub(crate) superblock: Mutex<Superblock>,
     pub(crate) free: Mutex<Free>,

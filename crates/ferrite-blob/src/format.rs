@@ -16,8 +16,10 @@
 use crate::page::Pages;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
-/// Version of everything on the device.
-pub(crate) const VERSION: u32 = 1;
+/// Version of everything on the device, without checksums of data.
+const VERSION: u32 = 1;
+/// And with them: programs that know the first only would not keep them.
+const VERSION_WITH_SUMS: u32 = 2;
 /// First bytes of a superblock.
 pub(crate) const MAGIC: [u8; 8] = *b"FerrBlob";
 const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"BlHd");
@@ -39,6 +41,9 @@ const METADATA_AT: usize = 48;
 const OVERFLOW_AT: usize = METADATA_AT + METADATA_BYTES_MAX;
 const EXTENTS_AT: usize = OVERFLOW_AT + OVERFLOW_MAX * 8;
 const CRC_AT: usize = 8;
+const SUM_BYTES: usize = 8;
+/// Pages whose checksums a page has room for.
+pub(crate) const SUMS_PER_PAGE: u64 = (PAGE_BYTES / SUM_BYTES) as u64;
 
 /// Number of a blob: its slot, and the how manieth blob of that slot it is. Never given twice in the life of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,19 +79,25 @@ pub(crate) struct Layout {
     pub(crate) pages: u64,
     pub(crate) slots: u32,
     pub(crate) overflow_pages: u32,
+    /// Pages of checksums of data; 0: there are none.
+    pub(crate) sum_pages: u32,
     pub(crate) clusters: u32,
 }
 
 impl Layout {
-    /// The layout of a device of some pages. `None` if it is too small for a single cluster.
-    pub(crate) fn of(pages: u64) -> Option<Layout> {
-        // Each cluster brings one slot and a quarter, of two pages each, and a quarter of an overflow page.
-        let clusters = pages.checked_sub(CLUSTER_PAGES)? * 4 / (CLUSTER_PAGES * 4 + 11);
+    /// The layout of a device of some pages, with checksums of data or without. `None` if it is too small for a single
+    /// cluster.
+    pub(crate) fn of(pages: u64, has_sums: bool) -> Option<Layout> {
+        // Each cluster brings one slot and a quarter, of two pages each, a quarter of an overflow page, and half a
+        // page of checksums.
+        let beside = if has_sums { 13 } else { 11 };
+        let clusters = pages.checked_sub(CLUSTER_PAGES)? * 4 / (CLUSTER_PAGES * 4 + beside);
         let clusters = clusters.min(u64::from(u32::MAX) / 2);
         let mut layout = Layout {
             pages,
             slots: clusters as u32 + clusters as u32 / 4 + 64,
             overflow_pages: clusters as u32 / 4 + 64,
+            sum_pages: if has_sums { clusters.div_ceil(2) as u32 } else { 0 },
             clusters: clusters as u32,
         };
         while layout.clusters > 0 && layout.cluster(layout.clusters) >= pages {
@@ -107,8 +118,13 @@ impl Layout {
         self.overflow(self.overflow_pages) + entry * RING_PAGES
     }
 
+    /// The first page of checksums.
+    pub(crate) fn sums(&self) -> u64 {
+        self.ring(RING_ENTRIES)
+    }
+
     pub(crate) fn cluster(&self, cluster: u32) -> u64 {
-        self.ring(RING_ENTRIES).next_multiple_of(CLUSTER_PAGES) + u64::from(cluster) * CLUSTER_PAGES
+        (self.sums() + u64::from(self.sum_pages)).next_multiple_of(CLUSTER_PAGES) + u64::from(cluster) * CLUSTER_PAGES
     }
 }
 
@@ -164,7 +180,12 @@ impl Superblock {
         let mut pages = Pages::zeroed(1);
         let page = pages.bytes_mut();
         put(page, 0, &MAGIC);
-        put(page, 12, &VERSION.to_le_bytes());
+        let version = if self.layout.sum_pages > 0 {
+            VERSION_WITH_SUMS
+        } else {
+            VERSION
+        };
+        put(page, 12, &version.to_le_bytes());
         put(page, 16, &self.store);
         put(page, 32, &self.pool);
         put(page, 48, &self.index.to_le_bytes());
@@ -175,6 +196,7 @@ impl Superblock {
         put(page, 72, &self.layout.clusters.to_le_bytes());
         put(page, 76, &self.slots_used.to_le_bytes());
         put(page, 80, &self.generation.to_le_bytes());
+        put(page, 88, &self.layout.sum_pages.to_le_bytes());
         sealed(page);
         pages
     }
@@ -188,9 +210,10 @@ impl Superblock {
             return Ok(None);
         }
         let version = u32_at(page, 12);
-        if version != VERSION {
+        if !matches!(version, VERSION | VERSION_WITH_SUMS) {
             return Err(Error::Refused(format!(
-                "its format has version {version}, this program knows {VERSION}; use a program of that version"
+                "its format has version {version}, this program knows those up to {VERSION_WITH_SUMS}; use a program of \
+                 that version"
             )));
         }
         let (mut store, mut pool) = ([0; 16], [0; 16]);
@@ -200,6 +223,7 @@ impl Superblock {
             pages: u64_at(page, 56),
             slots: u32_at(page, 64),
             overflow_pages: u32_at(page, 68),
+            sum_pages: u32_at(page, 88),
             clusters: u32_at(page, 72),
         };
         Ok(Some(Superblock {
@@ -211,6 +235,70 @@ impl Superblock {
             generation: u64_at(page, 80),
             layout,
         }))
+    }
+}
+
+/// What is known of a page's content: the checksum of one of two, or of none, if it was never written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sum {
+    new: u32,
+    old: u32,
+}
+
+impl Sum {
+    /// Entry `index` of a page of them.
+    pub(crate) fn of(page: &[u8], index: usize) -> Sum {
+        let at = index * SUM_BYTES;
+        Sum {
+            new: u32_at(page, at),
+            old: u32_at(page, at + 4),
+        }
+    }
+
+    pub(crate) fn put(self, page: &mut [u8], index: usize) {
+        let at = index * SUM_BYTES;
+        put(page, at, &self.new.to_le_bytes());
+        put(page, at + 4, &self.old.to_le_bytes());
+    }
+
+    /// The page has this content.
+    pub(crate) fn only(crc: u32) -> Sum {
+        Sum { new: crc, old: crc }
+    }
+
+    pub(crate) fn is_only(self, crc: u32) -> bool {
+        self == Sum::only(crc)
+    }
+
+    /// There are no two contents that it may have.
+    pub(crate) fn is_known(self) -> bool {
+        self.new == self.old
+    }
+
+    /// It was written last.
+    pub(crate) fn is_latest(self, crc: u32) -> bool {
+        self.new == crc
+    }
+
+    pub(crate) fn fits(self, crc: u32) -> bool {
+        self.new == crc || self.old == crc
+    }
+
+    /// One that is not known, after the page was read. What fits neither is damaged; so it stays, until it is written.
+    pub(crate) fn known(self, crc: u32) -> Sum {
+        if self.fits(crc) {
+            Sum::only(crc)
+        } else {
+            Sum::only(self.new)
+        }
+    }
+
+    /// What was known, or this content. One that was never written has nothing to lose.
+    pub(crate) fn or(self, crc: u32) -> Sum {
+        Sum {
+            new: crc,
+            old: if self.new == 0 { crc } else { self.new },
+        }
     }
 }
 
@@ -397,15 +485,19 @@ mod tests {
 
     #[test]
     fn a_layout_fits_its_device_and_wastes_little() {
-        assert_eq!(Layout::of(100), None);
+        assert_eq!(Layout::of(100, false), None);
         for mib in [4_u64, 5, 13, 64, 100, 1000, 100_000, 4_000_000] {
             let pages = mib * CLUSTER_PAGES;
-            let layout = Layout::of(pages).unwrap_or_else(|| panic!("{mib} MiB"));
-            assert!(layout.cluster(layout.clusters) < pages, "{mib} MiB: {layout:?}");
-            assert!(
-                u64::from(layout.clusters) + 3 >= mib - mib / 50,
-                "{mib} MiB: {layout:?}"
-            );
+            for has_sums in [false, true] {
+                let layout = Layout::of(pages, has_sums).unwrap_or_else(|| panic!("{mib} MiB"));
+                assert!(layout.cluster(layout.clusters) < pages, "{mib} MiB: {layout:?}");
+                assert!(
+                    u64::from(layout.clusters) + 3 >= mib - mib / 50,
+                    "{mib} MiB: {layout:?}"
+                );
+                let pages = u64::from(layout.clusters) * CLUSTER_PAGES;
+                assert_eq!(u64::from(layout.sum_pages) * SUMS_PER_PAGE >= pages, has_sums);
+            }
         }
     }
 
@@ -415,7 +507,7 @@ mod tests {
             store: [1; 16],
             pool: [2; 16],
             index: 3,
-            layout: Layout::of(100_000).unwrap(),
+            layout: Layout::of(100_000, true).unwrap(),
             generation: 9,
             slots_used: 77,
             is_clean: true,

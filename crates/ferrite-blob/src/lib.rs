@@ -12,11 +12,13 @@
 //! | `ring` | writes that must not tear, on devices that tear pages |
 //! | `ranges` | who reads and who overwrites which pages of a blob |
 //! | `overlay` | a device as it would be with the ring's pages in place, for those who only look |
+//! | `sums` | checksums of data, a layer over the device |
 //! | `core` | a store's parts, and how a blob's metadata is loaded and stored |
 //! | `blob` | reading and writing |
 //! | `overwrite` | writing in place |
 //! | `submitted` | the same without waiting, where nothing but the device is in the way |
 //! | `store` | making, opening, closing; blobs as a whole |
+//! | `verify` | looking for damage in data |
 //! | `planted` | mistakes on purpose, for tests |
 //! | `check` | every structure against every other |
 //!
@@ -42,6 +44,8 @@ mod ring;
 mod space;
 mod store;
 mod submitted;
+mod sums;
+mod verify;
 
 pub use blob::Blob;
 pub use error::{Error, Result};

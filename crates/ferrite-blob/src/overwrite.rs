@@ -71,13 +71,17 @@ impl Blob {
             wanted.push(count - 1);
         }
         for index in wanted {
+            let begins = (offset / PAGE + index as u64) * PAGE;
+            let old = state.valid_len.saturating_sub(begins).min(PAGE) as usize;
+            if old == 0 {
+                // Whatever it holds, it is nothing of this blob's.
+                continue;
+            }
             let page = &mut pages.bytes_mut()[index * PAGE_BYTES..(index + 1) * PAGE_BYTES];
             self.core.device.run(&mut [Op::Read {
                 offset: targets[index] * PAGE,
                 into: page,
             }])?;
-            let begins = (offset / PAGE + index as u64) * PAGE;
-            let old = state.valid_len.saturating_sub(begins).min(PAGE) as usize;
             page[old..].fill(0);
         }
         pages.bytes_mut()[into..end].copy_from_slice(data);

@@ -24,6 +24,8 @@ pub enum Planted {
     StaleBytes,
     /// A deleted blob's page is not written.
     DeleteForgotten,
+    /// Checksums of a page are not durable before the page.
+    SumsLate,
 }
 
 /// All of them.
@@ -36,6 +38,7 @@ pub const ALL: &[Planted] = &[
     Planted::RingPassedBy,
     Planted::StaleBytes,
     Planted::DeleteForgotten,
+    Planted::SumsLate,
 ];
 
 #[cfg(feature = "planted")]

@@ -3,7 +3,7 @@
 //! Opening reads the metadata of every slot that was ever used, in large reads, and rebuilds what is free from it. A
 //! store that was not closed needs no more than that, and what its ring says.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -16,6 +16,7 @@ use crate::overlay;
 use crate::page::Pages;
 use crate::ring::{self, Ring};
 use crate::space::Bitmap;
+use crate::sums::Summed;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
 /// Slots that are read at once.
@@ -35,6 +36,8 @@ pub struct FormatOptions {
     pub pool: [u8; 16],
     /// Which of the pool's stores it is.
     pub index: u16,
+    /// Every page of data gets a checksum, which every read verifies.
+    pub checksums: bool,
 }
 
 /// Who a store is.
@@ -50,6 +53,8 @@ pub struct Identity {
     pub len_bytes: u64,
     /// It was closed in order.
     pub is_clean: bool,
+    /// Its data has checksums.
+    pub has_checksums: bool,
 }
 
 /// What a store has room for.
@@ -126,7 +131,7 @@ impl BlobStore {
                 device.len_bytes()
             ))
         };
-        let layout = Layout::of(device.len_bytes() / PAGE_BYTES as u64).ok_or_else(too_small)?;
+        let layout = Layout::of(device.len_bytes() / PAGE_BYTES as u64, options.checksums).ok_or_else(too_small)?;
         let superblock = Superblock {
             store: options.store,
             pool: options.pool,
@@ -172,6 +177,7 @@ impl BlobStore {
             index: superblock.index,
             len_bytes: superblock.layout.pages * PAGE_BYTES as u64,
             is_clean: superblock.is_clean,
+            has_checksums: superblock.layout.sum_pages > 0,
         }))
     }
 
@@ -205,16 +211,22 @@ impl BlobStore {
             stopped: Mutex::new(read_only.then(|| "it is open read only".to_string())),
             damage: Mutex::default(),
             device,
+            sums: None,
         };
         let damage = core.scan()?;
         *core.damage.lock() = damage;
+        if !read_only {
+            core.add_sums(HashSet::new());
+        }
         let mut generation_of = |id: BlobId| {
             let head = core.read_head(id.slot()).ok().flatten()?;
             (head.id == id && head.is_live).then_some(head.generation)
         };
         if read_only {
             let (pending, _) = ring::pending(&*core.device, &core.layout, &mut generation_of)?;
+            let mended = pending.iter().map(|(page, _)| *page).collect();
             core.device = overlay::over(core.device, pending);
+            core.add_sums(mended);
         } else {
             let next = ring::replay(&*core.device, &core.layout, &mut generation_of)?;
             core.ring = Ring::new(next);
@@ -231,6 +243,7 @@ impl BlobStore {
             store: [0; 16],
             pool: [0; 16],
             index: 0,
+            checksums: false,
         };
         let made = BlobStore::format(&device, &options).and_then(|()| BlobStore::open(Box::new(device), false));
         match made {
@@ -447,6 +460,9 @@ impl BlobStore {
         if self.core.stopped.lock().is_some() {
             return Ok(());
         }
+        if let Some(sums) = &self.core.sums {
+            sums.store_all()?;
+        }
         self.core.set_clean(true)?;
         *self.core.stopped.lock() = Some("it is closed".into());
         Ok(())
@@ -454,6 +470,18 @@ impl BlobStore {
 }
 
 impl Core {
+    /// Has all that is read and written from now on go by the checksums of data, if there are any; but for pages that
+    /// the ring `mended` for a look only.
+    fn add_sums(&mut self, mended: HashSet<u64>) {
+        if self.layout.sum_pages == 0 {
+            return;
+        }
+        let below = std::mem::replace(&mut self.device, Box::new(Memory::new(0)));
+        let sums = Arc::new(Summed::new(below, &self.layout, mended));
+        self.device = Box::new(Arc::clone(&sums));
+        self.sums = Some(sums);
+    }
+
     fn set_clean(&self, is_clean: bool) -> Result<()> {
         let mut superblock = self.superblock.lock();
         let next = Superblock {

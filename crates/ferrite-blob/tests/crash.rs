@@ -17,6 +17,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     store: [1; 16],
     pool: [2; 16],
     index: 0,
+    checksums: false,
 };
 /// What a loss of power may tear.
 const SECTOR_BYTES: usize = 512;
@@ -33,10 +34,11 @@ struct Run {
     tears: bool,
 }
 
-fn record(seed: u64, tears: bool) -> Run {
+fn record(seed: u64, tears: bool, checksums: bool) -> Run {
     let memory = Memory::of(vec![0xee; DEVICE_BYTES]);
     let memory = if tears { memory.tearing() } else { memory };
-    BlobStore::format(&memory, &OPTIONS).unwrap();
+    let options = FormatOptions { checksums, ..OPTIONS };
+    BlobStore::format(&memory, &options).unwrap();
     let base = memory.image();
     let recorder = Arc::new(Recorder::new(memory));
     let store = BlobStore::open(Box::new(Arc::clone(&recorder)), false).unwrap();
@@ -217,7 +219,7 @@ fn works(store: BlobStore, memory: &Arc<Memory>, what: &str) {
 }
 
 fn explore(seed: u64, images: usize) {
-    let run = record(seed, seed.is_multiple_of(2));
+    let run = record(seed, seed.is_multiple_of(2), seed % 4 < 2);
     let mut rng = Rng::new(seed ^ 0xc4a5);
     for number in 0..images {
         let cut = rng.below(run.log.len() as u64 + 1) as usize;
@@ -238,7 +240,7 @@ fn images_of_lost_power() {
     let (seeds, images) = match (seed_from_env(), std::env::var_os("FERRITE_SOAK")) {
         (Some(seed), _) => (seed..seed + 1, 200),
         (None, Some(_)) => (0..500, 200),
-        (None, None) => (0..24, 50),
+        (None, None) => (0..32, 50),
     };
     for seed in seeds {
         explore(seed, images);

@@ -17,6 +17,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     store: [1; 16],
     pool: [2; 16],
     index: 0,
+    checksums: false,
 };
 /// More than one overflow page names.
 const PIECES: u64 = 273 + 341 + 20;

@@ -13,6 +13,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     store: [1; 16],
     pool: [2; 16],
     index: 0,
+    checksums: false,
 };
 
 /// A device full of what somebody left there.
@@ -20,10 +21,11 @@ fn used_device(mib: u64) -> Memory {
     Memory::of(vec![0xee; (mib << 20) as usize])
 }
 
-fn run(seed: u64, steps: usize, tears: bool) {
+fn run(seed: u64, steps: usize, tears: bool, checksums: bool) {
     let device = used_device(16);
     let device = Arc::new(if tears { device.tearing() } else { device });
-    BlobStore::format(&*device, &OPTIONS).unwrap();
+    let options = FormatOptions { checksums, ..OPTIONS };
+    BlobStore::format(&*device, &options).unwrap();
     let open = || BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
     let mut store = open();
     let (mut maker, mut model) = (Maker::new(seed), Model::new());
@@ -61,7 +63,7 @@ fn random_operations() {
         None => 0..24,
     };
     for seed in seeds {
-        run(seed, 120, seed % 3 == 0);
+        run(seed, 120, seed % 3 == 0, seed % 2 == 0);
     }
 }
 
@@ -172,14 +174,14 @@ fn devices_that_are_no_stores_are_refused_by_name() {
 /// Threads that write other pages of the same blob, whole and in part, lose nothing of each other.
 #[test]
 fn writers_of_one_blob_do_not_disturb_each_other() {
-    for tears in [false, true] {
+    for (tears, checksums) in [(false, false), (false, true), (true, false), (true, true)] {
         let device = if tears {
             used_device(8).tearing()
         } else {
             used_device(8)
         };
         let device = Arc::new(device);
-        BlobStore::format(&*device, &OPTIONS).unwrap();
+        BlobStore::format(&*device, &FormatOptions { checksums, ..OPTIONS }).unwrap();
         let store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
         let blob = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
         blob.write_at(&[0; 64 << 10], 0, None).unwrap();

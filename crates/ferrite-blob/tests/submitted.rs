@@ -17,6 +17,7 @@ const FORMAT: FormatOptions = FormatOptions {
     store: [1; 16],
     pool: [2; 16],
     index: 0,
+    checksums: false,
 };
 /// What the tests write in one piece.
 const RECORD_BYTES: usize = 4 * PAGE_BYTES;

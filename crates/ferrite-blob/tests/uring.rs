@@ -13,6 +13,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     store: [1; 16],
     pool: [2; 16],
     index: 0,
+    checksums: false,
 };
 
 fn file(dir: &tempfile::TempDir, name: &str, mib: u64) -> std::path::PathBuf {

@@ -194,12 +194,13 @@ fn memory(bytes: Vec<u8>, tears: bool) -> Memory {
 }
 
 /// A device that a store was made on.
-fn formatted(number: u16, bytes: usize, tears: bool) -> Memory {
+fn formatted(number: u16, bytes: usize, tears: bool, checksums: bool) -> Memory {
     let device = memory(vec![0xee; bytes], tears);
     let options = FormatOptions {
         store: [number as u8; 16],
         pool: [7; 16],
         index: number,
+        checksums,
     };
     BlobStore::format(&device, &options).unwrap();
     device
@@ -222,7 +223,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
     let log = Log::default();
     let (mut bases, mut devices) = (Vec::new(), Vec::<Box<dyn Device>>::new());
     for number in 0..DEVICES {
-        let device = formatted(number as u16, DEVICE_BYTES, tears);
+        let device = formatted(number as u16, DEVICE_BYTES, tears, seed % 4 < 2);
         bases.push(device.image());
         devices.push(Box::new(Recorder::joining(device, &log)));
     }
@@ -235,7 +236,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
         }),
         #[cfg(feature = "rocksdb")]
         Home::Device => {
-            let device = formatted(u16::MAX, META_BYTES, tears);
+            let device = formatted(u16::MAX, META_BYTES, tears, false);
             bases.push(device.image());
             on_device(Recorder::joining(device, &log), true)
         }

@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_blob::device::{Fault, Target};
+use ferrite_nvme::NvmeFs;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::{FsError, OpenMode, RenameMode, SYSTEM};
 use pool::{Files, Pool, content, put, read, within};
 
 const MIB: u64 = 1 << 20;
+const EIO: i32 = 5;
 
 /// Reads or writes of some bytes of a device, from the first on.
 fn all_of(reads: bool, writes: bool, range: std::ops::Range<u64>) -> Target {
@@ -33,7 +35,7 @@ fn all_of(reads: bool, writes: bool, range: std::ops::Range<u64>) -> Target {
 fn work_with_a_fault(seed: u64) {
     let mut rng = Rng::new(seed);
     let tears = rng.below(2) == 0;
-    let pool = Pool::new(2, 24, tears);
+    let pool = Pool::with(2, 24, tears, seed % 4 < 2);
     let fs = pool.open().unwrap();
     let mut files = Files::new(seed);
     let what = |step: u64| format!("FERRITE_SEED={seed}, step {step}");
@@ -47,6 +49,7 @@ fn work_with_a_fault(seed: u64) {
         0 => areas.slots,
         1 => areas.ring,
         2 => areas.data,
+        4 => areas.sums,
         3 => 0..areas.slots.start,
         _ => 0..u64::MAX,
     };
@@ -148,11 +151,9 @@ fn one_superblock_that_can_be_read_is_enough() {
     }
 }
 
-/// Data has no checksums: a write of it that goes elsewhere is not found. What it hits is the victim's, and its own
-/// bytes stay as they were.
-#[test]
-fn misdirected_data_is_not_found() {
-    let pool = Pool::new(1, 24, false);
+/// A pool of which a write to file `a` has hit file `b`.
+fn misdirected(checksums: bool) -> (Pool, NvmeFs) {
+    let pool = Pool::with(1, 24, false, checksums);
     let fs = pool.open().unwrap();
     for (file, name) in ["a", "b"].into_iter().enumerate() {
         put(&fs, name, 0, &content(file as u64, 9000)).unwrap();
@@ -163,6 +164,54 @@ fn misdirected_data_is_not_found() {
     };
     pool.devices[0].plan(Fault::Misdirected(MIB), target);
     put(&fs, "a", 0, &content(5, 4096)).unwrap();
+    (pool, fs)
+}
+
+/// A write of data that goes elsewhere damages two files: their pages are errors, also after the next opening, and a
+/// repair gives both names that say so.
+#[test]
+fn misdirected_data_is_found_where_data_has_checksums() {
+    for closes in [false, true] {
+        let (pool, fs) = misdirected(true);
+        let fs = match closes {
+            false => fs,
+            true => {
+                fs.close().unwrap();
+                drop(fs);
+                pool.open().unwrap()
+            }
+        };
+        for name in ["a", "b"] {
+            let error = read(&fs, name).unwrap_err();
+            let said = error.to_string();
+            let wanted = format!("inode {}, bytes 0 to 4095", pool::ino_of(&fs, name));
+            assert!(said.contains(&wanted) && error.errno() == EIO, "{said}");
+        }
+        pool::sound(&fs, "structures are");
+        let report = fs.check_with_data(None, &mut |_, _| {}).unwrap();
+        assert_eq!((report.findings.len(), report.data_findings, report.pages), (2, 2, 6));
+        // What is written anew is right again.
+        put(&fs, "b", 0, &content(1, 4096)).unwrap();
+        assert!(read(&fs, "b").unwrap()[..4096] == content(1, 4096));
+        let repaired = fs.repair_with_data(&mut |_, _| {}).unwrap();
+        assert!(
+            repaired.after.findings.is_empty() && repaired.mended.len() == 1,
+            "{repaired:?}"
+        );
+        assert!(repaired.mended[0].loses);
+        let names = pool::names_in(&fs, "lost+found");
+        assert_eq!(names.len(), 1);
+        assert!(names[0].starts_with("damaged-"), "{names:?}");
+        assert!(read(&fs, &format!("lost+found/{}", names[0])).unwrap() == content(0, 9000));
+        pool::sound(&fs, "repaired");
+        fs.close().unwrap();
+    }
+}
+
+/// Without them it is not found. What it hits is the victim's, and its own bytes stay as they were.
+#[test]
+fn misdirected_data_is_not_found_without_checksums() {
+    let (_pool, fs) = misdirected(false);
     assert!(read(&fs, "a").unwrap() == content(0, 9000), "the old content");
     assert!(read(&fs, "b").unwrap()[..4096] == content(5, 4096), "the wrong file");
     pool::sound(&fs, "nothing tells");
@@ -539,6 +588,7 @@ mod full_metadata {
                 store: [99; 16],
                 pool: [7; 16],
                 index: u16::MAX,
+                checksums: false,
             };
             BlobStore::format(&*device, &identity).unwrap();
             let open = |create| {

@@ -54,6 +54,7 @@ fn open(dir: &Path, create: bool) -> NvmeFs {
             store: [1; 16],
             pool: [7; 16],
             index: 0,
+            checksums: false,
         };
         BlobStore::format(&open(), &identity).unwrap();
     }

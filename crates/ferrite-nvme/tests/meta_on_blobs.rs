@@ -18,6 +18,7 @@ fn formatted(device: &dyn Device) {
         store: [1; 16],
         pool: [2; 16],
         index: 0,
+        checksums: false,
     };
     BlobStore::format(device, &options).unwrap();
 }

@@ -27,6 +27,7 @@ fn pool_on(device: Box<dyn Device>) -> Arc<NvmeFs> {
         store: [1; 16],
         pool: [7; 16],
         index: 0,
+        checksums: false,
     };
     BlobStore::format(&*device, &identity).unwrap();
     let meta = MemoryStore::new();

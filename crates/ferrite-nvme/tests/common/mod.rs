@@ -25,6 +25,17 @@ pub(crate) enum Home {
     Blobs,
 }
 
+impl Home {
+    /// Whether content has checksums in pools with it: the suites go over pools of both kinds.
+    fn has_checksums(self) -> bool {
+        #[cfg(feature = "rocksdb")]
+        let has = self == Home::Directory;
+        #[cfg(not(feature = "rocksdb"))]
+        let has = false;
+        has
+    }
+}
+
 /// All of them.
 pub(crate) const HOMES: &[Home] = &[
     Home::Memory,
@@ -112,6 +123,7 @@ impl Memory {
                     store: [99; 16],
                     pool: [7; 16],
                     index: 0,
+                    checksums: false,
                 };
                 BlobStore::format(&device, &options).unwrap();
                 Some(Lasting::Blobs(Arc::new(device)))
@@ -130,6 +142,7 @@ impl Memory {
                     store: [index as u8; 16],
                     pool: [7; 16],
                     index: index as u16,
+                    checksums: home.has_checksums(),
                 };
                 BlobStore::format(&device, &options).unwrap();
                 Arc::new(device)

@@ -159,6 +159,8 @@ impl<D: Device> Device for Opening<D> {
 pub(crate) struct Areas {
     pub(crate) slots: Range<u64>,
     pub(crate) ring: Range<u64>,
+    /// Empty without checksums of data.
+    pub(crate) sums: Range<u64>,
     pub(crate) data: Range<u64>,
 }
 
@@ -172,6 +174,11 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new(devices: usize, mib: u64, tears: bool) -> Pool {
+        Pool::with(devices, mib, tears, false)
+    }
+
+    /// With checksums of data, or without.
+    pub(crate) fn with(devices: usize, mib: u64, tears: bool, checksums: bool) -> Pool {
         let meta = Arc::new(FailingStore {
             store: MemoryStore::new(),
             mode: AtomicU8::new(0),
@@ -185,6 +192,7 @@ impl Pool {
                 store: [index as u8; 16],
                 pool: [7; 16],
                 index: index as u16,
+                checksums,
             };
             BlobStore::format(&device, &options).unwrap();
             Arc::new(Faulty::new(device))
@@ -243,10 +251,12 @@ impl Pool {
         let (slots, overflow) = (field(64), field(68));
         let page = PAGE_BYTES as u64;
         let ring = 1 + 2 * slots + overflow;
-        let data = (ring + 256).next_multiple_of(256);
+        let (sums, sum_pages) = (ring + 256, field(88));
+        let data = (sums + sum_pages).next_multiple_of(256);
         Areas {
             slots: page..(1 + 2 * slots) * page,
             ring: ring * page..(ring + 256) * page,
+            sums: sums * page..(sums + sum_pages) * page,
             data: data * page..image.len() as u64 - page,
         }
     }
@@ -263,6 +273,23 @@ fn path(name: &str) -> Vec<u8> {
 /// Bytes that tell which they are.
 pub(crate) fn content(number: u64, len: usize) -> Vec<u8> {
     pattern(number as u32 + 1, len)
+}
+
+/// What a directory holds.
+pub(crate) fn names_in(fs: &NvmeFs, dir: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    vfs(fs)
+        .readdir(&path(dir), 0, &mut |entry| {
+            names.push(String::from_utf8_lossy(entry.name).into_owned());
+            true
+        })
+        .unwrap();
+    names.retain(|name| name != "." && name != "..");
+    names
+}
+
+pub(crate) fn ino_of(fs: &NvmeFs, name: &str) -> u64 {
+    vfs(fs).stat(&path(name), true).unwrap().ino
 }
 
 /// Writes into a file, which is made if it is missing.

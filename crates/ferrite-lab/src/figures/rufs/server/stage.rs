@@ -136,6 +136,7 @@ pub(super) fn format(device: &dyn Device, index: usize) -> Result<(), LabError> 
         store: [index as u8 + 1; 16],
         pool: POOL,
         index: index as u16,
+        checksums: false,
     };
     Ok(BlobStore::format(device, &options)?)
 }

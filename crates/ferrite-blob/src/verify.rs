@@ -1,0 +1,66 @@
+//! Looking for damage in data that has checksums, and living with it.
+
+use std::ops::Range;
+
+use crate::blob::{Blob, PAGE, pages_of};
+use crate::page::Pages;
+use crate::store::BlobStore;
+use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
+
+impl BlobStore {
+    /// Whether its data has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.core.sums.is_some()
+    }
+}
+
+impl Blob {
+    /// Reads what lies in a part of the blob, at most a cluster, and returns which bytes of it cannot be what was
+    /// written. Without checksums none can be told.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it was deleted; of the device.
+    pub fn damaged(&self, offset: u64, len: u64) -> Result<Vec<Range<u64>>> {
+        let from = offset / PAGE * PAGE;
+        let to = offset.saturating_add(len.min(CLUSTER_BYTES)).min(self.valid_len());
+        if self.core.sums.is_none() || from >= to {
+            return Ok(Vec::new());
+        }
+        let mut pages = Pages::zeroed(((to - from) as usize).div_ceil(PAGE_BYTES));
+        match self.read_at(pages.bytes_mut(), from) {
+            Err(Error::Damaged(_)) => {}
+            read => return read.map(|()| Vec::new()),
+        }
+        let mut damaged: Vec<Range<u64>> = Vec::new();
+        for (at, page) in (from..to)
+            .step_by(PAGE_BYTES)
+            .zip(pages.bytes_mut().chunks_mut(PAGE_BYTES))
+        {
+            match self.read_at(page, at) {
+                Err(Error::Damaged(_)) => match damaged.last_mut() {
+                    Some(last) if last.end == at => last.end = at + PAGE,
+                    _ => damaged.push(at..at + PAGE),
+                },
+                read => read?,
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// Takes these bytes for right, whatever the device holds there. Durable when it returns.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it was deleted; of the device.
+    pub fn accept(&self, bytes: Range<u64>) -> Result<()> {
+        let state = self.inner.state.write();
+        self.alive(&state)?;
+        self.core.check_running()?;
+        let Some(sums) = &self.core.sums else { return Ok(()) };
+        for page in pages_of(bytes.start, (bytes.end - bytes.start) as usize) {
+            if let Some((target, _)) = self.core.page_at(&state, page) {
+                sums.accept(target)?;
+            }
+        }
+        Ok(())
+    }
+}
