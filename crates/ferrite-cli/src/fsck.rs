@@ -95,6 +95,7 @@ impl Fsck {
                 path: self.pool.path(),
                 repair: self.repair,
                 preen: self.preen,
+                data: self.data,
                 json: self.json,
             };
             return checking.run().map_err(|failure| failure.with_code(CANNOT_CHECK));

@@ -83,6 +83,7 @@ impl Mkfs {
                 data: &self.data,
                 adds: self.add.as_deref(),
                 size_bytes: self.size,
+                data_checksum: self.data_checksum,
                 force: self.force,
             };
             return making.run();

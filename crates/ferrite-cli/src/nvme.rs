@@ -6,6 +6,7 @@ use ferrite::volume::Volume;
 use ferrite_nvme::{Config, Finding, MakeOptions, NvmeVolume, Options, Report};
 use serde_json::json;
 
+use super::progress::Bar;
 use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 
 /// What `mkfs` was told.
@@ -16,6 +17,7 @@ pub(crate) struct Making<'m> {
     pub(crate) data: &'m [PathBuf],
     pub(crate) adds: Option<&'m Path>,
     pub(crate) size_bytes: Option<u64>,
+    pub(crate) data_checksum: bool,
     pub(crate) force: bool,
 }
 
@@ -59,6 +61,7 @@ impl Making<'_> {
         let mut options = MakeOptions::default();
         options.size_bytes = self.size_bytes;
         options.force = self.force;
+        options.data_checksum = self.data_checksum;
         options.owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         if let Some(device) = self.adds {
             return self.add(device, &options);
@@ -94,10 +97,11 @@ impl Making<'_> {
         let devices = config.data.len();
         let size = self.capacity()?;
         say(format!(
-            "nvme:{}: {} on {devices} data device{}, metadata in {}",
+            "nvme:{}: {} on {devices} data device{}{}, metadata in {}",
             self.path.display(),
             size::human(size),
             if devices == 1 { "" } else { "s" },
+            if self.data_checksum { " with data checksums" } else { "" },
             config.metadata_place().display()
         ));
         Ok(0)
@@ -132,6 +136,8 @@ pub(crate) struct Checking<'c> {
     pub(crate) repair: bool,
     /// Repair only if nothing is lost by it.
     pub(crate) preen: bool,
+    /// Read content that has checksums, too.
+    pub(crate) data: bool,
     pub(crate) json: bool,
 }
 
@@ -143,17 +149,27 @@ const ERRORS_LEFT: u8 = 4;
 impl Checking<'_> {
     pub(crate) fn run(&self) -> Outcome {
         let volume = NvmeVolume::open(self.path, looking())?;
-        let report = volume.check()?;
+        let bar = Bar::new(self.json);
+        let mut show = |done, total| bar.show("reading", done, total);
+        let report = match self.data {
+            true => volume.check_with_data(&mut show)?,
+            false => volume.check()?,
+        };
         drop(volume);
         let loses = report.findings.iter().any(|finding| finding.loses);
         let mends = self.repair || (self.preen && !loses);
         if report.findings.is_empty() || !mends {
+            drop(bar);
             self.tell(&report, &[], &report.findings)?;
             return Ok(if report.findings.is_empty() { CLEAN } else { ERRORS_LEFT });
         }
         let volume = NvmeVolume::open(self.path, Options::default())?;
-        let repaired = volume.repair()?;
+        let repaired = match self.data {
+            true => volume.repair_with_data(&mut show)?,
+            false => volume.repair()?,
+        };
         volume.close()?;
+        drop(bar);
         self.tell(&repaired.after, &repaired.mended, &repaired.after.findings)?;
         Ok(match repaired.after.findings.is_empty() {
             true => REPAIRED,
@@ -170,6 +186,7 @@ impl Checking<'_> {
                 "entries": report.entries,
                 "blobs": report.blobs,
                 "orphans": report.orphans,
+                "pages": report.pages,
                 "mended": mended.iter().map(what).collect::<Vec<_>>(),
                 "findings": left.iter().map(what).collect::<Vec<_>>(),
                 "more": report.more,

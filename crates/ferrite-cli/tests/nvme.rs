@@ -17,10 +17,14 @@ struct Pool {
 
 impl Pool {
     fn new(size: &str) -> Pool {
+        Pool::with(size, &[])
+    }
+
+    fn with(size: &str, more: &[&str]) -> Pool {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("mnt")).unwrap();
         let pool = Pool { dir };
-        ok(ferrite().current_dir(pool.dir.path()).args([
+        let args = [
             "mkfs",
             "nvme:pool.toml",
             "--meta",
@@ -29,9 +33,12 @@ impl Pool {
             "a.data",
             "--data",
             "b.data",
-            "--size",
-            size,
-        ]));
+        ];
+        ok(ferrite()
+            .current_dir(pool.dir.path())
+            .args(args)
+            .args(["--size", size])
+            .args(more));
         pool
     }
 
@@ -225,6 +232,70 @@ fn devices_that_do_not_belong_here_are_refused_by_name() {
     assert!(said().contains("holds no data of Ferrite"));
     with(format!("{text}\nspeed = 7\n"));
     assert!(said().contains("speed"));
+}
+
+#[test]
+fn damaged_content_is_an_error_that_names_the_file() {
+    let pool = Pool::with("64M", &["--data-checksum"]);
+    let address = pool.address();
+    ok(ferrite()
+        .args(["mkfs", &address, "--size", "64M", "--add"])
+        .arg(pool.path("c.data")));
+    assert!(ok(ferrite().args(["info", &address])).contains("data checksums"));
+    let contents: Vec<Vec<u8>> = (0..3)
+        .map(|file| (0..50_000_u32).map(|at| (at / 7 + at % 251) as u8 ^ file).collect())
+        .collect();
+    let sources: Vec<PathBuf> = (0..3).map(|file| pool.path(&format!("source{file}"))).collect();
+    for (file, source) in sources.iter().enumerate() {
+        std::fs::write(source, &contents[file]).unwrap();
+        ok(ferrite().arg("cp").arg(source).arg(format!("{address}:/f{file}")));
+    }
+    assert!(ok(ferrite().args(["fsck", "--data", &address])).contains("sound"));
+    assert!(ok(ferrite().args(["scrub", &address])).contains("39 pages of data"));
+    // A byte in the second page of each, wherever that lies.
+    let mut count = 0;
+    for device in ["a.data", "b.data", "c.data"] {
+        let mut image = std::fs::read(pool.path(device)).unwrap();
+        for page in image.chunks_mut(4096) {
+            if contents.iter().any(|content| *page == content[4096..8192]) {
+                page[1000] ^= 4;
+                count += 1;
+            }
+        }
+        std::fs::write(pool.path(device), image).unwrap();
+    }
+    assert_eq!(count, 3);
+    for file in 0..3 {
+        let said = fails(ferrite().arg("cat").arg(format!("{address}:/f{file}")), 1);
+        assert!(said.contains(&format!("/f{file}: Input/output error")), "{said}");
+    }
+    assert!(pool.fsck().contains("sound"), "structures are");
+    let said = fails(ferrite().args(["scrub", &address]), 4);
+    assert!(said.contains("bytes 4096 to 8191: the wrong checksum"), "{said}");
+    fails(ferrite().args(["fsck", "--data", &address]), 4);
+    let said = fails(ferrite().args(["fsck", "--data", "--repair", &address]), 1);
+    assert!(said.contains("moved to lost+found as it is"), "{said}");
+    let names = ok(ferrite().arg("ls").arg(format!("{address}:/lost+found")));
+    let damaged: Vec<&str> = names
+        .split_whitespace()
+        .filter(|name| name.starts_with("damaged-"))
+        .collect();
+    assert_eq!(damaged.len(), 3, "{names}");
+    let to = pool.path("copy");
+    for name in damaged {
+        ok(ferrite()
+            .arg("cp")
+            .arg("--force")
+            .arg(format!("{address}:/lost+found/{name}"))
+            .arg(&to));
+        let found = std::fs::read(&to).unwrap();
+        let differ = |content: &Vec<u8>| content.iter().zip(&found).filter(|(one, other)| one != other).count();
+        assert!(
+            found.len() == 50_000 && contents.iter().any(|content| differ(content) == 1),
+            "{name}"
+        );
+    }
+    assert!(ok(ferrite().args(["fsck", "--data", &address])).contains("sound"));
 }
 
 #[test]

@@ -8,12 +8,13 @@
 mod nodes;
 
 use std::collections::{HashMap, HashSet};
-use std::ops::ControlFlow;
+use std::ops::Range;
 
 use ferrite_vfs::{FileKind, Ino, ROOT_INO, Result};
 
 use crate::blobs::Place;
 use crate::core::Core;
+use crate::data::{self, Shows, WRONG};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 
@@ -35,6 +36,12 @@ pub(crate) enum Mend {
     Parent { ino: Ino, parent: Ino, name: Vec<u8> },
     /// Gives an inode without a name one in lost+found.
     Adopt(Ino),
+    /// Takes a file's content for right, and gives it a name that says what it is.
+    Accept {
+        ino: Ino,
+        place: Place,
+        damaged: Vec<Range<u64>>,
+    },
     /// Takes a file's content from it, which cannot be right, and gives it a name that says so.
     Quarantine(Ino),
     /// Says whether there are extended attributes.
@@ -78,6 +85,10 @@ pub struct Report {
     pub orphans: u64,
     /// Bytes of keys and values that were read.
     pub bytes: u64,
+    /// Pages of content that were read and have checksums.
+    pub pages: u64,
+    /// How many of the findings are damaged content.
+    pub data_findings: u64,
 }
 
 impl Mend {
@@ -89,6 +100,7 @@ impl Mend {
             Mend::Links { .. } => ("the number of links is set", false),
             Mend::Parent { .. } => ("the directory is told where it is", false),
             Mend::Adopt(_) => ("it is moved to lost+found", false),
+            Mend::Accept { .. } => ("it is moved to lost+found as it is", true),
             Mend::Quarantine(_) => ("it is moved to lost+found, without its content", true),
             Mend::Xattrs { .. } => ("the node is written anew", true),
             Mend::Detach(_) => ("the blob is deleted", false),
@@ -135,20 +147,24 @@ struct Seen {
     users: HashMap<Place, Ino>,
 }
 
-/// Calls `visit` with each key of a kind and its value.
-fn each(core: &Core, kind: u8, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
-    let (from, to) = key::all_of(kind);
-    Ok(core.meta.scan(&from, &to, &mut |key, value| {
-        visit(key, value);
-        ControlFlow::Continue(())
-    })?)
-}
-
 fn text(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
 impl Core {
+    /// Checks everything, and also content that has checksums.
+    pub(crate) fn check_with_data(&self, bytes_a_s: Option<u64>, show: Shows<'_>) -> Result<Report> {
+        let mut report = self.check()?;
+        let found = self.verify_data(bytes_a_s, show)?;
+        report.pages = found.pages;
+        for (ino, place, damaged) in found.damaged {
+            let what = format!("inode {ino}, {}: {WRONG}", data::bytes_in_words(&damaged));
+            report.found(what, Some(Mend::Accept { ino, place, damaged }));
+            report.data_findings += 1;
+        }
+        Ok(report)
+    }
+
     /// Checks everything. Of an engine in use it finds what is under way, too.
     pub(crate) fn check(&self) -> Result<Report> {
         let mut report = Report::default();
@@ -167,7 +183,7 @@ impl Core {
 
     fn read_nodes(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
         let next_ino = self.pool.lock().next_ino;
-        each(self, b'N', |key, value| {
+        self.each(b'N', |key, value| {
             report.bytes += (key.len() + value.len()) as u64;
             let Some(ino) = key::ino_of(key) else {
                 return report.found("a node whose key cannot be read", Some(Mend::Drop(key.to_vec())));
@@ -187,7 +203,7 @@ impl Core {
     }
 
     fn read_edges(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
-        each(self, b'E', |key, value| {
+        self.each(b'E', |key, value| {
             report.bytes += (key.len() + value.len()) as u64;
             report.entries += 1;
             let Some((parent, cookie, name)) = key::parts_of_edge(key) else {
@@ -229,7 +245,7 @@ impl Core {
 
     fn read_records(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
         for (kind, what) in [(b'O', "an orphan"), (b'D', "one that may be behind its blob")] {
-            each(self, kind, |key, _| {
+            self.each(kind, |key, _| {
                 let drop = || Some(Mend::Drop(key.to_vec()));
                 let ino = key::ino_of(key).filter(|ino| seen.nodes.contains_key(ino));
                 let Some(ino) = ino else {
@@ -241,14 +257,14 @@ impl Core {
                 };
             })?;
         }
-        each(self, b'A', |key, value| {
+        self.each(b'A', |key, value| {
             report.bytes += (key.len() + value.len()) as u64;
             let node = key::ino_of(key).and_then(|ino| seen.nodes.get(&ino));
             if node.is_none_or(|node| !node.has_xattrs) {
                 report.found("extended attributes of no inode", Some(Mend::Drop(key.to_vec())));
             }
         })?;
-        each(self, b'C', |key, _| {
+        self.each(b'C', |key, _| {
             let parent = key
                 .get(1..9)
                 .and_then(|ino| ino.try_into().ok())
@@ -257,7 +273,7 @@ impl Core {
                 report.found("the mark of a place in no directory", Some(Mend::Drop(key.to_vec())));
             }
         })?;
-        each(self, b'X', |key, _| match key::place_of_detached(key) {
+        self.each(b'X', |key, _| match key::place_of_detached(key) {
             Some(place) => drop(seen.detached.insert(place)),
             None => report.found("a record of a blob cannot be read", Some(Mend::Drop(key.to_vec()))),
         })

@@ -19,6 +19,7 @@ use ferrite_vfs::{
 use crate::FILE_BYTES_MAX;
 use crate::blobs::cut_to;
 use crate::core::{Core, Step, TIME_STEP};
+use crate::data;
 use crate::format::key;
 use crate::format::node::{Content, INLINE_BYTES_MAX, Node};
 use crate::format::tail::Tail;
@@ -77,7 +78,11 @@ impl NvmeFile {
                 buf[..have].copy_from_slice(&bytes[from..from + have]);
                 buf[have..].fill(0);
             }
-            Content::Blob(_) if count > 0 => core.content(self.held.ino, &state)?.read_at(buf, offset)?,
+            Content::Blob(_) if count > 0 => {
+                let (ino, blob) = (self.held.ino, core.content(self.held.ino, &state)?);
+                let read = blob.read_at(buf, offset);
+                read.map_err(|error| data::unreadable(ino, blob, offset..offset + count as u64, error))?;
+            }
             Content::Blob(_) => {}
         }
         self.note_access();

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -98,6 +99,15 @@ impl Step<'_> {
 }
 
 impl Core {
+    /// Calls `visit` with each key of a kind and its value.
+    pub(crate) fn each(&self, kind: u8, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
+        let (from, to) = key::all_of(kind);
+        Ok(self.meta.scan(&from, &to, &mut |key, value| {
+            visit(key, value);
+            ControlFlow::Continue(())
+        })?)
+    }
+
     pub(crate) fn now(&self) -> Timestamp {
         let now = (self.clock)().0;
         // Times never go back.

@@ -371,6 +371,18 @@ impl NvmeFs {
         self.0.check()
     }
 
+    /// The same, and reads all content that has checksums, at most so many bytes a second. `show` is told how many
+    /// bytes of how many have been read.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn check_with_data(&self, bytes_a_s: Option<u64>, show: &mut dyn FnMut(u64, u64)) -> Result<Report> {
+        if !self.0.is_read_only {
+            self.0.tidy()?;
+        }
+        self.0.check_with_data(bytes_a_s, show)
+    }
+
     /// Checks everything and mends what can be mended; nobody may be using it. Durable when it returns; a crash in
     /// between leaves a part of the repairs done.
     ///
@@ -378,6 +390,15 @@ impl NvmeFs {
     /// Of the stores.
     pub fn repair(&self) -> Result<Repaired> {
         self.0.tidy()?;
-        self.0.repair()
+        self.0.repair(false, &mut |_, _| {})
+    }
+
+    /// The same, and also gives up files whose content is damaged: they are moved to `lost+found` as they are.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired> {
+        self.0.tidy()?;
+        self.0.repair(true, show)
     }
 }

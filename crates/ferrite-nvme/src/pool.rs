@@ -34,6 +34,8 @@ pub struct MakeOptions {
     pub size_bytes: Option<u64>,
     /// Overwrite what the devices and the metadata directory hold.
     pub force: bool,
+    /// Every page of data gets a checksum, which every read verifies. Devices that are added follow the pool's.
+    pub data_checksum: bool,
     /// Who owns the root directory.
     pub owner: (u32, u32),
 }
@@ -231,6 +233,8 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
             store: random(),
             pool,
             index,
+            // The metadata store has its own.
+            checksums: options.data_checksum && index != METADATA_INDEX,
         };
         BlobStore::format(device, &options).map_err(of_store)
     };
@@ -282,6 +286,7 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
         store: random(),
         pool: record.uuid,
         index,
+        checksums: options.data_checksum || has_checksums(&config, &reactor, record.uuid),
     };
     BlobStore::format(&blank, &format).map_err(of_store)?;
     if is_named {
@@ -289,6 +294,14 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     }
     let text = old.with_device(&config, device)?;
     Draft::begin(path)?.place(&text, Some(&old)).map(drop)
+}
+
+/// Whether data in a pool has checksums: one of its devices says so.
+fn has_checksums(config: &Config, reactor: &Arc<Reactor>, pool: [u8; 16]) -> bool {
+    config.data.iter().any(|data| {
+        let found = device(data, reactor, true).and_then(|device| BlobStore::identify(&device).map_err(of_store));
+        matches!(found, Ok(Some(found)) if found.pool == pool && found.has_checksums)
+    })
 }
 
 fn same_device(one: &Path, other: &Path) -> bool {

@@ -15,6 +15,7 @@ use ferrite_vfs::{Cred, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
 use crate::blobs::Place;
 use crate::check::{Finding, Mend, Report};
 use crate::core::{Core, Step};
+use crate::data::Shows;
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
@@ -36,9 +37,13 @@ pub struct Repaired {
 
 impl Core {
     /// Mends what can be mended. Nobody else uses the engine.
-    pub(crate) fn repair(self: &Arc<Core>) -> Result<Repaired> {
+    pub(crate) fn repair(self: &Arc<Core>, data: bool, show: Shows<'_>) -> Result<Repaired> {
+        let mut check = || match data {
+            true => self.check_with_data(None, show),
+            false => self.check(),
+        };
         let mut repaired = Repaired {
-            after: self.check()?,
+            after: check()?,
             ..Repaired::default()
         };
         for _ in 0..PASSES_MAX {
@@ -51,7 +56,7 @@ impl Core {
             }
             let is_done = mendable.is_empty();
             repaired.mended.extend(mendable);
-            repaired.after = self.check()?;
+            repaired.after = check()?;
             if is_done {
                 break;
             }
@@ -62,7 +67,13 @@ impl Core {
     fn mend(self: &Arc<Core>, way: &Mend) -> Result<()> {
         match way {
             Mend::Adopt(ino) => return self.adopt_lost(*ino, format!("#{ino}").as_bytes()),
-            Mend::Quarantine(ino) => return self.quarantine(*ino),
+            Mend::Quarantine(ino) => return self.quarantine(*ino, false),
+            Mend::Accept { ino, place, damaged } => {
+                // It has the name first: no program takes it for what it was.
+                self.quarantine(*ino, true)?;
+                let blob = self.blobs.blob(*place)?;
+                return Ok(damaged.iter().try_for_each(|bytes| blob.accept(bytes.clone()))?);
+            }
             Mend::Tail(ino) => return self.tell_blob(*ino),
             Mend::Store(number) => return Ok(self.blobs.store(*number)?.mend().map(drop)?),
             _ => {}
@@ -79,7 +90,7 @@ impl Core {
             Mend::Xattrs { ino, has } => change_node(&mut step, *ino, |node| node.has_xattrs = *has)?,
             Mend::Detach(place) => step.txn.put(&key::detached(*place), b"")?,
             Mend::Attach(place) => step.txn.delete(&key::detached(*place))?,
-            Mend::Adopt(_) | Mend::Quarantine(_) | Mend::Tail(_) | Mend::Store(_) => {}
+            Mend::Adopt(_) | Mend::Quarantine(_) | Mend::Accept { .. } | Mend::Tail(_) | Mend::Store(_) => {}
         }
         step.commit(|| Outcome::Done)?;
         match way {
@@ -135,8 +146,8 @@ impl Core {
         Ok(step.txn.delete(&key::orphan(ino))?)
     }
 
-    /// Takes a file's content and its names from it.
-    fn quarantine(self: &Arc<Core>, ino: Ino) -> Result<()> {
+    /// Takes a file's names from it, and its content, unless it `keeps` that; gives it a name that says so.
+    fn quarantine(self: &Arc<Core>, ino: Ino, keeps: bool) -> Result<()> {
         let dir = self.lost_and_found()?;
         let (from, to) = key::all_of(b'E');
         let mut names = Vec::new();
@@ -151,17 +162,21 @@ impl Core {
             step.txn.delete(&name)?;
         }
         let mut place: Option<Place> = None;
-        change_node(&mut step, ino, |node| {
-            if let Content::Blob(blob) = node.content {
-                place = Some(blob);
-            }
-            node.content = Content::Inline(Vec::new());
-            (node.size, node.allocated_bytes) = (0, 0);
-        })?;
-        step.txn.delete(&key::ahead(ino))?;
+        if !keeps {
+            change_node(&mut step, ino, |node| {
+                if let Content::Blob(blob) = node.content {
+                    place = Some(blob);
+                }
+                node.content = Content::Inline(Vec::new());
+                (node.size, node.allocated_bytes) = (0, 0);
+            })?;
+            step.txn.delete(&key::ahead(ino))?;
+        }
         self.put_lost(&mut step, dir, ino, format!("damaged-{ino}").as_bytes())?;
         step.commit(|| Outcome::Done)?;
-        tracing::warn!(ino, ?place, "a file has lost its content");
+        if !keeps {
+            tracing::warn!(ino, ?place, "a file has lost its content");
+        }
         Ok(())
     }
 }

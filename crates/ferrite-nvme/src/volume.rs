@@ -63,6 +63,28 @@ impl NvmeVolume {
         self.parts.fs.repair().map_err(failed)
     }
 
+    /// As [`Self::check`], and reads all content that has checksums. `show` is told how many bytes of how many.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn check_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Report, VolumeError> {
+        self.parts.fs.check_with_data(None, show).map_err(failed)
+    }
+
+    /// As [`Self::repair`], and moves files whose content is damaged to `lost+found` as they are.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired, VolumeError> {
+        self.parts.fs.repair_with_data(show).map_err(failed)
+    }
+
+    /// Whether its data has checksums.
+    pub fn has_data_checksums(&self) -> bool {
+        let mut stores = self.parts.fs.0.blobs.stores.iter().flatten();
+        stores.any(ferrite_blob::BlobStore::has_checksums)
+    }
+
     fn stores(&self) -> Vec<(String, Option<ferrite_blob::BlobStore>)> {
         let devices = self
             .parts
@@ -112,6 +134,10 @@ impl Volume for NvmeVolume {
             line(
                 "space",
                 format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
+            ),
+            line(
+                "data checksums",
+                if self.has_data_checksums() { "yes" } else { "no" }.to_owned(),
             ),
             line("inodes", inodes.to_string()),
             line("openings", record.epoch.to_string()),
@@ -172,6 +198,7 @@ impl Volume for NvmeVolume {
             "free_bytes": free_bytes,
             "inodes": inodes,
             "openings": record.epoch,
+            "data_checksums": self.has_data_checksums(),
             "devices": devices,
             "failed": failed,
         });
@@ -223,9 +250,10 @@ impl Volume for NvmeVolume {
         Ok(())
     }
 
-    fn scrub(&self, _: Option<u64>, progress: Progress<'_>) -> Result<ScrubReport, VolumeError> {
+    fn scrub(&self, limit: Option<u64>, progress: Progress<'_>) -> Result<ScrubReport, VolumeError> {
         progress("checking", 0, 1);
-        let report = self.check()?;
+        let mut show = |done, total| progress("reading", done, total);
+        let report = self.parts.fs.check_with_data(limit, &mut show).map_err(failed)?;
         let mut findings: Vec<String> = report.findings.iter().map(|finding| finding.what.clone()).collect();
         for (name, store) in self.stores() {
             let Some(store) = store else { continue };
@@ -239,6 +267,8 @@ impl Volume for NvmeVolume {
             inodes: report.inodes,
             entries: report.entries,
             bytes: report.bytes,
+            pages: report.pages,
+            data_findings: report.data_findings,
             ..ScrubReport::default()
         })
     }

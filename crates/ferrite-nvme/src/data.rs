@@ -1,0 +1,132 @@
+//! Damage in the content of files, where data has checksums: whose it is, and all of it.
+//!
+//! Invariant: nothing is changed here. Small files have their content in their nodes, which the metadata store
+//! verifies.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use ferrite_blob::{Blob, CLUSTER_BYTES, PAGE_BYTES};
+use ferrite_vfs::{FsError, Ino, Result};
+
+use crate::blobs::Place;
+use crate::core::Core;
+use crate::format::key;
+use crate::format::node::{Content, Node};
+
+/// What is said of bytes that are not what was written.
+pub(crate) const WRONG: &str = "the wrong checksum";
+
+/// Called with how many bytes of how many have been read.
+pub(crate) type Shows<'s> = &'s mut dyn FnMut(u64, u64);
+
+/// What a look at all content has found.
+#[derive(Debug, Default)]
+pub(crate) struct DataFound {
+    /// Files, their blobs, and which bytes of them.
+    pub(crate) damaged: Vec<(Ino, Place, Vec<Range<u64>>)>,
+    /// Pages that were read.
+    pub(crate) pages: u64,
+}
+
+/// Bytes of a file, for people.
+pub(crate) fn bytes_in_words(ranges: &[Range<u64>]) -> String {
+    let words: Vec<String> = ranges
+        .iter()
+        .map(|range| format!("bytes {} to {}", range.start, range.end - 1))
+        .collect();
+    words.join(", ")
+}
+
+/// An error of reading a part of a file, which names the bytes that are damaged.
+pub(crate) fn unreadable(ino: Ino, blob: &Blob, bytes: Range<u64>, error: ferrite_blob::Error) -> FsError {
+    let ferrite_blob::Error::Damaged(what) = &error else {
+        return error.into();
+    };
+    let mut at = bytes.start / CLUSTER_BYTES * CLUSTER_BYTES;
+    while at < bytes.end {
+        let from = at.max(bytes.start);
+        let len = (at + CLUSTER_BYTES).min(bytes.end) - from;
+        if let Some(first) = blob.damaged(from, len).ok().and_then(|found| found.into_iter().next()) {
+            return FsError::damaged_bytes(ino, first.start, first.end - first.start, what.as_str());
+        }
+        at += CLUSTER_BYTES;
+    }
+    FsError::damaged(ino, what.as_str())
+}
+
+/// Lets so many bytes pass in a second.
+struct Pace {
+    start: Instant,
+    bytes_a_s: Option<u64>,
+}
+
+impl Pace {
+    fn wait(&self, done: u64) {
+        let Some(bytes_a_s) = self.bytes_a_s.filter(|&bytes| bytes > 0) else {
+            return;
+        };
+        let due = Duration::from_secs_f64(done as f64 / bytes_a_s as f64);
+        std::thread::sleep(due.saturating_sub(self.start.elapsed()));
+    }
+}
+
+impl Core {
+    fn files_in_blobs(&self) -> Result<Vec<(Ino, Place)>> {
+        let mut files = Vec::new();
+        self.each(b'N', |at, value| {
+            let node = Node::decode(value).map(|node| node.content);
+            if let (Some(ino), Some(Content::Blob(place))) = (key::ino_of(at), node) {
+                files.push((ino, place));
+            }
+        })?;
+        Ok(files)
+    }
+
+    /// Reads all content that has checksums, at most so many bytes a second. Files may be in use: those that go
+    /// meanwhile are left out.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub(crate) fn verify_data(&self, bytes_a_s: Option<u64>, show: Shows<'_>) -> Result<DataFound> {
+        let mut found = DataFound::default();
+        let verifies = |place: &Place| self.blobs.store(place.store).is_ok_and(|store| store.has_checksums());
+        let files: Vec<(Ino, Place)> = self
+            .files_in_blobs()?
+            .into_iter()
+            .filter(|(_, place)| verifies(place))
+            .collect();
+        if files.is_empty() {
+            return Ok(found);
+        }
+        let room = self.blobs.room();
+        let total = room.bytes - room.free_bytes;
+        let pace = Pace {
+            start: Instant::now(),
+            bytes_a_s,
+        };
+        let mut done = 0;
+        for (ino, place) in files {
+            let Ok(blob) = self.blobs.blob(place) else { continue };
+            let mut damaged: Vec<Range<u64>> = Vec::new();
+            let mut at = 0;
+            while let Some(from) = blob.next_data(at).filter(|&from| from < blob.valid_len()) {
+                let to = ((from / CLUSTER_BYTES + 1) * CLUSTER_BYTES).min(blob.valid_len());
+                match blob.damaged(from, to - from) {
+                    Ok(more) => damaged.extend(more),
+                    Err(error) if error.is_not_found() => break,
+                    Err(error) => return Err(error.into()),
+                }
+                found.pages += (to - from).div_ceil(PAGE_BYTES as u64);
+                done += to - from;
+                show(done, total.max(done));
+                pace.wait(done);
+                at = (from / CLUSTER_BYTES + 1) * CLUSTER_BYTES;
+            }
+            if !damaged.is_empty() {
+                found.damaged.push((ino, place, damaged));
+            }
+        }
+        Ok(found)
+    }
+}
