@@ -327,7 +327,7 @@ fn the_verdicts_on_the_server_alone_follow_their_numbers() {
     let small = |direct: f64, sync: f64| {
         let all = [100.0, direct, sync].map(|value| labels.map(|label| (label, value)));
         let sides: [(&str, &[(&str, f64)]); 3] = [
-            ("ferrite's NVMe engine", &all[0]),
+            ("ferrite's NVMe engine, submitted", &all[0]),
             ("ext4, O_DIRECT", &all[1]),
             ("ext4, O_SYNC", &all[2]),
         ];

@@ -3,20 +3,23 @@
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-use ferrite_vfs::OpenFile;
+use ferrite_buffers::Buffer;
+use ferrite_vfs::{OpenFile, Position, SYSTEM, Written};
 use rustix::fs::OFlags;
 
 use super::stage::{Ours, Server, Side, Stage};
-use super::{DEPTHS, RAW, SERVER};
+use super::{DEPTHS, RAW, SERVER, SUBMITTED};
 use crate::data::{FigureData, Panel};
 use crate::error::LabError;
 use crate::figures::bars;
 use crate::figures::rufs::{
     Contender, EXT4_DIRECT, EXT4_SYNC, LARGE_BYTES, LARGE_PANEL, LATENCY_PANEL, Local, READ_PANEL, SMALL_BYTES,
-    WRITE_PANEL, contest, count, kind,
+    WRITE_PANEL, buffer, contest, count, kind,
 };
 use crate::peers::{FILE_BYTES, page};
 use crate::plan::Plan;
@@ -73,6 +76,28 @@ impl Contest {
         Ok(sides)
     }
 
+    /// Microseconds of each of `count` transfers of 4 KiB, so many of them under way, of which each begins the next.
+    fn submitted(&self, is_write: bool, depth: u64, from: u64, count: u64) -> Result<f64, LabError> {
+        let (sender, ends) = channel();
+        let run = Arc::new(Submitted {
+            file: Arc::clone(&self.file),
+            is_write,
+            next: AtomicU64::new(from),
+            end: from + count,
+            ends: sender,
+        });
+        let buffers: Vec<Buffer> = (0..depth).map(|_| buffer(SMALL_BYTES)).collect::<Result<_, _>>()?;
+        let start = Instant::now();
+        buffers.into_iter().for_each(|buffer| go_on(&run, buffer));
+        for _ in 0..depth {
+            let end = ends
+                .recv()
+                .map_err(|_| LabError::Wrong("a transfer never ended".into()))?;
+            end.map_err(|error| LabError::Wrong(format!("a transfer: {error}")))?;
+        }
+        Ok(start.elapsed().as_nanos() as f64 / count as f64 / 1000.0)
+    }
+
     /// Measures reads or writes of one length; `value` makes of an operation's microseconds what is shown.
     fn measure(
         &self,
@@ -103,6 +128,13 @@ impl Contest {
             .iter_mut()
             .map(|(name, work)| (*name, work as &mut dyn FnMut(u64) -> Result<Option<f64>, LabError>))
             .collect();
+        let mut submitted = |round: u64| {
+            let us = self.submitted(is_write, depth, round * count, count)?;
+            Ok(Some(value(us)))
+        };
+        if panel.lines {
+            contenders.push((SUBMITTED, &mut submitted));
+        }
         contest(panel, index, label, plan, &mut contenders)
     }
 
@@ -130,6 +162,40 @@ impl Contest {
         let contenders = "\"The device alone\" is read and written with O_DIRECT and O_DSYNC. Metadata are in RocksDB \
              on a blob store of another device.";
         vec![self.stage.note(), contenders.into()]
+    }
+}
+
+/// Transfers of one file, of which some are always under way.
+struct Submitted {
+    file: Arc<dyn OpenFile>,
+    is_write: bool,
+    next: AtomicU64,
+    end: u64,
+    ends: Sender<ferrite_vfs::Result<()>>,
+}
+
+/// Begins the next transfer, if there is one.
+fn go_on(run: &Arc<Submitted>, buffer: Buffer) {
+    let number = run.next.fetch_add(1, Ordering::Relaxed);
+    if number >= run.end {
+        // Whoever waits for it may have given up after another one failed.
+        let _ = run.ends.send(Ok(()));
+        return;
+    }
+    let again = Arc::clone(run);
+    let ended = move |buffer: Buffer, result: ferrite_vfs::Result<usize>| match result {
+        Ok(_) => go_on(&again, buffer),
+        Err(error) => drop(again.ends.send(Err(error))),
+    };
+    let offset = page(number, FILE_BYTES);
+    match run.is_write {
+        false => run.file.submit_read(SYSTEM, offset, buffer, Box::new(ended)),
+        true => {
+            let ended =
+                move |buffer, written: ferrite_vfs::Result<Written>| ended(buffer, written.map(|done| done.len_bytes));
+            run.file
+                .submit_write(SYSTEM, Position::At(offset).into(), buffer, Box::new(ended));
+        }
     }
 }
 
@@ -232,7 +298,9 @@ pub(super) fn run_small(plan: &Plan, progress: &mut dyn Progress) -> Result<Figu
     }
     let mut notes = all.notes();
     notes.push(
-        "Each request under way is a thread that waits for it, for every contender alike; the file is one.".into(),
+        "Each request under way is a thread that waits for it, for every contender alike; the file is one. \"Submitted\" \
+         are requests of one thread that waits for none of them: each begins the next when it ends."
+            .into(),
     );
     Ok(FigureData {
         panels: panels.into(),
