@@ -284,13 +284,10 @@ impl Sum {
         self.new == crc || self.old == crc
     }
 
-    /// One that is not known, after the page was read. What fits neither is damaged; so it stays, until it is written.
-    pub(crate) fn known(self, crc: u32) -> Sum {
-        if self.fits(crc) {
-            Sum::only(crc)
-        } else {
-            Sum::only(self.new)
-        }
+    /// One that is not known, after the page was read, if it can be. What fits neither is damaged; so it stays, until it
+    /// is written.
+    pub(crate) fn known(self, found: Option<u32>) -> Sum {
+        Sum::only(found.filter(|&crc| self.fits(crc)).unwrap_or(self.new))
     }
 
     /// What was known, or this content. One that was never written has nothing to lose.

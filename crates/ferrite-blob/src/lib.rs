@@ -52,6 +52,7 @@ pub use error::{Error, Result};
 pub use format::{BlobId, METADATA_BYTES_MAX};
 pub use store::{BlobStore, FormatOptions, Identity, Space};
 pub use submitted::Ready;
+pub use verify::DataDamage;
 
 /// A page: what is written in place in one piece.
 pub const PAGE_BYTES: usize = 4096;

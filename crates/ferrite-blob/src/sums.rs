@@ -9,7 +9,10 @@
 //! Invariants:
 //! - Sums change by writes of one page of them, a *leaf*, and one at a time. An entry lies within a sector, so a torn
 //!   write leaves each entry as some earlier write had it, and all of those that were durable before stay right.
-//! - If it is not known which of two contents a page has, it is read before it gets a third.
+//! - If it is not known which of two contents a page has, it is read before it gets a third; after a flush, so that the
+//!   device cannot lose what was read.
+//! - A write is settled, which means that the older content counts no more, by the thread that made it, before it lets
+//!   others write these pages: contents may come again, and a checksum does not say which time.
 //! - Nobody reads or writes a page that another thread writes ([`crate::ranges`], and the ring for its pages).
 //! - Leaves are locked in the order of their numbers, and by none who holds the list of leaves.
 //!
@@ -18,6 +21,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -63,6 +67,7 @@ struct Held<'l> {
     number: u64,
     leaf: MutexGuard<'l, Option<Leaf>>,
     part: &'l [Change],
+    is_changed: bool,
 }
 
 /// A page that is about to be written, from the first of the clusters on, and the checksum it will have.
@@ -78,8 +83,8 @@ pub(crate) struct Summed {
     /// Pages on the device that are not verified.
     mended: HashSet<u64>,
     leaves: Mutex<Leaves>,
-    /// Written, and not flushed yet.
-    unflushed: Mutex<Vec<Change>>,
+    /// What threads have written last that they will flush.
+    unflushed: Mutex<HashMap<ThreadId, Vec<Change>>>,
     leaves_max: usize,
 }
 
@@ -139,8 +144,9 @@ impl Summed {
         // One that cannot be written stays, and so does what it knows.
         let is_stored = slot.lock().as_mut().is_none_or(|one| self.put(leaf, one).is_ok());
         let mut leaves = self.leaves.lock();
-        // The list's and this one: nobody has got it meanwhile, and nobody gets it without the list.
-        if is_stored && Arc::strong_count(&slot) == 2 {
+        // The list's and this one: nobody has it, and nobody gets it without the list. Somebody may have had it.
+        let is_behind = |leaf: &Option<Leaf>| leaf.as_ref().is_none_or(|leaf| !leaf.is_ahead);
+        if is_stored && Arc::strong_count(&slot) == 2 && slot.try_lock().is_some_and(|leaf| is_behind(&leaf)) {
             leaves.slots.remove(&leaf);
         } else {
             leaves.order.push_back(leaf);
@@ -200,28 +206,26 @@ impl Summed {
                 number: *number,
                 leaf: self.locked(*number, slot)?,
                 part,
+                is_changed: false,
             });
         }
         self.find_out(&mut leaves)?;
-        let mut changed = Vec::new();
         let mut before = Vec::new();
-        for (index, Held { number, leaf, part }) in leaves.iter_mut().enumerate() {
-            let Some(leaf) = &mut **leaf else { continue };
-            for &(page, crc) in *part {
+        for (index, held) in leaves.iter_mut().enumerate() {
+            let Some(leaf) = &mut *held.leaf else { continue };
+            for &(page, crc) in held.part {
                 let sum = leaf.sum(page);
                 if sum.is_only(crc) {
                     continue;
                 }
                 before.push((index, page, sum));
                 leaf.set(page, sum.or(crc));
-                if changed.last() != Some(number) {
-                    changed.push(*number);
-                }
+                held.is_changed = true;
             }
         }
         let mut batch: Vec<Op<'_>> = leaves
             .iter()
-            .filter(|held| changed.contains(&held.number))
+            .filter(|held| held.is_changed)
             .filter_map(|held| Some((held.number, held.leaf.as_ref()?)))
             .map(|(number, leaf)| Op::Write {
                 offset: (self.at + number) * PAGE,
@@ -236,8 +240,8 @@ impl Summed {
         drop(batch);
         match &written {
             Ok(()) => {
-                for Held { number, leaf, .. } in &mut leaves {
-                    if let (true, Some(leaf)) = (changed.contains(number), &mut **leaf) {
+                for Held { leaf, is_changed, .. } in &mut leaves {
+                    if let (true, Some(leaf)) = (*is_changed, &mut **leaf) {
                         leaf.is_ahead = false;
                     }
                 }
@@ -267,19 +271,17 @@ impl Summed {
             if open.is_empty() {
                 continue;
             }
-            let mut found = Pages::zeroed(open.len());
-            let mut batch: Vec<Op<'_>> = open
-                .iter()
-                .zip(found.bytes_mut().chunks_mut(PAGE_BYTES))
-                .map(|(page, into)| Op::Read {
+            self.below.run(&mut [Op::Flush])?;
+            let mut content = Pages::zeroed(1);
+            for page in open {
+                let read = self.below.run(&mut [Op::Read {
                     offset: (self.covered.start + page) * PAGE,
-                    into,
-                })
-                .collect();
-            self.below.run(&mut batch)?;
-            drop(batch);
-            for (page, content) in open.iter().zip(found.bytes().chunks(PAGE_BYTES)) {
-                leaf.set(*page, leaf.sum(*page).known(crc_of(content)));
+                    into: content.bytes_mut(),
+                }]);
+                // One that cannot be read has neither content, and may be written.
+                let found = read.is_ok().then(|| crc_of(content.bytes()));
+                leaf.set(page, leaf.sum(page).known(found));
+                leaf.is_ahead = true;
             }
         }
         Ok(())
@@ -408,18 +410,21 @@ impl Device for Summed {
             all.sort_unstable();
             self.announce(&all)?;
         }
-        let mut flushed = match flushes {
-            true => std::mem::take(&mut *self.unflushed.lock()),
-            false => Vec::new(),
+        let this = std::thread::current().id();
+        let before = match flushes || !others.is_empty() {
+            true => self.unflushed.lock().remove(&this),
+            false => None,
         };
         self.below.run(batch)?;
-        if !flushed.is_empty() {
-            flushed.sort_unstable();
+        // What a batch writes beside a flush, that does not flush.
+        if let Some(flushed) = before.filter(|_| flushes) {
             durable.extend(flushed);
             durable.sort_unstable();
         }
         self.settle(&durable)?;
-        self.unflushed.lock().extend(others);
+        if !others.is_empty() {
+            self.unflushed.lock().insert(this, others);
+        }
         self.verify(batch)
     }
 }
@@ -462,21 +467,22 @@ mod tests {
                     let (device, places, versions) = (&device, &places, &versions);
                     scope.spawn(move || {
                         let mut state: u64 = round * 1000 + thread;
-                        for step in 0..600 {
+                        for _ in 0..600 {
                             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
                             // Each thread has pages of its own, in everybody's leaves.
                             let at = (state >> 33) as usize % 50 * 4 + thread as usize;
                             let page = page_of(state);
+                            let durable = state >> 50 & 1 == 0;
                             let write = Op::Write {
                                 offset: places[at] * PAGE,
                                 from: page.bytes(),
-                                durable: state >> 50 & 1 == 0,
+                                durable,
                             };
                             device.run(&mut [write]).unwrap();
-                            versions[at].store(state, Ordering::Relaxed);
-                            if step % 7 == 0 {
+                            if !durable {
                                 device.run(&mut [Op::Flush]).unwrap();
                             }
+                            versions[at].store(state, Ordering::Relaxed);
                             let mut found = page_of(0);
                             let read = Op::Read {
                                 offset: places[at] * PAGE,
@@ -488,7 +494,6 @@ mod tests {
                     });
                 }
             });
-            device.run(&mut [Op::Flush]).unwrap();
             // Each thread may have kept one from going.
             assert!(device.leaves.lock().slots.len() <= 3 + 2 * 4);
             device.store_all().unwrap();

@@ -14,37 +14,52 @@ impl BlobStore {
     }
 }
 
+/// What is wrong with a part of a blob. Whole pages.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DataDamage {
+    /// What is there is not what was written.
+    pub wrong: Vec<Range<u64>>,
+    /// The device cannot read it.
+    pub unreadable: Vec<Range<u64>>,
+}
+
+/// Adds a page behind those that are there.
+fn add(ranges: &mut Vec<Range<u64>>, at: u64) {
+    match ranges.last_mut() {
+        Some(last) if last.end == at => last.end = at + PAGE,
+        _ => ranges.push(at..at + PAGE),
+    }
+}
+
 impl Blob {
-    /// Reads what lies in a part of the blob, at most a cluster, and returns which bytes of it cannot be what was
-    /// written. Without checksums none can be told.
+    /// Reads what lies in a part of the blob, at most a cluster, and returns what is wrong with it. Without checksums
+    /// nothing can be told, and nothing is read.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it was deleted; of the device.
-    pub fn damaged(&self, offset: u64, len: u64) -> Result<Vec<Range<u64>>> {
+    /// [`Error::NotFound`] if it was deleted.
+    pub fn damaged(&self, offset: u64, len: u64) -> Result<DataDamage> {
+        let mut damage = DataDamage::default();
         let from = offset / PAGE * PAGE;
         let to = offset.saturating_add(len.min(CLUSTER_BYTES)).min(self.valid_len());
         if self.core.sums.is_none() || from >= to {
-            return Ok(Vec::new());
+            return Ok(damage);
         }
         let mut pages = Pages::zeroed(((to - from) as usize).div_ceil(PAGE_BYTES));
         match self.read_at(pages.bytes_mut(), from) {
-            Err(Error::Damaged(_)) => {}
-            read => return read.map(|()| Vec::new()),
+            Err(Error::Damaged(_) | Error::Device { .. }) => {}
+            read => return read.map(|()| damage),
         }
-        let mut damaged: Vec<Range<u64>> = Vec::new();
         for (at, page) in (from..to)
             .step_by(PAGE_BYTES)
             .zip(pages.bytes_mut().chunks_mut(PAGE_BYTES))
         {
             match self.read_at(page, at) {
-                Err(Error::Damaged(_)) => match damaged.last_mut() {
-                    Some(last) if last.end == at => last.end = at + PAGE,
-                    _ => damaged.push(at..at + PAGE),
-                },
+                Err(Error::Damaged(_)) => add(&mut damage.wrong, at),
+                Err(Error::Device { .. }) => add(&mut damage.unreadable, at),
                 read => read?,
             }
         }
-        Ok(damaged)
+        Ok(damage)
     }
 
     /// Takes these bytes for right, whatever the device holds there. Durable when it returns.

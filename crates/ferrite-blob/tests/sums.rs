@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ferrite_blob::device::{Fault, Faulty, Memory, Target};
-use ferrite_blob::{Blob, BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
+use ferrite_blob::{Blob, BlobStore, CLUSTER_BYTES, DataDamage, Error, FormatOptions, PAGE_BYTES};
 use ferrite_testkit::rng::pattern;
 
 const OPTIONS: FormatOptions = FormatOptions {
@@ -70,7 +70,7 @@ fn a_page_that_changed_is_an_error_until_it_is_written() {
         let (mut all, mut page) = (vec![0; 4 * PAGE_BYTES], vec![0; PAGE_BYTES]);
         assert!(is_damaged(blob.read_at(&mut all, 0)));
         assert!(is_damaged(blob.read_at(&mut all[..1], PAGE)));
-        assert_eq!(blob.damaged(0, CLUSTER_BYTES).unwrap(), pages(&[1]));
+        assert_eq!(blob.damaged(0, CLUSTER_BYTES).unwrap().wrong, pages(&[1]));
         // Its neighbours are what they were.
         blob.read_at(&mut page, 0).unwrap();
         blob.read_at(&mut all[2 * PAGE_BYTES..], 2 * PAGE).unwrap();
@@ -80,7 +80,7 @@ fn a_page_that_changed_is_an_error_until_it_is_written() {
         assert!(store.is_running());
         blob.write_at(&content[PAGE_BYTES..2 * PAGE_BYTES], PAGE, None).unwrap();
         blob.read_at(&mut all, 0).unwrap();
-        assert!(all == content && blob.damaged(0, CLUSTER_BYTES).unwrap().is_empty());
+        assert!(all == content && blob.damaged(0, CLUSTER_BYTES).unwrap() == DataDamage::default());
         store.delete(id).unwrap();
     }
 }
@@ -100,7 +100,7 @@ fn what_is_accepted_is_read_as_it_is() {
         let store = BlobStore::open(Box::new(Arc::clone(&memory)), false).unwrap();
         let blob = store.blob(id).unwrap();
         if round == 0 {
-            let damaged = blob.damaged(0, CLUSTER_BYTES).unwrap();
+            let damaged = blob.damaged(0, CLUSTER_BYTES).unwrap().wrong;
             blob.accept(damaged[0].clone()).unwrap();
         }
         let mut all = vec![0; 3 * PAGE_BYTES];
@@ -146,7 +146,7 @@ fn writes_that_are_lost_or_go_elsewhere_are_found() {
             };
             let blob = store.blob(id).unwrap();
             assert!(is_damaged(blob.read_at(&mut [0; 10], PAGE)), "{what}");
-            let damaged = blob.damaged(0, CLUSTER_BYTES).unwrap();
+            let damaged = blob.damaged(0, CLUSTER_BYTES).unwrap().wrong;
             match by == 2 * PAGE {
                 true => assert_eq!(damaged, pages(&[1, 3]), "{what}"),
                 false => assert_eq!(damaged, pages(&[1]), "{what}"),
@@ -171,5 +171,47 @@ fn a_store_says_whether_it_has_them() {
     let store = BlobStore::open(Box::new(plain), false).unwrap();
     assert!(!store.has_checksums());
     let blob = blob(&store, b"abc");
-    assert!(blob.damaged(0, CLUSTER_BYTES).unwrap().is_empty());
+    assert!(blob.damaged(0, CLUSTER_BYTES).unwrap() == DataDamage::default());
+}
+
+/// What nobody knows the content of may be written, also if it cannot be read; and what a device may still lose is not
+/// taken for what it has.
+#[test]
+fn a_write_that_failed_may_be_made_again() {
+    for fault in [Fault::Error, Fault::Short, Fault::Late] {
+        let device = device();
+        let store = open(&device);
+        let content = pattern(5, 4 * PAGE_BYTES);
+        let id = blob(&store, &content).id();
+        let at = place_of(&device.device().image(), &content[PAGE_BYTES..2 * PAGE_BYTES]) as u64;
+        let about = |reads, writes, count| Target {
+            reads,
+            writes,
+            range: at..at + PAGE,
+            after: 0,
+            count,
+        };
+        let blob = store.blob(id).unwrap();
+        device.plan(fault, about(false, true, 1));
+        assert!(blob.write_at(&pattern(6, PAGE_BYTES), PAGE, None).is_err());
+        let mut page = vec![0; PAGE_BYTES];
+        // Half a page is neither the one nor the other.
+        let read = blob.read_at(&mut page, PAGE);
+        assert_eq!(is_damaged(read), fault == Fault::Short, "{fault:?}");
+        // From now on it cannot be read.
+        device.plan(Fault::Error, about(true, false, u64::MAX));
+        assert_eq!(
+            blob.damaged(0, CLUSTER_BYTES).unwrap().unreadable,
+            pages(&[1]),
+            "{fault:?}"
+        );
+        blob.write_at(&pattern(7, PAGE_BYTES), PAGE, None).unwrap();
+        device.mend();
+        blob.read_at(&mut page, PAGE).unwrap();
+        assert!(page == pattern(7, PAGE_BYTES), "{fault:?}");
+        drop((blob, store));
+        let store = open(&device);
+        store.blob(id).unwrap().read_at(&mut page, PAGE).unwrap();
+        assert!(page == pattern(7, PAGE_BYTES), "{fault:?}");
+    }
 }

@@ -158,9 +158,17 @@ impl Core {
         let found = self.verify_data(bytes_a_s, show)?;
         report.pages = found.pages;
         for (ino, place, damaged) in found.damaged {
-            let what = format!("inode {ino}, {}: {WRONG}", data::bytes_in_words(&damaged));
-            report.found(what, Some(Mend::Accept { ino, place, damaged }));
-            report.data_findings += 1;
+            let about = |bytes| format!("inode {ino}, {}", data::bytes_in_words(bytes));
+            if !damaged.unreadable.is_empty() {
+                // Perhaps it is the device or its cable; writing the bytes anew may mend them.
+                report.found(format!("{}: cannot be read", about(&damaged.unreadable)), None);
+                report.data_findings += 1;
+            }
+            if !damaged.wrong.is_empty() {
+                let (what, damaged) = (format!("{}: {WRONG}", about(&damaged.wrong)), damaged.wrong);
+                report.found(what, Some(Mend::Accept { ino, place, damaged }));
+                report.data_findings += 1;
+            }
         }
         Ok(report)
     }

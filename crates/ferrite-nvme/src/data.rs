@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ferrite_blob::{Blob, CLUSTER_BYTES, PAGE_BYTES};
+use ferrite_blob::{Blob, CLUSTER_BYTES, DataDamage, PAGE_BYTES};
 use ferrite_vfs::{FsError, Ino, Result};
 
 use crate::blobs::Place;
@@ -24,7 +24,7 @@ pub(crate) type Shows<'s> = &'s mut dyn FnMut(u64, u64);
 #[derive(Debug, Default)]
 pub(crate) struct DataFound {
     /// Files, their blobs, and which bytes of them.
-    pub(crate) damaged: Vec<(Ino, Place, Vec<Range<u64>>)>,
+    pub(crate) damaged: Vec<(Ino, Place, DataDamage)>,
     /// Pages that were read.
     pub(crate) pages: u64,
 }
@@ -47,7 +47,11 @@ pub(crate) fn unreadable(ino: Ino, blob: &Blob, bytes: Range<u64>, error: ferrit
     while at < bytes.end {
         let from = at.max(bytes.start);
         let len = (at + CLUSTER_BYTES).min(bytes.end) - from;
-        if let Some(first) = blob.damaged(from, len).ok().and_then(|found| found.into_iter().next()) {
+        if let Some(first) = blob
+            .damaged(from, len)
+            .ok()
+            .and_then(|found| found.wrong.into_iter().next())
+        {
             return FsError::damaged_bytes(ino, first.start, first.end - first.start, what.as_str());
         }
         at += CLUSTER_BYTES;
@@ -108,12 +112,15 @@ impl Core {
         let mut done = 0;
         for (ino, place) in files {
             let Ok(blob) = self.blobs.blob(place) else { continue };
-            let mut damaged: Vec<Range<u64>> = Vec::new();
+            let mut damaged = DataDamage::default();
             let mut at = 0;
             while let Some(from) = blob.next_data(at).filter(|&from| from < blob.valid_len()) {
                 let to = ((from / CLUSTER_BYTES + 1) * CLUSTER_BYTES).min(blob.valid_len());
                 match blob.damaged(from, to - from) {
-                    Ok(more) => damaged.extend(more),
+                    Ok(more) => {
+                        damaged.wrong.extend(more.wrong);
+                        damaged.unreadable.extend(more.unreadable);
+                    }
                     Err(error) if error.is_not_found() => break,
                     Err(error) => return Err(error.into()),
                 }
@@ -123,7 +130,7 @@ impl Core {
                 pace.wait(done);
                 at = (from / CLUSTER_BYTES + 1) * CLUSTER_BYTES;
             }
-            if !damaged.is_empty() {
+            if damaged != DataDamage::default() {
                 found.damaged.push((ino, place, damaged));
             }
         }
