@@ -212,8 +212,8 @@ impl Superblock {
         let version = u32_at(page, 12);
         if !matches!(version, VERSION | VERSION_WITH_SUMS) {
             return Err(Error::Refused(format!(
-                "its format has version {version}, this program knows those up to {VERSION_WITH_SUMS}; use a program of \
-                 that version"
+                "its format has version {version}, this program knows those up to {VERSION_WITH_SUMS}; use a program \
+                 of that version"
             )));
         }
         let (mut store, mut pool) = ([0; 16], [0; 16]);
@@ -284,8 +284,8 @@ impl Sum {
         self.new == crc || self.old == crc
     }
 
-    /// One that is not known, after the page was read, if it can be. What fits neither is damaged; so it stays, until it
-    /// is written.
+    /// One that is not known, after the page was read, if it can be. What fits neither is damaged, and stays so until
+    /// it is written.
     pub(crate) fn known(self, found: Option<u32>) -> Sum {
         Sum::only(found.filter(|&crc| self.fits(crc)).unwrap_or(self.new))
     }

@@ -5,12 +5,21 @@ mod common;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::{create, fsck};
 use ferrite::{
     Access, Cred, Dir, FallocateMode, File, FileKind, FileTimes, Fs, LockKind, NewNode, OpenOptions, Wait, XattrMode,
 };
 use ferrite_pm::fork::in_child;
+
+/// A child has the locks that other threads held when it was forked, for ever: those of the allocator are freed, those
+/// of `parking_lot` are not. Tests are threads of one process, so one runs at a time; where one forks beside threads of
+/// its own, the child does nothing that waits.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Whether a call said that it is not for a forked child; also when an [`std::io::Error`] was made of that.
 fn is_refused<T>(result: Result<T, impl Into<std::io::Error>>) -> bool {
@@ -101,6 +110,7 @@ fn open(path: &Path) -> (Fs, File) {
 
 #[test]
 fn a_forked_child_is_refused_and_the_pool_stays_whole() {
+    let _alone = alone();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("pool");
     let (fs, file) = open(&path);
@@ -143,6 +153,7 @@ fn a_forked_child_is_refused_and_the_pool_stays_whole() {
 
 #[test]
 fn handles_that_only_the_child_drops_free_nothing() {
+    let _alone = alone();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("pool");
     let (fs, mut file) = open(&path);
@@ -170,6 +181,7 @@ fn handles_that_only_the_child_drops_free_nothing() {
 
 #[test]
 fn a_child_ends_no_directory_and_no_lock_of_its_parents() {
+    let _alone = alone();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("pool");
     let (fs, file) = open(&path);
@@ -222,6 +234,7 @@ fn a_child_ends_no_directory_and_no_lock_of_its_parents() {
 
 #[test]
 fn a_child_may_have_a_pool_of_its_own_and_memory() {
+    let _alone = alone();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (fs, _file) = open(&dir.path().join("pool"));
     let memory = Fs::memory();
