@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use common::{create, fsck};
 use ferrite::{
@@ -15,10 +16,31 @@ use ferrite_pm::fork::in_child;
 
 /// A child has the locks that other threads held when it was forked, for ever: those of the allocator are freed, those
 /// of `parking_lot` are not. Tests are threads of one process, so one runs at a time; where one forks beside threads of
-/// its own, the child does nothing that waits.
+/// its own, the child does nothing that waits, or they sleep ([`others_sleep`]).
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns when all other threads have slept for a while: those of a pool, too, which is just open. So they hold no
+/// lock that others need for a moment.
+fn others_sleep() {
+    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let are_asleep = || {
+        std::fs::read_dir("/proc/self/task").unwrap().flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // Behind the name, which is in brackets.
+            let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+            task.file_name() == *own || matches!(state, None | Some('S'))
+        })
+    };
+    let start = Instant::now();
+    let mut looks = 0;
+    while looks < 5 {
+        assert!(start.elapsed() < Duration::from_secs(60), "a thread never sleeps");
+        std::thread::sleep(Duration::from_millis(5));
+        looks = if are_asleep() { looks + 1 } else { 0 };
+    }
 }
 
 /// Whether a call said that it is not for a forked child; also when an [`std::io::Error`] was made of that.
@@ -240,6 +262,7 @@ fn a_child_may_have_a_pool_of_its_own_and_memory() {
     let memory = Fs::memory();
     memory.write("/m", "shared").unwrap();
     let path = dir.path().join("child");
+    others_sleep();
     let done = in_child(|| {
         let child = create(&path, 64 << 20);
         child.write("/c", "child").unwrap();
