@@ -148,7 +148,8 @@ fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
     let is_dead = mount.as_ref().is_some_and(dead::is_dead);
     let info = match (info::gather(address), &mount) {
         (Ok(info), _) => info,
-        (Err(_), Some(mount)) if is_dead => return Ok(Row::of(mount, None, State::Dead)),
+        // It may have died since.
+        (Err(_), Some(mount)) if is_dead || dead::is_dead(mount) => return Ok(Row::of(mount, None, State::Dead)),
         // It belongs to another user, and the kernel knows how much room there is.
         (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
         (Err(failure), None) => return Err(failure),
