@@ -13,7 +13,7 @@ FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
-	@echo "make test      all tests, formatting, lints (25 minutes)"
+	@echo "make test      all tests, formatting, lints (35 minutes)"
 	@echo "make check     formatting, lints and a short run of every suite (4 minutes)"
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      all fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"

@@ -18,7 +18,7 @@
 //!
 //! Used by `store`, which puts it between the device and everything else.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -195,13 +195,13 @@ impl Summed {
 
     /// Makes the sums of these pages durable, beside those they have. In the order of their places.
     fn announce(&self, changes: &[Change]) -> Result<()> {
-        let mut parts: BTreeMap<u64, (Slot, &[Change])> = BTreeMap::new();
+        let mut parts = Vec::new();
         for part in changes.chunk_by(|one, other| one.0 / SUMS_PER_PAGE == other.0 / SUMS_PER_PAGE) {
             let number = part[0].0 / SUMS_PER_PAGE;
-            parts.insert(number, (self.slot(number), part));
+            parts.push((number, self.slot(number), part));
         }
         let mut leaves = Vec::new();
-        for (number, (slot, part)) in &parts {
+        for (number, slot, part) in &parts {
             leaves.push(Held {
                 number: *number,
                 leaf: self.locked(*number, slot)?,
