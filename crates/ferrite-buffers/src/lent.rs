@@ -1,8 +1,10 @@
 //! Bytes that an engine lends to the network: they are sent from where they lie.
 //!
 //! What lives here: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that others
-//! store to meanwhile must not be seen as `&[u8]`; here only its address goes to the system. Whether what was sent
-//! belonged together is for the engine to say afterwards.
+//! store to must not be seen as `&[u8]`; here only its address goes to the system.
+//!
+//! Invariant: bytes are lent for the length of a call. What is not sent by then is copied ([`Lent::copy`]), because
+//! afterwards it may be another file's, which must not leave.
 #![allow(
     unsafe_code,
     reason = "addresses of memory that others store to are given to the system"
@@ -11,7 +13,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most parts that one call sends.
 pub const PARTS_MAX: usize = 160;
@@ -85,6 +87,29 @@ impl Lent {
         self.len == 0
     }
 
+    /// Copies what follows the first `skipped` bytes, as much as `room` holds; returns how much that was.
+    pub fn copy(&self, mut skipped: usize, room: &mut [u8]) -> usize {
+        let mut copied = 0;
+        for part in &self.parts {
+            let from = skipped.min(part.len);
+            skipped -= from;
+            let len = (part.len - from).min(room.len() - copied);
+            let room = &mut room[copied..copied + len];
+            copied += len;
+            let Some(offset) = part.offset else {
+                room.fill(0);
+                continue;
+            };
+            // Words lie where their offset is a multiple of 8, as `push` demands of parts.
+            let first = from / 8;
+            let words = self.memory.words(offset + 8 * first as u64, (from + len).div_ceil(8) - first);
+            let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+            let bytes = bytes.skip(from % 8);
+            room.iter_mut().zip(bytes).for_each(|(room, byte)| *room = byte);
+        }
+        copied
+    }
+
     /// Addresses and lengths of what follows the first `skipped` bytes.
     fn places(&self, mut skipped: usize) -> impl Iterator<Item = libc::iovec> {
         self.parts.iter().filter_map(move |part| {
@@ -141,7 +166,6 @@ mod tests {
     use std::io::Read;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::Ordering;
 
     struct Memory(Vec<AtomicU64>);
 
@@ -176,6 +200,12 @@ mod tests {
             assert_eq!(count, found.len());
             assert_eq!(found[..4], whole[..4]);
             assert_eq!(found[4..], whole[4 + skipped..], "behind {skipped} bytes");
+            for len in 0..=lent.len() - skipped {
+                let mut copy = vec![0xee; len];
+                assert_eq!(lent.copy(skipped, &mut copy), len);
+                assert_eq!(copy, whole[4 + skipped..][..len], "{len} bytes behind {skipped}");
+            }
+            assert_eq!(lent.copy(skipped, &mut [0; 100]), lent.len() - skipped);
         }
     }
 

@@ -1,11 +1,14 @@
 //! Frames on their way out of a server.
 //!
 //! What lives here: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many,
-//! and sends large data from the buffer it lies in, or from the memory of the engine that lends it.
+//! and sends large data from the buffer it lies in. What an engine lends from its own memory is sent at once, from where
+//! it lies; what the socket does not take then is copied into a buffer, and waits there.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
 
 use ferrite_buffers::Buffer;
 use ferrite_buffers::lent::{Lent, Sent};
@@ -24,8 +27,6 @@ enum Part {
         Buffer,
         #[cfg_attr(not(feature = "fabric"), expect(dead_code, reason = "a stream sends all"))] usize,
     ),
-    /// Data of a frame, where an engine has it.
-    Lent(Lent),
 }
 
 /// Where frames are sent.
@@ -48,7 +49,6 @@ impl Part {
         match self {
             Part::Bytes(bytes) => bytes.len(),
             Part::Buffer(buffer, _) => buffer.len(),
-            Part::Lent(lent) => lent.len(),
         }
     }
 
@@ -57,7 +57,6 @@ impl Part {
         match self {
             Part::Bytes(bytes) => Sent::Bytes(&bytes[skipped..]),
             Part::Buffer(buffer, _) => Sent::Bytes(&buffer[skipped..]),
-            Part::Lent(lent) => Sent::Lent(lent, skipped),
         }
     }
 }
@@ -69,32 +68,44 @@ pub struct Outbox {
     /// How much of the first part is sent.
     sent: usize,
     queued_bytes: usize,
-    may_lend: bool,
+    /// Bytes that have left.
+    gone_bytes: u64,
+    /// Where lent data is sent at once.
+    stream: Option<Arc<TcpStream>>,
 }
 
 impl Outbox {
-    /// One whose owner sends from an engine's memory, too.
-    pub(crate) fn that_lends() -> Outbox {
+    /// The queue of a stream, to which what is lent goes at once.
+    pub(crate) fn that_lends(stream: &Arc<TcpStream>) -> Outbox {
         Outbox {
-            may_lend: true,
+            stream: Some(Arc::clone(stream)),
             ..Outbox::default()
         }
     }
 
     /// Whether [`Frame::finish_lent`] may be used.
     pub fn may_lend(&self) -> bool {
-        self.may_lend
+        self.stream.is_some()
     }
 
-    /// Lends no more. False if something lent waits to be sent.
-    pub(crate) fn stop_lending(&mut self) -> bool {
-        self.may_lend = false;
-        !self.parts.iter().any(|part| matches!(part, Part::Lent(_)))
+    /// Lends no more.
+    pub(crate) fn stop_lending(&mut self) {
+        self.stream = None;
     }
 
     /// Bytes that wait to be sent.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
+    }
+
+    /// Bytes that have left so far.
+    pub(crate) fn gone_bytes(&self) -> u64 {
+        self.gone_bytes
+    }
+
+    /// Bytes that were put here so far.
+    pub fn put_bytes(&self) -> u64 {
+        self.gone_bytes + self.queued_bytes as u64
     }
 
     /// Whether some of it lies in buffers.
@@ -142,6 +153,41 @@ impl Outbox {
         Ok(true)
     }
 
+    /// Sends what is queued and then `data`, as much as the stream takes; returns how much of `data` that was.
+    fn send_with(&mut self, data: &Lent) -> usize {
+        let Some(stream) = self.stream.clone() else {
+            return 0;
+        };
+        let mut sent = 0;
+        while sent < data.len() {
+            let mut content: [Sent<'_>; PARTS_MAX] = std::array::from_fn(|_| Sent::Bytes(&[]));
+            let mut count = 0;
+            let behind = self.parts.iter().enumerate();
+            let behind = behind.map(|(index, part)| part.behind(if index == 0 { self.sent } else { 0 }));
+            for (content, part) in content.iter_mut().zip(behind.take(PARTS_MAX - 1)) {
+                *content = part;
+                count += 1;
+            }
+            if count == self.parts.len() {
+                content[count] = Sent::Lent(data, sent);
+                count += 1;
+            }
+            match (&*stream).send(&content[..count]) {
+                Ok(0) => break,
+                Ok(taken) => {
+                    let queued = taken.min(self.queued_bytes);
+                    self.advance(queued);
+                    self.gone_bytes += (taken - queued) as u64;
+                    sent += taken - queued;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Full, or broken, which the owner finds out when it sends what is left.
+                Err(_) => break,
+            }
+        }
+        sent
+    }
+
     /// What is to be sent next.
     #[cfg(feature = "fabric")]
     pub(crate) fn next(&mut self) -> Next<'_> {
@@ -155,8 +201,6 @@ impl Outbox {
         let bytes: &[u8] = match first {
             Part::Bytes(bytes) => bytes,
             Part::Buffer(buffer, _) => buffer,
-            // Such an owner never lent.
-            Part::Lent(_) => return Next::Nothing,
         };
         match self.parts.get(1) {
             Some(Part::Buffer(data, head_bytes)) if *head_bytes > 0 => match bytes.len() - head_bytes {
@@ -186,6 +230,7 @@ impl Outbox {
         match self.parts.pop_front() {
             Some(Part::Buffer(data, _)) => {
                 self.queued_bytes -= head.len() + data.len();
+                self.gone_bytes += (head.len() + data.len()) as u64;
                 Some((head, data))
             }
             _ => unreachable!("it was there a moment ago"),
@@ -212,6 +257,7 @@ impl Outbox {
 
     fn advance(&mut self, sent: usize) {
         self.queued_bytes -= sent;
+        self.gone_bytes += sent as u64;
         self.sent += sent;
         while let Some(first) = self.parts.front() {
             let len = first.len();
@@ -298,10 +344,29 @@ impl Frame<'_> {
         self.finish_with_part(data.len(), |head_bytes| Part::Buffer(data, head_bytes));
     }
 
-    /// The same for data that an engine lends. Only if [`Outbox::may_lend`].
-    pub fn finish_lent(self, data: Lent) {
-        debug_assert!(self.outbox.may_lend, "this outbox must not lend");
-        self.finish_with_part(data.len(), |_| Part::Lent(data));
+    /// Sends all frames and this one with data that an engine lends, as much as the stream takes now. What it does not
+    /// take of the data goes into `rest`, which has room for all of it. Only if [`Outbox::may_lend`].
+    pub fn finish_lent(mut self, data: &Lent, mut rest: Buffer) {
+        let start = self.start;
+        let body_bytes = self.body_bytes();
+        let data_bytes = data.len();
+        let lengths = Lengths { body_bytes, data_bytes };
+        self.bytes()[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
+        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes;
+        // Its drop looks for what is not finished.
+        self.start = self.bytes().len();
+        let sent = self.outbox.send_with(data);
+        if sent < data_bytes {
+            rest.set_len(data_bytes - sent);
+            data.copy(sent, &mut rest);
+            self.outbox.queued_bytes += rest.len();
+            self.outbox.parts.push_back(Part::Buffer(rest, 0));
+            self.outbox.parts.push_back(Part::Bytes(Vec::new()));
+            self.start = 0;
+        } else if self.outbox.parts.is_empty() {
+            self.outbox.parts.push_back(Part::Bytes(Vec::new()));
+            self.start = 0;
+        }
     }
 
     /// Appends the frame and its data, a part of its own that is made with the length of what precedes it.

@@ -6,6 +6,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::lent::{self, Sent};
@@ -45,7 +46,7 @@ impl Arriving {
 }
 
 pub(super) struct Connection<P> {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Arc<TcpStream>,
     pub(super) link: Link,
     pub(super) peer: P,
     /// Received and not served.
@@ -60,6 +61,8 @@ pub(super) struct Connection<P> {
     pub(super) is_held: bool,
     /// When its client last took something of what it was sent.
     pub(super) took: Instant,
+    /// What it had taken by then.
+    taken_bytes: u64,
     /// If both ends encrypt.
     sealed: Option<Box<Sealed>>,
     /// Its client wants to go on over a fabric.
@@ -88,6 +91,7 @@ enum Step {
 
 impl<P> Connection<P> {
     pub(super) fn new(stream: TcpStream, link: Link, peer: P, records: Option<(Sealer, Opener)>) -> Connection<P> {
+        let stream = Arc::new(stream);
         let sealed = |(sealer, opener)| {
             Box::new(Sealed {
                 sealer,
@@ -98,20 +102,21 @@ impl<P> Connection<P> {
             })
         };
         Connection {
-            stream,
             link,
             peer,
             received: Vec::new(),
             arriving: None,
             // What is encrypted is copied anyway.
             out: match &records {
-                None => Outbox::that_lends(),
+                None => Outbox::that_lends(&stream),
                 Some(_) => Outbox::default(),
             },
+            stream,
             interest: EventFlags::IN,
             is_starved: false,
             is_held: false,
             took: Instant::now(),
+            taken_bytes: 0,
             sealed: records.map(sealed),
             introduction: None,
             wired: None,
@@ -150,16 +155,18 @@ impl<P> Connection<P> {
     /// Sends as much as the socket takes. True if nothing is left.
     pub(super) fn send(&mut self) -> io::Result<bool> {
         let stream = &self.stream;
-        let queued_bytes = self.out.queued_bytes();
         let is_all_sent = match &mut self.sealed {
-            None => self.out.send(&mut &self.stream)?,
+            None => self.out.send(&mut &**stream)?,
             Some(sealed) => {
                 let mut sealing = Sealing { sealed, stream };
                 self.out.send(&mut sealing)? && sealing.pass_on()?
             }
         };
-        if self.out.queued_bytes() < queued_bytes && self.out.has_buffers() {
-            self.took = Instant::now();
+        if self.out.gone_bytes() > self.taken_bytes {
+            self.taken_bytes = self.out.gone_bytes();
+            if self.out.has_buffers() {
+                self.took = Instant::now();
+            }
         }
         Ok(is_all_sent)
     }
@@ -215,9 +222,7 @@ impl<P> Connection<P> {
                 return Ok((at, Step::Idle));
             };
             if body.starts_with(&OWN_ID) {
-                if !self.out.stop_lending() {
-                    return Err(Close);
-                }
+                self.out.stop_lending();
                 self.introduction = Some(body.to_vec());
                 return Ok((at + PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes, Step::Held));
             }
@@ -261,7 +266,7 @@ impl<P> Connection<P> {
             };
         }
         if let Some(arriving) = &mut self.arriving {
-            match (&self.stream).read(&mut arriving.buffer[arriving.filled..]) {
+            match (&*self.stream).read(&mut arriving.buffer[arriving.filled..]) {
                 Ok(0) => return Err(Close),
                 Ok(count) => {
                     arriving.filled += count;
@@ -276,7 +281,7 @@ impl<P> Connection<P> {
             }
             return Ok(());
         }
-        let count = match (&self.stream).read(room) {
+        let count = match (&*self.stream).read(room) {
             Ok(0) => return Err(Close),
             Ok(count) => count,
             Err(error) => return passing(&error),

@@ -83,14 +83,9 @@ impl OpenFile for PmFile {
         self.reader().read_versioned(offset, buf)
     }
 
-    fn lend(&self, _: &Ctx, offset: u64, len_bytes: usize) -> Result<Option<(Lent, u64)>> {
+    fn lend(&self, _: &Ctx, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
         self.check_open(self.mode.read)?;
-        self.reader().lend(offset, len_bytes)
-    }
-
-    fn has_version(&self, _: &Ctx, version: u64) -> Result<bool> {
-        self.core().check_readable()?;
-        Ok(self.inode.end_read(version))
+        self.reader().lend(offset, len_bytes, take)
     }
 
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {

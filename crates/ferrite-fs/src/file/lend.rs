@@ -1,8 +1,10 @@
 //! Pages that the network sends from where they lie.
 //!
-//! What lives here: [`Reader::lend`]. Nothing keeps the pages: they may be freed and written to again before they are
-//! sent, as during any read without a lock. So what was sent counts only if the inode's version is the same afterwards.
-//! Pages whose content is not in one place (inline, or with a log) or must be verified are not lent.
+//! What lives here: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: what goes to the network
+//! cannot be taken back, so a page must not be freed and become another file's before it has been sent.
+//!
+//! The lock is enough: a page without a log is freed by those only who have its inode alone. Pages whose content is not
+//! in one place (inline, or with a log, which a fold replaces without the lock) or must be verified are not lent.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -12,7 +14,7 @@ use ferrite_map::{Lblk, PageId, PageWord};
 use ferrite_pm::Region;
 use ferrite_vfs::Result;
 
-use super::read::{BATCH, Reader, is_atime_due, load_hot};
+use super::read::{BATCH, Reader, is_atime_due, load_hot, prefetch_start};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
 
@@ -25,22 +27,24 @@ impl Words for Pages {
 }
 
 impl Reader<'_> {
-    /// See [`ferrite_vfs::OpenFile::lend`]. Also `None` while somebody changes the inode, and if its access time is to
-    /// be set.
-    pub(crate) fn lend(&self, offset: u64, len_bytes: usize) -> Result<Option<(Lent, u64)>> {
+    /// See [`ferrite_vfs::OpenFile::lend`]. Lends nothing while somebody has the inode alone, nor if its access time is
+    /// to be set.
+    pub(crate) fn lend(&self, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
         let core = self.core;
         core.check_readable()?;
         let must_verify = core.superblock.has_data_checksums();
         if must_verify || core.damage.touches_data() || !offset.is_multiple_of(8) {
-            return Ok(None);
+            return Ok(false);
         }
-        let Some(version) = self.inode.begin_read() else {
-            return Ok(None);
+        let Some(_lock) = self.inode.try_read() else {
+            return Ok(false);
         };
-        let lent = self.places(offset, len_bytes);
-        let is_one_state = self.inode.end_read(version);
+        let (Some(version), Some(lent)) = (self.inode.begin_read(), self.places(offset, len_bytes)) else {
+            return Ok(false);
+        };
         core.check_readable()?;
-        Ok(lent.filter(|_| is_one_state).map(|lent| (lent, version)))
+        take(&lent, version);
+        Ok(true)
     }
 
     fn places(&self, offset: u64, len_bytes: usize) -> Option<Lent> {
@@ -58,6 +62,8 @@ impl Reader<'_> {
             let words = &mut words[..pages.min(BATCH as u64) as usize];
             let first = PageId::new(self.inode.ino, Lblk::at(at / BLOCK_BYTES));
             core.map.get_many(first, words, self.cache);
+            // All of them at once: the system's copy would begin each page with a miss.
+            words.iter().for_each(|&word| prefetch_start(core, word));
             for &word in words.iter() {
                 let within = at % BLOCK_BYTES;
                 let len = (BLOCK_BYTES - within).min(end - at);

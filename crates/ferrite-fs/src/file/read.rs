@@ -179,7 +179,7 @@ pub(super) fn is_atime_due(core: &Core, inode: &Inode, no_atime: bool) -> bool {
 /// ends with each page and begins slowly. Pages that follow each other in the pool gain nothing from it, and lose
 /// nothing.
 #[inline]
-fn prefetch_start(core: &Core, word: PageWord) {
+pub(super) fn prefetch_start(core: &Core, word: PageWord) {
     if !word.is_hole() && core.superblock.is_data_block(word.page()) {
         let offset = core.superblock.block_offset(word.page());
         (0..PREFETCHED_LINES).for_each(|line| core.region.prefetch(offset + line * LINE_BYTES));

@@ -5,8 +5,7 @@
 //! each other come in little more than half the time.
 //!
 //! Invariant: a read sees one state of the file. Each piece comes with the file's version; if those are not all the
-//! same, or pieces that were sent from where they lie are followed by another version, what was read is not used, and
-//! the caller asks for it in one request.
+//! same, what was read is not used, and the caller asks for it in one request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,7 +51,7 @@ impl Link {
         let starts = (0..).map(|index| offset.saturating_add(index * PIECE_BYTES as u64));
         let mut pieces = starts.zip(buf.chunks_mut(PIECE_BYTES)).peekable();
         let mut under_way = VecDeque::with_capacity(PIECES_MAX);
-        let (mut version, mut was_lent) = (None, false);
+        let mut version = None;
         let mut total = 0;
         let mut is_at_end = false;
         loop {
@@ -71,35 +70,19 @@ impl Link {
                 under_way.push_back((asked, part));
             }
             let Some((asked, part)) = under_way.pop_front() else {
-                let is_whole = match version {
-                    Some(version) if was_lent => self.has_version(ctx, &up, file, version, deadline)?,
-                    _ => true,
-                };
-                return Ok(is_whole.then_some(total));
+                return Ok(Some(total));
             };
             let Some(answer) = self.wait(&up, &asked.waiter, asked.number, deadline, part)? else {
                 return Ok(None);
             };
             match answer.result::<Piece>() {
-                Ok(Piece {
-                    version: Some(this),
-                    is_lent,
-                }) if *version.get_or_insert(this) == this => was_lent |= is_lent,
+                Ok(Piece { version: Some(this) }) if *version.get_or_insert(this) == this => {}
                 _ => return Ok(None),
             }
             // What is behind the end of the file is empty in this state of it.
             total += answer.taken_bytes();
             is_at_end |= answer.taken_bytes() < part.len();
         }
-    }
-
-    /// Whether a file has a version, asked over the connection that told it.
-    fn has_version(&self, ctx: &Ctx, up: &Arc<Up>, file: u64, version: u64, deadline: Option<Instant>) -> Result<bool> {
-        let Some(asked) = self.ask_over(ctx, up, &Request::HasVersion { file, version }, 0) else {
-            return Ok(false);
-        };
-        let answer = self.wait(up, &asked.waiter, asked.number, deadline, &mut [])?;
-        Ok(answer.is_some_and(|answer| answer.result::<bool>().unwrap_or(false)))
     }
 
     fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, answer_bytes: usize) -> Option<Asked<'_>> {

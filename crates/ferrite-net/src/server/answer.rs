@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use ferrite_buffers::Pool;
+use ferrite_buffers::lent::Lent;
 use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
@@ -371,9 +372,6 @@ impl<'s> Answering<'s> {
                 offset,
                 len_bytes,
             } => return self.read_piece(file, offset, len_bytes as usize, out),
-            Request::HasVersion { file, version } => {
-                put(out, id, self.file(file).and_then(|file| file.has_version(ctx, version)));
-            }
             Request::Write { file, mode } => {
                 let written = self.file(file).and_then(|file| file.write(ctx, mode, data));
                 put(
@@ -568,9 +566,9 @@ impl<'s> Answering<'s> {
             return Served::Yes;
         }
         let id = self.id;
-        let head = |frame: &mut Frame<'_>, version: Option<u64>, is_lent: bool| {
+        let head = |frame: &mut Frame<'_>, version: Option<u64>| {
             AnswerHead::ok(id).put(frame.body());
-            Piece { version, is_lent }.put(frame.body());
+            Piece { version }.put(frame.body());
         };
         let file = match self.file(number) {
             Ok(file) => file,
@@ -579,22 +577,29 @@ impl<'s> Answering<'s> {
                 return Served::Yes;
             }
         };
-        if out.may_lend()
-            && let Ok(Some((lent, version))) = file.lend(&self.ctx, offset, len)
-        {
-            let mut frame = out.frame();
-            head(&mut frame, Some(version), true);
-            frame.finish_lent(lent);
-            return Served::Yes;
-        }
         let Some(mut buffer) = self.pool.take(len) else {
             return Served::Starved;
         };
+        if out.may_lend() {
+            let mut rest = Some(buffer);
+            let mut take = |lent: &Lent, version| {
+                if let Some(rest) = rest.take() {
+                    let mut frame = out.frame();
+                    head(&mut frame, Some(version));
+                    frame.finish_lent(lent, rest);
+                }
+            };
+            let lent = file.lend(&self.ctx, offset, len, &mut take);
+            match (lent, rest) {
+                (_, None) => return Served::Yes,
+                (_, Some(unused)) => buffer = unused,
+            }
+        }
         match file.read_versioned(&self.ctx, offset, &mut buffer) {
             Ok((count, version)) => {
                 buffer.set_len(count);
                 let mut frame = out.frame();
-                head(&mut frame, version, false);
+                head(&mut frame, version);
                 frame.finish_from(buffer);
             }
             Err(error) => put::<()>(out, id, Err(error)),

@@ -75,8 +75,8 @@ pub(super) struct Asked {
     number: u16,
     received_bytes: usize,
     pub(super) since: Instant,
-    /// What waited to be sent then.
-    queued_bytes: usize,
+    /// What had been put into its queue then.
+    put_bytes: u64,
     failures: u64,
 }
 
@@ -94,7 +94,7 @@ impl<'m> Received<'m> {
             number,
             received_bytes: body.len() + data.bytes().len(),
             since: Instant::now(),
-            queued_bytes: out.queued_bytes(),
+            put_bytes: out.put_bytes(),
             failures: FAILURES.get(),
         };
         Received { body, data, asked }
@@ -107,7 +107,7 @@ const LOCK: u16 = 35;
 impl Asked {
     /// Counts the request, if it was answered: otherwise it will come again, or a worker is about it.
     pub(super) fn count_if_answered(&self, meter: &Meter, out: &Outbox) {
-        let sent_bytes = out.queued_bytes() - self.queued_bytes;
+        let sent_bytes = (out.put_bytes() - self.put_bytes) as usize;
         if sent_bytes > 0 || self.number == LOCK {
             meter.count(self, sent_bytes, FAILURES.get() != self.failures);
         }
@@ -116,7 +116,7 @@ impl Asked {
     /// The same request, about which this thread is now, with a queue of its own.
     pub(super) fn on_this_thread(self) -> Asked {
         Asked {
-            queued_bytes: 0,
+            put_bytes: 0,
             failures: FAILURES.get(),
             ..self
         }
@@ -290,7 +290,7 @@ mod tests {
             number: 42,
             received_bytes: 10,
             since: Instant::now(),
-            queued_bytes: 0,
+            put_bytes: 0,
             failures: 0,
         };
         one.count(&asked, 100, false);

@@ -146,11 +146,9 @@ fields!(OpenedFile { told, created, seal });
 pub struct Piece {
     /// Pieces of one version, asked for over one connection, are of one state of the file; `None`: nobody knows.
     pub version: Option<u64>,
-    /// It was sent from where it lies, and counts only if the file has the version when all has arrived.
-    pub is_lent: bool,
 }
 
-fields!(Piece { version, is_lent });
+fields!(Piece { version });
 
 /// An entry of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -463,8 +461,6 @@ requests! {
     49 Reopen { node: Node, mode: OpenMode, seal: u64, file: u64 }
     /// Answered with data and a [`Piece`].
     50 ReadPiece { file: u64, offset: u64, len_bytes: u32 }
-    /// Whether an open file still has the version of its pieces.
-    51 HasVersion { file: u64, version: u64 }
     /// The session wants leases. Those that it had are over, unless somebody relies on them still. Answered with their
     /// term in milliseconds, 0 if there are none.
     52 Leases { relied_on: bool }

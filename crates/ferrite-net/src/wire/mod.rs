@@ -16,6 +16,6 @@ pub use codec::{Malformed, Reader, Wire};
 pub use message::*;
 
 /// The version of the protocol that this program speaks.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// The first bytes of a client's first message.
 pub const MAGIC: [u8; 8] = *b"FERRITE\n";

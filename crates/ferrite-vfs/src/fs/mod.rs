@@ -212,16 +212,12 @@ pub trait OpenFile: Send + Sync {
         Ok((count, is_one_state.then_some(before)))
     }
 
-    /// The bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent from where
-    /// they lie, and the file's version. What was sent is the file's content only if the file still has that version
-    /// afterwards ([`Self::has_version`]). `None`: they must be read.
-    fn lend(&self, _: &Ctx, _offset: u64, _len_bytes: usize) -> Result<Option<(Lent, u64)>> {
-        Ok(None)
-    }
-
-    /// Whether the file has the version that [`Self::read_versioned`] or [`Self::lend`] told.
-    fn has_version(&self, ctx: &Ctx, version: u64) -> Result<bool> {
-        Ok(self.getattr(ctx)?.change == version)
+    /// Lends `take` the bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent from
+    /// where they lie, and the file's version as in [`Self::read_versioned`]. Until `take` returns they stay what they
+    /// are, and all who would change the file wait, so it must not block. False: they must be read, and `take` was not
+    /// called.
+    fn lend(&self, _: &Ctx, _offset: u64, _len_bytes: usize, _take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
+        Ok(false)
     }
 
     /// Writes all of `data`; returns where that went. At [`Position::End`], the end is
