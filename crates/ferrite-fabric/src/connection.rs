@@ -4,7 +4,9 @@
 //! one thread at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins
 //! as TCP, and may go on over a fabric ([`Fabric`]) if it is not encrypted.
 
-use std::io::{self, IoSlice, Read, Write};
+#[cfg(feature = "fabric")]
+use std::io::Read;
+use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -15,10 +17,12 @@ use std::{net::IpAddr, sync::Arc};
 #[cfg(feature = "fabric")]
 use ferrite_buffers::Buffer;
 use parking_lot::Mutex;
+use rustix::net::{self, RecvFlags};
 
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, Sealer, first_record};
 use crate::secure::{Credentials, Encrypt, handshake};
+use crate::spin::Spin;
 use crate::{FabricError, HandshakeError, socket};
 #[cfg(feature = "fabric")]
 use crate::{
@@ -39,6 +43,8 @@ const ALONG_BYTES: usize = 4 << 10;
 const SEND_LIMIT: Duration = Duration::from_secs(20);
 /// How often a receiver that waits looks up.
 const RECEIVE_TICK: Duration = Duration::from_millis(250);
+/// How long a receiver looks before it sleeps, unless told otherwise.
+pub const SPIN: Duration = Duration::from_micros(100);
 /// Encrypted bytes that are sent at once.
 const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
@@ -146,6 +152,7 @@ impl Connection {
             end: 0,
             data_left: 0,
             was_long: false,
+            spin: Spin::new(SPIN),
             #[cfg(feature = "fabric")]
             landed: None,
         };
@@ -436,14 +443,31 @@ impl Source {
         self.opening.is_none()
     }
 
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+    /// Looks again and again for what comes before it sleeps.
+    fn read(&mut self, spin: &mut Spin, room: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &mut self.line {
             return line.read(room);
         }
+        let look = || match self.read_as(RecvFlags::DONTWAIT, room) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            other => Some(other),
+        };
+        if let Some(read) = spin.look(look) {
+            return read;
+        }
+        let began = Instant::now();
+        let read = self.read_as(RecvFlags::empty(), room);
+        spin.slept(began.elapsed());
+        read
+    }
+
+    fn read_as(&mut self, flags: RecvFlags, room: &mut [u8]) -> io::Result<usize> {
+        let stream = &self.stream;
+        let receive = |room: &mut [u8]| Ok(net::recv(stream, room, flags)?.1);
         match &mut self.opening {
-            None => self.stream.read(room),
-            Some(opening) => opening.read(&self.stream, room),
+            None => receive(room),
+            Some(opening) => opening.read(receive, room),
         }
     }
 }
@@ -461,7 +485,11 @@ impl Opening {
         }
     }
 
-    fn read(&mut self, mut stream: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
+    fn read(
+        &mut self,
+        receive: impl Fn(&mut [u8]) -> io::Result<usize>,
+        room: &mut [u8],
+    ) -> io::Result<usize> {
         loop {
             if self.given < self.content_bytes {
                 let count = room.len().min(self.content_bytes - self.given);
@@ -484,7 +512,7 @@ impl Opening {
             }
             self.sealed.copy_within(self.from..self.end, 0);
             (self.from, self.end) = (0, self.end - self.from);
-            match stream.read(&mut self.sealed[self.end..])? {
+            match receive(&mut self.sealed[self.end..])? {
                 0 => return Ok(0),
                 count => self.end += count,
             }
@@ -504,12 +532,19 @@ pub struct Receiver {
     data_left: usize,
     /// The last frame had much data, so most likely the next one has.
     was_long: bool,
+    spin: Spin,
     /// The data, if it came by itself, and how much of it is taken.
     #[cfg(feature = "fabric")]
     landed: Option<(Buffer, usize)>,
 }
 
 impl Receiver {
+    /// Sets how long at most it looks for what comes again and again before it sleeps. It does so where that pays:
+    /// after short sleeps, and while nobody else wants the core. Zero: it sleeps at once.
+    pub fn set_spin(&mut self, most: Duration) {
+        self.spin = Spin::new(most);
+    }
+
     /// The next frame: its body, and how much data follows, which the caller then takes or leaves. `None` if nothing
     /// came for a while. Blocks.
     pub fn receive(&mut self) -> Result<Option<(&[u8], usize)>, FabricError> {
@@ -594,7 +629,7 @@ impl Receiver {
         first.copy_from_slice(&self.received[self.from..self.from + here]);
         self.from += here;
         while !rest.is_empty() {
-            let count = read_some(&mut self.source, rest)?;
+            let count = read_some(&mut self.source, &mut self.spin, rest)?;
             rest = &mut rest[count..];
         }
         Ok(())
@@ -628,7 +663,7 @@ impl Receiver {
         while self.end - self.from < count {
             let end = self.end;
             if may_give_up && self.from == end {
-                match self.source.read(&mut self.received[end..most]) {
+                match self.source.read(&mut self.spin, &mut self.received[end..most]) {
                     Ok(0) => return Err(FabricError::Closed),
                     Ok(read) => self.end += read,
                     Err(error) if is_tick(&error) => return Ok(false),
@@ -636,17 +671,17 @@ impl Receiver {
                 }
                 continue;
             }
-            self.end += read_some(&mut self.source, &mut self.received[end..most])?;
+            self.end += read_some(&mut self.source, &mut self.spin, &mut self.received[end..most])?;
         }
         Ok(true)
     }
 }
 
 /// Reads something. A peer that stops in the middle of a frame is given up after a while.
-fn read_some(source: &mut Source, room: &mut [u8]) -> Result<usize, FabricError> {
+fn read_some(source: &mut Source, spin: &mut Spin, room: &mut [u8]) -> Result<usize, FabricError> {
     let mut silent_since = None;
     loop {
-        match source.read(room) {
+        match source.read(spin, room) {
             Ok(0) => return Err(FabricError::Closed),
             Ok(count) => return Ok(count),
             Err(error) if is_tick(&error) => {

@@ -27,6 +27,7 @@ pub mod outbox;
 pub mod reactor;
 pub mod secure;
 mod socket;
+mod spin;
 pub mod watch;
 
 pub use error::{FabricError, HandshakeError, Trouble};

@@ -157,7 +157,7 @@ impl Reading<'_> {
             options: ServerOptions::default()
                 .threads(threads as usize)
                 .lease(Duration::from_secs(lease))
-                .busy(Duration::from_micros(file.busy.unwrap_or(0))),
+                .busy(Duration::from_micros(file.busy.unwrap_or(plan::BUSY_US))),
             metrics: file.metrics,
             pools: self.pools(file.pools),
         };

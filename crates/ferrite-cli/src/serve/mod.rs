@@ -91,8 +91,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "SECONDS", default_value_t = plan::LEASE_SECONDS)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
-    /// Look for work for so many microseconds before sleeping: faster, at the price of a CPU; over fabrics 200 at least
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    /// Look for work for so many microseconds before sleeping, where that pays; 0: sleep at once; over fabrics 200 at
+    /// least
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = plan::BUSY_US)]
     busy: u64,
     /// Show metrics to Prometheus there, at /metrics; a port alone is one of 127.0.0.1. Everybody who can reach it sees
     /// them

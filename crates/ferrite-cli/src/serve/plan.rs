@@ -19,6 +19,8 @@ pub(super) const LISTEN: &str = "tcp://127.0.0.1:7447";
 pub(super) const THREADS: u16 = 1;
 /// Its lease.
 pub(super) const LEASE_SECONDS: u64 = 30;
+/// Microseconds for which a thread looks for work, unless told otherwise.
+pub(super) const BUSY_US: u64 = 100;
 /// How long to wait for a port.
 const PORT_FREED_WITHIN: Duration = Duration::from_secs(5);
 

@@ -34,12 +34,14 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::FabricError;
+use crate::connection::SPIN;
 use crate::frame::DATA_BYTES_MAX;
 use crate::link::{Inbox, Waker};
 use crate::outbox::Outbox;
 use crate::secure::handshake::Admitted;
 use crate::secure::{Gate, KeyId};
 use crate::socket;
+use crate::spin::Spin;
 
 use connection::Connection;
 use newcomer::{Newcomer, Turn};
@@ -161,7 +163,8 @@ pub trait Service: Send + Sync + 'static {
 pub struct Options {
     /// Threads.
     pub threads: usize,
-    /// How long a thread looks for work again and again before it sleeps. Zero: it sleeps at once.
+    /// How long a thread looks for work again and again before it sleeps, at most: it does so where that pays, after
+    /// short sleeps and while nobody else wants the core. Zero: it sleeps at once.
     pub busy: Duration,
     /// Most connections.
     pub connections_max: usize,
@@ -175,7 +178,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             threads: 1,
-            busy: Duration::ZERO,
+            busy: SPIN,
             connections_max: 16_384,
             gate: Arc::new(Gate::new(true)),
             fabric: None,
@@ -314,32 +317,23 @@ impl<S: Service> Reactor<S> {
 
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
-        let mut last_work = Instant::now();
-        let mut last_look = last_work;
+        let mut spin = Spin::new(self.shared.busy);
+        let mut last_look = Instant::now();
         let mut has_starved = false;
         while !self.shared.stop.load(Ordering::Acquire) {
             self.look();
             let wait = match () {
-                () if !self.shared.busy.is_zero() && last_work.elapsed() < self.shared.busy => Duration::ZERO,
                 () if has_starved => STARVED,
                 () if self.rests_until.is_some() => ACCEPT_REST,
                 () => IDLE,
             };
-            let wait = wait.min(self.fabrics.pause());
-            events.clear();
-            let timeout = Timespec {
-                tv_sec: wait.as_secs() as _,
-                tv_nsec: wait.subsec_nanos() as _,
-            };
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!("waiting for sockets failed: {error}; this server stops");
-                    break;
-                }
-            }
-            if !events.is_empty() && !self.shared.busy.is_zero() {
-                last_work = Instant::now();
+            let pause = self.fabrics.pause();
+            // Fabrics have to be looked at, too, and say how often.
+            let spin = if pause == Duration::MAX { Some(&mut spin) } else { None };
+            let wait = wait.min(pause);
+            if let Err(error) = self.await_events(&mut events, wait, spin) {
+                tracing::error!("waiting for sockets failed: {error}; this server stops");
+                break;
             }
             for event in &events {
                 let (number, flags) = (event.data.u64(), event.flags);
@@ -373,6 +367,36 @@ impl<S: Service> Reactor<S> {
         numbers.into_iter().for_each(|number| self.drop_connection(number));
         let numbers: Vec<u64> = self.newcomers.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.drop_newcomer(number));
+    }
+
+    /// Waits until there are events, for `wait` at most.
+    fn await_events(&self, events: &mut Vec<epoll::Event>, wait: Duration, spin: Option<&mut Spin>) -> io::Result<()> {
+        let mut within = |wait: Duration| {
+            let timeout = Timespec {
+                tv_sec: wait.as_secs() as _,
+                tv_nsec: wait.subsec_nanos() as _,
+            };
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout)) {
+                Err(error) if error != rustix::io::Errno::INTR => Err(error),
+                _ => Ok(events.is_empty()),
+            }
+        };
+        let Some(spin) = spin else {
+            return Ok(within(wait).map(drop)?);
+        };
+        let look = || match within(Duration::ZERO) {
+            Ok(true) => None,
+            other => Some(other),
+        };
+        if let Some(found) = spin.look(look) {
+            return Ok(found.map(drop)?);
+        }
+        let began = Instant::now();
+        let is_empty = within(wait)?;
+        // What is looked for is messages, and not the time when something else is due.
+        spin.slept(if is_empty { Duration::MAX } else { began.elapsed() });
+        Ok(())
     }
 
     fn starved(&self) -> impl Iterator<Item = u64> {
@@ -571,7 +595,7 @@ impl<S: Service> Reactor<S> {
             self.fabrics.forget(number, *wired);
         }
         // Closing the socket ends the system's interest in it.
-        drop(connection.stream);
+        drop((connection.out, connection.stream));
         self.service.disconnected(connection.peer);
         self.shared.connections.fetch_sub(1, Ordering::Relaxed);
     }

@@ -24,6 +24,8 @@ pub(super) struct Greeting<'c> {
     pub(super) slots: &'c Slots,
     /// The client keeps what it has leases on.
     pub(super) wants_leases: bool,
+    /// How long who waits for an answer looks for it.
+    pub(super) spin: Duration,
     /// Others rely on what was told under earlier leases until it is taken back.
     pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
@@ -46,6 +48,7 @@ impl Greeting<'_> {
             opened = upgrade(opened, self.address, fabric, limit)?;
         }
         let (connection, mut receiver) = opened;
+        receiver.set_spin(self.spin);
         let mut dialogue = Dialogue {
             greeting: self,
             connection: &connection,

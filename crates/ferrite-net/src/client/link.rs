@@ -611,6 +611,7 @@ impl Link {
             book: &self.book,
             slots: &self.slots,
             wants_leases: self.cache.is_some(),
+            spin: self.options.spin,
             are_leases_relied_on: self.taking_back.is_on(),
             numbers: self.requests.numbers(),
         };

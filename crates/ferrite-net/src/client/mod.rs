@@ -37,7 +37,7 @@ use groups::GroupCache;
 use link::Link;
 
 pub use cache::CacheActivity;
-pub use ferrite_fabric::connection::Fabric;
+pub use ferrite_fabric::connection::{Fabric, SPIN};
 
 /// How a client behaves.
 #[derive(Debug, Clone)]
@@ -57,6 +57,9 @@ pub struct ClientOptions {
     /// Keeps up to so many bytes of what the server has told, as long as nobody changes it. `None`: each call asks the
     /// server.
     pub cache_bytes: Option<usize>,
+    /// How long at most a thread looks for its answer again and again before it sleeps, where that pays. Zero: it
+    /// sleeps at once. Over a fabric [`Fabric::spin`] counts.
+    pub spin: Duration,
 }
 
 impl Default for ClientOptions {
@@ -68,6 +71,7 @@ impl Default for ClientOptions {
             credentials: Credentials::default(),
             fabric: None,
             cache_bytes: None,
+            spin: SPIN,
         }
     }
 }
@@ -77,6 +81,12 @@ impl ClientOptions {
     #[must_use]
     pub fn patience(self, patience: Option<Duration>) -> Self {
         ClientOptions { patience, ..self }
+    }
+
+    /// Sets [`Self::spin`].
+    #[must_use]
+    pub fn spin(self, spin: Duration) -> Self {
+        ClientOptions { spin, ..self }
     }
 
     /// Sets [`Self::cache_bytes`].

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ferrite_fabric::connection::SPIN;
+
 use super::FabricOptions;
 
 /// How a server runs.
@@ -29,7 +31,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         ServerOptions {
             threads: 1,
-            busy: Duration::ZERO,
+            busy: SPIN,
             workers: 16,
             lease: Duration::from_secs(30),
             cache_term: Duration::from_secs(5),

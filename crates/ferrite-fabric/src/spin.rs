@@ -1,0 +1,140 @@
+//! Looking for something again and again before sleeping, where that pays.
+//!
+//! What lives here: [`Spin`], for whoever waits for a socket: the threads of a server, and the receiver of a client.
+//! Waking a thread on another core takes longer than most requests, so who sleeps for each answer waits mostly for
+//! that. But looking takes a core from others, and is in vain if what is waited for comes from somebody who needs this
+//! very core.
+//!
+//! So how long is looked depends on what came of it before. After a sleep that was short enough, the next look is
+//! longer; after a long one there is none, so that who is idle sleeps. Between two looks the core is offered to others,
+//! and if somebody takes it, there is no looking for a number of times, which grows while that goes on.
+
+use std::time::{Duration, Instant};
+
+/// How long is looked first.
+const FIRST: Duration = Duration::from_micros(10);
+/// If offering the core takes longer, somebody took it. In vain it takes a few tenths of a microsecond.
+const TAKEN: Duration = Duration::from_micros(2);
+/// How many times there is no looking after that: at first, and at most.
+const RESTS: (u32, u32) = (8, 1024);
+
+/// How long to look before sleeping.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    most: Duration,
+    window: Duration,
+    /// So many times there is no looking.
+    rests: u32,
+    next_rests: u32,
+}
+
+impl Spin {
+    /// One that looks for `most` at most; zero: not at all.
+    pub(crate) fn new(most: Duration) -> Spin {
+        Spin {
+            most,
+            window: Duration::ZERO,
+            rests: 0,
+            next_rests: RESTS.0,
+        }
+    }
+
+    /// Looks until something is found, or it is time to sleep.
+    pub(crate) fn look<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        if self.window.is_zero() {
+            return None;
+        }
+        if self.rests > 0 {
+            self.rests -= 1;
+            return None;
+        }
+        let began = Instant::now();
+        let mut last = began;
+        loop {
+            if let Some(found) = look() {
+                self.next_rests = RESTS.0;
+                return Some(found);
+            }
+            if last - began >= self.window {
+                return None;
+            }
+            let offered = Instant::now();
+            std::thread::yield_now();
+            last = Instant::now();
+            if last - offered >= TAKEN {
+                self.rest();
+                return look();
+            }
+        }
+    }
+
+    /// The core is wanted by somebody else.
+    fn rest(&mut self) {
+        self.rests = self.next_rests;
+        self.next_rests = (self.next_rests * 2).min(RESTS.1);
+    }
+
+    /// Something came after a sleep of this length.
+    pub(crate) fn slept(&mut self, slept: Duration) {
+        self.window = match slept < self.most {
+            true => (self.window * 2).clamp(FIRST.min(self.most), self.most),
+            false => Duration::ZERO,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Duration = Duration::from_micros(100);
+
+    /// How often it looks before it gives up.
+    fn looks(spin: &mut Spin) -> usize {
+        let mut count = 0;
+        spin.look(|| {
+            count += 1;
+            None::<()>
+        });
+        count
+    }
+
+    #[test]
+    fn who_is_idle_sleeps_at_once() {
+        let mut spin = Spin::new(MOST);
+        assert_eq!(looks(&mut spin), 0, "nothing is known yet");
+        spin.slept(Duration::from_micros(50));
+        assert!(looks(&mut spin) > 0);
+        spin.slept(Duration::from_secs(1));
+        assert_eq!(looks(&mut spin), 0);
+    }
+
+    #[test]
+    fn short_sleeps_lengthen_the_look_up_to_its_limit() {
+        let mut spin = Spin::new(MOST);
+        let windows: Vec<u128> = (0..6)
+            .map(|_| {
+                spin.slept(Duration::from_micros(70));
+                spin.window.as_micros()
+            })
+            .collect();
+        assert_eq!(windows, [10, 20, 40, 80, 100, 100]);
+        let mut never = Spin::new(Duration::ZERO);
+        never.slept(Duration::ZERO);
+        assert_eq!(looks(&mut never), 0);
+    }
+
+    #[test]
+    fn who_shares_a_core_rests_ever_longer() {
+        let mut spin = Spin::new(MOST);
+        spin.slept(Duration::ZERO);
+        for rests in [8, 16, 32] {
+            spin.rest();
+            assert!((0..rests).all(|_| looks(&mut spin) == 0), "it rests {rests} times");
+            assert!(looks(&mut spin) > 0, "and not longer");
+        }
+        assert_eq!(spin.look(|| Some(1)), Some(1));
+        spin.rest();
+        assert_eq!(spin.rests, RESTS.0, "looking pays again");
+    }
+}
