@@ -44,7 +44,7 @@ const SEND_LIMIT: Duration = Duration::from_secs(20);
 /// How often a receiver that waits looks up.
 const RECEIVE_TICK: Duration = Duration::from_millis(250);
 /// How long a receiver looks before it sleeps, unless told otherwise.
-pub const SPIN: Duration = Duration::from_micros(100);
+pub const SPIN: Duration = Duration::from_micros(200);
 /// Encrypted bytes that are sent at once.
 const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 

@@ -4,6 +4,7 @@
 //! and sends large data from the buffer it lies in. What an engine lends from its own memory is sent at once, from where
 //! it lies; what the socket does not take then is copied into a buffer, and waits there.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
@@ -19,6 +20,14 @@ use crate::frame::{Lengths, PREFIX_BYTES};
 const PARTS_MAX: usize = 16;
 /// An empty queue keeps no more memory than this.
 const KEPT_BYTES: usize = 16 << 10;
+/// A thread keeps so many longer ones for whichever queue needs one next, up to this length each.
+const SPARES: usize = 2;
+const SPARE_BYTES_MAX: usize = 512 << 10;
+
+thread_local! {
+    /// Memory of queues that were sent: to have it anew for each would take longer than to fill it.
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
 
 enum Part {
     Bytes(Vec<u8>),
@@ -121,6 +130,11 @@ impl Outbox {
         let Some(Part::Bytes(bytes)) = self.parts.back_mut() else {
             unreachable!("the last part was made to be bytes")
         };
+        if bytes.capacity() == 0
+            && let Some(spare) = SPARE.with_borrow_mut(Vec::pop)
+        {
+            *bytes = spare;
+        }
         let start = bytes.len();
         bytes.resize(start + PREFIX_BYTES, 0);
         Frame { outbox: self, start }
@@ -271,6 +285,14 @@ impl Outbox {
                     bytes.clear();
                     self.parts.push_back(Part::Bytes(bytes));
                     return;
+                }
+                Some(Part::Bytes(mut bytes)) if (KEPT_BYTES..=SPARE_BYTES_MAX).contains(&bytes.capacity()) => {
+                    bytes.clear();
+                    SPARE.with_borrow_mut(|spares| {
+                        if spares.len() < SPARES {
+                            spares.push(bytes);
+                        }
+                    });
                 }
                 _ => {}
             }

@@ -20,7 +20,7 @@ pub(super) const THREADS: u16 = 1;
 /// Its lease.
 pub(super) const LEASE_SECONDS: u64 = 30;
 /// Microseconds for which a thread looks for work, unless told otherwise.
-pub(super) const BUSY_US: u64 = 100;
+pub(super) const BUSY_US: u64 = 200;
 /// How long to wait for a port.
 const PORT_FREED_WITHIN: Duration = Duration::from_secs(5);
 

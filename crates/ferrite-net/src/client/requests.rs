@@ -6,8 +6,7 @@
 //! Invariants: the number of a request is never used again, so that an answer is never taken for another's. A
 //! completion is called exactly once, by a thread that does not hold the receiver: it may make calls of its own.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -91,9 +90,38 @@ pub(super) enum Pending {
     Cancels(u64, Vec<u8>),
 }
 
+impl Pending {
+    /// Whether its effects are remembered until it is settled. A lock may be waited for as long as it likes: that it is
+    /// asked for again has none. Nor have reads and writes, or the end of a wait.
+    fn is_counted(&self) -> bool {
+        !matches!(self, Pending::Later(..) | Pending::Cancels(..))
+    }
+}
+
+/// All requests, and which of them count: there may be thousands of others.
+#[derive(Default)]
+struct All {
+    by_number: BTreeMap<u64, Pending>,
+    counted: BTreeSet<u64>,
+}
+
+impl All {
+    fn insert(&mut self, number: u64, pending: Pending) {
+        if pending.is_counted() {
+            self.counted.insert(number);
+        }
+        self.by_number.insert(number, pending);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Pending> {
+        self.counted.remove(&number);
+        self.by_number.remove(&number)
+    }
+}
+
 /// See the head of this module.
 pub(super) struct Requests {
-    all: Mutex<BTreeMap<u64, Pending>>,
+    all: Mutex<All>,
     next_number: AtomicU64,
     /// How many are for completions.
     later: AtomicU64,
@@ -130,11 +158,7 @@ impl Requests {
         // Under the lock: a number that is not noted yet would pass for settled.
         let mut all = self.all.lock();
         head.id = self.fresh_number();
-        // A lock may be waited for as long as it likes: that it is asked for again has no effects that are remembered.
-        // Nor have reads and writes, or the end of a wait.
-        let is_counted = |pending: &Pending| !matches!(pending, Pending::Later(..) | Pending::Cancels(..));
-        let mut counted = all.iter().filter(|(_, pending)| is_counted(pending));
-        head.settled_below = counted.next().map_or(head.id, |(&first, _)| first);
+        head.settled_below = all.counted.first().copied().unwrap_or(head.id);
         all.insert(head.id, pending(head));
     }
 
@@ -147,7 +171,7 @@ impl Requests {
 
     /// Who waited for it does not any more.
     pub(super) fn leave(&self, number: u64) {
-        self.all.lock().remove(&number);
+        self.all.lock().remove(number);
     }
 
     /// Whether completions wait for answers.
@@ -188,34 +212,32 @@ impl Requests {
     /// An answer to this request has come: who waits for it, if anybody does.
     fn settle(&self, number: u64) -> Option<Pending> {
         let mut all = self.all.lock();
-        let pending = match all.entry(number) {
-            Entry::Occupied(entry) => match entry.get() {
-                // It removes itself.
-                Pending::Thread(waiter) => Some(Pending::Thread(Arc::clone(waiter))),
-                Pending::Cancels(..) => None,
-                Pending::Posted(_) | Pending::Later(_) => Some(entry.remove()),
-            },
-            // Who asked has given up.
-            Entry::Vacant(_) => None,
+        let pending = match all.by_number.get(&number) {
+            // It removes itself.
+            Some(Pending::Thread(waiter)) => Some(Pending::Thread(Arc::clone(waiter))),
+            Some(Pending::Posted(_) | Pending::Later(_)) => all.remove(number),
+            // Without any, who asked has given up.
+            Some(Pending::Cancels(..)) | None => None,
         };
         self.end_cancels(&mut all);
         pending
     }
 
     /// Forgets those that would end what has ended.
-    fn end_cancels(&self, all: &mut BTreeMap<u64, Pending>) {
+    fn end_cancels(&self, all: &mut All) {
         if self.cancels.load(Ordering::Acquire) == 0 {
             return;
         }
         let ended: Vec<u64> = all
+            .by_number
             .iter()
             .filter_map(|(&number, pending)| match pending {
-                Pending::Cancels(of, _) if !all.contains_key(of) => Some(number),
+                Pending::Cancels(of, _) if !all.by_number.contains_key(of) => Some(number),
                 _ => None,
             })
             .collect();
         self.cancels.fetch_sub(ended.len() as u64, Ordering::AcqRel);
-        ended.iter().for_each(|number| drop(all.remove(number)));
+        ended.into_iter().for_each(|number| drop(all.remove(number)));
     }
 
     /// Notes a request that ends the wait of another for a lock. False if that waits no more.
@@ -224,7 +246,7 @@ impl Requests {
         self.enter(head, |head| Pending::Cancels(of, body(head)));
         let mut all = self.all.lock();
         self.end_cancels(&mut all);
-        all.contains_key(&head.id)
+        all.by_number.contains_key(&head.id)
     }
 
     fn is_done(&self, completion: Completion) {
@@ -243,6 +265,7 @@ impl Requests {
         let mut late = Vec::new();
         let mut all = self.all.lock();
         let ended: Vec<(u64, FsError)> = all
+            .by_number
             .iter()
             .filter_map(|(&number, pending)| match pending {
                 Pending::Later(later) if later.deadline.is_some_and(|deadline| now >= deadline) => {
@@ -254,7 +277,7 @@ impl Requests {
             })
             .collect();
         for (number, error) in ended {
-            if let Some(Pending::Later(later)) = all.remove(&number) {
+            if let Some(Pending::Later(later)) = all.remove(number) {
                 self.is_done(later.with(Err(error)));
             }
         }
@@ -263,7 +286,7 @@ impl Requests {
 
     /// All who wait try again, or learn that it is over.
     pub(super) fn break_off(&self) {
-        for pending in self.all.lock().values() {
+        for pending in self.all.lock().by_number.values() {
             if let Pending::Thread(waiter) = pending {
                 waiter.break_off();
             }
@@ -273,7 +296,7 @@ impl Requests {
     /// Fails all.
     pub(super) fn fail(&self) {
         let all = std::mem::take(&mut *self.all.lock());
-        for pending in all.into_values() {
+        for pending in all.by_number.into_values() {
             match pending {
                 Pending::Thread(waiter) => waiter.set(State::Broken),
                 Pending::Posted(_) | Pending::Cancels(..) => {}
@@ -285,7 +308,7 @@ impl Requests {
     /// Has another thread receive than the one that waits for the answer `but`. False if none waits.
     pub(super) fn call_another(&self, but: u64) -> bool {
         let all = self.all.lock();
-        all.iter().any(|(&number, pending)| match pending {
+        all.by_number.iter().any(|(&number, pending)| match pending {
             Pending::Thread(waiter) => number != but && waiter.call(),
             _ => false,
         })
@@ -294,7 +317,7 @@ impl Requests {
     /// What must arrive and has numbers from `from` on, with bodies and data.
     pub(super) fn unanswered(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let all = self.all.lock();
-        let open = all.range(from..).filter_map(|(&number, pending)| match pending {
+        let open = all.by_number.range(from..).filter_map(|(&number, pending)| match pending {
             Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
             Pending::Later(later) => Some((number, later.body.clone(), later.data().to_vec())),
             Pending::Thread(_) => None,
