@@ -44,8 +44,8 @@ Options for -o:
   fold_reads=N         a read that walks N entries of a page's log folds it; 0: never [default: 4]
   cleaner=off          fold page logs only on writes and reads, and when space runs out
   logs=off             copy a page for every unaligned write instead of logging it
-  locks=engine         the engine keeps fcntl locks, not the kernel: they hold against other users of
-                       the engine, too; each lock and each close costs a request
+  locks=engine         the engine keeps locks, not the kernel: they hold against other users of the
+                       engine, too; each lock and each close costs a request
   scrub=MIB            verify all checksums once a day, reading MIB MiB a second; findings go to
                        the log and to `ferrite info`
   log=FILE             as --log

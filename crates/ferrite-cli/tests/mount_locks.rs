@@ -191,9 +191,7 @@ fn processes_keep_each_other_out() {
         assert_eq!(two.ask("lock f sh 5 5"), "ok");
         // Locks on whole files are others, even if a record lock covers all bytes.
         assert_eq!(one.ask("flock f ex"), "ok");
-        // Each mount has its own, see `docs/semantics.md`.
-        let refused = if dir == other { "EAGAIN" } else { "ok" };
-        assert_eq!(two.ask("flock f sh"), refused);
+        assert_eq!(two.ask("flock f sh"), "EAGAIN");
         assert_eq!(two.ask("lock f sh 20 0"), "ok");
         assert_eq!(one.ask("funlock f"), "ok");
         assert_eq!(two.ask("flock f ex"), "ok");
@@ -216,12 +214,45 @@ fn who_waits_gets_its_turn_when_the_holder_unlocks_closes_or_dies() {
             }
             assert_eq!(two.answer(), "ok", "after {end}");
         }
-        let (mut one, mut two) = (Locker::with_f(dir), Locker::with_f(dir));
-        assert_eq!(one.ask("flock f ex"), "ok");
+        for end in ["funlock", "close", "kill"] {
+            let (mut one, mut two) = (Locker::with_f(dir), Locker::with_f(other));
+            assert_eq!(one.ask("flock f ex"), "ok");
+            two.tell("flockw f ex");
+            two.waits();
+            match end {
+                "kill" => one.kill(),
+                _ => assert_eq!(one.ask(&format!("{end} f")), "ok"),
+            }
+            assert_eq!(two.answer(), "ok", "after {end}");
+        }
+    });
+}
+
+/// The open file has them: they end with its last descriptor, are exchanged for others, and are nobody else's, not even
+/// of another open file of the same process.
+#[test]
+fn locks_on_whole_files_belong_to_open_files() {
+    with_all(|dir, other| {
+        let (mut one, mut two) = (Locker::with_f(dir), Locker::with_f(other));
+        assert_eq!(one.ask("open g f"), "ok");
+        assert_eq!(one.ask("flock f sh"), "ok");
+        assert_eq!(one.ask("flock g sh"), "ok");
+        assert_eq!(one.ask("close g"), "ok");
+        assert_eq!(two.ask("flock f sh"), "ok");
+        // Who waits for another gives back what it had.
         two.tell("flockw f ex");
         two.waits();
-        one.kill();
+        // A record lock on all bytes is no such lock, and its end is not the other's.
+        assert_eq!(one.ask("lock f ex 0 0"), "ok");
+        assert_eq!(one.ask("unlock f 0 0"), "ok");
+        two.waits();
+        assert_eq!(one.ask("flock f ex"), "ok", "nobody else has any");
+        assert_eq!(one.ask("funlock f"), "ok");
         assert_eq!(two.answer(), "ok");
+        assert_eq!(one.ask("flock f sh"), "EAGAIN");
+        two.kill();
+        one.tell("flockw f sh");
+        assert_eq!(one.answer(), "ok");
     });
 }
 

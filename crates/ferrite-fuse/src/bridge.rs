@@ -176,7 +176,8 @@ impl Filesystem for Bridge {
             let _ = config.add_capabilities(flag);
         }
         if self.locks.is_some() {
-            config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS).map_err(|_| {
+            let locks = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+            config.add_capabilities(locks).map_err(|_| {
                 std::io::Error::other(
                     "this kernel does not pass on locks; omit the option that has the engine keep them",
                 )
@@ -489,7 +490,7 @@ impl Filesystem for Bridge {
         let wanted = Wire { start, last, kind, pid };
         let done = Box::new(move |outcome| answer!(reply, outcome, () => reply.ok()));
         // Locks change nothing on the medium, so no freeze holds them back.
-        locks.set(ino.0, fh.0, lock_owner.0, wanted, sleep.then(|| req.pid()), done);
+        locks.set((ino.0, fh.0), lock_owner.0, wanted, (req.pid(), sleep), done);
     }
 
     fn release(

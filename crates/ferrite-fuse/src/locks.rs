@@ -1,4 +1,4 @@
-//! Record locks (`fcntl`) that the engine keeps, for a mount whose files others lock too.
+//! Locks (`fcntl`, `flock`) that the engine keeps, for a mount whose files others lock too.
 //!
 //! What lives here: [`Locks`], what a mount must know of its locks; the watch over callers that wait.
 //!
@@ -12,8 +12,10 @@
 //! pass on, and from then on waits for the answer whatever happens. So the mount looks itself, as long as a request
 //! waits, whether its thread has a signal to handle, and answers `EINTR` then.
 //!
-//! `flock` stays the kernel's: fuser 0.18 drops the flag that tells such a request from one for a record lock on the
-//! whole file, and the two must not see each other.
+//! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other. fuser
+//! 0.18 drops the flag that tells them apart, but the caller sleeps in the very system call ([`is_flock`]). Where that
+//! cannot be seen, a `flock` is a record lock on the whole file, as it is on NFS. Its owner is the open file, so it ends
+//! with the handle.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,6 +28,9 @@ use parking_lot::Mutex;
 
 /// Time between two looks at the signals of callers that wait.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
+/// How often, and how many times, is looked whether a caller sleeps.
+const ASLEEP_EVERY: Duration = Duration::from_micros(20);
+const ASLEEP_LOOKS: usize = 5000;
 /// Last byte of a range without an end, in a request.
 const LAST_BYTE: u64 = i64::MAX as u64;
 
@@ -48,6 +53,11 @@ impl Wire {
             last => last.checked_sub(self.start).ok_or(WRONG)?.checked_add(1).ok_or(WRONG)?,
         };
         ByteRange::new(self.start, len_bytes)
+    }
+
+    /// Whether it is about the whole file, as every `flock` is.
+    fn is_whole(&self) -> bool {
+        (self.start, self.last) == (0, LAST_BYTE)
     }
 
     /// What is asked for; `None` to unlock.
@@ -132,21 +142,26 @@ impl Locks {
         Ok(found.map_or(free, |found| Wire::of(&found)))
     }
 
-    /// Locks or unlocks through handle `fh`; `done` may come later if `thread` is given, which then waits.
+    /// Locks or unlocks through handle `fh`, for a thread that sleeps until it is answered. `done` may come later if it
+    /// is ready to wait.
     pub(crate) fn set(
         self: &Arc<Self>,
-        ino: Ino,
-        fh: u64,
+        (ino, fh): (Ino, u64),
         owner: u64,
         lock: Wire,
-        thread: Option<u32>,
+        (thread, may_wait): (u32, bool),
         done: LockDone,
     ) {
-        let wanted = match lock.record(owner) {
-            Ok(Some(wanted)) => wanted,
+        let is_flock = lock.is_whole() && is_flock(thread);
+        let request = match lock.record(owner) {
+            Ok(Some(wanted)) if is_flock => LockRequest::Flock(wanted.owner, wanted.kind),
+            Ok(Some(wanted)) => LockRequest::Record(wanted),
             Ok(None) => {
-                let unlock = |range| self.fs.unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(range));
-                return done(lock.range().and_then(unlock));
+                let what = match is_flock {
+                    true => Ok(Unlock::Flock),
+                    false => lock.range().map(Unlock::Range),
+                };
+                return done(what.and_then(|what| self.fs.unlock(&self.ctx, ino, LockOwner(owner), what)));
             }
             Err(error) => return done(Err(error)),
         };
@@ -158,9 +173,7 @@ impl Locks {
             mark.store(true, Ordering::Relaxed);
             done(outcome);
         });
-        let request = LockRequest::Record(wanted);
-        let ticket = self.fs.lock(&self.ctx, ino, &request, thread.is_some(), done);
-        if let (Some(ticket), Some(thread)) = (ticket, thread) {
+        if let Some(ticket) = self.fs.lock(&self.ctx, ino, &request, may_wait, done) {
             self.watch(Waiter {
                 thread,
                 ticket,
@@ -238,6 +251,28 @@ impl Locks {
     }
 }
 
+/// Whether a thread that sleeps until its request is answered has called `flock`. No if that cannot be seen: `/proc` is
+/// not there, or shows only our own user's processes.
+fn is_flock(thread: u32) -> bool {
+    for _ in 0..ASLEEP_LOOKS {
+        match std::fs::read_to_string(format!("/proc/{thread}/syscall")) {
+            // It has sent its request, and is about to sleep.
+            Ok(text) if text.starts_with("running") => std::thread::sleep(ASLEEP_EVERY),
+            Ok(text) => return calls_flock(&text),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Whether the system call that `/proc` shows is `flock`, of a program of this machine's kind or, on x86-64, of 32 bits.
+/// All that a lock can be asked for with are `flock` and `fcntl`, so their numbers on the two cannot be confused.
+fn calls_flock(text: &str) -> bool {
+    const OF_32_BITS: i64 = 143;
+    let number = text.split_whitespace().next().and_then(|number| number.parse::<i64>().ok());
+    number.is_some_and(|number| number == libc::SYS_flock || cfg!(target_arch = "x86_64") && number == OF_32_BITS)
+}
+
 /// Whether a thread has a signal to handle, by its status in `/proc`. The kernel queues none that is ignored.
 fn pending(status: &str) -> bool {
     let mask = |name: &str| {
@@ -274,6 +309,31 @@ mod tests {
         assert!(wire(0, u64::MAX, libc::F_RDLCK).record(1).is_err());
         assert!(wire(0, 1, 77).record(1).is_err());
         assert_eq!(wire(0, 1, libc::F_UNLCK).record(1), Ok(None));
+    }
+
+    #[test]
+    fn a_sleeping_flock_is_told_from_everything_else() {
+        let path = std::env::temp_dir().join(format!("ferrite-flock-{}", std::process::id()));
+        let file = std::fs::File::create(&path).unwrap();
+        file.lock().unwrap();
+        let other = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (send, thread) = std::sync::mpsc::channel();
+        let waits = std::thread::spawn(move || {
+            send.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            other.lock()
+        });
+        let thread = thread.recv().unwrap();
+        // It may sleep in something else on its way there.
+        let start = std::time::Instant::now();
+        while !is_flock(thread) {
+            assert!(start.elapsed() < Duration::from_secs(20), "it waits for its lock");
+        }
+        drop(file);
+        waits.join().unwrap().unwrap();
+        assert!(!is_flock(0), "nobody");
+        assert!(!calls_flock("-1 0x7ffe 0x7f2b\n") && !calls_flock(""));
+        assert!(!calls_flock(&format!("{} 0x3 0x6\n", libc::SYS_fcntl)));
     }
 
     #[test]
