@@ -137,6 +137,9 @@ pub enum Sent<'s> {
 
 /// Sends as much as the socket takes, in one system call; returns how much that was. Sends at most [`PARTS_MAX`] parts.
 pub fn send(socket: BorrowedFd<'_>, content: &[Sent<'_>]) -> io::Result<usize> {
+    if let [Sent::Bytes(bytes)] = content {
+        return Ok(rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL)?);
+    }
     let mut places = Vec::with_capacity(PARTS_MAX);
     for sent in content {
         let left = PARTS_MAX - places.len();

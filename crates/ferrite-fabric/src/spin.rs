@@ -39,13 +39,24 @@ impl Spin {
         }
     }
 
-    /// Looks until something is found, or it is time to sleep.
-    pub(crate) fn look<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        if self.window.is_zero() {
-            return None;
+    /// Looks until something is found, or it is time to sleep. `sleep` also tells whether it ended because something
+    /// came.
+    pub(crate) fn wait<T>(&mut self, look: impl FnMut() -> Option<T>, sleep: impl FnOnce() -> (T, bool)) -> T {
+        if self.rests > 0 || self.most.is_zero() {
+            self.rests = self.rests.saturating_sub(1);
+            return sleep().0;
         }
-        if self.rests > 0 {
-            self.rests -= 1;
+        if let Some(found) = self.look(look) {
+            return found;
+        }
+        let began = Instant::now();
+        let (found, has_come) = sleep();
+        self.slept(if has_come { began.elapsed() } else { Duration::MAX });
+        found
+    }
+
+    fn look<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        if self.window.is_zero() {
             return None;
         }
         let began = Instant::now();
@@ -75,7 +86,7 @@ impl Spin {
     }
 
     /// Something came after a sleep of this length.
-    pub(crate) fn slept(&mut self, slept: Duration) {
+    fn slept(&mut self, slept: Duration) {
         self.window = match slept < self.most {
             true => (self.window * 2).clamp(FIRST.min(self.most), self.most),
             false => Duration::ZERO,
@@ -89,24 +100,31 @@ mod tests {
 
     const MOST: Duration = Duration::from_micros(100);
 
-    /// How often it looks before it gives up.
-    fn looks(spin: &mut Spin) -> usize {
+    /// How often it looks before it sleeps, in a wait that then takes so long.
+    fn looks(spin: &mut Spin, slept: Duration) -> usize {
         let mut count = 0;
-        spin.look(|| {
-            count += 1;
-            None::<()>
-        });
+        spin.wait(
+            || {
+                count += 1;
+                None
+            },
+            || ((), true),
+        );
+        if spin.rests == 0 && !spin.most.is_zero() {
+            spin.slept(slept);
+        }
         count
     }
 
     #[test]
     fn who_is_idle_sleeps_at_once() {
         let mut spin = Spin::new(MOST);
-        assert_eq!(looks(&mut spin), 0, "nothing is known yet");
-        spin.slept(Duration::from_micros(50));
-        assert!(looks(&mut spin) > 0);
-        spin.slept(Duration::from_secs(1));
-        assert_eq!(looks(&mut spin), 0);
+        assert_eq!(looks(&mut spin, Duration::from_micros(50)), 0, "nothing is known yet");
+        assert!(looks(&mut spin, Duration::from_secs(1)) > 0);
+        assert_eq!(looks(&mut spin, Duration::ZERO), 0);
+        assert!(looks(&mut spin, Duration::ZERO) > 0);
+        spin.wait(|| None, || ((), false));
+        assert_eq!(looks(&mut spin, Duration::ZERO), 0, "nothing came at all");
     }
 
     #[test]
@@ -120,8 +138,7 @@ mod tests {
             .collect();
         assert_eq!(windows, [10, 20, 40, 80, 100, 100]);
         let mut never = Spin::new(Duration::ZERO);
-        never.slept(Duration::ZERO);
-        assert_eq!(looks(&mut never), 0);
+        assert_eq!(looks(&mut never, Duration::ZERO) + looks(&mut never, Duration::ZERO), 0);
     }
 
     #[test]
@@ -130,8 +147,12 @@ mod tests {
         spin.slept(Duration::ZERO);
         for rests in [1, 2, 4, 8] {
             spin.rest();
-            assert!((0..rests).all(|_| looks(&mut spin) == 0), "it rests {rests} times");
-            assert!(looks(&mut spin) > 0, "and not longer");
+            assert!(
+                (0..rests).all(|_| looks(&mut spin, Duration::ZERO) == 0),
+                "it rests {rests} times"
+            );
+            spin.window = FIRST;
+            assert!(looks(&mut spin, Duration::ZERO) > 0, "and not longer");
         }
         assert_eq!(spin.look(|| Some(1)), Some(1));
         spin.rest();

@@ -20,6 +20,7 @@ mod wired;
 #[cfg(feature = "fabric")]
 mod wired;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -371,7 +372,9 @@ impl<S: Service> Reactor<S> {
 
     /// Waits until there are events, for `wait` at most.
     fn await_events(&self, events: &mut Vec<epoll::Event>, wait: Duration, spin: Option<&mut Spin>) -> io::Result<()> {
-        let mut within = |wait: Duration| {
+        let events = RefCell::new(events);
+        let within = |wait: Duration| {
+            let events = &mut *events.borrow_mut();
             let timeout = Timespec {
                 tv_sec: wait.as_secs() as _,
                 tv_nsec: wait.subsec_nanos() as _,
@@ -389,14 +392,12 @@ impl<S: Service> Reactor<S> {
             Ok(true) => None,
             other => Some(other),
         };
-        if let Some(found) = spin.look(look) {
-            return Ok(found.map(drop)?);
-        }
-        let began = Instant::now();
-        let is_empty = within(wait)?;
-        // What is looked for is messages, and not the time when something else is due.
-        spin.slept(if is_empty { Duration::MAX } else { began.elapsed() });
-        Ok(())
+        let waited = spin.wait(look, || {
+            let waited = within(wait);
+            let has_come = matches!(waited, Ok(false));
+            (waited, has_come)
+        });
+        Ok(waited.map(drop)?)
     }
 
     fn starved(&self) -> impl Iterator<Item = u64> {
