@@ -4,9 +4,17 @@
 //! other than its tests. The adapter that gives it sockets, and the files behind its keys, come next.
 //!
 //! * [`wire`]: packets as values.
+//! * [`memory`]: what stands behind the keys, as a trait.
+//! * [`responder`]: does what requests ask for, once and in order.
+//! * [`requester`]: asks, and asks again.
+//! * [`endpoint`]: many queue pairs of one host.
 //!
 //! Invariant: nothing here panics, or grows without bound, whatever arrives.
 
 #![forbid(unsafe_code)]
 
+pub mod endpoint;
+pub mod memory;
+pub mod requester;
+pub mod responder;
 pub mod wire;

@@ -37,7 +37,7 @@ pub const QPN_MASK: Qpn = 0xff_ffff;
 pub const QPN_MANAGEMENT: Qpn = 1;
 
 /// Bytes that are no packet of ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than the headers have.
     #[error("the packet is truncated")]

@@ -1,0 +1,400 @@
+//! Many queue pairs of one host: which one a datagram is for, whose turn it is to send, who waits for the time.
+//!
+//! What lives here: the table of queue pairs and the checks that come before any of them. One thread owns an endpoint;
+//! several endpoints share a host by having different numbers of queue pairs.
+//!
+//! Invariants:
+//!
+//! * A datagram reaches a queue pair only if it is a packet with a right ICRC, of our partition, between the two
+//!   addresses that the queue pair connects. Everything else is dropped and counted, without an answer.
+//! * A number is not given again before all others were: late packets of a dead queue pair meet nobody.
+//! * If either half of a queue pair breaks, the whole does: nothing is executed or sent any more but the NAK that broke it.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use crate::memory::Memory;
+use crate::requester::{Completion, PostError, Request, Requester};
+use crate::responder::Responder;
+use crate::wire::icrc::{self, Flow, Ids};
+use crate::wire::packet::{Packet, Repr};
+use crate::wire::{DEFAULT_PARTITION, Error, Opcode, Psn, QPN_MANAGEMENT, QPN_MASK, Qpn, UDP_PORT, deth, mad};
+use crate::{requester, responder};
+
+/// Numbers from here on are given to queue pairs.
+const QPN_FIRST: Qpn = 16;
+/// Management datagrams that wait to be sent.
+const MANAGEMENT_MAX: usize = 1_024;
+
+/// A queue pair to be.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's. Its packets come from any port.
+    pub peer: IpAddr,
+    /// How we ask.
+    pub requester: requester::Config,
+    /// How we answer.
+    pub responder: responder::Config,
+}
+
+/// Why a datagram was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Dropped {
+    /// Not a packet.
+    #[error("not a packet: {0}")]
+    Malformed(Error),
+    /// Changed on its way, or not meant for this address.
+    #[error("wrong ICRC")]
+    Icrc,
+    /// Of another partition.
+    #[error("another partition")]
+    Partition,
+    /// No such queue pair, or none any more.
+    #[error("no such queue pair")]
+    UnknownQueuePair,
+    /// From or to an address that the queue pair does not connect.
+    #[error("another address than that of the peer")]
+    ForeignAddress,
+    /// A datagram for a connection, a request for the queue pair of management, or one with a wrong key.
+    #[error("not for this kind of queue pair")]
+    WrongService,
+    /// The queue pair is broken.
+    #[error("the queue pair is broken")]
+    Dead,
+}
+
+/// What an endpoint dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that reached a queue pair.
+    pub taken: u64,
+    /// See [`Dropped::Malformed`].
+    pub malformed: u64,
+    /// See [`Dropped::Icrc`].
+    pub icrc: u64,
+    /// See [`Dropped::Partition`].
+    pub partition: u64,
+    /// See [`Dropped::UnknownQueuePair`].
+    pub unknown: u64,
+    /// See [`Dropped::ForeignAddress`].
+    pub foreign: u64,
+    /// See [`Dropped::WrongService`].
+    pub wrong_service: u64,
+    /// See [`Dropped::Dead`].
+    pub dead: u64,
+}
+
+/// What a datagram was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken<'d> {
+    /// A request to this queue pair.
+    Request(Qpn),
+    /// An answer to this queue pair. It may have completions.
+    Answer(Qpn),
+    /// About connections: a management datagram.
+    Management {
+        /// Its bytes, [`mad::BYTES`] of them.
+        datagram: &'d [u8],
+    },
+}
+
+#[derive(Debug)]
+struct QueuePair {
+    local: SocketAddr,
+    peer: IpAddr,
+    requester: Requester,
+    responder: Responder,
+    /// Whether it is in the queue of those that may have something to send.
+    is_queued: bool,
+    /// Its entry among the timers.
+    timer_ns: Option<u64>,
+    /// Who sent last: both halves take turns.
+    requester_is_next: bool,
+}
+
+impl QueuePair {
+    fn may_send(&self) -> bool {
+        self.responder.has_answers() || self.requester.has_requests()
+    }
+}
+
+/// Many queue pairs.
+#[derive(Debug)]
+pub struct Endpoint {
+    ids: Ids,
+    table: HashMap<Qpn, QueuePair>,
+    next_qpn: Qpn,
+    ready: VecDeque<Qpn>,
+    timers: BTreeSet<(u64, Qpn)>,
+    management: VecDeque<(Flow, [u8; mad::BYTES])>,
+    management_psn: Psn,
+    counters: Counters,
+}
+
+impl Endpoint {
+    /// An endpoint without queue pairs. `seed` decides where their numbers begin: one that differs after each start keeps
+    /// packets from before the start away.
+    pub fn new(ids: Ids, seed: u32) -> Endpoint {
+        Endpoint {
+            ids,
+            table: HashMap::new(),
+            next_qpn: (seed & QPN_MASK).max(QPN_FIRST),
+            ready: VecDeque::new(),
+            timers: BTreeSet::new(),
+            management: VecDeque::new(),
+            management_psn: Psn::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What was dropped.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// A number that no queue pair has, and that has not been given for long.
+    pub fn allocate(&mut self) -> Qpn {
+        loop {
+            let qpn = self.next_qpn;
+            self.next_qpn = if qpn == QPN_MASK { QPN_FIRST } else { qpn + 1 };
+            if !self.table.contains_key(&qpn) {
+                return qpn;
+            }
+        }
+    }
+
+    /// Adds a queue pair under the number in its responder's configuration, which [`Endpoint::allocate`] gave.
+    pub fn connect(&mut self, connection: Connection) {
+        let pair = QueuePair {
+            local: connection.local,
+            peer: connection.peer,
+            requester: Requester::new(connection.requester),
+            responder: Responder::new(connection.responder.clone()),
+            is_queued: false,
+            timer_ns: None,
+            requester_is_next: false,
+        };
+        self.table.insert(connection.responder.qpn, pair);
+    }
+
+    /// Removes a queue pair: work that was not finished completes as flushed, and memory hears of a message that will not
+    /// be. Gives all its completions, none if there was no such queue pair.
+    pub fn remove(&mut self, qpn: Qpn, memory: &mut impl Memory) -> Vec<Completion> {
+        let Some(mut pair) = self.table.remove(&qpn) else {
+            return Vec::new();
+        };
+        if let Some(timer_ns) = pair.timer_ns {
+            self.timers.remove(&(timer_ns, qpn));
+        }
+        pair.responder.give_up(memory);
+        pair.requester.close();
+        std::iter::from_fn(|| pair.requester.poll_completion()).collect()
+    }
+
+    /// The halves of a queue pair, to look at.
+    pub fn get(&self, qpn: Qpn) -> Option<(&Requester, &Responder)> {
+        self.table.get(&qpn).map(|pair| (&pair.requester, &pair.responder))
+    }
+
+    /// The numbers of all queue pairs.
+    pub fn numbers(&self) -> impl Iterator<Item = Qpn> {
+        self.table.keys().copied()
+    }
+
+    /// Takes work for a queue pair.
+    ///
+    /// # Errors
+    /// As [`Requester::post`]; `Broken` also if there is no such queue pair.
+    pub fn post(&mut self, qpn: Qpn, id: u64, request: Request) -> Result<(), PostError> {
+        let pair = self.table.get_mut(&qpn).ok_or(PostError::Broken)?;
+        pair.requester.post(id, request)?;
+        self.touched(qpn);
+        Ok(())
+    }
+
+    /// The next finished work of a queue pair.
+    pub fn poll_completion(&mut self, qpn: Qpn) -> Option<Completion> {
+        self.table.get_mut(&qpn)?.requester.poll_completion()
+    }
+
+    /// Takes what a UDP socket received. Blocks as long as `memory` does.
+    ///
+    /// # Errors
+    /// Why it was dropped.
+    pub fn receive<'d>(
+        &mut self,
+        now_ns: u64,
+        flow: &Flow,
+        datagram: &'d [u8],
+        memory: &mut impl Memory,
+    ) -> Result<Taken<'d>, Dropped> {
+        let taken = self.take(now_ns, flow, datagram, memory);
+        let counter = match taken {
+            Ok(_) => &mut self.counters.taken,
+            Err(Dropped::Malformed(_)) => &mut self.counters.malformed,
+            Err(Dropped::Icrc) => &mut self.counters.icrc,
+            Err(Dropped::Partition) => &mut self.counters.partition,
+            Err(Dropped::UnknownQueuePair) => &mut self.counters.unknown,
+            Err(Dropped::ForeignAddress) => &mut self.counters.foreign,
+            Err(Dropped::WrongService) => &mut self.counters.wrong_service,
+            Err(Dropped::Dead) => &mut self.counters.dead,
+        };
+        *counter += 1;
+        taken
+    }
+
+    fn take<'d>(
+        &mut self,
+        now_ns: u64,
+        flow: &Flow,
+        datagram: &'d [u8],
+        memory: &mut impl Memory,
+    ) -> Result<Taken<'d>, Dropped> {
+        let view = Packet::new_checked(datagram).map_err(Dropped::Malformed)?;
+        let packet = Repr::parse(&view).map_err(Dropped::Malformed)?;
+        if !icrc::verify(flow, datagram, self.ids) {
+            return Err(Dropped::Icrc);
+        }
+        // The highest bit tells full members from limited ones.
+        if (packet.bth.partition ^ DEFAULT_PARTITION) & 0x7fff != 0 {
+            return Err(Dropped::Partition);
+        }
+        let qpn = packet.bth.destination;
+        if qpn == QPN_MANAGEMENT {
+            return take_management(&packet);
+        }
+        let pair = self.table.get_mut(&qpn).ok_or(Dropped::UnknownQueuePair)?;
+        if flow.source.ip() != pair.peer || flow.destination.ip() != pair.local.ip() {
+            return Err(Dropped::ForeignAddress);
+        }
+        if packet.bth.opcode.has_deth() {
+            return Err(Dropped::WrongService);
+        }
+        if pair.requester.is_broken() && pair.responder.broken().is_none() {
+            return Err(Dropped::Dead);
+        }
+        let taken = if packet.bth.opcode.is_answer() {
+            pair.requester.handle(&packet, now_ns);
+            if pair.requester.is_broken() {
+                pair.responder.give_up(memory);
+            }
+            Taken::Answer(qpn)
+        } else {
+            pair.responder.handle(&packet, memory);
+            Taken::Request(qpn)
+        };
+        self.touched(qpn);
+        Ok(taken)
+    }
+
+    /// Queues a management datagram. If too many wait it is lost, as any may be.
+    pub fn send_management(&mut self, local: SocketAddr, peer: IpAddr, datagram: [u8; mad::BYTES]) {
+        if self.management.len() < MANAGEMENT_MAX {
+            self.management.push_back((flow_to(local, peer), datagram));
+        }
+    }
+
+    /// Puts the next datagram to be sent into `out`, and says from where to where. Queue pairs take turns, packet by
+    /// packet. Blocks as long as `memory` does.
+    pub fn poll_transmit(&mut self, now_ns: u64, memory: &mut impl Memory, out: &mut Vec<u8>) -> Option<Flow> {
+        out.clear();
+        if let Some((flow, datagram)) = self.management.pop_front() {
+            emit_management(self.management_psn, &datagram, out);
+            self.management_psn = self.management_psn.plus(1);
+            icrc::seal(&flow, out);
+            return Some(flow);
+        }
+        while let Some(qpn) = self.ready.pop_front() {
+            let Some(pair) = self.table.get_mut(&qpn) else {
+                continue;
+            };
+            pair.is_queued = false;
+            let has_sent = if pair.requester_is_next {
+                pair.requester.poll(now_ns, out) || pair.responder.poll(memory, out)
+            } else {
+                pair.responder.poll(memory, out) || pair.requester.poll(now_ns, out)
+            };
+            pair.requester_is_next = !pair.requester_is_next;
+            let flow = flow_to(pair.local, pair.peer);
+            self.touched(qpn);
+            if has_sent {
+                icrc::seal(&flow, out);
+                return Some(flow);
+            }
+        }
+        None
+    }
+
+    /// When [`Endpoint::handle_timeout`] wants to be called.
+    pub fn poll_timeout_ns(&self) -> Option<u64> {
+        self.timers.first().map(|(at_ns, _)| *at_ns)
+    }
+
+    /// Time has passed. Completions may be there, and more to send.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        while let Some(&(at_ns, qpn)) = self.timers.first()
+            && at_ns <= now_ns
+        {
+            self.timers.pop_first();
+            if let Some(pair) = self.table.get_mut(&qpn) {
+                pair.timer_ns = None;
+                pair.requester.handle_timeout(now_ns);
+            }
+            self.touched(qpn);
+        }
+    }
+
+    /// Something changed in a queue pair.
+    fn touched(&mut self, qpn: Qpn) {
+        let Some(pair) = self.table.get_mut(&qpn) else {
+            return;
+        };
+        if pair.responder.broken().is_some() && !pair.requester.is_broken() {
+            pair.requester.close();
+        }
+        if !pair.is_queued && pair.may_send() {
+            pair.is_queued = true;
+            self.ready.push_back(qpn);
+        }
+        let timer_ns = pair.requester.poll_timeout_ns();
+        if timer_ns != pair.timer_ns {
+            if let Some(old_ns) = pair.timer_ns {
+                self.timers.remove(&(old_ns, qpn));
+            }
+            if let Some(new_ns) = timer_ns {
+                self.timers.insert((new_ns, qpn));
+            }
+            pair.timer_ns = timer_ns;
+        }
+    }
+}
+
+fn flow_to(local: SocketAddr, peer: IpAddr) -> Flow {
+    Flow {
+        source: local,
+        destination: SocketAddr::new(peer, UDP_PORT),
+    }
+}
+
+fn take_management<'d>(packet: &Repr<'d>) -> Result<Taken<'d>, Dropped> {
+    match packet.headers.deth {
+        Some(deth) if deth.queue_key == deth::QKEY_MANAGEMENT && packet.payload.len() == mad::BYTES => {
+            Ok(Taken::Management {
+                datagram: packet.payload,
+            })
+        }
+        _ => Err(Dropped::WrongService),
+    }
+}
+
+fn emit_management(psn: Psn, datagram: &[u8; mad::BYTES], out: &mut Vec<u8>) {
+    let mut packet = Repr::new(Opcode::DatagramSendOnly, QPN_MANAGEMENT, psn);
+    packet.headers.deth = Some(deth::Repr {
+        queue_key: deth::QKEY_MANAGEMENT,
+        source: QPN_MANAGEMENT,
+    });
+    packet.payload = datagram;
+    packet.emit(out);
+}
