@@ -311,11 +311,15 @@ impl Endpoint {
                 continue;
             };
             pair.is_queued = false;
-            let has_sent = if pair.requester_is_next {
-                pair.requester.poll(now_ns, out) || pair.responder.poll(memory, out)
-            } else {
-                pair.responder.poll(memory, out) || pair.requester.poll(now_ns, out)
-            };
+            let mut has_sent = false;
+            for is_turn in [true, false] {
+                has_sent = has_sent
+                    || if pair.requester_is_next == is_turn {
+                        pair.requester.poll(now_ns, out)
+                    } else {
+                        pair.responder.poll(memory, out)
+                    };
+            }
             pair.requester_is_next = !pair.requester_is_next;
             let flow = flow_to(pair.local, pair.peer);
             self.touched(qpn);

@@ -8,11 +8,13 @@
 //! * [`responder`]: does what requests ask for, once and in order.
 //! * [`requester`]: asks, and asks again.
 //! * [`endpoint`]: many queue pairs of one host.
+//! * [`cm`]: makes and ends connections as rdma_cm does.
 //!
 //! Invariant: nothing here panics, or grows without bound, whatever arrives.
 
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod endpoint;
 pub mod memory;
 pub mod requester;

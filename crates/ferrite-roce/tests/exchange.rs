@@ -226,7 +226,7 @@ fn both_ends_of_a_pair_may_ask() {
         let mut hosts = Hosts::new(seed, true);
         hosts.weather = BAD;
         let pair = hosts.connect(Mtu::B256, [3, 0xff_ffff]);
-        for end in 0..2 {
+        for (end, &qpn) in pair.iter().enumerate() {
             hosts.memories[end].files.insert(9, file(10_000));
             for id in 0..20 {
                 let data = pattern(id as u32 + 1, 500);
@@ -236,18 +236,18 @@ fn both_ends_of_a_pair_may_ask() {
                     data,
                     immediate: None,
                 };
-                hosts.ends[end].post(pair[end], id, write).unwrap();
+                hosts.ends[end].post(qpn, id, write).unwrap();
             }
             let read = Request::Read {
                 key: 9,
                 at: 0,
                 len_bytes: 10_000,
             };
-            hosts.ends[end].post(pair[end], 20, read).unwrap();
+            hosts.ends[end].post(qpn, 20, read).unwrap();
         }
         let written: Vec<u8> = (0..20).flat_map(|id| pattern(id + 1, 500)).collect();
-        for end in 0..2 {
-            let done = hosts.run(end, pair[end], 21);
+        for (end, &qpn) in pair.iter().enumerate() {
+            let done = hosts.run(end, qpn, 21);
             assert_eq!(read(&done[20]), written);
         }
     });

@@ -110,9 +110,6 @@ impl Requester {
         if reached.since(self.next) > 0 {
             self.next = reached;
             self.cursor = 0;
-            if self.queue.front().is_some_and(|work| work.end() == reached) {
-                self.cursor = 1;
-            }
         }
         self.deadline_ns = (self.next != reached).then(|| now_ns.saturating_add(self.config.timeout_ns));
     }

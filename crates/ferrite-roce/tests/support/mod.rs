@@ -29,6 +29,9 @@ pub(crate) struct File {
     pub(crate) reserved: Vec<(u64, u64)>,
 }
 
+/// A SEND: to which queue pair, its bytes, immediate data, a key that shall be invalid.
+pub(crate) type Arrived = (Qpn, Vec<u8>, Option<u32>, Option<u32>);
+
 /// A memory that checks what the responder promises.
 #[derive(Debug)]
 pub(crate) struct Array {
@@ -39,7 +42,7 @@ pub(crate) struct Array {
     /// Messages that ended.
     ended: HashMap<(Qpn, u64), &'static str>,
     /// SENDs.
-    pub(crate) received: Vec<(Qpn, Vec<u8>, Option<u32>, Option<u32>)>,
+    pub(crate) received: Vec<Arrived>,
     /// Immediate data of WRITEs.
     pub(crate) immediates: Vec<(Qpn, u32)>,
     /// Calls that were put off, in percent.
