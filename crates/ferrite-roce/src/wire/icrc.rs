@@ -69,15 +69,15 @@ pub fn verify(flow: &Flow, datagram: &[u8], ids: Ids) -> bool {
         return false;
     }
     let difference = u32::from_le_bytes(*sent) ^ compute(flow, packet);
-    difference == 0 || (ids == Ids::Any && flow.source.is_ipv4() && id_of(difference, packet.len()).is_some())
+    difference == 0 || (ids == Ids::Any && flow.source.is_ipv4() && is_of_an_id(difference, packet.len()))
 }
 
-/// The identification whose packet has a CRC that differs by this from that with 0.
-fn id_of(difference: u32, packet_bytes: usize) -> Option<u16> {
+/// Whether a packet with some identification has a CRC that differs by this from that with 0.
+fn is_of_an_id(difference: u32, packet_bytes: usize) -> bool {
     static PREPARED: OnceLock<Vec<u32>> = OnceLock::new();
     // Packets are a multiple of four bytes long; nobody else asks.
     if !packet_bytes.is_multiple_of(4) || packet_bytes > PREPARED_BYTES {
-        return None;
+        return false;
     }
     let prepared = PREPARED.get_or_init(|| {
         let per_word = divided_by_x(ONE, 32);
@@ -86,9 +86,7 @@ fn id_of(difference: u32, packet_bytes: usize) -> Option<u16> {
             .take(PREPARED_BYTES / 4 + 1)
             .collect()
     });
-    let back = times(difference, prepared[packet_bytes / 4]);
-    // The register takes the first byte of the message as its lowest.
-    u16::try_from(back).ok().map(u16::swap_bytes)
+    times(difference, prepared[packet_bytes / 4]) <= u32::from(u16::MAX)
 }
 
 /// `value` divided `count` times by x.
