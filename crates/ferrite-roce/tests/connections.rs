@@ -398,6 +398,15 @@ fn only_the_peer_is_heard() {
         assert_eq!(heard, Err(Ignored::Unknown), "{message:?} {names_both}");
     }
     assert_eq!(two.managers[1].poll_event(), None);
+    // Two asked for the end of what there is not: each hears that it has ended, and nothing else is sent.
+    let answers: Vec<IpAddr> = std::iter::from_fn(|| two.managers[1].poll_transmit())
+        .map(|(_, peer, datagram)| {
+            let packet = mad::Packet::new_checked(&datagram).unwrap();
+            assert!(matches!(Repr::parse(&packet), Ok((77, Repr::Drep(_)))));
+            peer
+        })
+        .collect();
+    assert_eq!(answers, [stranger, two.addresses[0].ip()]);
     let heard = two.managers[1].handle(0, two.addresses[1], stranger, &[0; mad::BYTES]);
     assert!(matches!(heard, Err(Ignored::Malformed(_))));
     // The peer lost its memory and takes the same name for another connection.

@@ -174,6 +174,13 @@ fn dead_queue_pairs_do_nothing() {
     let parts = hosts.memories[1].parts;
     assert_eq!(receive(&mut hosts, &ours, &sealed(&ours, &write(qpn, 6))), Ok(()));
     assert_eq!(hosts.memories[1].parts, parts);
+    // The end that refused asks for nothing any more.
+    let request = Request::Read {
+        key: 3,
+        at: 0,
+        len_bytes: 8,
+    };
+    assert!(hosts.ends[1].post(qpn, 9, request).is_err());
     // The end that was refused takes no requests either.
     let back = Flow {
         source: ours.destination,

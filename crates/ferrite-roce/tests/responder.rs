@@ -295,6 +295,14 @@ fn requests_that_lie_end_the_queue_pair() {
             Nak::InvalidRequest,
         ),
         (
+            "a first in a message",
+            vec![
+                with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 900),
+                with_reth(packet(Opcode::WriteFirst, 11, &full), 0, 900),
+            ],
+            Nak::InvalidRequest,
+        ),
+        (
             "a SEND in a WRITE",
             vec![
                 with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 600),

@@ -101,6 +101,7 @@ impl Array {
 impl Memory for Array {
     fn begin(&mut self, message: &Message) -> Result<Delivery, Fault> {
         assert!(message.len_bytes > 0);
+        assert!(message.at.checked_add(u64::from(message.len_bytes)).is_some());
         self.may_be_put_off()?;
         let name = (message.qpn, message.number);
         assert!(!self.under_way.contains_key(&name), "{message:?} begins twice");
@@ -167,6 +168,7 @@ impl Memory for Array {
     }
 
     fn may_read(&mut self, message: &Message) -> Result<(), Fault> {
+        assert!(message.at.checked_add(u64::from(message.len_bytes)).is_some());
         self.may_be_put_off()?;
         self.range(message.key, message.at, u64::from(message.len_bytes))
             .map(drop)
