@@ -8,7 +8,8 @@
 //! * A datagram reaches a queue pair only if it is a packet with a right ICRC, of our partition, between the two
 //!   addresses that the queue pair connects. Everything else is dropped and counted, without an answer.
 //! * A number is not given again before all others were: late packets of a dead queue pair meet nobody.
-//! * If either half of a queue pair breaks, the whole does: nothing is executed or sent any more but the NAK that broke it.
+//! * If either half of a queue pair breaks, the whole does: nothing is executed or sent any more but the NAK that broke
+//!   it.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -134,8 +135,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint without queue pairs. `seed` decides where their numbers begin: one that differs after each start keeps
-    /// packets from before the start away.
+    /// An endpoint without queue pairs. `seed` decides where their numbers begin: one that differs after each start
+    /// keeps packets from before the start away.
     pub fn new(ids: Ids, seed: u32) -> Endpoint {
         Endpoint {
             ids,
@@ -179,8 +180,8 @@ impl Endpoint {
         self.table.insert(connection.responder.qpn, pair);
     }
 
-    /// Removes a queue pair: work that was not finished completes as flushed, and memory hears of a message that will not
-    /// be. Gives all its completions, none if there was no such queue pair.
+    /// Removes a queue pair: work that was not finished completes as flushed, and memory hears of a message that will
+    /// not be. Gives all its completions, none if there was no such queue pair.
     pub fn remove(&mut self, qpn: Qpn, memory: &mut impl Memory) -> Vec<Completion> {
         let Some(mut pair) = self.table.remove(&qpn) else {
             return Vec::new();

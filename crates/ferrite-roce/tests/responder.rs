@@ -214,11 +214,18 @@ fn nothing_needs_no_key() {
     assert_eq!(one.memory.received, [(OURS, vec![], None, None)]);
 }
 
+/// Whether the only answer is that this packet came too early for memory.
+fn is_rnr(answers: &[Answer], psn: u32) -> bool {
+    let [(Opcode::Acknowledge, at, Some(Syndrome::RnrNak(_)), 0)] = answers else {
+        return false;
+    };
+    *at == psn
+}
+
 #[test]
 fn who_is_not_ready_is_asked_again() {
     let mut one = One::new();
     let full = [2; MTU];
-    let is_rnr = |answers: &[Answer], psn: u32| matches!(answers, [(Opcode::Acknowledge, at, Some(Syndrome::RnrNak(_)), 0)] if *at == psn);
     one.memory.not_ready_percent = 100;
     let first = with_reth(packet(Opcode::WriteFirst, 10, &full), APPEND_AT, 300);
     let answers = one.ask(&first);
@@ -253,83 +260,58 @@ fn who_is_not_ready_is_asked_again() {
 fn requests_that_lie_end_the_queue_pair() {
     let full = [3; MTU];
     let longer = [3; MTU + 4];
+    let first = |len| with_reth(packet(Opcode::WriteFirst, 10, &full), 0, len);
+    let only = |len| with_reth(packet(Opcode::WriteOnly, 10, b"abc"), 0, len);
+    let (invalid, access) = (Nak::InvalidRequest, Nak::Access);
     let cases: Vec<(&str, Vec<Repr<'_>>, Nak)> = vec![
-        (
-            "a payload shorter than announced",
-            vec![with_reth(packet(Opcode::WriteOnly, 10, b"abc"), 0, 4)],
-            Nak::InvalidRequest,
-        ),
-        (
-            "a payload longer than announced",
-            vec![with_reth(packet(Opcode::WriteOnly, 10, b"abc"), 0, 2)],
-            Nak::InvalidRequest,
-        ),
+        ("a payload shorter than announced", vec![only(4)], invalid),
+        ("a payload longer than announced", vec![only(2)], invalid),
         (
             "a packet beyond the path MTU",
             vec![write_only(10, 0, &longer)],
-            Nak::InvalidRequest,
+            invalid,
         ),
-        (
-            "a first packet of a short message",
-            vec![with_reth(packet(Opcode::WriteFirst, 10, &full), 0, MTU)],
-            Nak::InvalidRequest,
-        ),
+        ("a first packet of a short message", vec![first(MTU)], invalid),
         (
             "a first packet that is not full",
             vec![with_reth(packet(Opcode::WriteFirst, 10, b"abc"), 0, 600)],
-            Nak::InvalidRequest,
+            invalid,
         ),
         (
             "a middle without a first",
             vec![packet(Opcode::WriteMiddle, 10, &full)],
-            Nak::InvalidRequest,
+            invalid,
         ),
         (
             "a last without a first",
             vec![packet(Opcode::SendLast, 10, b"abc")],
-            Nak::InvalidRequest,
+            invalid,
         ),
-        (
-            "a message in a message",
-            vec![with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 600), read(11, 0, 1)],
-            Nak::InvalidRequest,
-        ),
+        ("a message in a message", vec![first(600), read(11, 0, 1)], invalid),
         (
             "a first in a message",
-            vec![
-                with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 900),
-                with_reth(packet(Opcode::WriteFirst, 11, &full), 0, 900),
-            ],
-            Nak::InvalidRequest,
+            vec![first(900), with_reth(packet(Opcode::WriteFirst, 11, &full), 0, 900)],
+            invalid,
         ),
         (
             "a SEND in a WRITE",
-            vec![
-                with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 600),
-                packet(Opcode::SendLast, 11, b"a"),
-            ],
-            Nak::InvalidRequest,
+            vec![first(600), packet(Opcode::SendLast, 11, b"a")],
+            invalid,
         ),
         (
             "a last too early",
-            vec![
-                with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 600),
-                packet(Opcode::WriteLast, 11, &full),
-            ],
-            Nak::InvalidRequest,
+            vec![first(600), packet(Opcode::WriteLast, 11, &full)],
+            invalid,
         ),
         (
             "a middle too late",
-            vec![
-                with_reth(packet(Opcode::WriteFirst, 10, &full), 0, 2 * MTU),
-                packet(Opcode::WriteMiddle, 11, &full),
-            ],
-            Nak::InvalidRequest,
+            vec![first(2 * MTU), packet(Opcode::WriteMiddle, 11, &full)],
+            invalid,
         ),
         (
             "a last of nothing",
             vec![packet(Opcode::SendFirst, 10, &full), packet(Opcode::SendLast, 11, &[])],
-            Nak::InvalidRequest,
+            invalid,
         ),
         (
             "a SEND that is too long",
@@ -338,39 +320,31 @@ fn requests_that_lie_end_the_queue_pair() {
                 packet(Opcode::SendMiddle, 11, &full),
                 packet(Opcode::SendLast, 12, &full),
             ],
-            Nak::InvalidRequest,
+            invalid,
         ),
         (
             "more than a message may have",
             vec![read(10, 0, (1 << 31) + 1)],
-            Nak::InvalidRequest,
+            invalid,
         ),
-        (
-            "an answer",
-            vec![packet(Opcode::Acknowledge, 10, &[])],
-            Nak::InvalidRequest,
-        ),
-        ("an atomic at an odd place", vec![add(10, 4, 1)], Nak::InvalidRequest),
-        (
-            "a WRITE beyond the end",
-            vec![write_only(10, 1_999, b"ab")],
-            Nak::Access,
-        ),
+        ("an answer", vec![packet(Opcode::Acknowledge, 10, &[])], invalid),
+        ("an atomic at an odd place", vec![add(10, 4, 1)], invalid),
+        ("a WRITE beyond the end", vec![write_only(10, 1_999, b"ab")], access),
         (
             "a WRITE across the end of all addresses",
             vec![write_only(10, u64::MAX - 1, b"abc")],
-            Nak::Access,
+            access,
         ),
         (
             "a READ across the end of all addresses",
             vec![read(10, u64::MAX, 2)],
-            Nak::Access,
+            access,
         ),
-        ("a READ where appends go", vec![read(10, APPEND_AT, 2)], Nak::Access),
+        ("a READ where appends go", vec![read(10, APPEND_AT, 2)], access),
         (
             "an atomic at the end of all addresses",
             vec![add(10, u64::MAX - 7, 1)],
-            Nak::Access,
+            access,
         ),
     ];
     for (name, packets, nak_code) in cases {

@@ -258,7 +258,8 @@ fn every_identification_is_accepted_and_little_else() {
     assert!(accepted_wrongly < 10, "{accepted_wrongly} random ICRCs accepted");
 }
 
-/// The layout of IPv6 is that of rxe, the Linux driver (rxe_icrc.c): the CRC is taken bit by bit over bytes written here.
+/// The layout of IPv6 is that of rxe, the Linux driver (rxe_icrc.c): the CRC is taken bit by bit over bytes written
+/// here.
 #[test]
 fn the_icrc_of_ipv6_covers_what_routers_do_not_change() {
     let flow = Flow {

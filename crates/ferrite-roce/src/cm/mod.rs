@@ -1,7 +1,7 @@
 //! Connections by rdma_cm: who asks, who accepts, how both learn that it is over.
 //!
-//! What lives here: the state of each connection, what the program does with it, and the time (this file); what the other
-//! end says (`hear`). Management datagrams go in and out; [`crate::endpoint`] carries them.
+//! What lives here: the state of each connection, what the program does with it, and the time (this file); what the
+//! other end says (`hear`). Management datagrams go in and out; [`crate::endpoint`] carries them.
 //!
 //! ```text
 //!  active    REQ --> ... <-- REP    RTU --> established    DREQ --> <-- DREP

@@ -5,8 +5,8 @@
 //! Invariants:
 //!
 //! * Work completes in the order in which it was posted, each once, also when the queue pair breaks.
-//! * `oldest <= next <= sent`: packets before `oldest` are acknowledged, those before `sent` have left at least once, and
-//!   `next` leaves next. Going back sets `next` to `oldest`. The first work in the queue holds `oldest`.
+//! * `oldest <= next <= sent`: packets before `oldest` are acknowledged, those before `sent` have left at least once,
+//!   and `next` leaves next. Going back sets `next` to `oldest`. The first work in the queue holds `oldest`.
 //! * What is posted is less than a quarter of all sequence numbers, so distances are never ambiguous.
 
 mod complete;
@@ -281,8 +281,8 @@ impl Requester {
         self.queue.len()
     }
 
-    /// Takes work, with a name for its completion. It is done after what was posted before, but READs may see what later
-    /// WRITEs do.
+    /// Takes work, with a name for its completion. It is done after what was posted before, but READs may see what
+    /// later WRITEs do.
     ///
     /// # Errors
     /// See [`PostError`]; the work was not taken.

@@ -8,7 +8,7 @@ use crate::wire::aeth::{self, Nak, RnrTimer, Syndrome};
 use crate::wire::packet::Repr;
 use crate::wire::{Opcode, Psn};
 
-use super::execute::Operation;
+use super::resource::Operation;
 use super::{Refusal, Responder};
 
 /// Acknowledgements that wait at most; more are dropped, as if they were lost.

@@ -7,9 +7,10 @@ use crate::memory::{Delivery, Memory, Message, Part, Received};
 use crate::wire::aeth::{Nak, Syndrome};
 use crate::wire::opcode::Place;
 use crate::wire::packet::Repr;
-use crate::wire::{Opcode, Psn, aeth, atomic};
+use crate::wire::{Opcode, aeth};
 
 use super::answers::{Answer, Stream};
+use super::resource::{Operation, Resource};
 use super::{INVALID, Refusal, Responder};
 
 /// The longest message of the protocol.
@@ -32,25 +33,6 @@ pub(super) enum Incoming {
         whole: Option<Vec<u8>>,
     },
     Send(Vec<u8>),
-}
-
-/// What a remembered operation was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Operation {
-    Read(Message),
-    Atomic {
-        opcode: Opcode,
-        request: atomic::Repr,
-        original: u64,
-    },
-}
-
-/// An operation that may be asked for again.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Resource {
-    pub(super) first: Psn,
-    pub(super) packets: u32,
-    pub(super) operation: Operation,
 }
 
 impl Responder {

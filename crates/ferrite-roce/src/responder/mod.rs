@@ -1,7 +1,7 @@
 //! The responder of one queue pair: requests go in, what they ask for is done once, answers come out.
 //!
 //! What lives here: the order of packets (this file), what a request does (`execute`), answers waiting to be sent
-//! (`answers`).
+//! (`answers`), operations that may be asked for again (`resource`).
 //!
 //! Invariants:
 //!
@@ -15,6 +15,7 @@
 
 mod answers;
 mod execute;
+mod resource;
 
 use std::collections::VecDeque;
 
@@ -25,8 +26,9 @@ use crate::wire::packet::Repr;
 use crate::wire::{Psn, Qpn};
 
 use answers::Answer;
-use execute::{Incoming, Resource};
+use execute::Incoming;
 pub(crate) use execute::{MESSAGE_BYTES_MAX, MESSAGE_PACKETS_MAX, packets_of};
+use resource::Resource;
 
 /// How a responder works.
 #[derive(Debug, Clone)]

@@ -1,7 +1,8 @@
-//! A whole packet: base header, the headers its opcode has, payload, padding. What a UDP datagram holds before its ICRC.
+//! A whole packet: base header, the headers its opcode has, payload, padding. What a UDP datagram holds before its
+//! ICRC.
 //!
-//! Invariants: a view has all headers of its opcode and a payload that is not longer than the bytes; only an opcode that
-//! carries a payload has one. Headers, payload and padding together are a multiple of four bytes.
+//! Invariants: a view has all headers of its opcode and a payload that is not longer than the bytes; only an opcode
+//! that carries a payload has one. Headers, payload and padding together are a multiple of four bytes.
 
 use super::{Error, Opcode, Psn, Qpn, aeth, atomic, bth, deth, icrc, immediate, reth};
 
