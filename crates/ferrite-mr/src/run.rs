@@ -1,0 +1,85 @@
+//! Runs: pages of memory that follow each other.
+//!
+//! Page and length are 32 bits each, as in FileMR: a file of 16 TiB with pages of 4 KiB.
+
+/// A run would go beyond the last page number, or has no pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a run of {pages} pages does not fit at page {at}")]
+pub struct OutOfRange {
+    /// Where it would begin.
+    pub at: u32,
+    /// Its length.
+    pub pages: u32,
+}
+
+/// Pages of memory that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// The first page of memory.
+    pub page: u32,
+    /// How many.
+    pub pages: u32,
+}
+
+/// A run, and from which page of the file on it is the content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Placed {
+    /// The first page of the file.
+    pub at: u32,
+    /// The pages of memory.
+    pub run: Run,
+}
+
+impl Placed {
+    /// A run that begins at page `at` of the file.
+    ///
+    /// # Errors
+    /// If it has no pages, or goes beyond the last number of file or memory.
+    pub fn new(at: u32, run: Run) -> Result<Placed, OutOfRange> {
+        let Run { page, pages } = run;
+        for at in [at, page] {
+            if pages == 0 || at.checked_add(pages).is_none() {
+                return Err(OutOfRange { at, pages });
+            }
+        }
+        Ok(Placed { at, run })
+    }
+
+    /// The page of the file behind it.
+    pub fn end(&self) -> u32 {
+        self.at + self.run.pages
+    }
+
+    /// Whether it has this page of the file.
+    pub fn contains(&self, page: u32) -> bool {
+        (self.at..self.end()).contains(&page)
+    }
+
+    /// Whether it has one of the pages from `at` up to `end`.
+    pub fn overlaps(&self, at: u32, end: u32) -> bool {
+        self.at < end && at < self.end()
+    }
+
+    /// The part from page `page` of the file on, which it contains.
+    pub(crate) fn from(&self, page: u32) -> Placed {
+        let skipped = page - self.at;
+        Placed {
+            at: page,
+            run: Run {
+                page: self.run.page + skipped,
+                pages: self.run.pages - skipped,
+            },
+        }
+    }
+
+    /// The part before page `page` of the file, which is behind its first.
+    pub(crate) fn up_to(&self, page: u32) -> Placed {
+        Placed {
+            at: self.at,
+            run: Run {
+                page: self.run.page,
+                pages: page.min(self.end()) - self.at,
+            },
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A table for each region behind a cache for all, in both kinds.
+
+use std::collections::HashMap;
+
+use crate::counters::Counters;
+use crate::page_cache::PageCache;
+use crate::page_mtt::PageMtt;
+use crate::range_cache::RangeCache;
+use crate::range_mtt::RangeMtt;
+use crate::run::{OutOfRange, Run};
+
+/// Names a region: what an RDMA key stands for.
+pub type RegionId = u32;
+
+/// Translates pages of files to pages of memory.
+pub trait Translation {
+    /// Puts `run` at page `at` of a region, in place of what was there. The region need not have been there.
+    ///
+    /// # Errors
+    /// If the run has no pages or goes beyond the last page; nothing has changed then.
+    fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange>;
+
+    /// Removes `pages` pages from page `at` on; no lookup finds them any more. Gives how many there were.
+    fn remove(&mut self, region: RegionId, at: u32, pages: u32) -> u32;
+
+    /// Removes a region.
+    fn remove_region(&mut self, region: RegionId);
+
+    /// The pages of memory from page `at` of the file on, as far as one lookup tells: at least one.
+    fn translate(&mut self, region: RegionId, at: u32) -> Option<Run>;
+
+    /// Entries of all tables: what an adapter is told and keeps.
+    fn entries(&self) -> usize;
+
+    /// What the cache has done.
+    fn counters(&self) -> Counters;
+}
+
+/// By ranges, as FileMR does it.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    tables: HashMap<RegionId, RangeMtt>,
+    cache: RangeCache,
+}
+
+/// By pages, as adapters do it.
+#[derive(Debug, Default)]
+pub struct Pages {
+    tables: HashMap<RegionId, PageMtt>,
+    cache: PageCache,
+}
+
+impl Translation for Ranges {
+    fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange> {
+        self.tables.entry(region).or_default().insert(at, run)?;
+        self.cache.invalidate(region, at, at + run.pages);
+        Ok(())
+    }
+
+    fn remove(&mut self, region: RegionId, at: u32, pages: u32) -> u32 {
+        self.cache.invalidate(region, at, at.saturating_add(pages));
+        self.tables.get_mut(&region).map_or(0, |table| table.remove(at, pages))
+    }
+
+    fn remove_region(&mut self, region: RegionId) {
+        self.tables.remove(&region);
+        self.cache.invalidate(region, 0, u32::MAX);
+    }
+
+    fn translate(&mut self, region: RegionId, at: u32) -> Option<Run> {
+        let found = match self.cache.lookup(region, at) {
+            Some(found) => found,
+            None => {
+                let found = self.tables.get(&region)?.lookup(at)?;
+                self.cache.fill(region, found);
+                found
+            }
+        };
+        Some(found.from(at).run)
+    }
+
+    fn entries(&self) -> usize {
+        self.tables.values().map(RangeMtt::len).sum()
+    }
+
+    fn counters(&self) -> Counters {
+        self.cache.counters()
+    }
+}
+
+impl Translation for Pages {
+    fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange> {
+        self.tables.entry(region).or_default().insert(at, run)?;
+        self.cache.invalidate(region, at, at + run.pages);
+        Ok(())
+    }
+
+    fn remove(&mut self, region: RegionId, at: u32, pages: u32) -> u32 {
+        self.cache.invalidate(region, at, at.saturating_add(pages));
+        self.tables.get_mut(&region).map_or(0, |table| table.remove(at, pages))
+    }
+
+    fn remove_region(&mut self, region: RegionId) {
+        self.tables.remove(&region);
+        self.cache.invalidate(region, 0, u32::MAX);
+    }
+
+    fn translate(&mut self, region: RegionId, at: u32) -> Option<Run> {
+        let page = match self.cache.lookup(region, at) {
+            Some(page) => page,
+            None => {
+                let page = self.tables.get(&region)?.lookup(at)?;
+                self.cache.fill(region, at, page);
+                page
+            }
+        };
+        Some(Run { page, pages: 1 })
+    }
+
+    fn entries(&self) -> usize {
+        self.tables.values().map(PageMtt::len).sum()
+    }
+
+    fn counters(&self) -> Counters {
+        self.cache.counters()
+    }
+}

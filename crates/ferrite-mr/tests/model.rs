@@ -1,0 +1,265 @@
+//! Both ways to translate against a naive map, and against each other.
+//!
+//! What is protected: a lookup gives what the last change says, through cache and table; what was removed is not found;
+//! tables keep their shape; a cache that is large enough misses each entry once.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ferrite_mr::{
+    ENTRIES, OutOfRange, PageCache, PageMtt, Pages, RangeCache, RangeMtt, Ranges, Run, Translation, WAYS,
+};
+use ferrite_testkit::rng::Rng;
+use ferrite_testkit::seed_from_env;
+
+fn with_seeds(count: u64, test: impl Fn(u64)) {
+    let soak = if std::env::var_os("FERRITE_SOAK").is_some() {
+        50
+    } else {
+        1
+    };
+    let seeds = match seed_from_env() {
+        Some(seed) => seed..seed + 1,
+        None => 0..count * soak,
+    };
+    for seed in seeds {
+        println!("FERRITE_SEED={seed}");
+        test(seed);
+    }
+}
+
+/// Pages of the files.
+const PAGES: u64 = 3_000;
+
+fn some_range(random: &mut Rng) -> (u32, u32) {
+    let longest = *random.pick(&[1, 4, 60, 1_000]);
+    let at = random.below(PAGES);
+    let pages = 1 + random.below(longest.min(PAGES - at));
+    (at as u32, pages as u32)
+}
+
+/// Runs of a table: no overlap, and none that should be one with its neighbour.
+fn check_shape(table: &RangeMtt) {
+    let runs: Vec<_> = table.iter().collect();
+    for pair in runs.windows(2) {
+        let (left, right) = (pair[0], pair[1]);
+        assert!(left.run.pages > 0 && left.end() <= right.at, "{left:?} and {right:?}");
+        let follows = left.end() == right.at && left.run.page + left.run.pages == right.run.page;
+        assert!(!follows, "{left:?} and {right:?} are one");
+    }
+    assert_eq!(table.len(), runs.len());
+}
+
+#[test]
+fn tables_agree_with_a_map() {
+    with_seeds(20, |seed| {
+        let random = &mut Rng::new(seed);
+        let (mut ranges, mut pages) = (RangeMtt::new(), PageMtt::new());
+        let mut model: BTreeMap<u32, u32> = BTreeMap::new();
+        for _ in 0..400 {
+            let (at, len) = some_range(random);
+            if random.chance(60) {
+                // Often where it follows its neighbour in memory.
+                let page = if random.chance(50) {
+                    100_000 + at
+                } else {
+                    random.below(1 << 20) as u32
+                };
+                let run = Run { page, pages: len };
+                ranges.insert(at, run).unwrap();
+                pages.insert(at, run).unwrap();
+                model.extend((at..at + len).zip(page..));
+            } else {
+                let before = model.len();
+                model.retain(|page, _| !(at..at + len).contains(page));
+                let removed = (before - model.len()) as u32;
+                assert_eq!(ranges.remove(at, len), removed);
+                assert_eq!(pages.remove(at, len), removed);
+            }
+            check_shape(&ranges);
+            let total: u32 = ranges.iter().map(|placed| placed.run.pages).sum();
+            assert_eq!(total as usize, model.len());
+            assert_eq!(
+                pages.len(),
+                model.last_key_value().map_or(0, |(last, _)| *last as usize + 1)
+            );
+        }
+        for page in 0..PAGES as u32 + 10 {
+            let found = ranges.lookup(page).map(|placed| placed.run.page + (page - placed.at));
+            assert_eq!(found, model.get(&page).copied(), "page {page} by ranges");
+            assert_eq!(pages.lookup(page), model.get(&page).copied(), "page {page} by pages");
+        }
+        // As few runs as there can be.
+        let follows = |(page, to): (&u32, &u32)| {
+            page.checked_sub(1).and_then(|page| model.get(&page)) == Some(&to.wrapping_sub(1))
+        };
+        let fewest = model.iter().filter(|pair| !follows(*pair)).count();
+        assert_eq!(ranges.len(), fewest);
+    });
+}
+
+/// Changes and lookups of several regions, with the caches between.
+#[test]
+fn caches_never_give_what_was_removed() {
+    fn run(seed: u64, translation: &mut impl Translation) {
+        let random = &mut Rng::new(seed);
+        let mut model: HashMap<(u32, u32), u32> = HashMap::new();
+        let mut found = 0;
+        for _ in 0..600 {
+            let region = random.below(3) as u32;
+            let (at, len) = some_range(random);
+            match random.below(10) {
+                0..4 => {
+                    let page = random.below(1 << 20) as u32;
+                    translation.insert(region, at, Run { page, pages: len }).unwrap();
+                    model.extend((at..at + len).map(|at| (region, at)).zip(page..));
+                }
+                4..7 => {
+                    let before = model.len();
+                    model.retain(|(of, page), _| *of != region || !(at..at + len).contains(page));
+                    assert_eq!(translation.remove(region, at, len) as usize, before - model.len());
+                }
+                7 if random.chance(10) => {
+                    translation.remove_region(region);
+                    model.retain(|(of, _), _| *of != region);
+                }
+                _ => {}
+            }
+            for _ in 0..60 {
+                let (region, at) = (random.below(3) as u32, random.below(PAGES) as u32);
+                let expected = model.get(&(region, at)).copied();
+                let run = translation.translate(region, at);
+                assert_eq!(run.map(|run| run.page), expected, "region {region}, page {at}");
+                // All that it promises is there.
+                if let Some(run) = run {
+                    found += 1;
+                    let last = run.pages - 1;
+                    assert_eq!(model.get(&(region, at + last)), Some(&(run.page + last)));
+                }
+            }
+        }
+        let counters = translation.counters();
+        assert_eq!(counters.hits + counters.misses, 600 * 60);
+        assert!(
+            counters.hits > 500 && counters.invalidated > 100 && found > 3_000,
+            "{counters:?}, {found}"
+        );
+    }
+    with_seeds(10, |seed| {
+        run(seed, &mut Ranges::default());
+        run(seed, &mut Pages::default());
+    });
+}
+
+/// A run is one entry, whatever page of it is asked for; a page is one.
+#[test]
+fn a_cache_that_is_large_enough_misses_once() {
+    let mut pages = PageCache::new();
+    for round in 0..3u32 {
+        for at in 0..ENTRIES as u32 {
+            match pages.lookup(9, at) {
+                Some(page) => assert_eq!((page, round > 0), (at + 7, true)),
+                None => pages.fill(9, at, at + 7),
+            }
+        }
+    }
+    assert_eq!(pages.counters().misses as usize, ENTRIES);
+    assert_eq!(pages.counters().evictions, 0);
+    // One more for the same set, and the oldest of that set goes.
+    pages.fill(9, ENTRIES as u32, 1);
+    assert_eq!(pages.counters().evictions, 1);
+    assert_eq!(pages.lookup(9, 0), None);
+    assert_eq!(
+        pages.lookup(9, (ENTRIES / WAYS) as u32),
+        Some((ENTRIES / WAYS) as u32 + 7)
+    );
+
+    let mut ranges = RangeCache::new();
+    let table = {
+        let mut table = RangeMtt::new();
+        for (number, pages) in [1, 2, 3, 1_000, 1 << 20, 77, 1 << 30].into_iter().enumerate() {
+            // They do not follow each other in memory.
+            let at = table.iter().last().map_or(5, |last| last.end());
+            let page = number as u32 * 3 + 1;
+            table.insert(at, Run { page, pages }).unwrap();
+        }
+        table
+    };
+    let random = &mut Rng::new(3);
+    let end = u64::from(table.iter().last().unwrap().end());
+    let placed: Vec<_> = table.iter().collect();
+    for _ in 0..10_000 {
+        let one = random.pick(&placed);
+        let at = one.at + random.below(u64::from(one.run.pages)) as u32;
+        if let Some(found) = ranges.lookup(1, at) {
+            assert_eq!(found, *one);
+        } else {
+            ranges.fill(1, table.lookup(at).unwrap());
+        }
+    }
+    assert_eq!(ranges.counters().misses, placed.len() as u64);
+    assert_eq!(ranges.lookup(2, 5), None);
+    assert_eq!(ranges.lookup(1, end as u32), None);
+    assert_eq!(ranges.lookup(1, 4), None);
+}
+
+/// What FileMR is about: a large file in few runs fits the cache of ranges and not that of pages.
+#[test]
+fn few_long_runs_hit_and_many_pages_miss() {
+    let random = &mut Rng::new(4);
+    let (mut ranges, mut pages) = (Ranges::default(), Pages::default());
+    // 16 GiB in runs of 64 MiB that lie apart.
+    let (runs, run_pages) = (256u32, 16_384u32);
+    for number in 0..runs {
+        let run = Run {
+            page: number * 20_000,
+            pages: run_pages,
+        };
+        ranges.insert(1, number * run_pages, run).unwrap();
+        pages.insert(1, number * run_pages, run).unwrap();
+    }
+    assert_eq!((ranges.entries(), pages.entries()), (256, 256 * 16_384));
+    for _ in 0..100_000 {
+        let at = random.below(u64::from(runs * run_pages)) as u32;
+        let (run, page) = (ranges.translate(1, at).unwrap(), pages.translate(1, at).unwrap());
+        assert_eq!((run.page, page.pages), (page.page, 1));
+    }
+    assert_eq!(ranges.counters().misses, 256);
+    assert!(ranges.counters().hit_rate() > 0.99);
+    assert!(pages.counters().hit_rate() < 0.01, "{:?}", pages.counters());
+}
+
+#[test]
+fn runs_that_do_not_fit_are_refused() {
+    let (mut ranges, mut pages) = (Ranges::default(), Pages::default());
+    for (at, page, len) in [(0, 0, 0), (u32::MAX, 0, 1), (0, u32::MAX, 1), (5, 6, u32::MAX - 4)] {
+        let refused = ranges.insert(1, at, Run { page, pages: len });
+        assert!(
+            matches!(refused, Err(OutOfRange { pages, .. }) if pages == len),
+            "{at} {page} {len}"
+        );
+        assert_eq!(pages.insert(1, at, Run { page, pages: len }), refused);
+    }
+    assert_eq!((ranges.entries(), pages.entries()), (0, 0));
+    assert_eq!(
+        ranges.remove(1, u32::MAX, u32::MAX) + pages.remove(1, u32::MAX, u32::MAX),
+        0
+    );
+    // The largest there can be.
+    let run = Run {
+        page: 0,
+        pages: u32::MAX,
+    };
+    ranges.insert(1, 0, run).unwrap();
+    assert_eq!(
+        ranges.translate(1, u32::MAX - 1),
+        Some(Run {
+            page: u32::MAX - 1,
+            pages: 1
+        })
+    );
+    assert_eq!(ranges.translate(1, u32::MAX), None);
+    assert_eq!(ranges.remove(1, 10, 5), 5);
+    assert_eq!(ranges.entries(), 2);
+    assert_eq!(ranges.translate(1, 9), Some(Run { page: 9, pages: 1 }));
+    assert_eq!(ranges.translate(1, 12), None);
+}
