@@ -1,9 +1,9 @@
 //! The cache of ranges: an entry for each run, however long.
 //!
 //! A cache of pages finds the set of a page by the page. A run has many, so which set is it in? FileMR does not say.
-//! Here runs are put by size: a run of up to 2^c pages (c as small as possible) is in the set of the block of 2^c pages in
-//! which it begins. A page is then in a run that begins in its own block of that size or in the one before, so a lookup
-//! looks into two sets for each size that is there, which an adapter does at once. A run takes one entry.
+//! Here runs are put by size: a run of up to 2^c pages (c as small as possible) is in the set of the block of 2^c pages
+//! in which it begins. A page is then in a run that begins in its own block of that size or in the one before, so a
+//! lookup looks into two sets for each size that is there, which an adapter does at once. A run takes one entry.
 //!
 //! Invariant: entries of a region may overlap, when a run grew after it was cached, and then they agree.
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ferrite_mr::{
-    ENTRIES, OutOfRange, PageCache, PageMtt, Pages, RangeCache, RangeMtt, Ranges, Run, Translation, WAYS,
+    ENTRIES, OutOfRange, PageCache, PageMtt, Pages, Placed, RangeCache, RangeMtt, Ranges, Run, Translation, WAYS,
 };
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
@@ -200,6 +200,21 @@ fn a_cache_that_is_large_enough_misses_once() {
     assert_eq!(ranges.lookup(2, 5), None);
     assert_eq!(ranges.lookup(1, end as u32), None);
     assert_eq!(ranges.lookup(1, 4), None);
+}
+
+/// More regions than sets, so that many share one.
+#[test]
+fn the_same_page_of_another_region_is_another() {
+    let (mut pages, mut ranges) = (PageCache::new(), RangeCache::new());
+    for region in 0..3_000 {
+        assert_eq!(pages.lookup(region, 5), None, "region {region}");
+        assert_eq!(ranges.lookup(region, 5), None, "region {region}");
+        pages.fill(region, 5, region + 1);
+        let run = Run { page: region, pages: 1 };
+        ranges.fill(region, Placed { at: 5, run });
+        assert_eq!(pages.lookup(region, 5), Some(region + 1));
+        assert_eq!(ranges.lookup(region, 5).unwrap().run.page, region);
+    }
 }
 
 /// What FileMR is about: a large file in few runs fits the cache of ranges and not that of pages.
