@@ -188,12 +188,13 @@ pub(crate) fn session(bytes: &[u8]) -> u64 {
     };
     let mut endpoint = Endpoint::new(Ids::Any, 1);
     let qpn = endpoint.allocate();
-    endpoint.connect(Connection {
+    let connected = endpoint.connect(Connection {
         local,
         peer: peer.ip(),
         requester: requester::Config::new(7, Mtu::B256, Psn::new(0xff_fffe)),
         responder: responder::Config::new(qpn, 7, Mtu::B256, Psn::new(0xff_fffe)),
     });
+    connected.expect("a number of its own");
     for id in 0..4 {
         let read = Request::Read {
             key: KEY,

@@ -44,8 +44,8 @@ impl RangeMtt {
         Ok(())
     }
 
-    /// Removes `pages` pages from page `at` of the file on; those that are not there do not matter. Gives how many there
-    /// were.
+    /// Removes `pages` pages from page `at` of the file on. Those that are not there do not matter; gives how many
+    /// there were.
     pub fn remove(&mut self, at: u32, pages: u32) -> u32 {
         let end = at.saturating_add(pages);
         let first = self.before(at).filter(|run| run.end() > at).map_or(at, |run| run.at);

@@ -83,3 +83,23 @@ impl Placed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_touch_do_not_overlap() {
+        let placed = Placed::new(10, Run { page: 1, pages: 5 }).unwrap();
+        let overlaps = [(9, 10), (9, 11), (14, 15), (15, 16), (0, 99)].map(|(at, end)| placed.overlaps(at, end));
+        assert_eq!(overlaps, [false, true, true, false, true]);
+        assert_eq!(
+            [9, 10, 14, 15].map(|page| placed.contains(page)),
+            [false, true, true, false]
+        );
+        assert_eq!(
+            (placed.up_to(12).run.pages, placed.from(12).run),
+            (2, Run { page: 3, pages: 3 })
+        );
+    }
+}

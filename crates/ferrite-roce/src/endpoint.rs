@@ -40,6 +40,11 @@ pub struct Connection {
     pub responder: responder::Config,
 }
 
+/// Another queue pair has this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("queue pair {0} exists")]
+pub struct InUse(pub Qpn);
+
 /// Why a datagram was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Dropped {
@@ -167,17 +172,25 @@ impl Endpoint {
     }
 
     /// Adds a queue pair under the number in its responder's configuration, which [`Endpoint::allocate`] gave.
-    pub fn connect(&mut self, connection: Connection) {
+    ///
+    /// # Errors
+    /// If there is one with this number; nothing has changed then.
+    pub fn connect(&mut self, connection: Connection) -> Result<(), InUse> {
+        let qpn = connection.responder.qpn;
+        if self.table.contains_key(&qpn) {
+            return Err(InUse(qpn));
+        }
         let pair = QueuePair {
             local: connection.local,
             peer: connection.peer,
             requester: Requester::new(connection.requester),
-            responder: Responder::new(connection.responder.clone()),
+            responder: Responder::new(connection.responder),
             is_queued: false,
             timer_ns: None,
             requester_is_next: false,
         };
-        self.table.insert(connection.responder.qpn, pair);
+        self.table.insert(qpn, pair);
+        Ok(())
     }
 
     /// Removes a queue pair: work that was not finished completes as flushed, and memory hears of a message that will

@@ -6,8 +6,9 @@ mod support;
 
 use std::net::SocketAddr;
 
-use ferrite_roce::endpoint::Dropped;
-use ferrite_roce::requester::{Failure, Outcome, Request};
+use ferrite_roce::endpoint::{Connection, Dropped, InUse};
+use ferrite_roce::requester::{self, Failure, Outcome, Request};
+use ferrite_roce::responder;
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::{self, Flow};
 use ferrite_roce::wire::packet::Repr;
@@ -152,6 +153,14 @@ fn dead_queue_pairs_do_nothing() {
     assert_eq!(receive(&mut hosts, &ours, &late), Err(Dropped::UnknownQueuePair));
     let [_, other] = hosts.connect(Mtu::B1024, [5, 6]);
     assert_ne!(other, qpn, "the number was given again at once");
+    // Nor can it be taken while somebody has it.
+    let again = Connection {
+        local: hosts.address(1),
+        peer: hosts.address(0).ip(),
+        requester: requester::Config::new(asking, Mtu::B1024, Psn::new(0)),
+        responder: responder::Config::new(other, asking, Mtu::B1024, Psn::new(0)),
+    };
+    assert_eq!(hosts.ends[1].connect(again), Err(InUse(other)));
     // Whoever asks a dead one hears nothing, and learns it from the time.
     let request = Request::Read {
         key: 3,

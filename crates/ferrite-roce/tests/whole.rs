@@ -41,12 +41,13 @@ fn connect(hosts: &mut Hosts, peer: &Peer) {
     (requester.timeout_ns, requester.retry_count) = (200_000, 30);
     let responder = responder::Config::new(peer.ours, peer.theirs, peer.mtu, peer.psn);
     let (local, other) = (hosts.address(peer.end), hosts.address(1 - peer.end).ip());
-    hosts.ends[peer.end].connect(Connection {
+    let connected = hosts.ends[peer.end].connect(Connection {
         local,
         peer: other,
         requester,
         responder,
     });
+    connected.expect("a number of its own");
 }
 
 /// Carries datagrams and handles what happens, until `is_done`.

@@ -290,12 +290,13 @@ impl Hosts {
             requester.depth = 4;
             let mut responder = responder::Config::new(qpn, peer, mtu, Psn::new(psns[1 - end]));
             responder.resources = 4;
-            self.ends[end].connect(Connection {
+            let connected = self.ends[end].connect(Connection {
                 local: self.addresses[end],
                 peer: self.addresses[1 - end].ip(),
                 requester,
                 responder,
             });
+            connected.expect("a number of its own");
         }
         numbers
     }
