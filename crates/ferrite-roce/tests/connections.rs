@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use ferrite_roce::cm::{CmError, Config, Event, Id, Ignored, Manager, Offer, PRIVATE_BYTES_MAX, Target};
-use ferrite_roce::wire::cm::{Mtu, Names, Reason, Repr};
+use ferrite_roce::wire::cm::{Mtu, Names, REJ_PRIVATE_BYTES, Reason, Rej, Repr};
 use ferrite_roce::wire::{Psn, mad, private};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
@@ -324,6 +324,46 @@ fn a_slow_program_gets_time_and_not_for_ever() {
         two.events[1][..],
         [Event::Requested { .. }, Event::TimedOut { .. }]
     ));
+}
+
+/// Who asked gives up before the program has answered, and says so by its own name.
+#[test]
+fn a_request_that_is_given_up_is_one_no_more() {
+    let mut two = Two::new(8, &Config::default());
+    let id = two.ask(9, b"");
+    two.run(1_000_000, false);
+    let request = two.last[0].1.clone();
+    let (_, message) = Repr::parse(&mad::Packet::new_checked(&request).unwrap()).unwrap();
+    let Repr::Req(request) = message else {
+        panic!("{message:?}");
+    };
+    let Event::Requested { id: theirs, .. } = two.events[1][0] else {
+        panic!("{:?}", two.events[1]);
+    };
+    let given_up = Repr::Rej(Box::new(Rej {
+        local: id,
+        remote: 0,
+        refused: 2,
+        reason: Reason::TIMEOUT,
+        guid: Some(request.guid),
+        private: [0; REJ_PRIVATE_BYTES],
+    }));
+    let (local, datagram) = (two.addresses[1], given_up.emit(1));
+    let stranger: IpAddr = "10.0.0.9".parse().unwrap();
+    let heard = two.managers[1].handle(two.now_ns, local, stranger, &datagram);
+    assert_eq!(heard, Err(Ignored::Unknown));
+    let peer = two.addresses[0].ip();
+    assert_eq!(two.managers[1].handle(two.now_ns, local, peer, &datagram), Ok(()));
+    let event = two.managers[1].poll_event();
+    assert!(
+        matches!(event, Some(Event::Rejected { id, .. }) if id == theirs),
+        "{event:?}"
+    );
+    assert_eq!(
+        two.managers[1].accept(two.now_ns, theirs, &offer(1, b"")),
+        Err(CmError::State)
+    );
+    assert!(two.managers[1].is_empty());
 }
 
 #[test]

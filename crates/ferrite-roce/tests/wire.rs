@@ -324,6 +324,7 @@ fn some_message(random: &mut Rng) -> cm::Repr {
             remote: names.remote,
             refused: random.below(4) as u8,
             reason: cm::Reason(random.next_u64() as u16),
+            guid: random.chance(50).then(|| random.next_u64()),
             private: some_bytes(random),
         })),
         3 => cm::Repr::Rep(Box::new(cm::Rep {

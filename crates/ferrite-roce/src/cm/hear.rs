@@ -185,11 +185,15 @@ impl Manager {
     }
 
     fn hear_rejection(&mut self, peer: IpAddr, rejection: Box<Rej>) -> Result<(), Ignored> {
-        let id = rejection.remote;
+        let id = match rejection.remote {
+            // Who gave up before it heard our name knows its own.
+            0 => *self.by_remote.get(&(peer, rejection.local)).ok_or(Ignored::Unknown)?,
+            id => id,
+        };
         let connection = self.connections.get(&id).ok_or(Ignored::Unknown)?;
         let is_ours = match connection.state {
             State::RequestSent => true,
-            State::ReplySent => connection.remote == rejection.local,
+            State::RequestReceived | State::ReplySent => connection.remote == rejection.local,
             _ => return Err(Ignored::State),
         };
         if connection.peer != peer || !is_ours {
@@ -243,6 +247,7 @@ impl Manager {
             remote,
             refused,
             reason,
+            guid: None,
             private: [0; REJ_PRIVATE_BYTES],
         }));
         self.send(local, peer, rejection.emit(transaction));

@@ -123,7 +123,7 @@ pub enum Event {
         /// The connection.
         id: Id,
     },
-    /// The other end refused.
+    /// The other end refused, or gave up waiting.
     Rejected {
         /// The connection, which is no more.
         id: Id,
@@ -340,6 +340,7 @@ impl Manager {
             remote: connection.remote,
             refused: 0,
             reason,
+            guid: None,
             private: padded(data)?,
         }));
         self.end_with(id, &rejection, now_ns);
@@ -429,6 +430,7 @@ impl Manager {
                         remote: connection.remote,
                         refused: u8::from(state == State::ReplySent),
                         reason: Reason::TIMEOUT,
+                        guid: Some(self.config.guid),
                         private: [0; crate::wire::cm::REJ_PRIVATE_BYTES],
                     }));
                     self.end_with(id, &rejection, now_ns);

@@ -165,6 +165,8 @@ pub struct Rej {
     pub refused: u8,
     /// Why.
     pub reason: Reason,
+    /// The sender's adapter, with [`Reason::TIMEOUT`]: a receiver that has not told its name is found by it.
+    pub guid: Option<u64>,
     /// What programs tell each other.
     pub private: [u8; REJ_PRIVATE_BYTES],
 }
@@ -256,6 +258,7 @@ impl Repr {
                 remote: names.remote,
                 refused: bits(bytes[8], 0, 2),
                 reason: Reason(be16(bytes, 10)),
+                guid: (bits(bytes[9], 0, 7) == 8).then(|| be64(bytes, 12)),
                 private: chunk(bytes, 84),
             })),
             attribute::REP => Repr::Rep(Box::new(Rep::parse(bytes))),
@@ -287,6 +290,10 @@ impl Repr {
                 put(bytes, 4, rej.remote.to_be_bytes());
                 bytes[8] = placed(rej.refused, 0, 2);
                 put(bytes, 10, rej.reason.0.to_be_bytes());
+                if let Some(guid) = rej.guid {
+                    bytes[9] = placed(8, 0, 7);
+                    put(bytes, 12, guid.to_be_bytes());
+                }
                 put(bytes, 84, rej.private);
             }
             Repr::Mra { names, .. } | Repr::Dreq { names, .. } | Repr::Rtu(names) | Repr::Drep(names) => {
