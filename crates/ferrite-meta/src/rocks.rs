@@ -63,6 +63,8 @@ const BUFFERS_PER_PLACE: u64 = 256;
 const WRITE_BUFFER_BYTES_MIN: usize = 64 << 10;
 /// And what is kept back, this part: enough for the merges of tables that RocksDB may have to do.
 const RESERVES_PER_PLACE: u64 = 4;
+/// So many times as much as is kept back has to be free for there to be room to spare.
+const SPARE_PER_RESERVE: u64 = 2;
 /// Merges leave this part of what is kept back: what commits that were admitted still need for their log and tables.
 const MERGES_LEAVE_PER_RESERVE: u64 = 4;
 /// A full store is merged before it refuses, if so many transactions have deleted something since.
@@ -331,6 +333,11 @@ impl MetaStore for RocksStore {
 
     fn health(&self) -> Result<()> {
         self.db.fatal().map_or(Ok(()), |text| Err(Error::Io(text)))
+    }
+
+    fn has_room_to_spare(&self) -> bool {
+        let least = self.reserve_bytes.saturating_mul(SPARE_PER_RESERVE);
+        least == 0 || self.room.bytes().is_ok_and(|(_, free)| free >= least)
     }
 
     fn statistics(&self) -> Statistics {

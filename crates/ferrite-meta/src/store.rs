@@ -78,6 +78,12 @@ pub trait MetaStore: Send + Sync {
         Ok(())
     }
 
+    /// Whether there is so much room that the store may also hold what could be elsewhere, and changes will still find
+    /// theirs.
+    fn has_room_to_spare(&self) -> bool {
+        true
+    }
+
     /// What it counts, as far as it does.
     fn statistics(&self) -> Statistics {
         Statistics::default()

@@ -20,7 +20,7 @@ use crate::blobs::cut_to;
 use crate::content::Change;
 use crate::core::{Core, Step};
 use crate::format::key;
-use crate::format::node::{Content, Edge, INLINE_BYTES_MAX, Node};
+use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::names::missing;
@@ -115,8 +115,8 @@ impl Core {
         let (mut node, set) = self.changed(ctx, held, state, set, opened)?;
         let old_size = state.node.size;
         let grows_to = set.size.filter(|&size| size > old_size);
-        if let (Content::Inline(_), Some(size)) = (&node.content, grows_to)
-            && size > INLINE_BYTES_MAX as u64
+        if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
+            && !self.is_small(size)
             && self.preallocates(size)
         {
             let attr = node.attr(held.ino);
@@ -142,6 +142,15 @@ impl Core {
         if let Some(size) = set.size {
             match &mut node.content {
                 Content::Inline(bytes) => bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX)),
+                Content::Beside(beside) if size < beside.len_bytes.into() => {
+                    let mut bytes = match size {
+                        0 => Vec::new(),
+                        _ => self.small(held.ino, &state.node)?.into_owned(),
+                    };
+                    bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
+                    node.content = self.put_small(&mut step, held.ino, &state.node.content, bytes)?;
+                }
+                Content::Beside(_) => {}
                 // The common way to empty a file is to write another content.
                 Content::Blob(place) if size == 0 => {
                     freed = Some(*place);
@@ -177,6 +186,7 @@ impl Core {
                 tracing::warn!(ino = held.ino, %error, "a blob could not be cut");
             }
         }
+        self.count_small(Some(&state.node.content), Some(&node.content));
         held.adopt(state, node);
         Ok(self.attr(held, state))
     }
@@ -200,7 +210,7 @@ impl Core {
             let (parent, name) = {
                 let state = held.read()?;
                 let Content::Inline(name) = &state.node.content else {
-                    return Err(FsError::damaged(held.ino, "a directory whose name is in a blob"));
+                    return Err(FsError::damaged(held.ino, "a directory whose name is not in its node"));
                 };
                 (state.node.parent, name.clone())
             };
@@ -333,7 +343,7 @@ impl Core {
         let state = held.read()?;
         match (&state.node.kind, &state.node.content) {
             (FileKind::Symlink, Content::Inline(target)) => Ok(target.clone()),
-            (FileKind::Symlink, Content::Blob(_)) => Err(FsError::damaged(ino, "a link whose target is in a blob")),
+            (FileKind::Symlink, _) => Err(FsError::damaged(ino, "a link whose target is not in its node")),
             _ => Err(FsError::Invalid(BadArgument::NotLink)),
         }
     }

@@ -6,6 +6,7 @@
 //! Invariant: it changes nothing. What can be mended is said with each finding, and done in `repair`.
 
 mod nodes;
+mod small;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -42,6 +43,8 @@ pub(crate) enum Mend {
         place: Place,
         damaged: Vec<Range<u64>>,
     },
+    /// Takes a file's content beside its node for right, and gives it a name that says what it is.
+    Keep(Ino),
     /// Takes a file's content from it, which cannot be right, and gives it a name that says so.
     Quarantine(Ino),
     /// Says whether there are extended attributes.
@@ -101,6 +104,7 @@ impl Mend {
             Mend::Parent { .. } => ("the directory is told where it is", false),
             Mend::Adopt(_) => ("it is moved to lost+found", false),
             Mend::Accept { .. } => ("it is moved to lost+found as it is", true),
+            Mend::Keep(_) => ("it is moved to lost+found as it is", true),
             Mend::Quarantine(_) => ("it is moved to lost+found, without its content", true),
             Mend::Xattrs { .. } => ("the node is written anew", true),
             Mend::Detach(_) => ("the blob is deleted", false),
@@ -182,6 +186,7 @@ impl Core {
         self.read_records(&mut report, &mut seen)?;
         self.read_stores(&mut report, &mut seen)?;
         nodes::judge(self, &mut report, &seen)?;
+        small::judge(self, &mut report, &seen)?;
         self.judge_blobs(&mut report, &seen);
         report.inodes = seen.nodes.len() as u64;
         report.blobs = seen.blobs.len() as u64;

@@ -1,7 +1,7 @@
 //! Content of files: open handles, reading, writing, ranges.
 //!
-//! A small file's content is in its node: one transaction writes it. Anything longer is in a blob, in place, and a
-//! write that makes it longer leaves size and times in the blob's own metadata, which becomes durable after the data
+//! A small file's content is in its node or beside it: one transaction writes it. Anything longer is in a blob, in
+//! place, and a write that makes it longer leaves size and times in the blob's own metadata, which becomes durable after the data
 //! and in one piece (RUFS, section 2.2.1). A change that carries a token goes to the node instead, with its outcome, in
 //! one transaction, after the data: a repetition of it finds the outcome, or data behind the end that nobody sees.
 //!
@@ -21,11 +21,11 @@ use crate::blobs::cut_to;
 use crate::core::{Core, Step, TIME_STEP};
 use crate::data;
 use crate::format::key;
-use crate::format::node::{Content, INLINE_BYTES_MAX, Node};
+use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::planted::{Planted, is_planted};
-use crate::table::{State, inline};
+use crate::table::State;
 
 /// An open file.
 #[derive(Debug, Clone)]
@@ -72,7 +72,8 @@ impl NvmeFile {
         let count = state.node.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..count];
         match &state.node.content {
-            Content::Inline(bytes) => {
+            Content::Inline(_) | Content::Beside(_) if count > 0 => {
+                let bytes = core.small(self.held.ino, &state.node)?;
                 let from = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
                 let have = count.min(bytes.len() - from);
                 buf[..have].copy_from_slice(&bytes[from..from + have]);
@@ -83,7 +84,7 @@ impl NvmeFile {
                 let read = blob.read_at(buf, offset);
                 read.map_err(|error| data::unreadable(ino, blob, offset..offset + count as u64, error))?;
             }
-            Content::Blob(_) => {}
+            _ => {}
         }
         self.note_access();
         Ok(count)
@@ -227,7 +228,7 @@ impl Core {
         Ok(())
     }
 
-    /// Moves a file's content from its node to a blob, with `work` done to it, in one step.
+    /// Moves a file's content from the metadata store to a blob, with `work` done to it, in one step.
     pub(crate) fn move_out(
         &self,
         mut step: Step<'_>,
@@ -242,10 +243,11 @@ impl Core {
         } = change;
         let (place, blob) = self.take_blob(room_bytes)?;
         let moved = || -> Result<()> {
-            let bytes = inline(&state.node);
+            let bytes = self.small(held.ino, &state.node)?;
             if !bytes.is_empty() {
-                blob.write_at(bytes, 0, None)?;
+                blob.write_at(&bytes, 0, None)?;
             }
+            self.drop_small(&mut step, held.ino, &state.node.content)?;
             work(&blob)?;
             blob.set_metadata(&Tail::of(held.ino, &node).encode())?;
             node.content = Content::Blob(place);
@@ -266,13 +268,32 @@ impl Core {
             self.housekeeper.delete_later(place);
             return Err(error);
         }
+        self.count_small(Some(&state.node.content), Some(&node.content));
         state.blob = std::sync::OnceLock::from(blob);
         state.is_ahead = true;
         held.adopt(state, node);
         Ok(())
     }
 
-    fn write(&self, ctx: &Ctx, mut step: Step<'_>, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Written> {
+    /// Changes content that is in the metadata store, in one step.
+    fn change_small(
+        &self,
+        mut step: Step<'_>,
+        held: &Held,
+        state: &mut State,
+        mut node: Node,
+        bytes: Vec<u8>,
+        outcome: impl FnOnce() -> Outcome,
+    ) -> Result<()> {
+        node.content = self.put_small(&mut step, held.ino, &state.node.content, bytes)?;
+        step.txn.put(&key::node(held.ino), &node.encode())?;
+        step.commit(outcome)?;
+        self.count_small(Some(&state.node.content), Some(&node.content));
+        held.adopt(state, node);
+        Ok(())
+    }
+
+    fn write(&self, ctx: &Ctx, step: Step<'_>, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Written> {
         let mut state = held.write()?;
         let offset = match mode.position {
             Position::At(offset) => offset,
@@ -294,18 +315,21 @@ impl Core {
         let size = state.node.size.max(end);
         let mut change = self.change_of(ctx, held, &state, mode.kill_priv, size);
         change.room_bytes = data.len() as u64;
-        match &mut change.node.content {
-            Content::Inline(bytes) if end <= INLINE_BYTES_MAX as u64 => {
+        match &state.node.content {
+            Content::Inline(_) | Content::Beside(_) if self.is_small(end) => {
                 let (from, to) = (offset as usize, end as usize);
+                let is_whole = from == 0 && to as u64 >= state.node.size;
+                let mut bytes = match is_whole {
+                    true => Vec::new(),
+                    false => self.small(held.ino, &state.node)?.into_owned(),
+                };
                 if bytes.len() < to {
                     bytes.resize(to, 0);
                 }
                 bytes[from..to].copy_from_slice(data);
-                step.txn.put(&key::node(held.ino), &change.node.encode())?;
-                step.commit(outcome)?;
-                held.adopt(&mut state, change.node);
+                self.change_small(step, held, &mut state, change.node, bytes, outcome)?;
             }
-            Content::Inline(_) => {
+            Content::Inline(_) | Content::Beside(_) => {
                 self.move_out(step, held, &mut state, change, outcome, |blob| {
                     blob.write_at(data, offset, None)
                 })?;
@@ -355,20 +379,19 @@ impl Core {
         };
         let outcome = || Outcome::Done;
         match &state.node.content {
-            Content::Inline(bytes) if mode == FallocateMode::PunchHole => {
-                let mut node = change.node;
-                let mut bytes = bytes.clone();
+            Content::Inline(_) | Content::Beside(_) if mode == FallocateMode::PunchHole => {
+                let mut bytes = self.small(held.ino, &state.node)?.into_owned();
                 let from = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
                 let to = bytes.len().min(usize::try_from(end).unwrap_or(usize::MAX));
-                bytes[from..to].fill(0);
-                node.content = Content::Inline(bytes);
-                let mut step = step;
-                step.txn.put(&key::node(held.ino), &node.encode())?;
-                step.commit(outcome)?;
-                held.adopt(&mut state, node);
-                Ok(())
+                match to == bytes.len() {
+                    true => bytes.truncate(from),
+                    false => bytes[from..to].fill(0),
+                }
+                self.change_small(step, held, &mut state, change.node, bytes, outcome)
             }
-            Content::Inline(_) => self.move_out(step, held, &mut state, change, outcome, |blob| work(blob, None)),
+            Content::Inline(_) | Content::Beside(_) => {
+                self.move_out(step, held, &mut state, change, outcome, |blob| work(blob, None))
+            }
             Content::Blob(_) => self.change_blob(step, held, &mut state, change, outcome, work),
         }
     }
@@ -433,6 +456,7 @@ impl OpenFile for NvmeFile {
         let state = self.held.read()?;
         let found = match &state.node.content {
             Content::Inline(bytes) => Some(offset).filter(|&offset| offset < bytes.len() as u64),
+            Content::Beside(beside) => Some(offset).filter(|&offset| offset < beside.len_bytes.into()),
             Content::Blob(_) => self.core().content(self.held.ino, &state)?.next_data(offset),
         };
         found.filter(|&at| at < state.node.size).ok_or(FsError::NoSuchAddress)
@@ -446,6 +470,7 @@ impl OpenFile for NvmeFile {
         }
         let found = match &state.node.content {
             Content::Inline(bytes) => offset.max(bytes.len() as u64),
+            Content::Beside(beside) => offset.max(beside.len_bytes.into()),
             Content::Blob(_) => self.core().content(self.held.ino, &state)?.next_hole(offset),
         };
         Ok(found.min(size))

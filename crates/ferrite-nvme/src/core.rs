@@ -52,6 +52,11 @@ pub(crate) struct Core {
     /// The first number that has not been given to an inode.
     pub(crate) next_ino: Mutex<Ino>,
     pub(crate) inodes: AtomicU64,
+    /// Files with content beside their nodes, and how many bytes it has.
+    pub(crate) small_files: AtomicU64,
+    pub(crate) small_bytes: AtomicU64,
+    /// Longest content without a blob.
+    pub(crate) small_bytes_max: u64,
     pub(crate) changes: AtomicU64,
     /// Names that were removed or moved. Grows between the step that did it and the end of the lock on the inode.
     pub(crate) names_lost: AtomicU64,

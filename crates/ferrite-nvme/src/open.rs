@@ -30,6 +30,7 @@ use crate::fs::NvmeFs;
 use crate::gate::Gate;
 use crate::housekeeper::Housekeeper;
 use crate::repair::Repaired;
+use crate::small::SMALL_BYTES_MAX;
 use crate::table::Table;
 use crate::tidy;
 
@@ -50,6 +51,8 @@ pub struct Options {
     pub keep_orphans: bool,
     /// Where the time comes from.
     pub clock: Clock,
+    /// Longest content of a file that gets no blob, as long as the metadata store has room. At least 2,048 bytes.
+    pub small_bytes_max: u64,
     /// Bits of the hash of names: fewer than 62 make names collide, for tests.
     pub hash_bits: u32,
 }
@@ -61,6 +64,7 @@ impl Default for Options {
             look: false,
             keep_orphans: false,
             clock: Box::new(system_clock),
+            small_bytes_max: SMALL_BYTES_MAX,
             hash_bits: HASH_BITS,
         }
     }
@@ -113,6 +117,8 @@ pub(crate) fn format_for(
         trusted_since: 0,
         next_ino: ROOT_INO + 1,
         inodes: 1,
+        small_files: 0,
+        small_bytes: 0,
         is_clean: true,
     };
     let mut txn = meta.begin();
@@ -162,6 +168,9 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         workers: Arc::new(workers),
         next_ino: Mutex::new(record.next_ino),
         inodes: AtomicU64::new(record.inodes),
+        small_files: AtomicU64::new(record.small_files),
+        small_bytes: AtomicU64::new(record.small_bytes),
+        small_bytes_max: options.small_bytes_max,
         changes: AtomicU64::new(epoch << EPOCH_SHIFT),
         names_lost: AtomicU64::new(0),
         change_floor: opened.trusted_since << EPOCH_SHIFT,
@@ -194,10 +203,10 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
 pub(crate) fn read_record(meta: &dyn MetaStore) -> Result<PoolRecord> {
     let value = meta.get(key::POOL)?.ok_or(FsError::NotFound)?;
     PoolRecord::decode(&value).ok_or_else(|| match PoolRecord::version_of(&value) {
-        Some(version) if version != pool::VERSION => {
+        Some(version) if !pool::VERSIONS.contains(&version) => {
             let text = format!(
                 "the pool has format version {version}, this program knows {}",
-                pool::VERSION
+                pool::VERSIONS.end()
             );
             FsError::damaged(None, text)
         }
@@ -242,12 +251,14 @@ impl Core {
         Ok(())
     }
 
-    fn count_inodes(&self) -> Result<()> {
-        let (from, to) = key::all_of(b'N');
+    /// Counts inodes, and what lies beside them.
+    pub(crate) fn count_inodes(&self) -> Result<()> {
         let mut inodes = 0;
-        self.meta.scan(&from, &to, &mut |_, _| {
+        self.small_files.store(0, Ordering::Relaxed);
+        self.small_bytes.store(0, Ordering::Relaxed);
+        self.each(b'N', |_, value| {
             inodes += 1;
-            ControlFlow::Continue(())
+            self.count_small(None, Node::decode(value).map(|node| node.content).as_ref());
         })?;
         self.inodes.store(inodes, Ordering::Relaxed);
         Ok(())
@@ -341,6 +352,8 @@ impl Core {
         let record = PoolRecord {
             next_ino: *next_ino,
             inodes: self.inodes.load(Ordering::Relaxed),
+            small_files: self.small_files.load(Ordering::Relaxed),
+            small_bytes: self.small_bytes.load(Ordering::Relaxed),
             is_clean: true,
             ..pool.clone()
         };

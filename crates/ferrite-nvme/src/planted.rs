@@ -22,6 +22,10 @@ pub enum Planted {
     SizeFirst,
     /// The record of a blob stays when a node names it.
     RecordStays,
+    /// Content beside a node is stored before the step that makes the node tell of it.
+    ContentFirst,
+    /// Content beside a node stays when the node goes, or has other content.
+    ContentStays,
 }
 
 /// All of them.
@@ -33,6 +37,8 @@ pub const ALL: &[Planted] = &[
     Planted::BlobFirst,
     Planted::SizeFirst,
     Planted::RecordStays,
+    Planted::ContentFirst,
+    Planted::ContentStays,
 ];
 
 #[cfg(feature = "planted")]

@@ -61,6 +61,7 @@ impl Core {
                 break;
             }
         }
+        self.count_inodes()?;
         Ok(repaired)
     }
 
@@ -68,6 +69,10 @@ impl Core {
         match way {
             Mend::Adopt(ino) => return self.adopt_lost(*ino, format!("#{ino}").as_bytes()),
             Mend::Quarantine(ino) => return self.quarantine(*ino, false),
+            Mend::Keep(ino) => {
+                self.quarantine(*ino, true)?;
+                return self.keep_small(*ino);
+            }
             Mend::Accept { ino, place, damaged } => {
                 // It has the name first: no program takes it for what it was.
                 self.quarantine(*ino, true)?;
@@ -90,7 +95,12 @@ impl Core {
             Mend::Xattrs { ino, has } => change_node(&mut step, *ino, |node| node.has_xattrs = *has)?,
             Mend::Detach(place) => step.txn.put(&key::detached(*place), b"")?,
             Mend::Attach(place) => step.txn.delete(&key::detached(*place))?,
-            Mend::Adopt(_) | Mend::Quarantine(_) | Mend::Accept { .. } | Mend::Tail(_) | Mend::Store(_) => {}
+            Mend::Adopt(_)
+            | Mend::Quarantine(_)
+            | Mend::Keep(_)
+            | Mend::Accept { .. }
+            | Mend::Tail(_)
+            | Mend::Store(_) => {}
         }
         step.commit(|| Outcome::Done)?;
         match way {
@@ -103,8 +113,22 @@ impl Core {
         let node = node_of(&mut self.own_step()?, ino)?;
         match node.content {
             Content::Blob(place) => Ok(self.blobs.blob(place)?.set_metadata(&Tail::of(ino, &node).encode())?),
-            Content::Inline(_) => Ok(()),
+            Content::Inline(_) | Content::Beside(_) => Ok(()),
         }
+    }
+
+    /// Makes a node tell of the content that is beside it.
+    fn keep_small(&self, ino: Ino) -> Result<()> {
+        let mut step = self.own_step()?;
+        let mut node = node_of(&mut step, ino)?;
+        let mut bytes = step
+            .txn
+            .get_for_update(&key::small(ino), Lock::Exclusive)?
+            .unwrap_or_default();
+        bytes.truncate(usize::try_from(node.size).unwrap_or(usize::MAX));
+        node.content = self.put_small(&mut step, ino, &node.content, bytes)?;
+        step.txn.put(&key::node(ino), &node.encode())?;
+        step.commit(|| Outcome::Done)
     }
 
     fn lost_and_found(self: &Arc<Core>) -> Result<Ino> {
@@ -171,6 +195,7 @@ impl Core {
                 (node.size, node.allocated_bytes) = (0, 0);
             })?;
             step.txn.delete(&key::ahead(ino))?;
+            step.txn.delete(&key::small(ino))?;
         }
         self.put_lost(&mut step, dir, ino, format!("damaged-{ino}").as_bytes())?;
         step.commit(|| Outcome::Done)?;

@@ -15,7 +15,7 @@ use ferrite_blob::Blob;
 use ferrite_vfs::{FsError, Ino, Result, Timestamp};
 use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::format::node::{Content, Node};
+use crate::format::node::Node;
 
 const SHARDS: usize = 64;
 
@@ -190,13 +190,5 @@ impl Inode {
             };
         });
         *state = Some(State::new(node, is_ahead));
-    }
-}
-
-/// The content of a link, or of a small file.
-pub(crate) fn inline(node: &Node) -> &[u8] {
-    match &node.content {
-        Content::Inline(bytes) => bytes,
-        Content::Blob(_) => &[],
     }
 }

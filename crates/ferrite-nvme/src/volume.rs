@@ -123,6 +123,10 @@ impl Volume for NvmeVolume {
         let (capacity_bytes, free_bytes) = (space.blocks * unit, space.blocks_free * unit);
         let record = core.pool.lock().clone();
         let inodes = core.inodes.load(Ordering::Relaxed);
+        let small = (
+            core.small_files.load(Ordering::Relaxed),
+            core.small_bytes.load(Ordering::Relaxed),
+        );
         let mut lines = vec![
             line("pool", self.path.display().to_string()),
             line("uuid", hex(&record.uuid)),
@@ -140,6 +144,10 @@ impl Volume for NvmeVolume {
                 if self.has_data_checksums() { "yes" } else { "no" }.to_owned(),
             ),
             line("inodes", inodes.to_string()),
+            line(
+                "small files",
+                format!("{} with {} in the metadata", small.0, human_bytes(small.1)),
+            ),
             line("openings", record.epoch.to_string()),
         ];
         let mut devices = Vec::new();
@@ -197,6 +205,8 @@ impl Volume for NvmeVolume {
             "capacity_bytes": capacity_bytes,
             "free_bytes": free_bytes,
             "inodes": inodes,
+            "small_files": small.0,
+            "small_file_bytes": small.1,
             "openings": record.epoch,
             "data_checksums": self.has_data_checksums(),
             "devices": devices,
@@ -281,6 +291,10 @@ impl Volume for NvmeVolume {
             Content::Inline(bytes) => DumpedPiece {
                 lines: vec![format!("{} bytes in the node", bytes.len())],
                 json: serde_json::json!({ "inline_bytes": bytes.len() }).to_string(),
+            },
+            Content::Beside(beside) => DumpedPiece {
+                lines: vec![format!("{} bytes beside the node", beside.len_bytes)],
+                json: serde_json::json!({ "beside_bytes": beside.len_bytes }).to_string(),
             },
             Content::Blob(place) => {
                 let blob = core.content(ino, &state).map_err(failed)?;

@@ -148,6 +148,7 @@ struct Run {
     trees: Vec<Snapshot>,
     ops: Vec<Op>,
     tears: bool,
+    small_bytes_max: u64,
 }
 
 /// Times move in steps of milliseconds, which a loss of power may undo.
@@ -178,12 +179,23 @@ fn ops(profile: Profile, seed: u64) -> Vec<Op> {
     ops
 }
 
-fn assemble(meta: Box<dyn MetaStore>, devices: Vec<Box<dyn Device>>) -> ferrite_vfs::Result<NvmeFs> {
+/// From which length on files of a run have blobs.
+fn small_bytes_max(seed: u64) -> u64 {
+    [2048, 6000, Options::default().small_bytes_max][seed as usize % 3]
+}
+
+fn assemble(
+    meta: Box<dyn MetaStore>,
+    devices: Vec<Box<dyn Device>>,
+    small_bytes_max: u64,
+) -> ferrite_vfs::Result<NvmeFs> {
     let stores = devices
         .into_iter()
         .map(|device| BlobStore::open(device, false).map(Some))
         .collect::<Result<Vec<_>, _>>()?;
-    ferrite_nvme::assemble(meta, stores, Options::default())
+    let mut options = Options::default();
+    options.small_bytes_max = small_bytes_max;
+    ferrite_nvme::assemble(meta, stores, options)
 }
 
 fn memory(bytes: Vec<u8>, tears: bool) -> Memory {
@@ -244,7 +256,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
     ferrite_nvme::format(&*meta, [7; 16], [9; 16], DEVICES as u16).unwrap();
     // Power that is lost before is lost while the pool is being made.
     log.mark(0);
-    let engine = assemble(meta, devices).unwrap();
+    let engine = assemble(meta, devices, small_bytes_max(seed)).unwrap();
     let reference = MemFs::new();
     let (mut subject, mut oracle) = (Runner::new(&engine), Runner::new(&reference));
     subject.settle_root();
@@ -270,6 +282,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
         trees,
         ops,
         tears,
+        small_bytes_max: small_bytes_max(seed),
     }
 }
 
@@ -278,6 +291,7 @@ struct Image {
     home: Home,
     devices: Vec<Arc<Memory>>,
     meta: Arc<MemoryStore>,
+    small_bytes_max: u64,
 }
 
 impl Image {
@@ -293,7 +307,7 @@ impl Image {
             #[cfg(feature = "rocksdb")]
             Home::Device => on_device(Arc::clone(&self.devices[DEVICES]), false),
         };
-        assemble(meta, data)
+        assemble(meta, data, self.small_bytes_max)
     }
 }
 
@@ -336,6 +350,7 @@ fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
         home: run.home,
         devices: images.into_iter().map(|image| Arc::new(memory(image, tears))).collect(),
         meta: Arc::new(store),
+        small_bytes_max: run.small_bytes_max,
     };
     Some((image, returned?))
 }

@@ -6,14 +6,19 @@ use common::Memory;
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::{Cred, FsError, OpenFlags, SYSTEM, Vfs};
 
-/// Directories, small and large files, a hard link, attributes.
+/// Directories, files in their nodes, beside them and in blobs, a hard link.
 fn filled() -> Memory {
     let mut pool = Memory::new(2, 64, 62);
     let vfs = Vfs::new(pool.shared(), Cred::root());
     for dir in [&b"/d"[..], b"/d/sub", b"/e"] {
         vfs.mkdir(dir, 0o755).unwrap();
     }
-    for (path, len) in [(&b"/small"[..], 100), (b"/d/large", 2 << 20), (b"/d/sub/other", 50_000)] {
+    for (path, len) in [
+        (&b"/small"[..], 100),
+        (b"/d/large", 2 << 20),
+        (b"/d/sub/other", 50_000),
+        (b"/e/beside", 10_000),
+    ] {
         let flags = OpenFlags {
             write: true,
             create: true,
@@ -97,11 +102,11 @@ fn every_edge_that_goes_leaves_its_inode_in_lost_and_found() {
             let (key, _) = all(pool, b'E').swap_remove(at);
             put(pool, &key, None);
         });
-        // Seven inodes beside the root, one of which has two names.
+        // Seven inodes and the root; one of them has two names.
         let vfs = Vfs::new(pool.shared(), Cred::root());
         let report = pool.engine().check().unwrap();
         let gained = u64::from(exists(&pool, "/lost+found"));
-        assert_eq!(report.inodes, 7 + gained, "edge {at}");
+        assert_eq!(report.inodes, 8 + gained, "edge {at}");
         assert!(vfs.stat(b"/", true).is_ok());
     }
 }
@@ -171,7 +176,7 @@ fn blobs_that_nothing_names_are_deleted() {
 
 #[test]
 fn records_about_nothing_go() {
-    for kind in [b'O', b'D', b'A'] {
+    for kind in [b'O', b'D', b'A', b'S'] {
         let mut key = vec![kind];
         key.extend_from_slice(&4000_u64.to_be_bytes());
         let mut pool = filled();
@@ -181,8 +186,105 @@ fn records_about_nothing_go() {
         // Some are put right by opening, the others by a repair.
         pool.engine().repair().unwrap();
         assert!(pool.engine().check().unwrap().findings.is_empty());
-        assert!(all(&pool, kind).is_empty(), "{}", kind as char);
+        assert!(
+            all(&pool, kind).iter().all(|(found, _)| *found != key),
+            "{}",
+            kind as char
+        );
     }
+}
+
+/// What is in lost+found.
+fn lost(pool: &Memory) -> Vec<String> {
+    let vfs = Vfs::new(pool.shared(), Cred::root());
+    let dir = vfs.stat(b"/lost+found", true).unwrap().ino;
+    let mut names = Vec::new();
+    let mut sink = |entry: &ferrite_vfs::DirEntry<'_>| {
+        names.push(format!("/lost+found/{}", entry.name.escape_ascii()));
+        true
+    };
+    pool.fs().readdir(SYSTEM, dir, 0, &mut sink).unwrap();
+    names
+}
+
+fn content(pool: &Memory, path: &str) -> Result<Vec<u8>, FsError> {
+    let vfs = Vfs::new(pool.shared(), Cred::root());
+    let flags = OpenFlags {
+        read: true,
+        ..OpenFlags::default()
+    };
+    let file = vfs.open(path.as_bytes(), &flags)?;
+    let mut bytes = vec![0; file.getattr(SYSTEM)?.size as usize];
+    file.read_at(SYSTEM, 0, &mut bytes)?;
+    Ok(bytes)
+}
+
+#[test]
+fn content_beside_a_node_is_what_the_node_tells_of() {
+    let changed = |change: fn(&mut Vec<u8>)| {
+        mended("content beside a node", |pool| {
+            let (key, mut value) = all(pool, b'S').swap_remove(0);
+            change(&mut value);
+            put(pool, &key, Some(&value));
+            pool.open();
+            let read = content(pool, "/e/beside");
+            assert!(matches!(read, Err(FsError::Damaged { .. })), "{read:?}");
+            pool.close();
+        })
+    };
+    for (change, len) in [
+        ((|bytes| bytes[5000] ^= 1) as fn(&mut Vec<u8>), 10_000),
+        (|bytes| bytes.truncate(3000), 3000),
+        (|bytes| bytes.truncate(30), 30),
+        (|bytes| bytes.extend([1; 3000]), 10_000),
+    ] {
+        let pool = changed(change);
+        let names = lost(&pool);
+        assert_eq!(names.len(), 1, "{names:?}");
+        let found = content(&pool, &names[0]).unwrap();
+        assert_eq!(found.len(), 10_000);
+        let zeros = found.iter().filter(|&&byte| byte == 0).count();
+        assert_eq!(zeros, 10_000 - len, "the file goes on with zeros");
+    }
+}
+
+#[test]
+fn a_file_without_its_content_is_named_so() {
+    let pool = mended("no content", |pool| {
+        let (key, _) = all(pool, b'S').swap_remove(0);
+        put(pool, &key, None);
+    });
+    assert_eq!(content(&pool, &lost(&pool)[0]).unwrap(), b"");
+    assert!(!exists(&pool, "/e/beside"));
+}
+
+#[test]
+fn content_of_files_that_have_theirs_elsewhere_goes() {
+    for path in ["/small", "/d/large", "/d"] {
+        let pool = mended(path, |pool| {
+            pool.open();
+            let mut key = vec![b'S'];
+            key.extend_from_slice(&ino(pool, path).to_be_bytes());
+            pool.close();
+            put(pool, &key, Some(&[1; 3000]));
+        });
+        assert!(exists(&pool, path) && !exists(&pool, "/lost+found"));
+        assert_eq!(all(&pool, b'S').len(), 1);
+    }
+}
+
+/// A node that cannot be read may be mended by hand; its content may be whole.
+#[test]
+fn content_of_a_node_that_cannot_be_read_stays() {
+    let mut pool = filled();
+    pool.close();
+    let (key, _) = all(&pool, b'S').swap_remove(0);
+    let mut node = key.clone();
+    node[0] = b'N';
+    put(&pool, &node, Some(b"?"));
+    pool.open();
+    pool.engine().repair().unwrap();
+    assert_eq!(all(&pool, b'S').len(), 1);
 }
 
 #[test]

@@ -59,7 +59,9 @@ fn open(dir: &Path, create: bool) -> NvmeFs {
         BlobStore::format(&open(), &identity).unwrap();
     }
     let store = BlobStore::open(Box::new(open()), false).unwrap();
-    assemble(Box::new(meta), vec![Some(store)], Options::default()).unwrap()
+    let mut options = Options::default();
+    options.small_bytes_max = 2048;
+    assemble(Box::new(meta), vec![Some(store)], options).unwrap()
 }
 
 fn new_file() -> NewFile {

@@ -14,23 +14,36 @@ const CLUSTERS: u64 = 128;
 /// Bits of the hash of names.
 const HASH_BITS: u32 = 62;
 
-fn make(home: Home) -> Box<dyn TestEngine> {
-    Box::new(Memory::at(home, STORES, CLUSTERS, HASH_BITS))
+/// From which length on files have blobs: as soon as they can, in between, and as late as ever.
+const SMALL_BYTES_MAX: [u64; 3] = [2048, 6000, 32 << 10];
+
+/// Homes of metadata, each with another length of small files, and the quickest with all.
+fn kinds() -> impl Iterator<Item = (Home, u64)> {
+    let others = HOMES[1..].iter().zip([32 << 10, 2048]);
+    let others = others.map(|(&home, small_bytes_max)| (home, small_bytes_max));
+    SMALL_BYTES_MAX
+        .into_iter()
+        .map(|bytes| (Home::Memory, bytes))
+        .chain(others)
+}
+
+fn make((home, small_bytes_max): (Home, u64)) -> Box<dyn TestEngine> {
+    Box::new(Memory::at(home, STORES, CLUSTERS, HASH_BITS).with_small_files(small_bytes_max))
 }
 
 #[test]
 fn posix_rules() {
-    for &home in HOMES {
-        println!("{home:?}");
-        posix::run_all(|| make(home));
+    for kind in kinds() {
+        println!("{kind:?}");
+        posix::run_all(|| make(kind));
     }
 }
 
 #[test]
 fn concurrent_histories() {
-    for &home in HOMES {
-        println!("{home:?}");
-        linear::run_all(|| make(home), 1);
+    for kind in kinds() {
+        println!("{kind:?}");
+        linear::run_all(|| make(kind), 1);
     }
 }
 
@@ -40,12 +53,12 @@ fn random_operations() {
         Some(_) => 500,
         None => 40,
     };
-    for &home in HOMES {
-        println!("{home:?}");
-        let seeds = if home == Home::Memory { seeds } else { seeds / 5 };
+    for kind in kinds() {
+        println!("{kind:?}");
+        let seeds = if kind.0 == Home::Memory { seeds } else { seeds / 5 };
         for profile in Profile::ALL {
             for seed in 0..seeds {
-                check_against_reference(|| make(home), profile, seed, 200);
+                check_against_reference(|| make(kind), profile, seed, 200);
             }
         }
     }
@@ -70,7 +83,7 @@ fn random_operations_with_colliding_names() {
 #[test]
 fn replaced_files_give_their_room_back_in_time() {
     use ferrite_vfs::{Cred, OpenFlags, SYSTEM, Vfs};
-    let pool = Memory::new(STORES, 24, HASH_BITS);
+    let pool = Memory::new(STORES, 24, HASH_BITS).with_small_files(2048);
     let vfs = Vfs::new(pool.shared(), Cred::root());
     let flags = OpenFlags {
         write: true,

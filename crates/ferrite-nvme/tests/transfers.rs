@@ -33,7 +33,9 @@ fn pool_on(device: Box<dyn Device>) -> Arc<NvmeFs> {
     let meta = MemoryStore::new();
     format(&meta, [7; 16], [9; 16], 1).unwrap();
     let store = BlobStore::open(device, false).unwrap();
-    Arc::new(assemble(Box::new(meta), vec![Some(store)], Options::default()).unwrap())
+    let mut options = Options::default();
+    options.small_bytes_max = 2048;
+    Arc::new(assemble(Box::new(meta), vec![Some(store)], options).unwrap())
 }
 
 /// A pool in a file, of which pages are believed to be written whole.

@@ -23,6 +23,7 @@ pub(super) fn judge(core: &Core, report: &mut Report, seen: &Seen) -> Result<()>
         names(report, seen, ino, node);
         match &node.content {
             Content::Inline(bytes) => inline(report, ino, node, bytes),
+            Content::Beside(beside) => super::small::node(report, ino, node, *beside),
             Content::Blob(place) => blob(core, report, seen, ino, node, *place),
         }
         if node.has_xattrs && core.meta.get(&key::xattrs(ino))?.is_none() {

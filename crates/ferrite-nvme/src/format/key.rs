@@ -23,6 +23,11 @@ pub(crate) fn xattrs(ino: Ino) -> [u8; 9] {
     numbered(b'A', ino)
 }
 
+/// The content of a file that is too long for its node and too short for a blob.
+pub(crate) fn small(ino: Ino) -> [u8; 9] {
+    numbered(b'S', ino)
+}
+
 /// An inode without a name that somebody has open.
 pub(crate) fn orphan(ino: Ino) -> [u8; 9] {
     numbered(b'O', ino)
@@ -55,7 +60,7 @@ pub(crate) fn place_of_detached(key: &[u8]) -> Option<Place> {
     })
 }
 
-/// The inode that a key of a node, an orphan or one that is ahead names.
+/// The inode that a key of a node, its content, an orphan or one that is ahead names.
 pub(crate) fn ino_of(key: &[u8]) -> Option<Ino> {
     Some(u64::from_be_bytes(key.get(1..)?.try_into().ok()?))
 }

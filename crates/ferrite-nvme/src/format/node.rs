@@ -20,6 +20,25 @@ pub(crate) enum Content {
     Inline(Vec<u8>),
     /// In a blob.
     Blob(Place),
+    /// Under a key of its own (zeros follow, up to the file's size).
+    Beside(Beside),
+}
+
+/// What a node says of content under a key of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Beside {
+    pub(crate) len_bytes: u32,
+    /// CRC-32C of all of it.
+    pub(crate) crc: u32,
+}
+
+impl Beside {
+    pub(crate) fn of(bytes: &[u8]) -> Beside {
+        Beside {
+            len_bytes: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            crc: crc32c::crc32c(bytes),
+        }
+    }
 }
 
 /// An inode.
@@ -53,8 +72,9 @@ impl Node {
 
     /// Attributes; numbers of inodes are never used again, so their generation is always 1.
     pub(crate) fn attr(&self, ino: Ino) -> Attr {
-        let inline_bytes = match &self.content {
+        let small_bytes = match &self.content {
             Content::Inline(bytes) if self.kind == FileKind::File => bytes.len() as u64,
+            Content::Beside(beside) => beside.len_bytes.into(),
             _ => 0,
         };
         Attr {
@@ -67,7 +87,7 @@ impl Node {
             gid: self.gid,
             rdev: self.rdev,
             size: self.size,
-            blocks: (self.allocated_bytes + inline_bytes).div_ceil(512),
+            blocks: (self.allocated_bytes + small_bytes).div_ceil(512),
             atime: self.atime,
             mtime: self.mtime,
             ctime: self.ctime,
@@ -101,6 +121,11 @@ impl Node {
                 value.push(1);
                 value.extend_from_slice(&place.store.to_le_bytes());
                 value.extend_from_slice(&place.blob.raw().to_le_bytes());
+            }
+            Content::Beside(beside) => {
+                value.push(2);
+                value.extend_from_slice(&beside.len_bytes.to_le_bytes());
+                value.extend_from_slice(&beside.crc.to_le_bytes());
             }
         }
         value
@@ -141,6 +166,10 @@ impl Node {
             1 => Content::Blob(Place {
                 store: from.u16()?,
                 blob: ferrite_blob::BlobId::from_raw(from.u64()?),
+            }),
+            2 => Content::Beside(Beside {
+                len_bytes: from.u32()?,
+                crc: from.u32()?,
             }),
             _ => return None,
         };
@@ -236,7 +265,12 @@ mod tests {
             store: 3,
             blob: ferrite_blob::BlobId::from_raw(77 << 32 | 5),
         };
-        for content in [Content::Inline(b"content".to_vec()), Content::Blob(blob)] {
+        let beside = Beside::of(&[7; 3000]);
+        for content in [
+            Content::Inline(b"content".to_vec()),
+            Content::Blob(blob),
+            Content::Beside(beside),
+        ] {
             let node = node(content);
             let value = node.encode();
             assert_eq!(Node::decode(&value), Some(node));

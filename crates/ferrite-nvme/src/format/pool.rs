@@ -1,11 +1,14 @@
 //! The record of a pool as a whole.
 
+use std::ops::RangeInclusive;
+
 use ferrite_vfs::Ino;
 
 use super::Reader;
 
-/// Version of everything in the metadata store. A pool of another version is refused.
-pub(crate) const VERSION: u32 = 1;
+/// Versions of everything in the metadata store. A pool of another version is refused. One of version 1, in which no
+/// content is beside its node, becomes one of version 2 when it is opened for changes.
+pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=2;
 
 /// What the metadata store knows of the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,17 +27,27 @@ pub(crate) struct PoolRecord {
     pub(crate) next_ino: Ino,
     /// Inodes, when it was closed.
     pub(crate) inodes: u64,
+    /// Files with content beside their nodes, and its bytes, when it was closed.
+    pub(crate) small_files: u64,
+    pub(crate) small_bytes: u64,
     pub(crate) is_clean: bool,
 }
 
 impl PoolRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut value = VERSION.to_le_bytes().to_vec();
+        let mut value = VERSIONS.end().to_le_bytes().to_vec();
         value.extend_from_slice(&self.uuid);
         value.extend_from_slice(&self.hash_key);
         value.extend_from_slice(&self.stores.to_le_bytes());
         value.push(u8::from(self.is_clean));
-        for number in [self.epoch, self.trusted_since, self.next_ino, self.inodes] {
+        for number in [
+            self.epoch,
+            self.trusted_since,
+            self.next_ino,
+            self.inodes,
+            self.small_files,
+            self.small_bytes,
+        ] {
             value.extend_from_slice(&number.to_le_bytes());
         }
         value
@@ -48,10 +61,11 @@ impl PoolRecord {
     /// `None`: it is damaged.
     pub(crate) fn decode(value: &[u8]) -> Option<PoolRecord> {
         let mut from = Reader(value);
-        if from.u32()? != VERSION {
+        let version = from.u32()?;
+        if !VERSIONS.contains(&version) {
             return None;
         }
-        Some(PoolRecord {
+        let mut record = PoolRecord {
             uuid: from.bytes()?,
             hash_key: from.bytes()?,
             stores: from.u16()?,
@@ -60,6 +74,12 @@ impl PoolRecord {
             trusted_since: from.u64()?,
             next_ino: from.u64()?,
             inodes: from.u64()?,
-        })
+            small_files: 0,
+            small_bytes: 0,
+        };
+        if version >= 2 {
+            (record.small_files, record.small_bytes) = (from.u64()?, from.u64()?);
+        }
+        Some(record)
     }
 }

@@ -45,6 +45,7 @@ impl Core {
     /// Puts the end of an inode.
     fn put_gone(&self, step: &mut Step<'_>, ino: Ino, node: &Node, is_ahead: bool) -> Result<()> {
         step.txn.delete(&key::node(ino))?;
+        self.drop_small(step, ino, &node.content)?;
         if node.has_xattrs {
             step.txn.delete(&key::xattrs(ino))?;
         }
@@ -74,6 +75,7 @@ impl Core {
     fn gone(&self, state: &mut State) {
         state.is_gone = true;
         self.inodes.fetch_sub(1, Ordering::Relaxed);
+        self.count_small(Some(&state.node.content), None);
         if let Content::Blob(place) = state.node.content {
             self.housekeeper.delete_later(place);
         }

@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferrite_blob::device::Memory as MemoryDevice;
 use ferrite_blob::{BlobStore, FormatOptions};
@@ -11,9 +12,9 @@ use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::FileSystem;
 
-/// A metadata store that outlives the engine.
+/// A metadata store that outlives the engine, and whether it says that it has little room left.
 #[derive(Clone)]
-pub(crate) struct Shared(Arc<dyn MetaStore>);
+pub(crate) struct Shared(Arc<dyn MetaStore>, Arc<AtomicBool>);
 
 /// Where a pool of a test has its metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +67,14 @@ impl MetaStore for Shared {
     fn sync(&self) -> ferrite_meta::Result<()> {
         self.0.sync()
     }
+
+    fn has_room_to_spare(&self) -> bool {
+        !self.1.load(Ordering::Relaxed) && self.0.has_room_to_spare()
+    }
+}
+
+fn shared(store: impl MetaStore + 'static) -> Shared {
+    Shared(Arc::new(store), Arc::default())
 }
 
 /// Where RocksDB's files are, in a way that lasts while the pool is closed.
@@ -90,7 +99,7 @@ impl Lasting {
                 ferrite_meta::Home::Blobs(Arc::new(blobs))
             }
         };
-        Shared(Arc::new(ferrite_meta::RocksStore::open(home, &options).unwrap()))
+        shared(ferrite_meta::RocksStore::open(home, &options).unwrap())
     }
 }
 
@@ -101,6 +110,7 @@ pub(crate) struct Memory {
     lasting: Option<Lasting>,
     devices: Vec<Arc<MemoryDevice>>,
     hash_bits: u32,
+    small_bytes_max: u64,
     engine: Option<NvmeFs>,
 }
 
@@ -130,7 +140,7 @@ impl Memory {
             }
         };
         let meta = match home {
-            Home::Memory => Shared(Arc::new(MemoryStore::new())),
+            Home::Memory => shared(MemoryStore::new()),
             #[cfg(feature = "rocksdb")]
             _ => lasting.as_ref().expect("made above").open(true),
         };
@@ -154,21 +164,31 @@ impl Memory {
             lasting,
             devices,
             hash_bits,
+            small_bytes_max: Options::default().small_bytes_max,
             engine: None,
         };
         pool.open();
         pool
     }
 
+    /// The same pool, in which files have blobs from another length on.
+    pub(crate) fn with_small_files(mut self, small_bytes_max: u64) -> Memory {
+        self.small_bytes_max = small_bytes_max;
+        self.close();
+        self.open();
+        self
+    }
+
     pub(crate) fn open(&mut self) {
         #[cfg(feature = "rocksdb")]
         if let Some(lasting) = &self.lasting {
             // It is opened anew, as by another process.
-            self.meta = Shared(Arc::new(MemoryStore::new()));
+            self.meta = shared(MemoryStore::new());
             self.meta = lasting.open(false);
         }
         let mut options = Options::default();
         options.hash_bits = self.hash_bits;
+        options.small_bytes_max = self.small_bytes_max;
         let stores = self.stores().into_iter().map(Some).collect();
         self.engine = Some(ferrite_nvme::assemble(Box::new(self.meta.clone()), stores, options).unwrap());
     }
@@ -183,6 +203,11 @@ impl Memory {
 
     pub(crate) fn shared(&self) -> Arc<dyn FileSystem> {
         Arc::new(self.engine().clone())
+    }
+
+    /// The metadata store has little room left, or enough again.
+    pub(crate) fn set_scarce(&self, is_scarce: bool) {
+        self.meta.1.store(is_scarce, Ordering::Relaxed);
     }
 
     pub(crate) fn meta(&self) -> &dyn MetaStore {

@@ -237,7 +237,9 @@ impl Pool {
             of: Arc::clone(&self.meta),
             is_over,
         };
-        ferrite_nvme::assemble(meta.unwrap_or(Box::new(own)), stores, Options::default())
+        let mut options = Options::default();
+        options.small_bytes_max = 2048;
+        ferrite_nvme::assemble(meta.unwrap_or(Box::new(own)), stores, options)
     }
 
     pub(crate) fn image_bytes(&self, device: usize) -> u64 {
