@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use crate::core::{Before, Core, Inner, State, has_all};
+use crate::core::{Before, Core, Inner, State};
 use crate::device::Op;
 use crate::format::{BlobId, METADATA_BYTES_MAX};
 use crate::page::{Pages, Piece, Source, fresh_piece, is_aligned};
@@ -48,7 +48,7 @@ impl Blob {
 
     /// The space it takes.
     pub fn allocated_bytes(&self) -> u64 {
-        self.inner.state.read().clusters() * CLUSTER_BYTES
+        self.inner.state.read().units() * self.core.layout.unit_bytes()
     }
 
     /// Bytes from here on were never written, and read as zeros.
@@ -56,23 +56,25 @@ impl Blob {
         self.inner.state.read().valid_len
     }
 
-    /// The first byte from `offset` on in a cluster that the blob has.
+    /// The first byte from `offset` on in a cluster, or a part of one, that the blob has.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
         let state = self.inner.state.read();
-        let cluster = u32::try_from(offset / CLUSTER_BYTES).ok()?;
-        if state.piece(cluster).is_some() {
+        let unit_bytes = self.core.layout.unit_bytes();
+        let unit = u32::try_from(offset / unit_bytes).ok()?;
+        if state.piece(unit).is_some() {
             return Some(offset);
         }
-        let (&first, _) = state.pieces.range(cluster..).next()?;
-        Some(u64::from(first) * CLUSTER_BYTES)
+        let (&first, _) = state.pieces.range(unit..).next()?;
+        Some(u64::from(first) * unit_bytes)
     }
 
-    /// The first byte from `offset` on in a cluster that the blob does not have.
+    /// The first byte from `offset` on that the blob has no place for.
     pub fn next_hole(&self, offset: u64) -> u64 {
         let state = self.inner.state.read();
+        let unit_bytes = self.core.layout.unit_bytes();
         let mut at = offset;
-        while let Some((_, count)) = u32::try_from(at / CLUSTER_BYTES).ok().and_then(|at| state.piece(at)) {
-            at = (at / CLUSTER_BYTES + u64::from(count)) * CLUSTER_BYTES;
+        while let Some((_, count)) = u32::try_from(at / unit_bytes).ok().and_then(|at| state.piece(at)) {
+            at = (at / unit_bytes + u64::from(count)) * unit_bytes;
         }
         at
     }
@@ -106,7 +108,7 @@ impl Blob {
         while !rest.is_empty() {
             let into = (at % PAGE) as usize;
             let Some((target, pages)) = self.core.page_at(state, at / PAGE) else {
-                let hole = (CLUSTER_BYTES - at % CLUSTER_BYTES).min(rest.len() as u64) as usize;
+                let hole = (self.core.hole_end(state, at) - at).min(rest.len() as u64) as usize;
                 let (zeros, behind) = rest.split_at_mut(hole);
                 zeros.fill(0);
                 (at, rest) = (at + hole as u64, behind);
@@ -191,7 +193,7 @@ impl Blob {
         let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
         let state = self.inner.state.read();
         self.alive(&state)?;
-        if end > state.valid_len || !has_all(&state, offset, end) {
+        if end > state.valid_len || !self.core.has_all(&state, offset, end) {
             return Ok(false);
         }
         self.core.check_running()?;
@@ -293,13 +295,13 @@ impl Blob {
     pub fn truncate(&self, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let mut state = self.changeable(metadata)?;
         let before = state.before();
-        let first = u32::try_from(len.div_ceil(CLUSTER_BYTES)).unwrap_or(u32::MAX);
+        let first = u32::try_from(self.core.layout.given_up_to(len)).unwrap_or(u32::MAX);
         let freed = state.remove(first, u32::MAX);
         state.valid_len = state.valid_len.min(len);
         self.let_go(&mut state, before, metadata, &freed)
     }
 
-    /// Zeros these bytes, and lets go of clusters that are zeros then. Durable when it returns; a crash in between
+    /// Zeros these bytes, and lets go of clusters, and in the first of parts, that are zeros then. Durable when it returns; a crash in between
     /// leaves some of them zeroed.
     ///
     /// # Errors
@@ -308,20 +310,19 @@ impl Blob {
         let mut state = self.changeable(metadata)?;
         let end = offset.saturating_add(len);
         let valid = state.valid_len;
-        let from = offset.div_ceil(CLUSTER_BYTES);
-        // What lies behind the valid length of the last cluster is zero anyway.
+        let layout = &self.core.layout;
+        let from = layout.given_up_to(offset);
+        // What lies behind the valid length of the last unit is zero anyway.
         let to = match end >= valid {
-            true => (end / CLUSTER_BYTES).max(valid.div_ceil(CLUSTER_BYTES)),
-            false => end / CLUSTER_BYTES,
+            true => layout.given_from(end).max(layout.given_up_to(valid)),
+            false => layout.given_from(end),
         };
         let to = to.max(from);
-        for (start, stop) in [
-            (offset, end.min(from * CLUSTER_BYTES)),
-            (offset.max(to * CLUSTER_BYTES), end),
-        ] {
+        let bytes = |unit: u64| unit.saturating_mul(layout.unit_bytes());
+        for (start, stop) in [(offset, end.min(bytes(from))), (offset.max(bytes(to)), end)] {
             self.zero_old(&state, start, stop.min(valid))?;
         }
-        let clamp = |cluster: u64| u32::try_from(cluster).unwrap_or(u32::MAX);
+        let clamp = |unit: u64| u32::try_from(unit).unwrap_or(u32::MAX);
         let before = state.before();
         let freed = state.remove(clamp(from), clamp(to));
         self.let_go(&mut state, before, metadata, &freed)
@@ -332,11 +333,15 @@ impl Blob {
         let zeros = Pages::zeroed(((to.saturating_sub(from)).min(CLUSTER_BYTES) as usize).div_ceil(PAGE_BYTES));
         let mut at = from;
         while at < to {
-            let stop = (at / CLUSTER_BYTES + 1) * CLUSTER_BYTES;
-            let stop = stop.min(to);
-            if has_all(state, at, stop) {
-                self.overwrite(state, &zeros.bytes()[..(stop - at) as usize], at)?;
-            }
+            let stop = match self.core.page_at(state, at / PAGE) {
+                None => self.core.hole_end(state, at).min(to),
+                Some((_, run)) => {
+                    let stop = (at / PAGE + run).saturating_mul(PAGE).min(to);
+                    let stop = stop.min((at / CLUSTER_BYTES + 1) * CLUSTER_BYTES);
+                    self.overwrite(state, &zeros.bytes()[..(stop - at) as usize], at)?;
+                    stop
+                }
+            };
             at = stop;
         }
         Ok(())
@@ -362,21 +367,23 @@ impl Blob {
         self.core.store(self.inner.id, state, is_moved)
     }
 
-    /// Stores metadata that no longer names these clusters; when that is durable, they are free. What cannot be stored
+    /// Stores metadata that no longer names these units; when that is durable, they are free. What cannot be stored
     /// has not happened.
     fn let_go(&self, state: &mut State, before: Before, metadata: Option<&[u8]>, freed: &[(u32, u32)]) -> Result<()> {
         let stored = self.store(state, metadata, !freed.is_empty());
         match stored {
-            Ok(()) => self.core.give_clusters(freed),
+            Ok(()) => self.core.give_units(freed),
             Err(_) => state.restore(before),
         }
         stored
     }
 
-    /// Gives the blob all clusters of a range that it lacks: first in the blob, on the device, how many.
+    /// Gives the blob all units of a range that it lacks, and behind its first cluster whole clusters: first unit in the
+    /// blob, on the device, how many.
     fn fill_holes(&self, state: &mut State, offset: u64, end: u64) -> Result<Vec<(u32, u32, u32)>> {
-        let first = u32::try_from(offset / CLUSTER_BYTES).map_err(|_| Error::NoSpace)?;
-        let last = u32::try_from(end.div_ceil(CLUSTER_BYTES)).map_err(|_| Error::NoSpace)?;
+        let layout = &self.core.layout;
+        let first = u32::try_from(layout.given_from(offset)).map_err(|_| Error::NoSpace)?;
+        let last = u32::try_from(layout.given_up_to(end)).map_err(|_| Error::NoSpace)?;
         let mut holes: Vec<(u32, u32)> = Vec::new();
         let mut at = first;
         while at < last {
@@ -389,28 +396,22 @@ impl Blob {
                 }
             }
         }
-        let missing = holes.iter().map(|(_, count)| count).sum();
-        if missing == 0 {
+        let parts = in_clusters(&holes, layout.units_per_cluster());
+        if parts.is_empty() {
             return Ok(Vec::new());
         }
         let goal = first
             .checked_sub(1)
             .and_then(|before| state.piece(before))
             .map(|(place, _)| place + 1);
-        let mut taken = self.core.take_clusters(goal, missing)?.into_iter();
-        let mut have = (0, 0);
+        let counts: Vec<u32> = parts.iter().map(|(_, count)| *count).collect();
+        let taken = self.core.take_units(goal, &counts)?;
         let mut added = Vec::new();
-        for (mut logical, mut count) in holes {
-            while count > 0 {
-                if have.1 == 0 {
-                    let Some(next) = taken.next() else { break };
-                    have = next;
-                }
-                let part = count.min(have.1);
-                added.push((logical, have.0, part));
-                state.add(logical, have.0, part);
-                have = (have.0 + part, have.1 - part);
-                (logical, count) = (logical + part, count - part);
+        for ((mut logical, _), pieces) in parts.into_iter().zip(taken) {
+            for (place, count) in pieces {
+                added.push((logical, place, count));
+                state.add(logical, place, count);
+                logical += count;
             }
         }
         Ok(added)
@@ -420,7 +421,7 @@ impl Blob {
     fn take_back(&self, state: &mut State, added: &[(u32, u32, u32)]) {
         for &(logical, _, count) in added {
             let freed = state.remove(logical, logical + count);
-            self.core.give_clusters(&freed);
+            self.core.give_units(&freed);
         }
     }
 
@@ -428,13 +429,7 @@ impl Blob {
     fn write_new(&self, state: &State, added: &[(u32, u32, u32)], data: &[u8], offset: u64) -> Result<()> {
         let end = offset + data.len() as u64;
         let valid = state.valid_len;
-        let is_new = |page: u64| {
-            let cluster = page * PAGE / CLUSTER_BYTES;
-            page * PAGE >= valid
-                || added
-                    .iter()
-                    .any(|&(at, _, count)| (at.into()..u64::from(at + count)).contains(&cluster))
-        };
+        let is_new = |page: u64| page * PAGE >= valid || self.is_added(added, page * PAGE);
         let mut fresh = Vec::new();
         let mut old: Vec<(u64, &[u8])> = Vec::new();
         let mut at = offset;
@@ -483,10 +478,18 @@ impl Blob {
         if is_planted(Planted::StaleBytes) {
             return Ok(pieces);
         }
+        let (unit_pages, per) = (
+            u64::from(self.core.layout.unit_pages),
+            self.core.layout.units_per_cluster(),
+        );
         for &(logical, _, count) in added {
-            for cluster in logical..logical + count {
-                let first = u64::from(cluster) * crate::CLUSTER_PAGES;
-                let last = (first + crate::CLUSTER_PAGES).min(valid_len.div_ceil(PAGE)).max(first);
+            for (from, count) in in_clusters(&[(logical, count)], per)
+                .iter()
+                .flat_map(|part| each_cluster(*part, per))
+            {
+                let first = u64::from(from) * unit_pages;
+                let last = first + u64::from(count) * unit_pages;
+                let last = last.min(valid_len.div_ceil(PAGE)).max(first);
                 let ranges = [
                     (first, last.min(written.start.max(first))),
                     (first.max(written.end.min(last)), last),
@@ -513,6 +516,14 @@ impl Blob {
         Ok(pieces)
     }
 
+    /// Whether a byte lies in one of these pieces.
+    fn is_added(&self, added: &[(u32, u32, u32)], byte: u64) -> bool {
+        let unit = byte / self.core.layout.unit_bytes();
+        added
+            .iter()
+            .any(|&(at, _, count)| (at.into()..u64::from(at) + u64::from(count)).contains(&unit))
+    }
+
     /// Zeros the bytes from the old end up to where a write begins, in clusters that the blob had before.
     fn zero_gap(&self, state: &State, added: &[(u32, u32, u32)], valid: u64, offset: u64) -> Result<()> {
         let mut fresh = Vec::new();
@@ -520,29 +531,27 @@ impl Blob {
         // The rest of the page with the old end holds whatever it held: bytes behind the end are blanked when it is
         // written in part.
         let page_end = valid.next_multiple_of(PAGE).min(offset);
-        let is_added = |at: u64| {
-            let cluster = at / CLUSTER_BYTES;
-            added
-                .iter()
-                .any(|&(from, _, count)| (from.into()..u64::from(from + count)).contains(&cluster))
-        };
-        if at < page_end && has_all(state, at, page_end) && !is_added(at) {
+        if at < page_end && self.core.has_all(state, at, page_end) && !self.is_added(added, at) {
             self.overwrite(state, &vec![0; (page_end - at) as usize], at)?;
         }
         at = page_end;
         // The page in which the write begins is blanked by the write itself.
         let last = offset / PAGE * PAGE;
         while at < last {
-            let stop = ((at / CLUSTER_BYTES + 1) * CLUSTER_BYTES).min(last);
-            if let Some((target, _)) = self.core.page_at(state, at / PAGE)
-                && !is_added(at)
-            {
-                fresh.push(Piece {
-                    target,
-                    data: Source::Own(Pages::zeroed(((stop - at) / PAGE) as usize)),
-                });
-            }
-            at = stop;
+            at = match self.core.page_at(state, at / PAGE) {
+                Some((target, run)) if !self.is_added(added, at) => {
+                    let stop = (at + run * PAGE)
+                        .min((at / CLUSTER_BYTES + 1) * CLUSTER_BYTES)
+                        .min(last);
+                    fresh.push(Piece {
+                        target,
+                        data: Source::Own(Pages::zeroed(((stop - at) / PAGE) as usize)),
+                    });
+                    stop
+                }
+                Some(_) => self.core.unit_end(at),
+                None => self.core.hole_end(state, at),
+            };
         }
         self.put_fresh(&fresh)
     }
@@ -567,6 +576,29 @@ impl Blob {
             false => Ok(()),
         }
     }
+}
+
+/// Ranges of units, cut into parts that are whole clusters, or lie within one.
+fn in_clusters(ranges: &[(u32, u32)], per_cluster: u32) -> Vec<(u32, u32)> {
+    let mut parts = Vec::new();
+    for &(first, count) in ranges {
+        let (mut at, end) = (first, first + count);
+        while at < end {
+            let stop = match at.is_multiple_of(per_cluster) && end - at >= per_cluster {
+                true => end - (end - at) % per_cluster,
+                false => (at / per_cluster + 1).saturating_mul(per_cluster).min(end),
+            };
+            parts.push((at, stop - at));
+            at = stop;
+        }
+    }
+    parts
+}
+
+/// The clusters of such a part, or the part.
+fn each_cluster((first, count): (u32, u32), per_cluster: u32) -> impl Iterator<Item = (u32, u32)> {
+    let step = per_cluster.min(count.max(1));
+    (first..first + count).step_by(step as usize).map(move |at| (at, step))
 }
 
 /// All pages of which some bytes lie here.

@@ -10,8 +10,8 @@ pub struct Report {
     pub findings: Vec<String>,
     /// Blobs.
     pub blobs: u64,
-    /// Clusters that blobs name.
-    pub clusters: u64,
+    /// Bytes of the clusters, and parts of them, that blobs name.
+    pub allocated_bytes: u64,
 }
 
 impl BlobStore {
@@ -35,14 +35,15 @@ impl BlobStore {
                 Err(error) => return Err(error),
             };
             report.blobs += 1;
-            report.clusters += blob.allocated_bytes() / CLUSTER_BYTES;
+            report.allocated_bytes += blob.allocated_bytes();
         }
         let space = self.space();
-        if space.clusters - space.free_clusters != report.clusters {
-            let used = space.clusters - space.free_clusters;
+        let used = space.clusters * CLUSTER_BYTES - space.free_bytes - self.core.slot_bytes();
+        if used != report.allocated_bytes {
+            let named = report.allocated_bytes;
             report
                 .findings
-                .push(format!("{used} clusters are in use, blobs name {}", report.clusters));
+                .push(format!("clusters of {used} bytes are in use, blobs name {named}"));
         }
         Ok(report)
     }

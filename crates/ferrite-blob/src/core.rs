@@ -2,7 +2,7 @@
 //!
 //! Invariants: a blob's metadata is one page, or one page and the overflow pages it names. It is written beside what it
 //! replaces and durable before that is free again, so a crash finds one of the two, whole. The locks are taken in this
-//! order: a blob's state, the list of loaded blobs, free space, the superblock.
+//! order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -18,16 +18,18 @@ use crate::page::Pages;
 use crate::planted::{Planted, is_planted};
 use crate::ranges::Ranges;
 use crate::ring::Ring;
+use crate::slots::Areas;
 use crate::space::Bitmap;
 use crate::sums::Summed;
-use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+use crate::units::Units;
+use crate::{Error, PAGE_BYTES, Result};
 
 /// Slots are taken into use in lots, so that the superblock is written seldom.
 const SLOTS_A_LOT: u32 = 4096;
 
 /// What is free.
 pub(crate) struct Free {
-    pub(crate) clusters: Bitmap,
+    pub(crate) units: Units,
     pub(crate) slots: Bitmap,
     pub(crate) overflow: Bitmap,
     /// Of each slot that was ever used: the last incarnation that was given out.
@@ -43,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) sums: Option<Arc<Summed>>,
     pub(crate) layout: Layout,
     pub(crate) superblock: Mutex<Superblock>,
+    /// What the superblock says of slots in clusters.
+    pub(crate) areas: RwLock<Areas>,
     pub(crate) free: Mutex<Free>,
     /// Blobs that somebody uses, by slot.
     pub(crate) loaded: Mutex<HashMap<u32, Weak<Inner>>>,
@@ -75,7 +79,7 @@ pub(crate) struct State {
     pub(crate) is_live: bool,
     pub(crate) valid_len: u64,
     pub(crate) metadata: Vec<u8>,
-    /// Pieces by their first cluster in the blob: where they are, how many.
+    /// Pieces by their first unit in the blob: where they are, how many.
     pub(crate) pieces: BTreeMap<u32, (u32, u32)>,
     pub(crate) overflow: Vec<Overflow>,
 }
@@ -118,14 +122,14 @@ impl State {
         (self.pieces, self.valid_len, self.metadata) = (before.pieces, before.valid_len, before.metadata);
     }
 
-    /// The piece with this cluster: its first cluster, the place of this one, how many follow with it.
-    pub(crate) fn piece(&self, cluster: u32) -> Option<(u32, u32)> {
-        let (&first, &(physical, count)) = self.pieces.range(..=cluster).next_back()?;
-        let into = cluster - first;
+    /// The piece with this unit: the place of this one, how many follow with it, itself included.
+    pub(crate) fn piece(&self, unit: u32) -> Option<(u32, u32)> {
+        let (&first, &(physical, count)) = self.pieces.range(..=unit).next_back()?;
+        let into = unit - first;
         (into < count).then(|| (physical + into, count - into))
     }
 
-    /// Adds clusters, which join their neighbours if they can.
+    /// Adds units, which join their neighbours if they can.
     pub(crate) fn add(&mut self, logical: u32, physical: u32, count: u32) {
         let before = self
             .pieces
@@ -149,7 +153,7 @@ impl State {
         self.pieces.insert(first, (start, total));
     }
 
-    /// Takes out all clusters from `from` up to `to`, and returns where they are.
+    /// Takes out all units from `from` up to `to`, and returns where they are.
     pub(crate) fn remove(&mut self, from: u32, to: u32) -> Vec<(u32, u32)> {
         let touched: Vec<(u32, (u32, u32))> = self
             .pieces
@@ -174,7 +178,7 @@ impl State {
         freed
     }
 
-    pub(crate) fn clusters(&self) -> u64 {
+    pub(crate) fn units(&self) -> u64 {
         self.pieces.values().map(|(_, count)| u64::from(*count)).sum()
     }
 
@@ -205,9 +209,10 @@ impl Core {
         error
     }
 
+    /// Pages of metadata.
     pub(crate) fn read_pages(&self, page: u64, count: usize) -> Result<Pages> {
         let mut pages = Pages::zeroed(count);
-        self.device.run(&mut [Op::Read {
+        self.metadata().run(&mut [Op::Read {
             offset: page * PAGE_BYTES as u64,
             into: pages.bytes_mut(),
         }])?;
@@ -215,7 +220,7 @@ impl Core {
     }
 
     fn write_page(&self, page: u64, data: &Pages) -> Result<()> {
-        self.device.run(&mut [Op::Write {
+        self.metadata().run(&mut [Op::Write {
             offset: page * PAGE_BYTES as u64,
             from: data.bytes(),
             durable: !is_planted(Planted::EarlyReuse),
@@ -231,7 +236,7 @@ impl Core {
 
     /// The newer of a slot's two pages.
     pub(crate) fn read_head(&self, slot: u32) -> Result<Option<Head>> {
-        let pages = self.read_pages(self.layout.slot(slot, 0), 2)?;
+        let pages = self.read_pages(self.slot_page(slot, 0), 2)?;
         Ok(newer(pages.bytes(), slot))
     }
 
@@ -335,7 +340,7 @@ impl Core {
             false => head.generation & 1,
         };
         if !is_planted(Planted::DeleteForgotten) || head.is_live {
-            let page = self.layout.slot(id.slot(), side);
+            let page = self.slot_page(id.slot(), side);
             self.write_page(page, &head.encode())
                 .map_err(|error| self.stop(error))?;
         }
@@ -374,30 +379,24 @@ impl Core {
         Ok(written)
     }
 
-    /// Takes clusters, as few pieces as there can be, behind `goal` if that is free.
-    pub(crate) fn take_clusters(&self, goal: Option<u32>, count: u32) -> Result<Vec<(u32, u32)>> {
+    /// Takes units for parts of a blob: each where its predecessor ends, or the first behind `goal`, if that is free.
+    pub(crate) fn take_units(&self, mut goal: Option<u32>, counts: &[u32]) -> Result<Vec<Vec<(u32, u32)>>> {
         let mut free = self.free.lock();
-        if free.clusters.free() < count {
+        if free.units.free() < counts.iter().copied().map(u64::from).sum() {
             return Err(Error::NoSpace);
         }
-        let (mut taken, mut left, mut goal) = (Vec::new(), count, goal);
-        while left > 0 {
-            let Some((first, got)) = free.clusters.take_run(goal, left) else {
-                return Err(Error::NoSpace);
-            };
-            goal = Some(first + got);
-            left -= got;
-            taken.push((first, got));
-        }
-        Ok(taken)
+        let mut take = |&count: &u32| {
+            let pieces = free.units.take(goal, count);
+            goal = pieces.last().map(|(first, count)| first + count);
+            pieces
+        };
+        Ok(counts.iter().map(&mut take).collect())
     }
 
-    pub(crate) fn give_clusters(&self, pieces: &[(u32, u32)]) {
+    pub(crate) fn give_units(&self, pieces: &[(u32, u32)]) {
         let mut free = self.free.lock();
         for &(first, count) in pieces {
-            for cluster in first..first + count {
-                free.clusters.clear(cluster);
-            }
+            free.units.give(first, count);
         }
     }
 
@@ -407,11 +406,18 @@ impl Core {
         let mut free = self.free.lock();
         let mut ids = Vec::new();
         for _ in 0..count {
-            let Some(slot) = free.slots.take_lowest() else {
-                for id in ids {
-                    free.slots.clear(BlobId::slot(id));
+            let taken = match free.slots.take_lowest() {
+                None => self.add_slots(&mut free).map(|_| free.slots.take_lowest()),
+                taken => Ok(taken),
+            };
+            let slot = match taken.and_then(|taken| taken.ok_or(Error::NoSpace)) {
+                Ok(slot) => slot,
+                Err(error) => {
+                    for id in ids {
+                        free.slots.clear(BlobId::slot(id));
+                    }
+                    return Err(error);
                 }
-                return Err(Error::NoSpace);
             };
             if free.incarnations.len() <= slot as usize {
                 free.incarnations.resize(slot as usize + 1, 0);
@@ -423,7 +429,7 @@ impl Core {
         let mut superblock = self.superblock.lock();
         if highest > superblock.slots_used {
             let more = Superblock {
-                slots_used: highest.next_multiple_of(SLOTS_A_LOT).min(self.layout.slots),
+                slots_used: highest.next_multiple_of(SLOTS_A_LOT).min(self.slot_count()),
                 generation: superblock.generation + 1,
                 ..superblock.clone()
             };
@@ -436,13 +442,38 @@ impl Core {
 
     /// The place of a page of a blob on the device, and how many pages lie in a row from there.
     pub(crate) fn page_at(&self, state: &State, page: u64) -> Option<(u64, u64)> {
-        let cluster = u32::try_from(page / CLUSTER_PAGES).ok()?;
-        let (physical, count) = state.piece(cluster)?;
-        let into = page % CLUSTER_PAGES;
-        Some((
-            self.layout.cluster(physical) + into,
-            u64::from(count) * CLUSTER_PAGES - into,
-        ))
+        let unit_pages = u64::from(self.layout.unit_pages);
+        let unit = u32::try_from(page / unit_pages).ok()?;
+        let (physical, count) = state.piece(unit)?;
+        let into = page % unit_pages;
+        Some((self.layout.unit(physical) + into, u64::from(count) * unit_pages - into))
+    }
+
+    /// Where a hole of a blob ends that this byte lies in.
+    pub(crate) fn hole_end(&self, state: &State, byte: u64) -> u64 {
+        let unit_bytes = self.layout.unit_bytes();
+        let unit = u32::try_from(byte / unit_bytes);
+        let next = unit.ok().and_then(|unit| state.pieces.range(unit..).next());
+        next.map_or(u64::MAX, |(&first, _)| u64::from(first) * unit_bytes)
+    }
+
+    /// Where the unit of a byte of a blob ends.
+    pub(crate) fn unit_end(&self, byte: u64) -> u64 {
+        let unit_bytes = self.layout.unit_bytes();
+        (byte / unit_bytes).saturating_add(1).saturating_mul(unit_bytes)
+    }
+
+    /// Whether the blob has all units of a range.
+    pub(crate) fn has_all(&self, state: &State, offset: u64, end: u64) -> bool {
+        let unit_bytes = self.layout.unit_bytes();
+        let mut at = offset / unit_bytes;
+        while at * unit_bytes < end {
+            match u32::try_from(at).ok().and_then(|at| state.piece(at)) {
+                Some((_, count)) => at += u64::from(count),
+                None => return false,
+            }
+        }
+        true
     }
 }
 
@@ -452,16 +483,4 @@ pub(crate) fn newer(pages: &[u8], slot: u32) -> Option<Head> {
     heads
         .filter(|head| head.id.slot() == slot)
         .max_by_key(|head| head.generation)
-}
-
-/// Whether the blob has all clusters of a range.
-pub(crate) fn has_all(state: &State, offset: u64, end: u64) -> bool {
-    let mut at = offset / CLUSTER_BYTES;
-    while at * CLUSTER_BYTES < end {
-        match u32::try_from(at).ok().and_then(|at| state.piece(at)) {
-            Some((_, count)) => at += u64::from(count),
-            None => return false,
-        }
-    }
-    true
 }

@@ -14,12 +14,15 @@
 //! for overflow pages, has it in the page that names it. What cannot be decoded is told as such, never a panic.
 
 use crate::page::Pages;
-use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+use crate::slots::{self, Areas};
+use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result, SHARED_UNIT_PAGES};
 
 /// Version of everything on the device, without checksums of data.
 const VERSION: u32 = 1;
 /// And with them: programs that know the first only would not keep them.
 const VERSION_WITH_SUMS: u32 = 2;
+/// And if blobs share clusters, with checksums or without.
+const VERSION_WITH_UNITS: u32 = 3;
 /// First bytes of a superblock.
 pub(crate) const MAGIC: [u8; 8] = *b"FerrBlob";
 const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"BlHd");
@@ -42,6 +45,9 @@ const OVERFLOW_AT: usize = METADATA_AT + METADATA_BYTES_MAX;
 const EXTENTS_AT: usize = OVERFLOW_AT + OVERFLOW_MAX * 8;
 const CRC_AT: usize = 8;
 const SUM_BYTES: usize = 8;
+/// Areas of slots in clusters.
+pub(crate) const AREAS_MAX: usize = 256;
+const AREAS_AT: usize = 96;
 /// Pages whose checksums a page has room for.
 pub(crate) const SUMS_PER_PAGE: u64 = (PAGE_BYTES / SUM_BYTES) as u64;
 
@@ -82,14 +88,18 @@ pub(crate) struct Layout {
     /// Pages of checksums of data; 0: there are none.
     pub(crate) sum_pages: u32,
     pub(crate) clusters: u32,
+    /// Pages of a unit, which is what pieces of blobs count in: a cluster, or a part of one.
+    pub(crate) unit_pages: u32,
 }
 
 impl Layout {
-    /// The layout of a device of some pages, with checksums of data or without. `None` if it is too small for a single
-    /// cluster.
-    pub(crate) fn of(pages: u64, has_sums: bool) -> Option<Layout> {
+    /// The layout of a device of some pages, with checksums of data or without, in which blobs share clusters or do
+    /// not. `None` if it is too small for a single cluster.
+    pub(crate) fn of(pages: u64, has_sums: bool, shares: bool) -> Option<Layout> {
+        // There are not enough numbers for the units of larger devices.
+        let shares = shares && pages / u64::from(SHARED_UNIT_PAGES) < u64::from(u32::MAX);
         // Each cluster brings one slot and a quarter, of two pages each, a quarter of an overflow page, and half a
-        // page of checksums.
+        // page of checksums. Where blobs share clusters, there are more slots in clusters.
         let beside = if has_sums { 13 } else { 11 };
         let clusters = pages.checked_sub(CLUSTER_PAGES)? * 4 / (CLUSTER_PAGES * 4 + beside);
         let clusters = clusters.min(u64::from(u32::MAX) / 2);
@@ -99,6 +109,11 @@ impl Layout {
             overflow_pages: clusters as u32 / 4 + 64,
             sum_pages: if has_sums { clusters.div_ceil(2) as u32 } else { 0 },
             clusters: clusters as u32,
+            unit_pages: if shares {
+                SHARED_UNIT_PAGES
+            } else {
+                CLUSTER_PAGES as u32
+            },
         };
         while layout.clusters > 0 && layout.cluster(layout.clusters) >= pages {
             layout.clusters -= 1;
@@ -125,6 +140,36 @@ impl Layout {
 
     pub(crate) fn cluster(&self, cluster: u32) -> u64 {
         (self.sums() + u64::from(self.sum_pages)).next_multiple_of(CLUSTER_PAGES) + u64::from(cluster) * CLUSTER_PAGES
+    }
+
+    /// The first page of a unit.
+    pub(crate) fn unit(&self, unit: u32) -> u64 {
+        self.cluster(0) + u64::from(unit) * u64::from(self.unit_pages)
+    }
+
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        u64::from(self.unit_pages) * PAGE_BYTES as u64
+    }
+
+    pub(crate) fn units_per_cluster(&self) -> u32 {
+        CLUSTER_PAGES as u32 / self.unit_pages
+    }
+
+    /// The first of the units of a blob that are given together with that of a byte: behind its first cluster a blob
+    /// has whole clusters.
+    pub(crate) fn given_from(&self, byte: u64) -> u64 {
+        match byte < CLUSTER_BYTES {
+            true => byte / self.unit_bytes(),
+            false => byte / CLUSTER_BYTES * u64::from(self.units_per_cluster()),
+        }
+    }
+
+    /// The first unit of a blob that it does not need if it ends with this byte.
+    pub(crate) fn given_up_to(&self, byte: u64) -> u64 {
+        match byte <= CLUSTER_BYTES {
+            true => byte.div_ceil(self.unit_bytes()),
+            false => byte.div_ceil(CLUSTER_BYTES) * u64::from(self.units_per_cluster()),
+        }
     }
 }
 
@@ -173,6 +218,8 @@ pub(crate) struct Superblock {
     /// Slots from here on were never used.
     pub(crate) slots_used: u32,
     pub(crate) is_clean: bool,
+    /// Clusters with more slots: the first, and how many.
+    pub(crate) areas: Areas,
 }
 
 impl Superblock {
@@ -180,10 +227,11 @@ impl Superblock {
         let mut pages = Pages::zeroed(1);
         let page = pages.bytes_mut();
         put(page, 0, &MAGIC);
-        let version = if self.layout.sum_pages > 0 {
-            VERSION_WITH_SUMS
-        } else {
-            VERSION
+        let has_units = u64::from(self.layout.unit_pages) < CLUSTER_PAGES;
+        let version = match self.layout.sum_pages {
+            _ if has_units => VERSION_WITH_UNITS,
+            0 => VERSION,
+            _ => VERSION_WITH_SUMS,
         };
         put(page, 12, &version.to_le_bytes());
         put(page, 16, &self.store);
@@ -197,6 +245,14 @@ impl Superblock {
         put(page, 76, &self.slots_used.to_le_bytes());
         put(page, 80, &self.generation.to_le_bytes());
         put(page, 88, &self.layout.sum_pages.to_le_bytes());
+        if has_units {
+            put(page, 92, &self.layout.unit_pages.to_le_bytes());
+            put(page, AREAS_AT, &(self.areas.len() as u32).to_le_bytes());
+            for (at, (first, clusters)) in (AREAS_AT + 4..).step_by(8).zip(&self.areas) {
+                put(page, at, &first.to_le_bytes());
+                put(page, at + 4, &clusters.to_le_bytes());
+            }
+        }
         sealed(page);
         pages
     }
@@ -210,10 +266,21 @@ impl Superblock {
             return Ok(None);
         }
         let version = u32_at(page, 12);
-        if !matches!(version, VERSION | VERSION_WITH_SUMS) {
+        let unit_pages = match version {
+            VERSION_WITH_UNITS => u32_at(page, 92),
+            _ => CLUSTER_PAGES as u32,
+        };
+        let is_known = matches!(version, VERSION | VERSION_WITH_SUMS | VERSION_WITH_UNITS);
+        if !is_known {
             return Err(Error::Refused(format!(
-                "its format has version {version}, this program knows those up to {VERSION_WITH_SUMS}; use a program \
+                "its format has version {version}, this program knows those up to {VERSION_WITH_UNITS}; use a program \
                  of that version"
+            )));
+        }
+        // A cluster has 64 units at most.
+        if unit_pages < SHARED_UNIT_PAGES || !unit_pages.is_power_of_two() || u64::from(unit_pages) > CLUSTER_PAGES {
+            return Err(Error::Refused(format!(
+                "its units have {unit_pages} pages, which no program of Ferrite wrote"
             )));
         }
         let (mut store, mut pool) = ([0; 16], [0; 16]);
@@ -225,15 +292,23 @@ impl Superblock {
             overflow_pages: u32_at(page, 68),
             sum_pages: u32_at(page, 88),
             clusters: u32_at(page, 72),
+            unit_pages,
         };
+        let areas = match version {
+            VERSION_WITH_UNITS => u32_at(page, AREAS_AT) as usize,
+            _ => 0,
+        };
+        let at = (AREAS_AT + 4..).step_by(8).take(areas.min(AREAS_MAX));
+        let areas: Areas = at.map(|at| (u32_at(page, at), u32_at(page, at + 4))).collect();
         Ok(Some(Superblock {
             store,
             pool,
             index: u16_at(page, 48),
             is_clean: page[50] == 1,
-            slots_used: u32_at(page, 76).min(layout.slots),
+            slots_used: u32_at(page, 76).min(layout.slots.saturating_add(slots::in_areas(&areas))),
             generation: u64_at(page, 80),
             layout,
+            areas,
         }))
     }
 }
@@ -302,9 +377,9 @@ impl Sum {
 /// A piece of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// First cluster in the blob.
+    /// First unit in the blob.
     pub(crate) logical: u32,
-    /// First cluster on the device.
+    /// First unit on the device.
     pub(crate) physical: u32,
     pub(crate) count: u32,
 }
@@ -482,11 +557,11 @@ mod tests {
 
     #[test]
     fn a_layout_fits_its_device_and_wastes_little() {
-        assert_eq!(Layout::of(100, false), None);
+        assert_eq!(Layout::of(100, false, true), None);
         for mib in [4_u64, 5, 13, 64, 100, 1000, 100_000, 4_000_000] {
             let pages = mib * CLUSTER_PAGES;
-            for has_sums in [false, true] {
-                let layout = Layout::of(pages, has_sums).unwrap_or_else(|| panic!("{mib} MiB"));
+            for (has_sums, shares) in [(false, false), (true, false), (false, true), (true, true)] {
+                let layout = Layout::of(pages, has_sums, shares).unwrap_or_else(|| panic!("{mib} MiB"));
                 assert!(layout.cluster(layout.clusters) < pages, "{mib} MiB: {layout:?}");
                 assert!(
                     u64::from(layout.clusters) + 3 >= mib - mib / 50,
@@ -504,10 +579,11 @@ mod tests {
             store: [1; 16],
             pool: [2; 16],
             index: 3,
-            layout: Layout::of(100_000, true).unwrap(),
+            layout: Layout::of(100_000, true, true).unwrap(),
             generation: 9,
             slots_used: 77,
             is_clean: true,
+            areas: vec![(3, 4), (9, 1)],
         };
         let extent = Extent {
             logical: 5,

@@ -1,4 +1,5 @@
-//! Blob stores: one device each, in pages of 4 KiB and clusters of 1 MiB (RUFS, sections 2.2 and 2.4).
+//! Blob stores: one device each, in pages of 4 KiB and clusters of 1 MiB (RUFS, sections 2.2 and 2.4). Blobs of less
+//! than a cluster may share clusters, in units of 16 KiB.
 //!
 //! What lives here: [`BlobStore`] and [`Blob`]; the devices below them ([`device`]: io_uring, memory, and layers that
 //! record, fail or slow down); the format on the device (`format`, byte by byte in `docs/format-blob.md`).
@@ -8,7 +9,9 @@
 //! | `page` | pages in memory, aligned as devices want them |
 //! | `device` | the trait [`device::Device`], and all devices |
 //! | `format` | superblock and metadata pages |
+//! | `slots` | where the metadata of blobs is |
 //! | `space` | which clusters, slots and overflow pages are free |
+//! | `units` | which parts of clusters are, where blobs share them |
 //! | `ring` | writes that must not tear, on devices that tear pages |
 //! | `ranges` | who reads and who overwrites which pages of a blob |
 //! | `overlay` | a device as it would be with the ring's pages in place, for those who only look |
@@ -41,10 +44,12 @@ mod page;
 pub mod planted;
 mod ranges;
 mod ring;
+mod slots;
 mod space;
 mod store;
 mod submitted;
 mod sums;
+mod units;
 mod verify;
 
 pub use blob::Blob;
@@ -56,7 +61,9 @@ pub use verify::DataDamage;
 
 /// A page: what is written in place in one piece.
 pub const PAGE_BYTES: usize = 4096;
-/// A cluster: what a blob gets and gives back.
+/// A cluster: what a blob gets and gives back, but for its first, of which it may share parts with others.
 pub const CLUSTER_BYTES: u64 = 1 << 20;
 /// Pages of a cluster.
 pub(crate) const CLUSTER_PAGES: u64 = CLUSTER_BYTES / PAGE_BYTES as u64;
+/// A part of a cluster, where blobs share them: 16 KiB.
+pub(crate) const SHARED_UNIT_PAGES: u32 = 4;

@@ -26,6 +26,8 @@ pub enum Planted {
     DeleteForgotten,
     /// Checksums of a page are not durable before the page.
     SumsLate,
+    /// Clusters are named as slots before they are blank.
+    SlotsLate,
 }
 
 /// All of them.
@@ -39,6 +41,7 @@ pub const ALL: &[Planted] = &[
     Planted::StaleBytes,
     Planted::DeleteForgotten,
     Planted::SumsLate,
+    Planted::SlotsLate,
 ];
 
 #[cfg(feature = "planted")]

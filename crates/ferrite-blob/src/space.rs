@@ -1,4 +1,4 @@
-//! Which clusters, slots and overflow pages are free: bitmaps in memory, rebuilt when the store is opened.
+//! Which clusters, slots and overflow pages are free (and, in `units`, parts of clusters): bitmaps in memory, rebuilt when the store is opened.
 //!
 //! Invariant: what metadata on the device names is never free here, and what is given back is given back only when no
 //! metadata on the device names it.
@@ -21,6 +21,16 @@ impl Bitmap {
             used: 0,
             cursor: 0,
         }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Adds free numbers.
+    pub(crate) fn grow(&mut self, len: u32) {
+        self.len = self.len.max(len);
+        self.words.resize((self.len as usize).div_ceil(64), 0);
     }
 
     pub(crate) fn free(&self) -> u32 {

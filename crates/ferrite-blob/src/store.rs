@@ -15,8 +15,10 @@ use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, Superblock};
 use crate::overlay;
 use crate::page::Pages;
 use crate::ring::{self, Ring};
+use crate::slots;
 use crate::space::Bitmap;
 use crate::sums::Summed;
+use crate::units::Units;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
 /// Slots that are read at once.
@@ -38,6 +40,8 @@ pub struct FormatOptions {
     pub index: u16,
     /// Every page of data gets a checksum, which every read verifies.
     pub checksums: bool,
+    /// Blobs of less than a cluster share clusters. Programs from before that refuse such a store.
+    pub shares_clusters: bool,
 }
 
 /// Who a store is.
@@ -62,9 +66,13 @@ pub struct Identity {
 pub struct Space {
     /// Clusters.
     pub clusters: u64,
-    /// Free ones.
+    /// Those that are free as a whole.
     pub free_clusters: u64,
-    /// Blobs that it can hold.
+    /// In what small blobs get space: a cluster, or a part of one.
+    pub unit_bytes: u64,
+    /// All that is free.
+    pub free_bytes: u64,
+    /// Blobs that it can hold; where they share clusters, before it takes a cluster for more.
     pub blobs_max: u64,
     /// Blobs that it holds.
     pub blobs: u64,
@@ -131,7 +139,12 @@ impl BlobStore {
                 device.len_bytes()
             ))
         };
-        let layout = Layout::of(device.len_bytes() / PAGE_BYTES as u64, options.checksums).ok_or_else(too_small)?;
+        let layout = Layout::of(
+            device.len_bytes() / PAGE_BYTES as u64,
+            options.checksums,
+            options.shares_clusters,
+        )
+        .ok_or_else(too_small)?;
         let superblock = Superblock {
             store: options.store,
             pool: options.pool,
@@ -140,6 +153,7 @@ impl BlobStore {
             generation: 1,
             slots_used: 0,
             is_clean: true,
+            areas: Vec::new(),
         };
         // What an earlier store left must not be taken for this one's: neither slots nor entries of the ring.
         let zeros = Pages::zeroed(CLUSTER_PAGES as usize);
@@ -196,14 +210,16 @@ impl BlobStore {
                 "it has {has} bytes, its store was made for {need}; is it the same device?"
             )));
         }
+        let slots = found.layout.slots.saturating_add(slots::in_areas(&found.areas));
         let mut core = Core {
             layout: found.layout,
+            areas: RwLock::new(found.areas.clone()),
             free: Mutex::new(Free {
-                clusters: Bitmap::new(found.layout.clusters),
-                slots: Bitmap::new(found.layout.slots),
+                units: Units::new(found.layout.clusters, found.layout.units_per_cluster()),
+                slots: Bitmap::new(slots),
                 overflow: Bitmap::new(found.layout.overflow_pages),
                 incarnations: Vec::new(),
-                live: Bitmap::new(found.layout.slots),
+                live: Bitmap::new(slots),
             }),
             superblock: Mutex::new(found),
             loaded: Mutex::new(HashMap::new()),
@@ -213,6 +229,7 @@ impl BlobStore {
             device,
             sums: None,
         };
+        core.claim_areas()?;
         let damage = core.scan()?;
         *core.damage.lock() = damage;
         if !read_only {
@@ -244,6 +261,7 @@ impl BlobStore {
             pool: [0; 16],
             index: 0,
             checksums: false,
+            shares_clusters: false,
         };
         let made = BlobStore::format(&device, &options).and_then(|()| BlobStore::open(Box::new(device), false));
         match made {
@@ -406,7 +424,7 @@ impl BlobStore {
         (state.is_live, state.valid_len) = (false, 0);
         state.metadata.clear();
         self.core.store(id, &mut state, true)?;
-        self.core.give_clusters(&freed);
+        self.core.give_units(&freed);
         let mut loaded = self.core.loaded.lock();
         loaded.remove(&id.slot());
         let mut free = self.core.free.lock();
@@ -439,11 +457,14 @@ impl BlobStore {
     /// What it has room for.
     pub fn space(&self) -> Space {
         let free = self.core.free.lock();
+        let unit_bytes = self.core.layout.unit_bytes();
         Space {
             clusters: self.core.layout.clusters.into(),
-            free_clusters: free.clusters.free().into(),
-            blobs_max: self.core.layout.slots.into(),
-            blobs: u64::from(self.core.layout.slots - free.live.free()),
+            free_clusters: free.units.free_clusters().into(),
+            unit_bytes,
+            free_bytes: free.units.free() * unit_bytes,
+            blobs_max: free.live.len().into(),
+            blobs: u64::from(free.live.len() - free.live.free()),
         }
     }
 
@@ -496,7 +517,7 @@ impl Core {
 
     /// Both pages of some slots. Pages that the device cannot read are damaged, and come as no metadata.
     fn read_slots(&self, first: u32, count: usize, damage: &mut Vec<Damage>) -> Result<Pages> {
-        let page = self.layout.slot(first, 0);
+        let page = self.slot_page(first, 0);
         if let Ok(pages) = self.read_pages(page, count * 2) {
             return Ok(pages);
         }
@@ -535,7 +556,7 @@ impl Core {
         free.incarnations.resize(slots as usize, 0);
         let mut first = 0;
         while first < slots {
-            let count = SLOTS_AT_ONCE.min(slots - first);
+            let count = SLOTS_AT_ONCE.min(slots - first).min(self.slots_in_row(first));
             let pages = self.read_slots(first, count as usize, &mut damage)?;
             for (slot, pair) in (first..).zip(pages.bytes().chunks(2 * PAGE_BYTES)) {
                 self.scan_slot(slot, pair, &mut free, &mut damage)?;
@@ -590,9 +611,7 @@ impl Core {
             Err(error) => return Err(error),
         };
         for extent in extents {
-            let end = extent.physical.saturating_add(extent.count);
-            let is_sane = (extent.physical..end).all(|cluster| free.clusters.set(cluster));
-            if !is_sane {
+            if !free.units.claim(extent.physical, extent.count) {
                 let id = head.id.raw();
                 found(false, format!("blob {id:x} names clusters that are another's, or none"));
             }

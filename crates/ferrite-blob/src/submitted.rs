@@ -12,10 +12,10 @@ use ferrite_buffers::Buffer;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock};
 
 use crate::blob::{Blob, PAGE, pages_of};
-use crate::core::{Core, State, has_all};
+use crate::core::{Core, State};
 use crate::device::{Part, Submitting, Transfer};
 use crate::ranges::Turn;
-use crate::{CLUSTER_BYTES, PAGE_BYTES, Result};
+use crate::{PAGE_BYTES, Result};
 
 type Shared = ArcRwLockReadGuard<RawRwLock, State>;
 
@@ -58,7 +58,7 @@ impl Blob {
                     at += run;
                 }
                 None => {
-                    let hole = ((CLUSTER_BYTES - begins % CLUSTER_BYTES) as usize).min(have - at);
+                    let hole = ((self.core.hole_end(&state, begins) - begins).min((have - at) as u64)) as usize;
                     buffer[at..at + hole].fill(0);
                     at += hole;
                 }
@@ -82,7 +82,7 @@ impl Blob {
         let device = self.core.device.submitting()?;
         let state = self.inner.state.try_read_arc()?;
         let end = offset.checked_add(len as u64)?;
-        let is_there = state.is_live && end <= state.valid_len && has_all(&state, offset, end);
+        let is_there = state.is_live && end <= state.valid_len && self.core.has_all(&state, offset, end);
         let is_whole = offset.is_multiple_of(PAGE) && end.is_multiple_of(PAGE) && self.core.device.writes_whole_pages();
         if !is_there || !is_whole || self.core.check_running().is_err() {
             return None;

@@ -109,6 +109,11 @@ impl Summed {
         }
     }
 
+    /// The device without checksums.
+    pub(crate) fn below(&self) -> &dyn Device {
+        &*self.below
+    }
+
     /// The part of a range of bytes that lies in the clusters, in pages from the first of them on; and how many of its
     /// pages come before that.
     fn covered(&self, bytes: Range<u64>) -> (Range<u64>, usize) {
@@ -440,7 +445,7 @@ mod tests {
 
     /// A device with more leaves than stay in memory.
     fn summed(memory: &Arc<Memory>) -> Summed {
-        let layout = Layout::of(PAGES, true).unwrap();
+        let layout = Layout::of(PAGES, true, true).unwrap();
         let mut summed = Summed::new(Box::new(Arc::clone(memory)), &layout, HashSet::new());
         summed.leaves_max = 3;
         summed
@@ -457,7 +462,7 @@ mod tests {
     #[test]
     fn leaves_come_and_go_and_nothing_is_forgotten() {
         let memory = Arc::new(Memory::new(PAGES * PAGE));
-        let layout = Layout::of(PAGES, true).unwrap();
+        let layout = Layout::of(PAGES, true, true).unwrap();
         let places: Vec<u64> = (0..200).map(|at| layout.cluster(0) + at * 73).collect();
         let versions: Vec<AtomicU64> = places.iter().map(|_| AtomicU64::new(0)).collect();
         for round in 1..4 {

@@ -18,6 +18,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     pool: [2; 16],
     index: 0,
     checksums: false,
+    shares_clusters: false,
 };
 /// What a loss of power may tear.
 const SECTOR_BYTES: usize = 512;
@@ -34,10 +35,14 @@ struct Run {
     tears: bool,
 }
 
-fn record(seed: u64, tears: bool, checksums: bool) -> Run {
+fn record(seed: u64, tears: bool, checksums: bool, shares_clusters: bool) -> Run {
     let memory = Memory::of(vec![0xee; DEVICE_BYTES]);
     let memory = if tears { memory.tearing() } else { memory };
-    let options = FormatOptions { checksums, ..OPTIONS };
+    let options = FormatOptions {
+        checksums,
+        shares_clusters,
+        ..OPTIONS
+    };
     BlobStore::format(&memory, &options).unwrap();
     let base = memory.image();
     let recorder = Arc::new(Recorder::new(memory));
@@ -219,7 +224,7 @@ fn works(store: BlobStore, memory: &Arc<Memory>, what: &str) {
 }
 
 fn explore(seed: u64, images: usize) {
-    let run = record(seed, seed.is_multiple_of(2), seed % 4 < 2);
+    let run = record(seed, seed.is_multiple_of(2), seed % 4 < 2, seed % 8 < 4);
     let mut rng = Rng::new(seed ^ 0xc4a5);
     for number in 0..images {
         let cut = rng.below(run.log.len() as u64 + 1) as usize;
@@ -230,6 +235,77 @@ fn explore(seed: u64, images: usize) {
             returned,
             &format!("FERRITE_SEED={seed}, image {number}, cut {cut}"),
         );
+    }
+}
+
+/// More blobs than there are slots in front of the clusters, in small ones that fill up while power may be lost.
+fn explore_slots(seed: u64, images: usize) {
+    let options = FormatOptions {
+        checksums: seed % 4 < 2,
+        shares_clusters: true,
+        ..OPTIONS
+    };
+    let tears = seed.is_multiple_of(2);
+    let memory = Memory::of(vec![0xee; DEVICE_BYTES]);
+    let memory = Arc::new(if tears { memory.tearing() } else { memory });
+    BlobStore::format(&*memory, &options).unwrap();
+    let store = BlobStore::open(Box::new(Arc::clone(&memory)), false).unwrap();
+    let slots = store.space().blobs_max as usize;
+    let make = |store: &BlobStore, number: usize| {
+        let blob = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
+        let data = pattern(number as u32, 20_000);
+        blob.write_at(&data, 0, Some(&number.to_le_bytes())).unwrap();
+    };
+    (0..slots - 3).for_each(|number| make(&store, number));
+    store.close().unwrap();
+    let base = memory.image();
+    let memory = Memory::of(base.clone());
+    let recorder = Arc::new(Recorder::new(if tears { memory.tearing() } else { memory }));
+    let store = BlobStore::open(Box::new(Arc::clone(&recorder)), false).unwrap();
+    for number in slots - 3..slots + 9 {
+        make(&store, number);
+        recorder.log().mark(number as u64 * 2);
+    }
+    assert!(store.space().blobs_max as usize >= slots + 9);
+    let run = Run {
+        base,
+        log: recorder.log().take(),
+        states: Vec::new(),
+        steps: Vec::new(),
+        tears,
+    };
+    let mut rng = Rng::new(seed ^ 0x5107);
+    for image_number in 0..images {
+        let cut = rng.below(run.log.len() as u64 + 1) as usize;
+        let (image, last) = image(&run, cut, &mut rng);
+        let what = format!("FERRITE_SEED={seed}, slots, image {image_number}, cut {cut}");
+        let memory = Memory::of(image);
+        let memory = Arc::new(if tears { memory.tearing() } else { memory });
+        let store = BlobStore::open(Box::new(Arc::clone(&memory)), false);
+        let store = store.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let report = store.check().unwrap();
+        assert!(report.findings.is_empty(), "{what}: {:#?}", report.findings);
+        let mut found = vec![false; slots + 9];
+        for known in contents(&store).values().filter(|known| !known.metadata.is_empty()) {
+            let number = usize::from_le_bytes(known.metadata[..].try_into().unwrap());
+            assert!(known.data == pattern(number as u32, 20_000), "{what}: {number}");
+            found[number] = true;
+        }
+        let returned = last.max(slots - 4);
+        assert!(found[..=returned].iter().all(|&found| found), "{what}: one is missing");
+        works(store, &memory, &what);
+    }
+}
+
+#[test]
+#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+fn images_of_lost_power_while_slots_are_added() {
+    let (seeds, images) = match std::env::var_os("FERRITE_SOAK") {
+        Some(_) => (0..40, 200),
+        None => (0..4, 40),
+    };
+    for seed in seeds {
+        explore_slots(seed, images);
     }
 }
 
@@ -255,7 +331,11 @@ fn every_planted_mistake_is_found() {
     let mut missed = Vec::new();
     for &mistake in planted::ALL {
         planted::choose(Some(mistake));
-        let is_found = (0..40).any(|seed| std::panic::catch_unwind(|| explore(seed, 40)).is_err());
+        let finds = |seed| {
+            let explored = std::panic::catch_unwind(|| explore(seed, 40));
+            explored.is_err() || std::panic::catch_unwind(|| explore_slots(seed, 10)).is_err()
+        };
+        let is_found = (0..40).any(finds);
         if !is_found {
             missed.push(mistake);
         }

@@ -18,6 +18,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     pool: [2; 16],
     index: 0,
     checksums: false,
+    shares_clusters: false,
 };
 /// More than one overflow page names.
 const PIECES: u64 = 273 + 341 + 20;

@@ -14,6 +14,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     pool: [2; 16],
     index: 0,
     checksums: false,
+    shares_clusters: false,
 };
 
 /// A device full of what somebody left there.
@@ -21,10 +22,14 @@ fn used_device(mib: u64) -> Memory {
     Memory::of(vec![0xee; (mib << 20) as usize])
 }
 
-fn run(seed: u64, steps: usize, tears: bool, checksums: bool) {
+fn run(seed: u64, steps: usize, tears: bool, checksums: bool, shares_clusters: bool) {
     let device = used_device(16);
     let device = Arc::new(if tears { device.tearing() } else { device });
-    let options = FormatOptions { checksums, ..OPTIONS };
+    let options = FormatOptions {
+        checksums,
+        shares_clusters,
+        ..OPTIONS
+    };
     BlobStore::format(&*device, &options).unwrap();
     let open = || BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
     let mut store = open();
@@ -63,7 +68,7 @@ fn random_operations() {
         None => 0..24,
     };
     for seed in seeds {
-        run(seed, 120, seed % 3 == 0, seed % 2 == 0);
+        run(seed, 120, seed % 3 == 0, seed % 2 == 0, seed % 8 < 4);
     }
 }
 
@@ -117,6 +122,117 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     store.delete(id).unwrap();
     assert_eq!(store.space().free_clusters, free);
     assert_eq!(blob.read_at(&mut [0], 0), Err(Error::NotFound));
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn small_blobs_share_clusters_and_longer_ones_have_whole_ones_behind_their_first() {
+    const UNIT: u64 = 16 << 10;
+    let device = Arc::new(used_device(16));
+    let options = FormatOptions {
+        shares_clusters: true,
+        ..OPTIONS
+    };
+    BlobStore::format(&*device, &options).unwrap();
+    let mut store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
+    let empty = store.space();
+    assert_eq!(
+        (empty.unit_bytes, empty.free_bytes),
+        (UNIT, empty.clusters * CLUSTER_BYTES)
+    );
+    let ids = store.reserve(40).unwrap();
+    let data: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    for (number, &id) in ids.iter().enumerate() {
+        let blob = store.create(id, b"").unwrap();
+        blob.write_at(&data[number..], 0, None).unwrap();
+        assert_eq!(blob.allocated_bytes(), 7 * UNIT);
+    }
+    let check = |store: &BlobStore, used: u64| {
+        let space = store.space();
+        assert_eq!(empty.free_bytes - space.free_bytes, used);
+        for (number, &id) in ids.iter().enumerate().skip(1) {
+            let mut found = vec![0; data.len()];
+            store.blob(id).unwrap().read_at(&mut found, 0).unwrap();
+            assert!(found[..data.len() - number] == data[number..], "{number}");
+        }
+        assert!(store.check().unwrap().findings.is_empty());
+    };
+    check(&store, 40 * 7 * UNIT);
+    // 280 units are in five clusters, of which each has room for nine blobs.
+    assert_eq!(empty.free_clusters - store.space().free_clusters, 5);
+    // One that grows goes on beside others, and behind a cluster in whole ones.
+    let blob = store.blob(ids[0]).unwrap();
+    for at in (100_000..CLUSTER_BYTES + 100_000).step_by(50_000) {
+        blob.write_at(&[9; 50_000], at, None).unwrap();
+    }
+    assert_eq!(blob.allocated_bytes(), 2 * CLUSTER_BYTES);
+    assert_eq!(blob.next_hole(0), 2 * CLUSTER_BYTES);
+    check(&store, 39 * 7 * UNIT + 2 * CLUSTER_BYTES);
+    // Holes: parts of the first cluster, and whole ones behind it.
+    blob.punch(UNIT - 1, UNIT + 2, None).unwrap();
+    assert_eq!((blob.next_hole(0), blob.next_data(UNIT)), (UNIT, Some(2 * UNIT)));
+    blob.punch(CLUSTER_BYTES, UNIT, None).unwrap();
+    assert_eq!(blob.next_hole(2 * UNIT), 2 * CLUSTER_BYTES);
+    drop((blob, store));
+    store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
+    check(&store, 39 * 7 * UNIT + 2 * CLUSTER_BYTES - UNIT);
+    let blob = store.blob(ids[0]).unwrap();
+    let mut found = [1; 3];
+    blob.read_at(&mut found, 2 * UNIT - 1).unwrap();
+    assert_eq!(found[..2], [0, 0]);
+    assert_ne!(found[2], 0);
+    blob.truncate(UNIT + 1, None).unwrap();
+    assert_eq!(blob.allocated_bytes(), UNIT);
+    drop(blob);
+    for &id in &ids {
+        store.delete(id).unwrap();
+    }
+    assert_eq!(store.space(), empty);
+}
+
+/// The last room of a store is in parts, and is given in parts, also to long blobs.
+#[test]
+fn what_is_free_can_be_had() {
+    let device = Arc::new(used_device(16));
+    let options = FormatOptions {
+        shares_clusters: true,
+        ..OPTIONS
+    };
+    BlobStore::format(&*device, &options).unwrap();
+    let store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
+    let mut ids = Vec::new();
+    loop {
+        let id = store.reserve(1).unwrap()[0];
+        let blob = store.create(id, b"").unwrap();
+        match blob.write_at(&[1; 48 << 10], 0, None) {
+            Ok(()) => ids.push(id),
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    for id in ids.iter().step_by(2) {
+        store.delete(*id).unwrap();
+    }
+    let space = store.space();
+    assert_eq!(space.free_clusters, 0);
+    assert!(ids.len() > 200 && space.blobs_max > 200, "slots in clusters");
+    let long = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
+    let data: Vec<u8> = (0..2 * CLUSTER_BYTES + 5).map(|at| (at % 249) as u8).collect();
+    long.write_at(&data, 0, None).unwrap();
+    assert_eq!(space.free_bytes - store.space().free_bytes, 3 * CLUSTER_BYTES);
+    let mut found = vec![0; data.len()];
+    long.read_at(&mut found, 0).unwrap();
+    assert!(found == data);
+    // In many pieces: zeroed, cut, made anew.
+    long.punch(5000, 2 * CLUSTER_BYTES - 9000, None).unwrap();
+    long.read_at(&mut found, 0).unwrap();
+    let hole = 5000..(2 * CLUSTER_BYTES - 4000) as usize;
+    assert!(found[hole.clone()].iter().all(|&byte| byte == 0));
+    assert!(found[..5000] == data[..5000] && found[hole.end..] == data[hole.end..]);
+    long.truncate(100, None).unwrap();
+    long.write_at(&[7], 2 * CLUSTER_BYTES, None).unwrap();
+    long.read_at(&mut found, 0).unwrap();
+    assert!(found[100..2 << 20].iter().all(|&byte| byte == 0) && found[2 << 20] == 7);
     assert!(store.check().unwrap().findings.is_empty());
 }
 

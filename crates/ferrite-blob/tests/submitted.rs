@@ -18,6 +18,7 @@ const FORMAT: FormatOptions = FormatOptions {
     pool: [2; 16],
     index: 0,
     checksums: false,
+    shares_clusters: false,
 };
 /// What the tests write in one piece.
 const RECORD_BYTES: usize = 4 * PAGE_BYTES;

@@ -14,6 +14,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     pool: [2; 16],
     index: 0,
     checksums: true,
+    shares_clusters: false,
 };
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -164,6 +165,7 @@ fn a_store_says_whether_it_has_them() {
     let plain = Memory::new(16 << 20);
     let options = FormatOptions {
         checksums: false,
+        shares_clusters: false,
         ..OPTIONS
     };
     BlobStore::format(&plain, &options).unwrap();

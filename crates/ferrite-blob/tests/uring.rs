@@ -14,6 +14,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     pool: [2; 16],
     index: 0,
     checksums: false,
+    shares_clusters: false,
 };
 
 fn file(dir: &tempfile::TempDir, name: &str, mib: u64) -> std::path::PathBuf {

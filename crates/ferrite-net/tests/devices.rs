@@ -88,6 +88,7 @@ impl RemoteDevices {
             pool: [7; 16],
             index: 0,
             checksums: false,
+            shares_clusters: true,
         };
         BlobStore::format(&pool.device(), &identity).unwrap();
         pool.up();

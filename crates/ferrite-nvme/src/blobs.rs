@@ -95,7 +95,7 @@ impl Blobs {
         for store in self.stores.iter().flatten() {
             let space = store.space();
             room.bytes += space.clusters * ferrite_blob::CLUSTER_BYTES;
-            room.free_bytes += space.free_clusters * ferrite_blob::CLUSTER_BYTES;
+            room.free_bytes += space.free_bytes;
         }
         room
     }

@@ -241,9 +241,9 @@ impl Core {
         let Change {
             mut node, room_bytes, ..
         } = change;
-        let (place, blob) = self.take_blob(room_bytes)?;
+        let bytes = self.small(held.ino, &state.node)?;
+        let (place, blob) = self.take_blob(room_bytes + bytes.len() as u64)?;
         let moved = || -> Result<()> {
-            let bytes = self.small(held.ino, &state.node)?;
             if !bytes.is_empty() {
                 blob.write_at(&bytes, 0, None)?;
             }

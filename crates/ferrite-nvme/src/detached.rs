@@ -27,10 +27,9 @@ impl Core {
     pub(crate) fn take_blob(&self, room_bytes: u64) -> Result<(Place, Blob)> {
         let first = self.blobs.next.fetch_add(1, Ordering::Relaxed);
         let mut refused = FsError::NoSpace(SpaceOf::Blocks);
-        let need = room_bytes.div_ceil(ferrite_blob::CLUSTER_BYTES);
         let has_room = |&number: &usize| {
             let store = self.blobs.stores[number].as_ref();
-            store.is_some_and(|store| store.space().free_clusters >= need)
+            store.is_some_and(|store| store.space().free_bytes >= room_bytes)
         };
         // Another store, if this one is full or fails.
         for number in self.blobs.turns(first).into_iter().filter(has_room) {

@@ -146,7 +146,7 @@ impl FileSystem for NvmeFs {
             let _ = self.0.tidy();
         }
         let room = self.0.blobs.room();
-        // The unit in which files get space.
+        // The unit in which long files get space, and in which they have holes.
         let block_bytes = ferrite_blob::CLUSTER_BYTES;
         let inodes = self.0.inodes.load(std::sync::atomic::Ordering::Relaxed);
         Ok(StatFs {

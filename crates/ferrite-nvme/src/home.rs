@@ -109,7 +109,7 @@ impl Blobs for MetaBlobs {
     }
 
     fn free_bytes(&self) -> Result<u64, BlobError> {
-        Ok(self.0.space().free_clusters * CLUSTER_BYTES)
+        Ok(self.0.space().free_bytes)
     }
 }
 

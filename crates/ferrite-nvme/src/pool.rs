@@ -235,6 +235,8 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
             index,
             // The metadata store has its own.
             checksums: options.data_checksum && index != METADATA_INDEX,
+            // Files of metadata are long.
+            shares_clusters: index != METADATA_INDEX,
         };
         BlobStore::format(device, &options).map_err(of_store)
     };
@@ -287,6 +289,7 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
         pool: record.uuid,
         index,
         checksums: options.data_checksum || has_checksums(&config, &reactor, record.uuid),
+        shares_clusters: true,
     };
     BlobStore::format(&blank, &format).map_err(of_store)?;
     if is_named {

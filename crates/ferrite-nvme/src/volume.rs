@@ -158,21 +158,22 @@ impl Volume for NvmeVolume {
                 continue;
             };
             let space = store.space();
-            let bytes = |clusters: u64| clusters * ferrite_blob::CLUSTER_BYTES;
+            let capacity_bytes = space.clusters * ferrite_blob::CLUSTER_BYTES;
             lines.push(line(
                 "data device",
                 format!(
                     "{name}: {} free of {}, {} blobs",
-                    human_bytes(bytes(space.free_clusters)),
-                    human_bytes(bytes(space.clusters)),
+                    human_bytes(space.free_bytes),
+                    human_bytes(capacity_bytes),
                     space.blobs
                 ),
             ));
             devices.push(serde_json::json!({
                 "device": name,
                 "available": true,
-                "capacity_bytes": bytes(space.clusters),
-                "free_bytes": bytes(space.free_clusters),
+                "capacity_bytes": capacity_bytes,
+                "free_bytes": space.free_bytes,
+                "unit_bytes": space.unit_bytes,
                 "blobs": space.blobs,
             }));
         }

@@ -181,7 +181,7 @@ fn ops(profile: Profile, seed: u64) -> Vec<Op> {
 
 /// From which length on files of a run have blobs.
 fn small_bytes_max(seed: u64) -> u64 {
-    [2048, 6000, Options::default().small_bytes_max][seed as usize % 3]
+    [2048, 2048, 6000, Options::default().small_bytes_max][seed as usize / Profile::ALL.len() % 4]
 }
 
 fn assemble(
@@ -206,13 +206,14 @@ fn memory(bytes: Vec<u8>, tears: bool) -> Memory {
 }
 
 /// A device that a store was made on.
-fn formatted(number: u16, bytes: usize, tears: bool, checksums: bool) -> Memory {
+fn formatted(number: u16, bytes: usize, tears: bool, (checksums, shares_clusters): (bool, bool)) -> Memory {
     let device = memory(vec![0xee; bytes], tears);
     let options = FormatOptions {
         store: [number as u8; 16],
         pool: [7; 16],
         index: number,
         checksums,
+        shares_clusters,
     };
     BlobStore::format(&device, &options).unwrap();
     device
@@ -235,7 +236,12 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
     let log = Log::default();
     let (mut bases, mut devices) = (Vec::new(), Vec::<Box<dyn Device>>::new());
     for number in 0..DEVICES {
-        let device = formatted(number as u16, DEVICE_BYTES, tears, seed % 4 < 2);
+        let device = formatted(
+            number as u16,
+            DEVICE_BYTES,
+            tears,
+            (seed % 4 < 2, !seed.is_multiple_of(5)),
+        );
         bases.push(device.image());
         devices.push(Box::new(Recorder::joining(device, &log)));
     }
@@ -248,7 +254,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
         }),
         #[cfg(feature = "rocksdb")]
         Home::Device => {
-            let device = formatted(u16::MAX, META_BYTES, tears, false);
+            let device = formatted(u16::MAX, META_BYTES, tears, (false, false));
             bases.push(device.image());
             on_device(Recorder::joining(device, &log), true)
         }
@@ -445,9 +451,17 @@ fn works(engine: NvmeFs, image: &Image, found: &Snapshot, what: &str) {
 
 fn explore(home: Home, profile: Profile, seed: u64, images: u64) {
     let run = record(home, profile, seed);
+    let marks = run.log.iter().enumerate();
+    let marks: Vec<usize> = marks
+        .filter_map(|(at, entry)| matches!(entry, Logged::Mark(_)).then_some(at))
+        .collect();
     let mut rng = Rng::new(seed ^ 0xd1ce);
     for number in 0..images {
-        let cut = rng.below(run.log.len() as u64 + 1) as usize;
+        // At any moment, or just before a commit or the end of a step: that is where an order matters.
+        let cut = match number % 2 {
+            1 if !marks.is_empty() => *rng.pick(&marks),
+            _ => rng.below(run.log.len() as u64 + 1) as usize,
+        };
         let what = format!("{home:?}, {profile:?}, FERRITE_SEED={seed}, image {number}, cut {cut}");
         check_image(&run, cut, &mut rng, &what);
     }
@@ -498,7 +512,7 @@ fn every_planted_mistake_is_found() {
             let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
             std::panic::catch_unwind(|| explore(Home::Memory, profile, seed, 40)).is_err()
         };
-        if !(0..60).any(finds) {
+        if !(0..120).any(finds) {
             missed.push(mistake);
         }
     }

@@ -162,7 +162,9 @@ fn misdirected(checksums: bool) -> (Pool, NvmeFs) {
         count: 1,
         ..all_of(false, true, pool.areas().data)
     };
-    pool.devices[0].plan(Fault::Misdirected(MIB), target);
+    // Where the blobs share clusters, the next one begins 16 KiB behind.
+    let distance = if checksums { MIB } else { 16 << 10 };
+    pool.devices[0].plan(Fault::Misdirected(distance), target);
     put(&fs, "a", 0, &content(5, 4096)).unwrap();
     (pool, fs)
 }
@@ -589,6 +591,7 @@ mod full_metadata {
                 pool: [7; 16],
                 index: u16::MAX,
                 checksums: false,
+                shares_clusters: false,
             };
             BlobStore::format(&*device, &identity).unwrap();
             let open = |create| {

@@ -55,6 +55,7 @@ fn open(dir: &Path, create: bool) -> NvmeFs {
             pool: [7; 16],
             index: 0,
             checksums: false,
+            shares_clusters: true,
         };
         BlobStore::format(&open(), &identity).unwrap();
     }

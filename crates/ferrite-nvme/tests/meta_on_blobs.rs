@@ -19,6 +19,7 @@ fn formatted(device: &dyn Device) {
         pool: [2; 16],
         index: 0,
         checksums: false,
+        shares_clusters: false,
     };
     BlobStore::format(device, &options).unwrap();
 }

@@ -28,6 +28,7 @@ fn pool_on(device: Box<dyn Device>) -> Arc<NvmeFs> {
         pool: [7; 16],
         index: 0,
         checksums: false,
+        shares_clusters: true,
     };
     BlobStore::format(&*device, &identity).unwrap();
     let meta = MemoryStore::new();

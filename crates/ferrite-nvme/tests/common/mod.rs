@@ -35,6 +35,15 @@ impl Home {
         let has = false;
         has
     }
+
+    /// Whether small files share clusters, as in pools that are made now.
+    fn shares_clusters(self) -> bool {
+        #[cfg(feature = "rocksdb")]
+        let shares = self != Home::Blobs;
+        #[cfg(not(feature = "rocksdb"))]
+        let shares = true;
+        shares
+    }
 }
 
 /// All of them.
@@ -134,6 +143,7 @@ impl Memory {
                     pool: [7; 16],
                     index: 0,
                     checksums: false,
+                    shares_clusters: false,
                 };
                 BlobStore::format(&device, &options).unwrap();
                 Some(Lasting::Blobs(Arc::new(device)))
@@ -153,6 +163,7 @@ impl Memory {
                     pool: [7; 16],
                     index: index as u16,
                     checksums: home.has_checksums(),
+                    shares_clusters: home.shares_clusters(),
                 };
                 BlobStore::format(&device, &options).unwrap();
                 Arc::new(device)

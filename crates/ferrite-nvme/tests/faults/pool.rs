@@ -193,6 +193,7 @@ impl Pool {
                 pool: [7; 16],
                 index: index as u16,
                 checksums,
+                shares_clusters: tears == checksums,
             };
             BlobStore::format(&device, &options).unwrap();
             Arc::new(Faulty::new(device))

@@ -82,6 +82,7 @@ fn blobs(bench: &Bench<'_>) -> Result<Homes, Failure> {
         pool: [1; 16],
         index: u16::MAX,
         checksums: false,
+        shares_clusters: false,
     };
     BlobStore::format(&open()?, &identity).map_err(of_store)?;
     let blobs = MetaBlobs::open(Box::new(open()?)).map_err(of_store)?;

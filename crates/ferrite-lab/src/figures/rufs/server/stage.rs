@@ -137,6 +137,7 @@ pub(super) fn format(device: &dyn Device, index: usize) -> Result<(), LabError> 
         pool: POOL,
         index: index as u16,
         checksums: false,
+        shares_clusters: false,
     };
     Ok(BlobStore::format(device, &options)?)
 }
