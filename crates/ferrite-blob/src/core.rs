@@ -4,7 +4,7 @@
 //! replaces and durable before that is free again, so a crash finds one of the two, whole. The locks are taken in this
 //! order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -36,6 +36,8 @@ pub(crate) struct Free {
     pub(crate) incarnations: Vec<u32>,
     /// Slots that hold a blob.
     pub(crate) live: Bitmap,
+    /// Units that blobs name although another has them, by the slots of those blobs.
+    pub(crate) tangled: BTreeMap<u32, BTreeSet<u32>>,
 }
 
 /// A store.
@@ -63,6 +65,8 @@ pub(crate) struct Damage {
     pub(crate) what: String,
     /// Writing the slot anew mends it.
     pub(crate) is_mendable: bool,
+    /// It names what is another's.
+    pub(crate) is_tangle: bool,
 }
 
 /// A blob.
@@ -395,8 +399,17 @@ impl Core {
 
     pub(crate) fn give_units(&self, pieces: &[(u32, u32)]) {
         let mut free = self.free.lock();
+        if free.tangled.is_empty() {
+            pieces.iter().for_each(|&(first, count)| free.units.give(first, count));
+            return;
+        }
+        let units = free.units.count();
         for &(first, count) in pieces {
-            free.units.give(first, count);
+            for unit in (first..first.saturating_add(count)).take_while(|&unit| unit < units) {
+                if !free.tangled.values().any(|claimed| claimed.contains(&unit)) {
+                    free.units.give(unit, 1);
+                }
+            }
         }
     }
 

@@ -22,6 +22,7 @@
 //! | `submitted` | the same without waiting, where nothing but the device is in the way |
 //! | `store` | making, opening, closing; blobs as a whole |
 //! | `verify` | looking for damage in data |
+//! | `untangle` | blobs that name what is another's |
 //! | `planted` | mistakes on purpose, for tests |
 //! | `check` | every structure against every other |
 //!
@@ -50,6 +51,7 @@ mod store;
 mod submitted;
 mod sums;
 mod units;
+mod untangle;
 mod verify;
 
 pub use blob::Blob;

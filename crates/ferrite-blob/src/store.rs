@@ -3,7 +3,7 @@
 //! Opening reads the metadata of every slot that was ever used, in large reads, and rebuilds what is free from it. A
 //! store that was not closed needs no more than that, and what its ring says.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -220,6 +220,7 @@ impl BlobStore {
                 overflow: Bitmap::new(found.layout.overflow_pages),
                 incarnations: Vec::new(),
                 live: Bitmap::new(slots),
+                tangled: BTreeMap::new(),
             }),
             superblock: Mutex::new(found),
             loaded: Mutex::new(HashMap::new()),
@@ -428,8 +429,13 @@ impl BlobStore {
         let mut loaded = self.core.loaded.lock();
         loaded.remove(&id.slot());
         let mut free = self.core.free.lock();
+        let was_tangled = free.tangled.remove(&id.slot()).is_some();
         free.live.clear(id.slot());
         free.slots.clear(id.slot());
+        drop((free, loaded, state));
+        if was_tangled {
+            self.core.forget_tangle(id.slot());
+        }
         Ok(())
     }
 
@@ -533,6 +539,7 @@ impl Core {
                         slot,
                         what: format!("slot {slot}: one of its pages cannot be read: {error}"),
                         is_mendable: true,
+                        is_tangle: false,
                     };
                     unreadable.push((error, damage));
                 }
@@ -573,6 +580,7 @@ impl Core {
                 slot,
                 what,
                 is_mendable,
+                is_tangle: false,
             });
         };
         for other in pair.chunks(PAGE_BYTES).filter_map(Head::decode) {
@@ -610,11 +618,23 @@ impl Core {
             }
             Err(error) => return Err(error),
         };
+        let mut claimed = None;
         for extent in extents {
-            if !free.units.claim(extent.physical, extent.count) {
-                let id = head.id.raw();
-                found(false, format!("blob {id:x} names clusters that are another's, or none"));
+            if !free.units.are_free(extent.physical, extent.count) {
+                let used = free.units.used_among(extent.physical, extent.count);
+                claimed.get_or_insert_with(BTreeSet::new).extend(used);
             }
+            free.units.claim(extent.physical, extent.count);
+        }
+        if let Some(claimed) = claimed {
+            free.tangled.insert(slot, claimed);
+            let id = head.id.raw();
+            damage.push(Damage {
+                slot,
+                what: format!("blob {id:x} names clusters that are another's, or none"),
+                is_mendable: false,
+                is_tangle: true,
+            });
         }
         Ok(())
     }

@@ -56,6 +56,20 @@ impl Units {
         bits(0, self.per_cluster)
     }
 
+    /// All units.
+    pub(crate) fn count(&self) -> u32 {
+        self.clusters.len().saturating_mul(self.per_cluster)
+    }
+
+    /// Which of these are used.
+    pub(crate) fn used_among(&self, first: u32, count: u32) -> Vec<u32> {
+        let units = first..first.saturating_add(count).min(self.count());
+        let per = self.per_cluster;
+        units
+            .filter(|unit| self.used_in(unit / per) >> (unit % per) & 1 == 1)
+            .collect()
+    }
+
     /// Free units.
     pub(crate) fn free(&self) -> u64 {
         u64::from(self.clusters.free()) * u64::from(self.per_cluster) + self.free_in_shared
@@ -104,17 +118,32 @@ impl Units {
         }
     }
 
-    /// Marks units as used that metadata names; `false` if some were, or do not exist.
-    pub(crate) fn claim(&mut self, first: u32, count: u32) -> bool {
-        let mut parts = Vec::new();
+    /// The part of a range that exists.
+    fn inside(&self, first: u32, count: u32) -> u32 {
         let last = u64::from(self.clusters.len()) * u64::from(self.per_cluster);
         let end = (u64::from(first) + u64::from(count)).min(last);
-        let inside = end.saturating_sub(first.into()) as u32;
-        self.each_cluster(first, inside, |cluster, part| parts.push((cluster, part)));
-        let mut is_sane = inside == count;
+        end.saturating_sub(first.into()) as u32
+    }
+
+    /// Whether all of these exist, and are free.
+    pub(crate) fn are_free(&self, first: u32, count: u32) -> bool {
+        let inside = self.inside(first, count);
+        let mut are_free = inside == count;
+        self.each_cluster(first, inside, |cluster, part| {
+            are_free &= self.used_in(cluster) & part == 0
+        });
+        are_free
+    }
+
+    /// Marks units as used that metadata names; `false` if some were, or do not exist.
+    pub(crate) fn claim(&mut self, first: u32, count: u32) -> bool {
+        let is_sane = self.are_free(first, count);
+        let mut parts = Vec::new();
+        self.each_cluster(first, self.inside(first, count), |cluster, part| {
+            parts.push((cluster, part))
+        });
         for (cluster, part) in parts {
             let used = self.used_in(cluster);
-            is_sane &= used & part == 0;
             self.set_used(cluster, used | part);
         }
         is_sane

@@ -53,6 +53,8 @@ pub(crate) enum Mend {
     Detach(Place),
     /// Takes the record from a blob that a node names.
     Attach(Place),
+    /// Gives a file copies of what its blob shares with another, and gives it a name that says so.
+    Untangle(Ino, Place),
     /// Tells a file's blob what the node knows.
     Tail(Ino),
     /// Has a data store write its damaged metadata anew, from what can be read.
@@ -106,6 +108,7 @@ impl Mend {
             Mend::Accept { .. } => ("it is moved to lost+found as it is", true),
             Mend::Keep(_) => ("it is moved to lost+found as it is", true),
             Mend::Quarantine(_) => ("it is moved to lost+found, without its content", true),
+            Mend::Untangle(..) => ("it gets copies of them, and is moved to lost+found as it is", true),
             Mend::Xattrs { .. } => ("the node is written anew", true),
             Mend::Detach(_) => ("the blob is deleted", false),
             Mend::Attach(_) => ("the record is removed", false),
@@ -149,6 +152,8 @@ struct Seen {
     detached: HashSet<Place>,
     blobs: HashSet<Place>,
     users: HashMap<Place, Ino>,
+    /// Blobs that name what is another's.
+    tangled: HashSet<Place>,
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -305,10 +310,12 @@ impl Core {
             for what in store.damage() {
                 report.found(format!("data store {number}: {what}"), Some(Mend::Store(store_number)));
             }
-            seen.blobs.extend(store.ids()?.into_iter().map(|blob| Place {
+            let place = |blob| Place {
                 store: store_number,
                 blob,
-            }));
+            };
+            seen.blobs.extend(store.ids()?.into_iter().map(place));
+            seen.tangled.extend(store.tangled().into_iter().map(place));
         }
         for (&ino, node) in &seen.nodes {
             if let Content::Blob(place) = node.content
@@ -324,6 +331,12 @@ impl Core {
     }
 
     fn judge_blobs(&self, report: &mut Report, seen: &Seen) {
+        for &place in &seen.tangled {
+            if let Some(&ino) = seen.users.get(&place) {
+                let what = format!("inode {ino}: its blob names clusters of another; what they hold may be either's");
+                report.found(what, Some(Mend::Untangle(ino, place)));
+            }
+        }
         for &place in &seen.blobs {
             match (seen.users.contains_key(&place), seen.detached.contains(&place)) {
                 (true, false) | (false, true) => {}

@@ -79,6 +79,10 @@ impl Core {
                 let blob = self.blobs.blob(*place)?;
                 return Ok(damaged.iter().try_for_each(|bytes| blob.accept(bytes.clone()))?);
             }
+            Mend::Untangle(ino, place) => {
+                self.quarantine(*ino, true)?;
+                return Ok(self.blobs.store(place.store)?.untangle().map(drop)?);
+            }
             Mend::Tail(ino) => return self.tell_blob(*ino),
             Mend::Store(number) => return Ok(self.blobs.store(*number)?.mend().map(drop)?),
             _ => {}
@@ -99,6 +103,7 @@ impl Core {
             | Mend::Quarantine(_)
             | Mend::Keep(_)
             | Mend::Accept { .. }
+            | Mend::Untangle(..)
             | Mend::Tail(_)
             | Mend::Store(_) => {}
         }

@@ -287,6 +287,66 @@ fn content_of_a_node_that_cannot_be_read_stays() {
     assert_eq!(all(&pool, b'S').len(), 1);
 }
 
+/// The metadata of one file's blob names the clusters of another's.
+#[test]
+fn files_that_claim_one_place_come_apart() {
+    use ferrite_blob::PAGE_BYTES;
+    const NAMES: [&str; 8] = ["s", "t", "u", "v", "w", "x", "y", "z"];
+    let mut pool = filled();
+    let vfs = Vfs::new(pool.shared(), Cred::root());
+    let flags = OpenFlags {
+        write: true,
+        create: true,
+        mode: 0o644,
+        ..OpenFlags::default()
+    };
+    for (byte, name) in (1..).zip(NAMES) {
+        let opened = vfs.open(format!("/{name}").as_bytes(), &flags).unwrap();
+        opened.write_at(SYSTEM, 0, &vec![byte; 50_000]).unwrap();
+    }
+    drop(vfs);
+    pool.close();
+    // Of a store, the heads of blobs with one piece of four units: the second gets the piece of the first.
+    let image = pool.device(0).image();
+    let of_slot = |page: &[u8]| u32::from_le_bytes(page[16..20].try_into().unwrap());
+    let generation = |page: &[u8]| u64::from_le_bytes(page[24..32].try_into().unwrap());
+    let mut heads: Vec<(usize, &[u8])> = image.chunks(PAGE_BYTES).enumerate().collect();
+    heads.retain(|(_, page)| page[..4] == *b"BlHd");
+    heads.sort_by_key(|(_, page)| (of_slot(page), std::cmp::Reverse(generation(page))));
+    heads.dedup_by_key(|(_, page)| of_slot(page));
+    heads.retain(|(_, page)| page[12] == 1 && page[40] == 1 && page[824..828] == [4, 0, 0, 0]);
+    let ((_, first), (at, second)) = (heads[0], heads[1]);
+    let mut page = second.to_vec();
+    page[816..828].copy_from_slice(&first[816..828]);
+    page[8..12].fill(0);
+    let crc = crc32c::crc32c(&page);
+    page[8..12].copy_from_slice(&crc.to_le_bytes());
+    let mut damaged = image.clone();
+    damaged[at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&page);
+    pool.replace_device(0, damaged);
+    pool.open();
+    let report = pool.engine().check().unwrap();
+    let said: Vec<&str> = report.findings.iter().filter_map(|finding| finding.mend).collect();
+    let apart = "it gets copies of them, and is moved to lost+found as it is";
+    assert!(said.contains(&apart), "{report:#?}");
+    let repaired = pool.engine().repair().unwrap();
+    assert!(repaired.after.findings.is_empty(), "{:#?}", repaired.after);
+    pool.remount();
+    pool.check();
+    let names = lost(&pool);
+    assert_eq!(names.len(), 1, "{names:?}");
+    let copy = content(&pool, &names[0]).unwrap();
+    // The one whose it was has it still; nobody else is touched.
+    let mut equal = usize::from(content(&pool, "/d/sub/other").is_ok_and(|found| found == copy));
+    for (byte, name) in (1_u8..).zip(NAMES) {
+        if let Ok(found) = content(&pool, &format!("/{name}")) {
+            assert!(found == vec![byte; 50_000], "{name}");
+            equal += usize::from(found == copy);
+        }
+    }
+    assert_eq!(equal, 1);
+}
+
 #[test]
 fn a_directory_below_itself_comes_out() {
     let pool = mended("circle", |pool| {

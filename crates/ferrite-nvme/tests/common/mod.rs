@@ -225,6 +225,16 @@ impl Memory {
         &self.meta
     }
 
+    /// The device of a data store.
+    pub(crate) fn device(&self, index: usize) -> &MemoryDevice {
+        &self.devices[index]
+    }
+
+    /// Puts another device in the place of one, while the pool is closed.
+    pub(crate) fn replace_device(&mut self, index: usize, image: Vec<u8>) {
+        self.devices[index] = Arc::new(MemoryDevice::of(image));
+    }
+
     /// The data stores of a pool that is closed.
     pub(crate) fn stores(&self) -> Vec<BlobStore> {
         let open = |device: &Arc<MemoryDevice>| BlobStore::open(Box::new(Arc::clone(device)), false).unwrap();

@@ -1,0 +1,116 @@
+//! Blobs that name what is another's, as only damage can make them: neither harms the other, and they come apart.
+
+use std::sync::Arc;
+
+use ferrite_blob::device::Memory;
+use ferrite_blob::{BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
+
+const LEN: usize = 90_000;
+
+/// The newer page of a slot.
+fn head(image: &[u8], slot: usize) -> usize {
+    let generation = |page: &usize| u64::from_le_bytes(image[page * PAGE_BYTES + 24..][..8].try_into().unwrap());
+    let pages = [1 + 2 * slot, 2 + 2 * slot];
+    pages.into_iter().max_by_key(generation).unwrap() * PAGE_BYTES
+}
+
+/// The first piece of a slot's blob: first unit in the blob, on the device, how many.
+fn piece(image: &[u8], slot: usize) -> [u32; 3] {
+    let at = head(image, slot) + 816;
+    [0, 4, 8].map(|into| u32::from_le_bytes(image[at + into..][..4].try_into().unwrap()))
+}
+
+fn set_pieces(image: &mut [u8], slot: usize, pieces: &[[u32; 3]]) {
+    let at = head(image, slot);
+    let page = &mut image[at..at + PAGE_BYTES];
+    page[40..44].copy_from_slice(&(pieces.len() as u32).to_le_bytes());
+    for (into, piece) in page[816..].chunks_mut(12).zip(pieces) {
+        into.copy_from_slice(&piece.map(u32::to_le_bytes).concat());
+    }
+    page[8..12].fill(0);
+    let crc = crc32c::crc32c(page);
+    page[8..12].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// A closed store with three blobs, of ones, twos and threes, of which the second gets these pieces and the first's.
+fn tangled(mib: u64, options: &FormatOptions, others: &[[u32; 3]]) -> Arc<Memory> {
+    let device = Arc::new(Memory::new(mib << 20));
+    BlobStore::format(&*device, options).unwrap();
+    let store = open(&device);
+    for (byte, id) in (1..).zip(store.reserve(3).unwrap()) {
+        store.create(id, b"").unwrap().write_at(&[byte; LEN], 0, None).unwrap();
+    }
+    store.close().unwrap();
+    let mut image = device.image();
+    let pieces = [&[piece(&image, 0)], others].concat();
+    set_pieces(&mut image, 1, &pieces);
+    Arc::new(Memory::of(image))
+}
+
+fn open(device: &Arc<Memory>) -> BlobStore {
+    BlobStore::open(Box::new(Arc::clone(device)), false).unwrap()
+}
+
+fn read(store: &BlobStore, nth: usize) -> Vec<u8> {
+    let mut found = vec![0; LEN];
+    let id = store.ids().unwrap()[nth];
+    store.blob(id).unwrap().read_at(&mut found, 0).unwrap();
+    found
+}
+
+fn options(checksums: bool, shares_clusters: bool) -> FormatOptions {
+    FormatOptions {
+        store: [1; 16],
+        pool: [2; 16],
+        index: 0,
+        checksums,
+        shares_clusters,
+    }
+}
+
+#[test]
+fn two_blobs_of_one_place_come_apart() {
+    for (checksums, shares) in [(false, false), (false, true), (true, false), (true, true)] {
+        let what = format!("checksums {checksums}, shares {shares}");
+        // Something behind the end of the device, too.
+        let device = tangled(16, &options(checksums, shares), &[[1000, u32::MAX - 5, 3]]);
+        let store = open(&device);
+        let ids = store.ids().unwrap();
+        assert_eq!(store.tangled(), [ids[1]], "{what}");
+        assert!(store.damage()[0].contains("another's"), "{what}");
+        // Whoever lets go of it takes nothing from the other.
+        let free = store.space().free_bytes;
+        store.blob(ids[1]).unwrap().truncate(50_000, None).unwrap();
+        assert_eq!(store.space().free_bytes, free, "{what}");
+        assert_eq!(store.untangle().unwrap(), [ids[1]], "{what}");
+        assert!(store.damage().is_empty() && store.tangled().is_empty(), "{what}");
+        let (first, second) = (vec![1; LEN], [vec![1; 50_000], vec![0; LEN - 50_000]].concat());
+        assert!(read(&store, 0) == first && read(&store, 1) == second, "{what}");
+        store.close().unwrap();
+        let store = open(&device);
+        let report = store.check().unwrap();
+        assert!(report.findings.is_empty(), "{what}: {report:?}");
+        assert!(read(&store, 1) == second && read(&store, 2) == vec![3; LEN], "{what}");
+        store.blob(ids[1]).unwrap().write_at(&[9; LEN], 0, None).unwrap();
+        assert!(read(&store, 0) == first && read(&store, 1) == vec![9; LEN], "{what}");
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn a_tangled_blob_that_is_deleted_takes_nothing_along() {
+    let store = open(&tangled(8, &options(false, true), &[]));
+    let ids = store.ids().unwrap();
+    store.delete(ids[1]).unwrap();
+    assert!(store.damage().is_empty() && store.check().unwrap().findings.is_empty());
+    // All that is free is written; the first blob has what it had.
+    let other = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
+    let mut at = 0;
+    while other.write_at(&[7; 16 << 10], at, None) != Err(Error::NoSpace) {
+        at += 16 << 10;
+    }
+    assert!(at > 2 * CLUSTER_BYTES);
+    let mut found = vec![0; LEN];
+    store.blob(ids[0]).unwrap().read_at(&mut found, 0).unwrap();
+    assert!(found == vec![1; LEN]);
+}
