@@ -325,3 +325,54 @@ fn a_lost_answer_of_the_ring_changes_nothing_later() {
         assert!(!(is_second && third.is_ok()), "what failed has happened after all");
     }
 }
+
+/// An error at each write while clusters become slots: nothing is lost, and they become slots the next time.
+#[test]
+fn slots_are_added_or_not_whichever_write_fails() {
+    let mut failures = 0;
+    for after in 0.. {
+        let device = Arc::new(Faulty::new(Memory::of(vec![0xee; 8 << 20])));
+        let options = FormatOptions {
+            shares_clusters: true,
+            ..OPTIONS
+        };
+        BlobStore::format(&*device, &options).unwrap();
+        let store = open(&device);
+        let slots = store.space().blobs_max as usize;
+        for id in store.reserve(slots).unwrap() {
+            store.create(id, b"there").unwrap();
+        }
+        let target = Target {
+            reads: false,
+            writes: true,
+            range: 0..u64::MAX,
+            after,
+            count: 1,
+        };
+        device.plan(Fault::Error, target);
+        let reserved = store.reserve(4);
+        device.mend();
+        let what = format!("write {after}: {reserved:?}");
+        // Whatever failed, blobs are there; and if the store goes on, so do its slots.
+        assert_eq!(store.ids().unwrap().len(), slots, "{what}");
+        if store.is_running() {
+            assert_eq!(store.reserve(4).unwrap().len(), 4, "{what}");
+        }
+        drop(store);
+        let store = open(&device);
+        let report = store.check().unwrap();
+        assert!(report.findings.is_empty(), "{what}: {report:?}");
+        assert_eq!(store.ids().unwrap().len(), slots, "{what}");
+        for id in store.reserve(4).unwrap() {
+            store.create(id, b"new").unwrap().write_at(&[1; 5000], 0, None).unwrap();
+        }
+        assert!(store.space().blobs_max as usize > slots, "{what}");
+        assert!(store.check().unwrap().findings.is_empty(), "{what}");
+        store.close().unwrap();
+        if reserved.is_ok() {
+            break;
+        }
+        failures += 1;
+    }
+    assert!(failures >= 3, "zeros and both superblocks: {failures}");
+}
