@@ -378,7 +378,7 @@ fn a_quick_benchmark_has_its_rows() {
     let has_ext4 = rows.iter().any(|row| row["against"] == "ext4, O_SYNC");
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), if has_ext4 { 14 } else { 11 }, "{names:?}");
+    assert_eq!(names.len(), if has_ext4 { 17 } else { 14 }, "{names:?}");
     let stats: Vec<&str> = rows
         .iter()
         .filter(|row| row["name"] == "nvme_stat")

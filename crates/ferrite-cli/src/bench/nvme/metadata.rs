@@ -14,15 +14,17 @@ use ferrite_nvme::MetaBlobs;
 use ferrite_vfs::{FileSystem, Ino, ROOT_INO, SYSTEM, Start};
 
 use super::place::{Device, Ext4};
-use super::{Bench, NAMES, Open, THREADS, in_threads, new_file};
-use crate::bench::Output;
+use super::{Bench, CONTENT_NAMES, NAMES, Open, THREADS, in_threads, new_file};
 use crate::bench::contest::{Contest, timed};
+use crate::bench::{Output, whole};
 use crate::{FAILED, Failure};
 
 /// What a `stat` of a path of depth 4 may take.
 const STAT_NS: f64 = 15_000.0;
 /// A node and an edge, about.
 const VALUES: [usize; 2] = [120, 20];
+/// What a small file holds.
+const SMALL_BYTES: usize = 8 << 10;
 
 /// Where RocksDB's files are, on both sides.
 struct Homes {
@@ -34,7 +36,7 @@ struct Homes {
 }
 
 pub(super) fn run(bench: &Bench<'_>, out: &mut Output) -> Result<(), Failure> {
-    if !NAMES[9..].iter().any(|name| out.wants(name)) {
+    if !NAMES[CONTENT_NAMES..].iter().any(|name| out.wants(name)) {
         return Ok(());
     }
     in_home(bench, directories(bench)?, out)?;
@@ -110,6 +112,12 @@ impl Files<'_> {
         Ok(())
     }
 
+    fn create_with(&self, name: u64, content: &[u8]) -> Result<(), Failure> {
+        let name = format!("file-{name}");
+        let file = self.fs.create(SYSTEM, self.dir, name.as_bytes(), &new_file())?.file;
+        whole(file.write_at(SYSTEM, 0, content)?, content.len())
+    }
+
     fn unlink(&self, name: u64) -> Result<(), Failure> {
         Ok(self.fs.unlink(SYSTEM, self.dir, format!("file-{name}").as_bytes())?)
     }
@@ -131,7 +139,7 @@ impl Files<'_> {
 fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Failure> {
     let data = bench.place.device("names-data")?;
     let config = bench.place.dir().join(format!("{}.toml", homes.name.replace(' ', "-")));
-    let open = Open::make(&config, &homes.ours, &data.path)?;
+    let open = Open::make(&config, &homes.ours, &data.path, false)?;
     let mut dir = ROOT_INO;
     for name in [&b"a"[..], b"b", b"c"] {
         dir = open.fs.mkdir(SYSTEM, dir, name, 0o755)?.ino;
@@ -147,12 +155,12 @@ fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Fail
     };
     let count = bench.count(8);
     let mut number = 0_u64;
-    let mut transactions = || {
+    let mut transactions = |values: &[usize]| {
         timed(count, || {
             (0..count).try_for_each(|_| {
                 number += 1;
                 let mut txn = homes.theirs.begin();
-                for (kind, len) in VALUES.into_iter().enumerate() {
+                for (kind, &len) in values.iter().enumerate() {
                     let key = [&[kind as u8][..], &number.to_be_bytes()].concat();
                     txn.put(&key, &vec![1; len]).map_err(of_store)?;
                 }
@@ -168,11 +176,22 @@ fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Fail
     .enumerate()
     {
         let ours = &mut || Ok(files.round(1, count)?[index]);
-        contest(names[0], "one transaction", 1).run(ours, &mut transactions, out)?;
+        contest(names[0], "one transaction", 1).run(ours, &mut || transactions(&VALUES), out)?;
         let many = &mut || Ok(files.round(THREADS, 4 * count)?[index]);
         let one = &mut || Ok(files.round(1, count)?[index]);
         contest(names[1], "one thread", THREADS).run(many, one, out)?;
     }
+    let content = vec![7; SMALL_BYTES];
+    let small = &mut || {
+        let first = files.next.fetch_add(count, Ordering::Relaxed);
+        let all = timed(count, || {
+            (first..first + count).try_for_each(|name| files.create_with(name, &content))
+        });
+        (first..first + count).try_for_each(|name| files.unlink(name))?;
+        all
+    };
+    let theirs = &mut || transactions(&[VALUES[0], VALUES[1], SMALL_BYTES]);
+    contest("nvme_small_file", "one transaction", 1).run(small, theirs, out)?;
     stat(bench, &files, &homes, &data, out)
 }
 

@@ -38,12 +38,17 @@ pub(crate) const NAMES: &[&str] = &[
     "nvme_read_4k_direct",
     "nvme_write_4k_sync",
     "nvme_write_4k_16_threads",
+    "nvme_read_4k_checksums",
+    "nvme_write_4k_checksums",
     "nvme_create",
     "nvme_unlink",
     "nvme_create_16_threads",
     "nvme_unlink_16_threads",
+    "nvme_small_file",
     "nvme_stat",
 ];
+/// So many of them are about content.
+const CONTENT_NAMES: usize = 11;
 const BLOCK_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 4 << 20;
 const THREADS: usize = 16;
@@ -78,7 +83,7 @@ struct Open {
 
 impl Open {
     /// Makes a pool and opens it. Its pages count as written whole, as io_uring writes them.
-    fn make(config: &Path, metadata: &Path, data: &Path) -> Result<Open, Failure> {
+    fn make(config: &Path, metadata: &Path, data: &Path, data_checksum: bool) -> Result<Open, Failure> {
         let mut described = Config::new(metadata, [data.to_owned()]);
         described.data[0].whole_pages = Some(true);
         if metadata.is_file() {
@@ -88,6 +93,7 @@ impl Open {
         std::fs::write(config, described.to_text())?;
         let mut options = MakeOptions::default();
         options.force = true;
+        options.data_checksum = data_checksum;
         ferrite_nvme::make(config, &options)?;
         let volume = NvmeVolume::open(config, Options::default())?;
         let fs = volume.fs();
@@ -126,12 +132,12 @@ impl Bench<'_> {
 
     /// Rows about one long file.
     fn content(&self, out: &mut Output) -> Result<(), Failure> {
-        if !NAMES[..9].iter().any(|name| out.wants(name)) {
+        if !NAMES[..CONTENT_NAMES].iter().any(|name| out.wants(name)) {
             return Ok(());
         }
         let dir = self.place.dir();
         let (device, other) = (self.place.device("data")?, self.place.device("raw")?);
-        let open = Open::make(&dir.join("pool.toml"), &dir.join("metadata"), &device.path)?;
+        let open = Open::make(&dir.join("pool.toml"), &dir.join("metadata"), &device.path, false)?;
         let file = filled(&*open.fs)?;
         let written = File::options().write(true).open(&other.path)?;
         let chunk = vec![1; 1 << 20];
@@ -164,10 +170,40 @@ impl Bench<'_> {
             let theirs = &mut || timed(count, || raw.run(writes, raw::DEPTH_MAX, count));
             self.contest(name, "io_uring", 1).run(ours, theirs, out)?;
         }
-        match self.place.ext4("ext4") {
-            Some(ext4) => self.against_ext4(&file, &ext4, out),
-            None => Ok(()),
+        if let Some(ext4) = self.place.ext4("ext4") {
+            self.against_ext4(&file, &ext4, out)?;
         }
+        self.with_checksums(&*file, &pool, out)
+    }
+
+    /// The same file in a pool whose data has checksums.
+    fn with_checksums(&self, without: &dyn OpenFile, pool: &Pool, out: &mut Output) -> Result<(), Failure> {
+        let dir = self.place.dir();
+        let device = self.place.device("summed")?;
+        let open = Open::make(
+            &dir.join("summed.toml"),
+            &dir.join("summed-metadata"),
+            &device.path,
+            true,
+        )?;
+        let file = filled(&*open.fs)?;
+        let mut buffer = pool.take(BLOCK_BYTES).ok_or_else(no_memory)?;
+        let mut other = pool.take(BLOCK_BYTES).ok_or_else(no_memory)?;
+        for (name, writes, rarer) in [
+            ("nvme_read_4k_checksums", false, 1),
+            ("nvme_write_4k_checksums", true, 4),
+        ] {
+            let count = self.count(rarer);
+            let (mut next, mut their_next) = (0, 0);
+            let ours = &mut || timed(count, || each(count, || one(&*file, writes, &mut buffer, &mut next)));
+            let theirs = &mut || {
+                timed(count, || {
+                    each(count, || one(without, writes, &mut other, &mut their_next))
+                })
+            };
+            self.contest(name, "without checksums", 1).run(ours, theirs, out)?;
+        }
+        Ok(())
     }
 
     fn against_ext4(&self, file: &Arc<dyn OpenFile>, ext4: &Ext4, out: &mut Output) -> Result<(), Failure> {
