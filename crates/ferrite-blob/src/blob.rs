@@ -301,8 +301,8 @@ impl Blob {
         self.let_go(&mut state, before, metadata, &freed)
     }
 
-    /// Zeros these bytes, and lets go of clusters, and in the first of parts, that are zeros then. Durable when it returns; a crash in between
-    /// leaves some of them zeroed.
+    /// Zeros these bytes, and lets go of clusters, and in the first of parts, that are zeros then. Durable when it
+    /// returns; a crash in between leaves some of them zeroed.
     ///
     /// # Errors
     /// Of the device.
@@ -378,8 +378,8 @@ impl Blob {
         stored
     }
 
-    /// Gives the blob all units of a range that it lacks, and behind its first cluster whole clusters: first unit in the
-    /// blob, on the device, how many.
+    /// Gives the blob all units of a range that it lacks, and behind its first cluster whole clusters: first unit in
+    /// the blob, on the device, how many.
     fn fill_holes(&self, state: &mut State, offset: u64, end: u64) -> Result<Vec<(u32, u32, u32)>> {
         let layout = &self.core.layout;
         let first = u32::try_from(layout.given_from(offset)).map_err(|_| Error::NoSpace)?;

@@ -11,14 +11,13 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::device::{Device, Op};
 use crate::format::{
-    BlobId, Extent, HEAD_EXTENTS, Head, Layout, OVERFLOW_EXTENTS, OVERFLOW_MAX, Overflow, Superblock, decode_overflow,
-    encode_overflow,
+    Areas, BlobId, Extent, HEAD_EXTENTS, Head, Layout, OVERFLOW_EXTENTS, OVERFLOW_MAX, Overflow, Superblock,
+    decode_overflow, encode_overflow,
 };
 use crate::page::Pages;
 use crate::planted::{Planted, is_planted};
 use crate::ranges::Ranges;
 use crate::ring::Ring;
-use crate::slots::Areas;
 use crate::space::Bitmap;
 use crate::sums::Summed;
 use crate::units::Units;

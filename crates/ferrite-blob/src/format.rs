@@ -14,7 +14,6 @@
 //! for overflow pages, has it in the page that names it. What cannot be decoded is told as such, never a panic.
 
 use crate::page::Pages;
-use crate::slots::{self, Areas};
 use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result, SHARED_UNIT_PAGES};
 
 /// Version of everything on the device, without checksums of data.
@@ -50,6 +49,18 @@ pub(crate) const AREAS_MAX: usize = 256;
 const AREAS_AT: usize = 96;
 /// Pages whose checksums a page has room for.
 pub(crate) const SUMS_PER_PAGE: u64 = (PAGE_BYTES / SUM_BYTES) as u64;
+
+/// Slots of a cluster.
+pub(crate) const SLOTS_A_CLUSTER: u32 = CLUSTER_PAGES as u32 / 2;
+
+/// Clusters with slots: the first, and how many.
+pub(crate) type Areas = Vec<(u32, u32)>;
+
+/// Slots in all these areas.
+pub(crate) fn in_areas(areas: &Areas) -> u32 {
+    let slots = |&(_, clusters): &(u32, u32)| clusters.saturating_mul(SLOTS_A_CLUSTER);
+    areas.iter().map(slots).fold(0, u32::saturating_add)
+}
 
 /// Number of a blob: its slot, and the how manieth blob of that slot it is. Never given twice in the life of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -305,7 +316,7 @@ impl Superblock {
             pool,
             index: u16_at(page, 48),
             is_clean: page[50] == 1,
-            slots_used: u32_at(page, 76).min(layout.slots.saturating_add(slots::in_areas(&areas))),
+            slots_used: u32_at(page, 76).min(layout.slots.saturating_add(in_areas(&areas))),
             generation: u64_at(page, 80),
             layout,
             areas,

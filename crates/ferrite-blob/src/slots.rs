@@ -8,26 +8,15 @@
 
 use crate::core::{Core, Free};
 use crate::device::{Device, Op};
-use crate::format::{AREAS_MAX, Superblock};
+use crate::format::{AREAS_MAX, SLOTS_A_CLUSTER, Superblock, in_areas};
 use crate::page::Pages;
 use crate::planted::{Planted, is_planted};
 use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
-/// Slots of a cluster.
-pub(crate) const SLOTS_A_CLUSTER: u32 = CLUSTER_PAGES as u32 / 2;
 /// Each new area has this part of all slots before, so that there are never many areas.
 const GROWTH: u32 = 8;
 /// And at most so many clusters.
 const AREA_CLUSTERS_MAX: u32 = 1024;
-
-/// Clusters with slots: the first, and how many.
-pub(crate) type Areas = Vec<(u32, u32)>;
-
-/// Slots in all these areas.
-pub(crate) fn in_areas(areas: &Areas) -> u32 {
-    let slots = |&(_, clusters): &(u32, u32)| clusters.saturating_mul(SLOTS_A_CLUSTER);
-    areas.iter().map(slots).fold(0, u32::saturating_add)
-}
 
 impl Core {
     /// The device for metadata.

@@ -1,4 +1,5 @@
-//! Which clusters, slots and overflow pages are free (and, in `units`, parts of clusters): bitmaps in memory, rebuilt when the store is opened.
+//! Which clusters, slots and overflow pages are free: bitmaps in memory, rebuilt when the store is opened. Parts of
+//! clusters are in `units`.
 //!
 //! Invariant: what metadata on the device names is never free here, and what is given back is given back only when no
 //! metadata on the device names it.

@@ -11,11 +11,10 @@ use parking_lot::{Mutex, RwLock};
 use crate::blob::Blob;
 use crate::core::{Core, Damage, Free, Inner, State, newer};
 use crate::device::{Device, Memory, Op};
-use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, Superblock};
+use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, Superblock, in_areas};
 use crate::overlay;
 use crate::page::Pages;
 use crate::ring::{self, Ring};
-use crate::slots;
 use crate::space::Bitmap;
 use crate::sums::Summed;
 use crate::units::Units;
@@ -210,7 +209,7 @@ impl BlobStore {
                 "it has {has} bytes, its store was made for {need}; is it the same device?"
             )));
         }
-        let slots = found.layout.slots.saturating_add(slots::in_areas(&found.areas));
+        let slots = found.layout.slots.saturating_add(in_areas(&found.areas));
         let mut core = Core {
             layout: found.layout,
             areas: RwLock::new(found.areas.clone()),

@@ -159,8 +159,9 @@ impl Units {
         }
     }
 
-    /// Takes units, as few pieces as there can be, behind `goal` if that is free. The caller has seen to it that so many
-    /// are free. It is a part of a cluster, or a multiple of one, which comes in clusters as long as there are any.
+    /// Takes units, as few pieces as there can be, behind `goal` if that is free. The caller has seen to it that so
+    /// many are free. It is a part of a cluster, or a multiple of one, which comes in clusters as long as there are
+    /// any.
     pub(crate) fn take(&mut self, mut goal: Option<u32>, count: u32) -> Vec<(u32, u32)> {
         let (mut taken, mut left) = (Vec::new(), count);
         while left > 0 {

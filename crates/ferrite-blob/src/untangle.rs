@@ -1,7 +1,7 @@
 //! Blobs that name units which another blob names, too: only damage makes them.
 //!
-//! Of two that claim a unit, the one whose slot was read first has it. Nobody knows whose content is there, so the other
-//! gets a copy, and is told of by name; whoever uses blobs then decides what it is worth.
+//! Of two that claim a unit, the one whose slot was read first has it. Nobody knows whose content is there, so the
+//! other gets a copy, and is told of by name; whoever uses blobs then decides what it is worth.
 //!
 //! Invariant: a unit that two blobs claim is never given away, until one of them has let go of it durably.
 

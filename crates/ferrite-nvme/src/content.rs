@@ -1,9 +1,10 @@
 //! Content of files: open handles, reading, writing, ranges.
 //!
 //! A small file's content is in its node or beside it: one transaction writes it. Anything longer is in a blob, in
-//! place, and a write that makes it longer leaves size and times in the blob's own metadata, which becomes durable after the data
-//! and in one piece (RUFS, section 2.2.1). A change that carries a token goes to the node instead, with its outcome, in
-//! one transaction, after the data: a repetition of it finds the outcome, or data behind the end that nobody sees.
+//! place, and a write that makes it longer leaves size and times in the blob's own metadata, which becomes durable
+//! after the data and in one piece (RUFS, section 2.2.1). A change that carries a token goes to the node instead,
+//! with its outcome, in one transaction, after the data: a repetition of it finds the outcome, or data behind the end
+//! that nobody sees.
 //!
 //! Invariant: before a blob's metadata is ahead of the node, a record says so.
 

@@ -3,8 +3,9 @@
 //! A node that is read for a path, a listing or its attributes should not bring content along, so what is longer than
 //! [`INLINE_BYTES_MAX`] lies under the key `S`. The node knows how long it is, and its checksum.
 //!
-//! Invariants: node and content change in one transaction, under the inode's lock. Content shorter than its file goes on
-//! with zeros up to the file's size; it is never longer. Nothing of it stays in memory: the metadata store has caches.
+//! Invariants: node and content change in one transaction, under the inode's lock. Content shorter than its file goes
+//! on with zeros up to the file's size; it is never longer. Nothing of it stays in memory: the metadata store has
+//! caches.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
