@@ -326,6 +326,11 @@ fn a_device_that_vanishes_under_load_takes_only_its_files() {
     within(Duration::from_secs(120), || {
         let pool = Pool::new(2, 100, false);
         let fs = pool.open().unwrap();
+        // Some are on each, however soon it vanishes.
+        let before: Vec<u64> = (80_000..80_004).collect();
+        for &number in &before {
+            put(&fs, &format!("n{number}"), 0, &content(number, 6000)).unwrap();
+        }
         let target = Target {
             after: 60,
             ..all_of(true, true, 0..u64::MAX)
@@ -351,7 +356,7 @@ fn a_device_that_vanishes_under_load_takes_only_its_files() {
             refused += u64::from(put(&fs, &format!("n{number}"), 0, &content(number, 6000)).is_err());
         }
         assert_eq!(refused, 0, "new files do not go to a device that fails");
-        let numbers: Vec<u64> = acknowledged.concat().into_iter().chain(after).collect();
+        let numbers: Vec<u64> = [before, acknowledged.concat(), after].concat();
         let count = |fs: &ferrite_nvme::NvmeFs| {
             let mut failed = 0;
             for &number in &numbers {
