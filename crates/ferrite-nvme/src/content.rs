@@ -56,14 +56,14 @@ impl NvmeFile {
         self.mode.write
     }
 
-    /// A read has happened.
-    pub(crate) fn note_access(&self) {
-        if !self.mode.no_atime && !self.core().is_read_only {
+    /// A read has happened; `no_atime` is that of its [`Ctx`].
+    pub(crate) fn note_access(&self, no_atime: bool) {
+        if !no_atime && !self.mode.no_atime && !self.core().is_read_only {
             self.core().accessed(&self.held);
         }
     }
 
-    pub(crate) fn read_bytes(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read_bytes(&self, no_atime: bool, offset: u64, buf: &mut [u8]) -> Result<usize> {
         if !self.mode.read {
             return Err(FsError::BadHandle);
         }
@@ -87,7 +87,7 @@ impl NvmeFile {
             }
             _ => {}
         }
-        self.note_access();
+        self.note_access(no_atime);
         Ok(count)
     }
 
@@ -423,16 +423,16 @@ impl OpenFile for NvmeFile {
         )
     }
 
-    fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.read_bytes(offset, buf)
+    fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_bytes(ctx.no_atime, offset, buf)
     }
 
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         self.write_bytes(ctx, mode, data)
     }
 
-    fn submit_read(&self, _: &Ctx, offset: u64, buffer: Buffer, done: ReadDone) {
-        self.begin_read(offset, buffer, done);
+    fn submit_read(&self, ctx: &Ctx, offset: u64, buffer: Buffer, done: ReadDone) {
+        self.begin_read(ctx.no_atime, offset, buffer, done);
     }
 
     fn submit_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {

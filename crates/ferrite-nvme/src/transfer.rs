@@ -114,11 +114,11 @@ fn store_times(inode: &Inode, state: &State, blob: &Blob) -> Result<()> {
 }
 
 impl NvmeFile {
-    pub(crate) fn begin_read(&self, offset: u64, buffer: Buffer, done: ReadDone) {
-        if let Some((mut buffer, done)) = self.try_read(offset, buffer, done) {
+    pub(crate) fn begin_read(&self, no_atime: bool, offset: u64, buffer: Buffer, done: ReadDone) {
+        if let Some((mut buffer, done)) = self.try_read(no_atime, offset, buffer, done) {
             let file = self.clone();
             self.core().workers.add(move || {
-                let read = file.read_bytes(offset, &mut buffer);
+                let read = file.read_bytes(no_atime, offset, &mut buffer);
                 drop(file);
                 done(buffer, read);
             });
@@ -126,7 +126,7 @@ impl NvmeFile {
     }
 
     /// Begins a read, or gives back what it takes.
-    fn try_read(&self, offset: u64, mut buffer: Buffer, done: ReadDone) -> Option<(Buffer, ReadDone)> {
+    fn try_read(&self, no_atime: bool, offset: u64, mut buffer: Buffer, done: ReadDone) -> Option<(Buffer, ReadDone)> {
         let Some(state) = self.held().try_read() else {
             return Some((buffer, done));
         };
@@ -145,7 +145,7 @@ impl NvmeFile {
             buffer.set_len(len);
             return Some((buffer, done));
         };
-        self.note_access();
+        self.note_access(no_atime);
         ready.begin(buffer, move |mut buffer, result| {
             buffer.set_len(len);
             done(buffer, result.map(|()| count).map_err(FsError::from));

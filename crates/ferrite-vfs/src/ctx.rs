@@ -120,6 +120,9 @@ pub struct Ctx {
     /// Each inode whose attributes a call that takes a name returns comes pinned, as by [`crate::FileSystem::pin`]
     /// (the root, which is never freed, does not). It is pinned before anything can remove the name again.
     pub pins: bool,
+    /// Nothing that the call reads has its access time moved, whoever owns it: for who decides that for all callers, as
+    /// a read-only export does. What an owner may ask for is [`crate::OpenMode::no_atime`].
+    pub no_atime: bool,
     /// The change that the call asks for happens once, however often the call is repeated with this token.
     pub once: Option<Once>,
     /// Whose locks are meant.
@@ -131,6 +134,7 @@ pub const SYSTEM: &Ctx = &Ctx {
     cred: Cred::root(),
     check: false,
     pins: false,
+    no_atime: false,
     once: None,
     client: ClientId::LOCAL,
 };
@@ -142,6 +146,7 @@ impl Ctx {
             cred,
             check: true,
             pins: false,
+            no_atime: false,
             once: None,
             client: ClientId::LOCAL,
         }
@@ -153,6 +158,7 @@ impl Ctx {
             cred,
             check: false,
             pins: false,
+            no_atime: false,
             once: None,
             client: ClientId::LOCAL,
         }

@@ -40,12 +40,12 @@ impl PmFile {
         self.engine.core()
     }
 
-    fn reader(&self) -> Reader<'_> {
+    fn reader(&self, ctx: &Ctx) -> Reader<'_> {
         Reader {
             core: self.core(),
             inode: &self.inode,
             cache: &self.cache,
-            no_atime: self.mode.no_atime,
+            no_atime: self.mode.no_atime || ctx.no_atime,
         }
     }
 
@@ -73,19 +73,19 @@ impl OpenFile for PmFile {
         self.engine.once(ctx, change)
     }
 
-    fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.check_open(self.mode.read)?;
-        self.reader().read_at(offset, buf)
+        self.reader(ctx).read_at(offset, buf)
     }
 
-    fn read_versioned(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<(usize, Option<u64>)> {
+    fn read_versioned(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<(usize, Option<u64>)> {
         self.check_open(self.mode.read)?;
-        self.reader().read_versioned(offset, buf)
+        self.reader(ctx).read_versioned(offset, buf)
     }
 
-    fn lend(&self, _: &Ctx, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
+    fn lend(&self, ctx: &Ctx, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
         self.check_open(self.mode.read)?;
-        self.reader().lend(offset, len_bytes, take)
+        self.reader(ctx).lend(offset, len_bytes, take)
     }
 
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
@@ -105,12 +105,12 @@ impl OpenFile for PmFile {
         self.engine.once(ctx, change)
     }
 
-    fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {
-        self.reader().find_data(offset)
+    fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
+        self.reader(ctx).find_data(offset)
     }
 
-    fn seek_hole(&self, _: &Ctx, offset: u64) -> Result<u64> {
-        self.reader().find_hole(offset)
+    fn seek_hole(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
+        self.reader(ctx).find_hole(offset)
     }
 
     fn fsync(&self, ctx: &Ctx) -> Result<()> {

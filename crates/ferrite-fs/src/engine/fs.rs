@@ -231,10 +231,10 @@ impl FileSystem for Engine {
         })
     }
 
-    fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+    fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let core = self.core();
         core.reading(|core| core.with_dir(dir, |ino, inode| dir::list(core, ino, inode, cookie, sink)))?;
-        if core.options.dir_atime {
+        if core.options.dir_atime && !ctx.no_atime {
             touch_atime(core, &core.inode(dir)?);
         }
         Ok(())
@@ -249,7 +249,7 @@ impl FileSystem for Engine {
     ) -> Result<()> {
         let core = self.core();
         core.reading(|core| plus::list(core, ctx, dir, cookie, sink))?;
-        if core.options.dir_atime {
+        if core.options.dir_atime && !ctx.no_atime {
             touch_atime(core, &core.inode(dir)?);
         }
         Ok(())

@@ -28,7 +28,7 @@ pub struct ExportOptions {
     pub name: String,
     /// The directory of the engine that is its root.
     pub path: Vec<u8>,
-    /// Changes are refused.
+    /// Changes are refused, and what is read keeps its access time.
     pub read_only: bool,
     /// Callers that are root are [`NOBODY`], and so is the group with the number 0. Unless it is off, clients are
     /// believed who their callers are, but not that these were allowed what they ask for.
@@ -193,6 +193,7 @@ impl Export {
         };
         Ctx {
             pins,
+            no_atime: self.options.read_only,
             // A client that may act as root has nothing to gain from what is not checked.
             ..match check || self.options.root_squash {
                 true => Ctx::checked(cred),

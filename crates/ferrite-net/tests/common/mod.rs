@@ -92,6 +92,11 @@ pub(crate) fn connect_with(address: &str, key: Option<Key>) -> Client {
     Client::connect(address, "", &options.key(key)).unwrap()
 }
 
+/// A client of the export with this name.
+pub(crate) fn connect_export(address: &str, name: &str) -> Client {
+    Client::connect(address, name, &options_over(provider_for_all().as_deref())).unwrap()
+}
+
 /// A client that stays on TCP whatever the others use: its test is about what happens to the bytes on the sockets,
 /// which a fabric passes by.
 pub(crate) fn connect_tcp(address: &str) -> Client {

@@ -165,12 +165,13 @@ impl OpenFile for MemFile {
         })
     }
 
-    fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.with(self.mode.read, |node, now| {
             let count = node.attr.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             node.content.read(offset, &mut buf[..count]);
             let attr = &mut node.attr;
-            if !self.mode.no_atime && posix::relatime_due(attr.atime, attr.mtime, attr.ctime, now) {
+            let no_atime = self.mode.no_atime || ctx.no_atime;
+            if !no_atime && posix::relatime_due(attr.atime, attr.mtime, attr.ctime, now) {
                 attr.atime = now;
             }
             Ok(count)
