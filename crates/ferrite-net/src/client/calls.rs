@@ -308,7 +308,7 @@ impl FileSystem for Client {
         let node = self.node(ino)?;
         let file = self.link.fresh_number();
         let request = Request::Open { node, mode, file };
-        let answer = match mode.truncate {
+        let answer = match request.is_change() {
             true => self.change(ctx, &request)?,
             false => self.ask(ctx, &request)?,
         };
@@ -345,7 +345,7 @@ impl FileSystem for Client {
             flags: *flags,
             file,
         };
-        let answer = match flags.create || flags.truncate {
+        let answer = match request.is_change() {
             true => self.change(ctx, &request)?,
             false => self.ask(ctx, &request)?,
         };

@@ -145,27 +145,7 @@ impl<'s> Answering<'s> {
 
     /// Refuses what a read-only export does not do.
     fn permit(&self, request: &Request<'_>) -> Result<()> {
-        let opens_for_change = |mode: &OpenMode| mode.write || mode.truncate;
-        let changes = match request {
-            Request::Setattr { .. }
-            | Request::Mknod { .. }
-            | Request::Mkdir { .. }
-            | Request::Symlink { .. }
-            | Request::Link { .. }
-            | Request::Unlink { .. }
-            | Request::Rmdir { .. }
-            | Request::Rename { .. }
-            | Request::Setxattr { .. }
-            | Request::Removexattr { .. }
-            | Request::FileSetattr { .. }
-            | Request::Write { .. }
-            | Request::Fallocate { .. } => true,
-            Request::Open { mode, .. } | Request::Reopen { mode, .. } => opens_for_change(mode),
-            // A file that is there may be opened, but what is not is not created.
-            Request::Create { .. } => true,
-            Request::OpenPath { flags, .. } => flags.create || opens_for_change(&flags.open_mode()),
-            _ => false,
-        };
+        let changes = request.is_change() || request.opens_for_writing();
         match changes && self.session.export.options.read_only {
             true => Err(FsError::ReadOnly),
             false => Ok(()),

@@ -34,29 +34,6 @@ impl Holder for Session {
     }
 }
 
-/// Whether a request may change what leases vouch for.
-pub(super) fn is_change(request: &Request<'_>) -> bool {
-    match request {
-        Request::Setattr { .. }
-        | Request::Mknod { .. }
-        | Request::Mkdir { .. }
-        | Request::Symlink { .. }
-        | Request::Link { .. }
-        | Request::Unlink { .. }
-        | Request::Rmdir { .. }
-        | Request::Rename { .. }
-        | Request::Create { .. }
-        | Request::Setxattr { .. }
-        | Request::Removexattr { .. }
-        | Request::FileSetattr { .. }
-        | Request::Write { .. }
-        | Request::Fallocate { .. } => true,
-        Request::Open { mode, .. } => mode.truncate,
-        Request::OpenPath { flags, .. } => flags.create || flags.truncate,
-        _ => false,
-    }
-}
-
 fn changes_names(request: &Request<'_>) -> bool {
     matches!(
         request,

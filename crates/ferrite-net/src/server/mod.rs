@@ -524,7 +524,7 @@ impl Inner {
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
             request => {
-                let passing = change::is_change(&request).then(|| store.leases.pass());
+                let passing = request.is_change().then(|| store.leases.pass());
                 if let Some(None) = passing {
                     change::begin(self, session, id, received);
                     return Ok(Served::Yes);

@@ -387,6 +387,76 @@ impl Request<'_> {
             _ => None,
         }
     }
+
+    /// Whether it may change what others see: it should carry a token then, waits for leases, and is refused by an
+    /// export that is read-only. Only opening something also needs [`Self::opens_for_writing`] for that.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Request::Setattr { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::Create { .. }
+            | Request::Setxattr { .. }
+            | Request::Removexattr { .. }
+            | Request::FileSetattr { .. }
+            | Request::Write { .. }
+            | Request::Fallocate { .. } => true,
+            Request::Open { mode, .. } => mode.truncate,
+            Request::OpenPath { flags, .. } => flags.create || flags.truncate,
+            // All others, so that a new request is decided on. A file that is opened again is not cut again.
+            Request::Reopen { .. }
+            | Request::Hello { .. }
+            | Request::Ping {}
+            | Request::Slots { .. }
+            | Request::Goodbye {}
+            | Request::Reclaimed {}
+            | Request::ReclaimSlots {}
+            | Request::Abandon { .. }
+            | Request::Activity {}
+            | Request::Statfs {}
+            | Request::Lookup { .. }
+            | Request::Parent { .. }
+            | Request::Getattr { .. }
+            | Request::Pin { .. }
+            | Request::Release { .. }
+            | Request::Readlink { .. }
+            | Request::Readdir { .. }
+            | Request::Resolve { .. }
+            | Request::Getxattr { .. }
+            | Request::Listxattr { .. }
+            | Request::Sync {}
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::ConflictingLock { .. }
+            | Request::CancelLock { .. }
+            | Request::ReleaseClient { .. }
+            | Request::FileGetattr { .. }
+            | Request::Read { .. }
+            | Request::SeekData { .. }
+            | Request::SeekHole { .. }
+            | Request::Fsync { .. }
+            | Request::Close { .. }
+            | Request::ReadPiece { .. }
+            | Request::HasVersion { .. }
+            | Request::Leases { .. }
+            | Request::Recalled { .. } => false,
+        }
+    }
+
+    /// Whether it opens a file so that changes may follow.
+    pub fn opens_for_writing(&self) -> bool {
+        match self {
+            Request::Open { mode, .. } | Request::Reopen { mode, .. } => mode.write || mode.truncate,
+            Request::Create { new, .. } => new.open.write || new.open.truncate,
+            Request::OpenPath { flags, .. } => flags.write || flags.truncate,
+            _ => false,
+        }
+    }
 }
 
 /// The number of a recall, in place of a request's. What follows is the recall's number, and the inode (see
