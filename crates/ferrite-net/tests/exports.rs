@@ -117,6 +117,7 @@ fn seals_tokens_and_numbers_of_others() {
                 dir: node,
                 cookie: 0,
                 with_attributes: true,
+                room_bytes: u32::MAX,
             },
             Request::Link {
                 node,

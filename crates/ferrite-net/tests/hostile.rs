@@ -288,6 +288,7 @@ fn arguments_that_no_client_of_ours_sends() {
                     dir: root,
                     cookie,
                     with_attributes,
+                    room_bytes: u32::MAX,
                 })
                 .expect("an answer")
                 .unwrap_or_default();
@@ -297,6 +298,7 @@ fn arguments_that_no_client_of_ours_sends() {
             dir: file,
             cookie: 0,
             with_attributes: false,
+            room_bytes: 0,
         });
         // Paths without end, and links to themselves.
         let _: Told = raw.done(&Request::Symlink {
@@ -458,6 +460,7 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
             dir: root,
             cookie: 0,
             with_attributes: random.chance(50),
+            room_bytes: random.below(100) as u32,
         },
         20 => Request::Open {
             node: root,

@@ -14,16 +14,14 @@ use super::file::RemoteFile;
 use super::link::Repeats;
 use super::message::Answer;
 use super::{Client, limits, locks};
-use crate::wire::{
-    ENTRY_FOLLOWS, Entry, EntryTold, LISTING_ENDS, LISTING_GOES_ON, Node, OpenedFile, Reader, Request, Told,
-};
+use crate::wire::{Node, OpenedFile, Request, Told};
 
 impl Client {
-    fn node(&self, ino: Ino) -> Result<Node> {
+    pub(super) fn node(&self, ino: Ino) -> Result<Node> {
         self.link.book.node(ino)
     }
 
-    fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
+    pub(super) fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
         self.link.call(ctx, request, Repeats::Yes, &[], &mut [])
     }
 
@@ -81,64 +79,6 @@ impl Client {
             may_read: mode.read,
             reconnects: self.link.reconnects(),
         })
-    }
-
-    /// Lists a directory, answer by answer, until `take` returns false.
-    fn list(
-        &self,
-        ctx: &Ctx,
-        dir: Ino,
-        mut cookie: u64,
-        with_attributes: bool,
-        take: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
-    ) -> Result<()> {
-        let dir = self.node(dir)?;
-        loop {
-            let request = Request::Readdir {
-                dir,
-                cookie,
-                with_attributes,
-            };
-            let answer = self.ask(ctx, &request)?;
-            self.link.was_read(dir.ino);
-            let malformed = |_| FsError::Io("the server sent a listing that makes no sense".into());
-            let mut reader = Reader::new(answer.body()?);
-            let mut goes_on = true;
-            loop {
-                match reader.get::<u8>().map_err(malformed)? {
-                    ENTRY_FOLLOWS => {}
-                    LISTING_ENDS => return Ok(()),
-                    LISTING_GOES_ON if goes_on => break,
-                    LISTING_GOES_ON => return Ok(()),
-                    _ => return Err(malformed(crate::wire::Malformed("an unknown mark"))),
-                }
-                let entry: Entry<'_> = reader.get().map_err(malformed)?;
-                let (attr, pinned) = match entry.told {
-                    EntryTold::Attributes(told) => {
-                        self.link.book.learn(&told);
-                        (Ok(told.attr), told.is_pinned.then_some(told.attr.ino))
-                    }
-                    EntryTold::Node(node) => {
-                        self.link.book.learn_node(node);
-                        (Err(FsError::Stale), None)
-                    }
-                    EntryTold::Nothing(error) => (Err(error), None),
-                };
-                let shown = DirEntry {
-                    ino: entry.ino,
-                    kind: entry.kind,
-                    name: entry.name,
-                    next_cookie: entry.next_cookie,
-                };
-                goes_on = goes_on && take(&shown, attr);
-                match pinned {
-                    // What nobody took is not kept.
-                    Some(ino) if !goes_on => self.unpin(ctx, ino, 1),
-                    _ => {}
-                }
-                cookie = entry.next_cookie;
-            }
-        }
     }
 }
 

@@ -16,6 +16,7 @@ mod groups;
 mod later;
 mod leased;
 mod link;
+mod listing;
 mod locks;
 mod message;
 mod outgoing;
@@ -35,6 +36,7 @@ use thiserror::Error;
 use crate::wire::{Activity, Caller, Head, Request};
 use groups::GroupCache;
 use link::Link;
+use listing::Wishes;
 
 pub use cache::CacheActivity;
 pub use ferrite_fabric::connection::{Fabric, SPIN};
@@ -153,6 +155,7 @@ pub enum ConnectError {
 /// An export of a server. Dropping it ends the session: locks are released, and files that were open are closed.
 pub struct Client {
     link: Arc<Link>,
+    wishes: Wishes,
 }
 
 impl Client {
@@ -160,6 +163,7 @@ impl Client {
     pub fn connect(address: &str, export: &str, options: &ClientOptions) -> std::result::Result<Client, ConnectError> {
         Ok(Client {
             link: Link::open(address, export, options)?,
+            wishes: Wishes::default(),
         })
     }
 

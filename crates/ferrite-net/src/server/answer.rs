@@ -18,15 +18,13 @@ use super::meter;
 use super::session::Session;
 use super::state::HIDDEN_PREFIX;
 use crate::wire::{
-    AnswerHead, ENTRY_FOLLOWS, Entry, EntryTold, Head, LISTING_ENDS, LISTING_GOES_ON, Node, OpenedFile, Piece, Request,
-    Told, Wire,
+    AnswerHead, ENTRY_FOLLOWS, Entry, EntryTold, Head, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Node,
+    OpenedFile, Piece, Request, Told, Wire,
 };
 
-/// A listing is sent in pieces of about this length.
-const LISTING_BYTES: usize = 48 << 10;
 /// The longest entry, with room to spare.
 const ENTRY_BYTES_MAX: usize = 1600;
-const _: () = assert!(LISTING_BYTES + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
+const _: () = assert!(LISTING_BYTES_MAX + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
 
 /// Appends the answer to the request `id`.
 pub(super) fn put<T: for<'m> Wire<'m>>(out: &mut Outbox, id: u64, result: Result<T>) {
@@ -247,7 +245,8 @@ impl<'s> Answering<'s> {
                 dir,
                 cookie,
                 with_attributes,
-            } => self.list(dir, cookie, with_attributes, out),
+                room_bytes,
+            } => self.list((dir, cookie), with_attributes, room_bytes as usize, out),
             Request::Open { node, mode, file } => put(out, id, self.open(node, mode, file)),
             Request::Create {
                 parent,
@@ -587,7 +586,8 @@ impl<'s> Answering<'s> {
         Served::Yes
     }
 
-    fn list(&self, dir: Node, cookie: u64, with_attributes: bool, out: &mut Outbox) {
+    /// At least one entry, if there is one.
+    fn list(&self, (dir, cookie): (Node, u64), with_attributes: bool, room_bytes: usize, out: &mut Outbox) {
         let id = self.id;
         let export = &self.session.export;
         let dir = match self.session.hold(dir) {
@@ -596,12 +596,13 @@ impl<'s> Answering<'s> {
         };
         let mut frame = out.frame();
         AnswerHead::ok(id).put(frame.body());
-        let mut ending = LISTING_ENDS;
+        let room_bytes = frame.body_bytes() + room_bytes.min(LISTING_BYTES_MAX);
+        let (mut ending, mut has_entry) = (LISTING_ENDS, false);
         // A client that wants no attributes still wants to name what it sees, and not to have it pinned.
         let mut ctx = self.ctx.clone();
         ctx.pins &= with_attributes;
         let mut append = |entry: &DirEntry<'_>, attr: Result<Attr>| {
-            if frame.body_bytes() > LISTING_BYTES {
+            if std::mem::replace(&mut has_entry, true) && frame.body_bytes() > room_bytes {
                 ending = LISTING_GOES_ON;
                 return false;
             }

@@ -33,6 +33,11 @@ impl<'m> Reader<'m> {
         T::get(self)
     }
 
+    /// How many bytes are left.
+    pub fn len_bytes(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()

@@ -221,6 +221,8 @@ pub const ENTRY_FOLLOWS: u8 = 1;
 pub const LISTING_ENDS: u8 = 0;
 /// See [`ENTRY_FOLLOWS`].
 pub const LISTING_GOES_ON: u8 = 2;
+/// The most that a client gets of a listing in one answer, about.
+pub const LISTING_BYTES_MAX: usize = 48 << 10;
 
 /// On whose behalf a request is made.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -497,7 +499,8 @@ requests! {
     22 Unlink { parent: Node, name: &'m [u8] }
     23 Rmdir { parent: Node, name: &'m [u8] }
     24 Rename { parent: Node, name: &'m [u8], new_parent: Node, new_name: &'m [u8], mode: RenameMode }
-    25 Readdir { dir: Node, cookie: u64, with_attributes: bool }
+    /// `room_bytes`: how much of the listing is wanted, about.
+    25 Readdir { dir: Node, cookie: u64, with_attributes: bool, room_bytes: u32 }
     /// `file` is a number that the client has not used before.
     26 Open { node: Node, mode: OpenMode, file: u64 }
     27 Create { parent: Node, name: &'m [u8], new: NewFile, file: u64 }
