@@ -2,6 +2,8 @@
 //!
 //! `FERRITE_SEED` replays one random input of each target; `FERRITE_SOAK=1` runs each for three minutes.
 
+#[path = "../../../fuzz/src/handshake.rs"]
+mod handshake;
 #[path = "../../../fuzz/src/network.rs"]
 mod network;
 
@@ -12,10 +14,17 @@ use ferrite_net::wire::{Head, Request, Wire};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 
+/// All targets.
+const TARGETS: [network::Target; 3] = [
+    network::TARGETS[0],
+    network::TARGETS[1],
+    ("handshake", handshake::handshake),
+];
+
 /// Seeds of a corpus.
 const SEEDS: u64 = 40;
 /// Numbers of requests.
-const NUMBERS: u64 = 50;
+const NUMBERS: u64 = 54;
 
 fn corpus(target: &str) -> PathBuf {
     Path::new("../../fuzz/corpus").join(target)
@@ -55,6 +64,9 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
         input.extend(bytes(random, len));
         return input;
     }
+    if target == "handshake" {
+        return handshake_input(random);
+    }
     // Now and then without a greeting, or even without the handshake before it.
     let manners = random.below(16);
     let mut input = vec![if manners < 4 { manners as u8 } else { 0 }];
@@ -72,6 +84,35 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
     input
 }
 
+fn handshake_input(random: &mut Rng) -> Vec<u8> {
+    let who = random.below(8) as u8;
+    // Mostly a server that knows the key.
+    let demands = random.below(32) as u8 | if random.chance(75) { 2 } else { 0 };
+    let step = [1, 7, 28, 255][random.below(4) as usize];
+    let changes = random.below(4) as u8;
+    let mut input = vec![who, demands, step, changes];
+    if who & 1 == 1 {
+        // A preamble, or what looks like one.
+        let mut preamble = vec![0; 28];
+        preamble[..10].copy_from_slice(b"\xf3errite\n\x01\x00");
+        preamble[9] = random.below(3) as u8;
+        if random.chance(25) {
+            preamble[random.below(10) as usize] ^= 1 << random.below(8);
+        }
+        input.extend(preamble);
+    } else {
+        for _ in 0..changes {
+            // Of what the client sends, handshake and records have some 150 bytes; of what the server sends there are 61.
+            let to_server = random.below(2) as u8;
+            let place = random.below(if to_server == 1 { 150 } else { 61 }) as u8;
+            input.extend([to_server, place, 1 << random.below(8)]);
+        }
+    }
+    let len = random.below(80);
+    input.extend(bytes(random, len));
+    input
+}
+
 /// Says which input it was that was not survived.
 struct Named(String);
 
@@ -85,7 +126,7 @@ impl Drop for Named {
 
 #[test]
 fn every_input_of_the_corpora_is_survived() {
-    for (target, attack) in network::TARGETS {
+    for (target, attack) in TARGETS {
         let mut files: Vec<_> = std::fs::read_dir(corpus(target))
             .unwrap_or_else(|error| panic!("the corpus of {target}: {error}"))
             .map(|file| file.unwrap().path())
@@ -106,7 +147,7 @@ fn random_inputs_are_survived() {
     let first = replay.unwrap_or_else(rand_seed);
     println!("FERRITE_SEED={first} and those behind it");
     let limit = Duration::from_secs(if soak { 180 } else { 2 });
-    for (target, attack) in network::TARGETS {
+    for (target, attack) in TARGETS {
         let (started, mut done) = (Instant::now(), 0);
         while done == 0 || (replay.is_none() && started.elapsed() < limit) {
             let seed = first.wrapping_add(done);
@@ -153,7 +194,7 @@ fn rand_seed() -> u64 {
 #[test]
 #[ignore = "changes files of the repository"]
 fn write_the_corpora() {
-    for (target, _) in network::TARGETS {
+    for (target, _) in TARGETS {
         std::fs::create_dir_all(corpus(target)).unwrap();
         for seed in 0..SEEDS {
             std::fs::write(corpus(target).join(format!("{seed:02}")), input(target, seed)).unwrap();
