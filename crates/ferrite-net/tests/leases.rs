@@ -355,3 +355,22 @@ fn a_restarted_server_changes_nothing_before_earlier_leases_are_over() {
     assert!(began.elapsed() < TERM, "{:?}", began.elapsed());
     drop(server);
 }
+
+/// Clients that have said goodbye rely on nothing, so a server that is restarted after that waits for nobody.
+#[test]
+fn a_server_that_stops_when_no_lease_lasts_leaves_no_term_behind() {
+    let path = make_pool(32 << 20, 4_000);
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &ServerOptions::default());
+    let keeper = connect_leased_tcp(&address, CACHE_BYTES);
+    make(&keeper, b"file");
+    assert_eq!(twice(&keeper, || look(&keeper, b"file").unwrap().nlink), 1);
+    drop(keeper);
+    server.stop();
+    drop(server);
+    let server = serve_at(&address, Arc::new(engine), &ServerOptions::default());
+    let began = Instant::now();
+    connect(&address).mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    drop(server);
+}

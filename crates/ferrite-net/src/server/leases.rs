@@ -331,14 +331,27 @@ impl Leases {
         self.is_on.load(Ordering::Acquire) && !self.table.lock().waiting.is_empty()
     }
 
-    /// The server stops: what waits is not done, and is asked for again.
-    pub(super) fn stop(&self) {
+    /// The server stops, and nobody is told anything any more: what waits is not done, and is asked for again. The next
+    /// run waits for leases that last still, and not if there are none.
+    pub(super) fn stop(&self, fs: &dyn FileSystem) {
+        let mut is_noted = self.is_noted.lock();
         let dropped = {
             let mut table = self.table.lock();
+            let lasts = table.leases.values().flatten().map(|lease| lease.ends).max();
+            // So that it is known also when this is called again.
+            table.earlier = table.earlier.max(lasts);
+            let is_over = table.earlier.is_none_or(|ends| ends <= Instant::now());
+            if is_over && *is_noted {
+                match fs.removexattr(SYSTEM, ROOT_INO, NAME) {
+                    Ok(()) => *is_noted = false,
+                    Err(error) => tracing::debug!("the pool still says that there are leases: {error}"),
+                }
+            }
             table.retain(|_| false);
             let names = table.names.as_mut().map(std::mem::take);
             (std::mem::take(&mut table.waiting), names)
         };
+        drop(is_noted);
         drop(dropped);
     }
 }

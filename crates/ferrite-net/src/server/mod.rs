@@ -180,7 +180,7 @@ impl Server {
     pub fn stop(&mut self) {
         self.inner.stop.store(true, Ordering::Release);
         self.reactors = None;
-        self.inner.stores.iter().for_each(|store| store.leases.stop());
+        self.inner.stores.iter().for_each(|store| store.leases.stop(&*store.fs));
         if let Some(keeper) = self.keeper.take() {
             keeper.thread().unpark();
             // A panic of it was reported when it happened.
