@@ -214,6 +214,8 @@ int ferrite_ofi_watched(const void *page) {
     return process;
 }
 
+int ferrite_ofi_try_lock(void *page) { return pthread_spin_trylock((pthread_spinlock_t *)((char *)page + LOCK_AT)); }
+
 void ferrite_ofi_unlock(void *page) { pthread_spin_unlock((pthread_spinlock_t *)((char *)page + LOCK_AT)); }
 
 void ferrite_ofi_unwatch(void *page) { munmap(page, PAGE); }

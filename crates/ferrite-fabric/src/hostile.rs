@@ -3,18 +3,20 @@
 //! What lives here: tests alone. They are in the crate because they need what no client of ours offers: an endpoint
 //! that sends whatever it likes.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
+use rustix::process::{Pid, getpid};
 
 use crate::connection::{Connection, Fabric, Receiver, upgrade};
 use crate::fabric::channel::HEAD_BYTES;
 use crate::fabric::{Descriptor, Introduction, Reply, SLOTS, message_bytes, prefix};
 use crate::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
-use crate::ofi::{Endpoint, PeerId, Provider, Reach, Remote};
+use crate::ofi::{Endpoint, Page, PeerId, Provider, Reach, Remote};
 use crate::outbox::Outbox;
 use crate::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
 use crate::secure::Credentials;
@@ -124,6 +126,8 @@ struct Attacker {
     server: PeerId,
     number: u64,
     next: u32,
+    /// Of its own endpoint, and of the server's.
+    names: [Vec<u8>; 2],
 }
 
 fn plain(site: &Site) -> TcpStream {
@@ -166,6 +170,7 @@ impl Attacker {
             region_bytes: REGION_BYTES,
             name: endpoint.name().expect("a name"),
         };
+        let own = introduction.name.clone();
         let body = tell(&stream, &introduction.encode()).expect("an answer");
         let Reply::Welcome { number, name } = Reply::decode(&body).expect("a reply") else {
             panic!("{}", String::from_utf8_lossy(&body));
@@ -178,6 +183,7 @@ impl Attacker {
             server,
             number,
             next: 0,
+            names: [own, name],
         }
     }
 
@@ -458,5 +464,93 @@ fn who_leaves_with_data_on_its_way_keeps_nothing() {
             );
             bystander.goes_on();
         }
+    }
+}
+
+/// For the process that dies: the server's address, the server's process, and whose lock it takes.
+const DIES: &str = "FERRITE_TEST_DIES_WITH";
+
+/// Not a test: a client that takes a lock over shm, and is killed with it.
+#[test]
+fn who_dies() {
+    let Ok(what) = std::env::var(DIES) else {
+        return;
+    };
+    let mut words = what.split(' ');
+    let mut word = || words.next().expect("a word");
+    let mut site = Site::new(Provider::Shm);
+    site.address = word().to_owned();
+    let server = Pid::from_raw(word().parse().expect("a process")).expect("a process");
+    let takes_own = word() == "own";
+    let mut it = Attacker::new(&site, None);
+    let frame = |body: &[u8]| {
+        let lengths = Lengths {
+            body_bytes: body.len(),
+            data_bytes: 0,
+        };
+        [&prefix(lengths, false), body].concat()
+    };
+    it.stream(&frame(b"12345678"));
+    let page = match takes_own {
+        true => Page::of(&it.names[0], getpid()),
+        false => Page::of(&it.names[1], server),
+    };
+    let page = page.expect("its memory");
+    while !page.try_lock() {
+        std::thread::yield_now();
+    }
+    if takes_own {
+        // The answer to this makes the server come for the lock.
+        let message = [&it.head(it.number, it.next, 0, 0)[..], &frame(b"12345678")].concat();
+        assert!(it.endpoint.inject(it.server, &message).expect("sent"));
+    }
+    let _ = (&it.stream).write(&[0]);
+    println!("it has it");
+    std::thread::sleep(LIMIT * 10);
+}
+
+/// Killed at the wrong moment, a client leaves the server's lock locked, or its own, for which the server waits with
+/// everything else that it does. Others are served again soon.
+#[test]
+fn who_dies_with_a_lock_does_not_keep_the_server() {
+    if !Provider::Shm.is_there() || crate::ofi::library_version() != (1, 17) {
+        eprintln!("skipped: libfabric has no provider shm here, or is of another version");
+        return;
+    }
+    for whose in ["server", "own"] {
+        let site = Site::new(Provider::Shm);
+        let (connection, receiver) = site.open();
+        let mut bystander = Bystander(connection, receiver);
+        bystander.goes_on();
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["hostile::who_dies", "--exact", "--nocapture"])
+            .env(DIES, format!("{} {} {whose}", site.address, getpid().as_raw_nonzero()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line.contains("it has it"))));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        let (done, ends) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if whose == "own" {
+                    // It does not even notice.
+                    bystander.goes_on();
+                } else {
+                    // Its connection ends with the endpoint.
+                    drop(bystander);
+                }
+                let (connection, receiver) = site.open();
+                Bystander(connection, receiver).goes_on();
+                done.send(()).expect("awaited");
+            });
+            if ends.recv_timeout(LIMIT).is_err() {
+                // A thread that waits in libfabric cannot be made to fail otherwise.
+                eprintln!("the server waits for a lock that a dead client has ({whose})");
+                std::process::abort();
+            }
+        });
     }
 }

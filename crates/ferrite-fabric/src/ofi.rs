@@ -8,6 +8,7 @@
 //! only if it was registered for them ([`Reach::Remote`]).
 #![allow(unsafe_code, reason = "libfabric is a library in C")]
 
+mod guard;
 mod orphans;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,9 @@ use crate::FabricError;
 use crate::error::Trouble;
 use crate::leftovers;
 
+pub(crate) use guard::Guard;
+#[cfg(test)]
+pub(crate) use orphans::Page;
 pub(crate) use orphans::PeerLocks;
 
 /// What the shim keeps.

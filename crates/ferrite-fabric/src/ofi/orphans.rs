@@ -20,6 +20,7 @@ use crate::leftovers;
 unsafe extern "C" {
     fn ferrite_ofi_watch(path: *const c_char) -> *mut c_void;
     fn ferrite_ofi_watched(page: *const c_void) -> c_int;
+    fn ferrite_ofi_try_lock(page: *mut c_void) -> c_int;
     fn ferrite_ofi_unlock(page: *mut c_void);
     fn ferrite_ofi_unwatch(page: *mut c_void);
 }
@@ -28,7 +29,7 @@ unsafe extern "C" {
 const KNOWN: (u32, u32) = (1, 17);
 
 /// The first page of an endpoint's memory.
-struct Page(NonNull<c_void>);
+pub(crate) struct Page(NonNull<c_void>);
 
 // SAFETY: it is a mapping of this process, and what is done with it is atomic.
 unsafe impl Send for Page {}
@@ -37,7 +38,10 @@ unsafe impl Sync for Page {}
 
 impl Page {
     /// That of the endpoint with this name, if it is of this process.
-    fn of(name: &[u8], process: Pid) -> Option<Page> {
+    pub(crate) fn of(name: &[u8], process: Pid) -> Option<Page> {
+        if library_version() != KNOWN {
+            return None;
+        }
         let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
         let path = Path::new(leftovers::DIR).join(name.strip_prefix("fi_shm://")?);
         let path = CString::new(path.into_os_string().into_encoded_bytes()).ok()?;
@@ -48,9 +52,25 @@ impl Page {
         (found == process.as_raw_nonzero().get()).then_some(page)
     }
 
-    fn unlock(&self) {
-        // SAFETY: mapped as long as this lives. Nobody else but a thread of this process uses the lock any more
-        // (`PeerLocks::free_if_orphaned`), and one that has it goes on alone.
+    /// Takes the lock, unless somebody has it.
+    pub(crate) fn try_lock(&self) -> bool {
+        // SAFETY: mapped as long as this lives; the lock is taken as every user of it takes it.
+        unsafe { ferrite_ofi_try_lock(self.0.as_ptr()) == 0 }
+    }
+
+    /// Whether anybody has the lock now.
+    pub(super) fn is_locked(&self) -> bool {
+        let is_free = self.try_lock();
+        if is_free {
+            self.unlock();
+        }
+        !is_free
+    }
+
+    /// To be called only by who has it, or if whoever has it is dead.
+    pub(super) fn unlock(&self) {
+        // SAFETY: mapped as long as this lives. Who has the lock does not use it any more (`PeerLocks::free_if_orphaned`,
+        // `guard`), and one who waits for it goes on alone.
         unsafe { ferrite_ofi_unlock(self.0.as_ptr()) }
     }
 }
@@ -72,7 +92,7 @@ impl PeerLocks {
     /// Of endpoints with these names; `None` if they are not ours, or not of processes of this host, or of this one.
     pub(crate) fn of(own: &[u8], peer: &[u8]) -> Option<PeerLocks> {
         let process = leftovers::process_of(peer)?;
-        if library_version() != KNOWN || process == getpid() {
+        if process == getpid() {
             return None;
         }
         let pages = [Page::of(own, getpid())?, Page::of(peer, process)?];
@@ -88,7 +108,7 @@ impl PeerLocks {
     }
 }
 
-fn is_dead(process: Pid) -> bool {
+pub(super) fn is_dead(process: Pid) -> bool {
     if test_kill_process(process) == Err(rustix::io::Errno::SRCH) {
         return true;
     }

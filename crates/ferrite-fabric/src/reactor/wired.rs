@@ -25,7 +25,7 @@ use crate::fabric::{
     DESCRIPTOR_BYTES, Descriptor, Introduction, NAP, RINGS_AFTER, Reply, SLOTS, lengths, message_bytes, pause, random,
 };
 use crate::frame::PREFIX_BYTES;
-use crate::ofi::{Completion, Endpoint, Kind, Provider, Reach, Remote};
+use crate::ofi::{Completion, Endpoint, Guard, Kind, Provider, Reach, Remote};
 use crate::outbox::{Next, Outbox};
 
 /// Clients of one endpoint.
@@ -165,6 +165,8 @@ enum Pending {
 
 struct End {
     endpoint: Endpoint,
+    /// Over shm.
+    guard: Option<Guard>,
     clients: usize,
     /// Buffers for messages. They are kept, and were taken many at once: one here and one there would keep the pool
     /// from having large buffers as long as there are clients.
@@ -177,6 +179,11 @@ struct End {
 }
 
 impl End {
+    /// Whether a client has died in it, so that it is to be used no more.
+    fn is_spoilt(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::is_spoilt)
+    }
+
     fn slot_bytes(&self) -> usize {
         message_bytes(self.endpoint.inject_bytes())
     }
@@ -229,8 +236,8 @@ pub(super) struct Fabrics {
     /// Bulk data under way, by tag, each with its connection.
     pending: HashMap<u64, (u64, Pending)>,
     next_tag: u64,
-    /// Connections by the number in their messages.
-    numbers: HashMap<u64, u64>,
+    /// Connections by the number in their messages, each with its endpoint.
+    numbers: HashMap<u64, (u64, usize)>,
     heard: Instant,
 }
 
@@ -332,7 +339,10 @@ impl Fabrics {
             end.endpoint.remove(peer);
             return Err(error.to_string());
         }
-        self.numbers.insert(number, connection);
+        if let Some(guard) = &end.guard {
+            guard.add(peer, &said.name);
+        }
+        self.numbers.insert(number, (connection, index));
         self.heard = Instant::now();
         let wired = Wired {
             end: index,
@@ -351,20 +361,41 @@ impl Fabrics {
     }
 
     fn end(&mut self, provider: Provider, stream: &TcpStream) -> Result<usize, FabricError> {
-        if let Some(index) = self.ends.iter().position(|end| end.endpoint.provider() == provider) {
+        let is_one = |end: &End| end.endpoint.provider() == provider && !end.is_spoilt();
+        if let Some(index) = self.ends.iter().position(is_one) {
             return Ok(index);
         }
         let node = stream.local_addr()?.ip().to_string();
         let depth = CLIENTS_MAX * SLOTS / 8;
-        self.ends.push(End {
-            endpoint: Endpoint::open(provider, Some(&node), depth, &self.pool, Reach::Local)?,
+        let endpoint = Endpoint::open(provider, Some(&node), depth, &self.pool, Reach::Local)?;
+        let guard = match provider {
+            Provider::Shm => Guard::of(&endpoint.name()?),
+            _ => None,
+        };
+        let end = End {
+            endpoint,
+            guard,
             clients: 0,
             slots: 0,
             posted: 0,
             spare: Vec::new(),
             done: Vec::new(),
-        });
-        Ok(self.ends.len() - 1)
+        };
+        // One that nobody uses any more makes room.
+        match self
+            .ends
+            .iter()
+            .position(|end| end.is_spoilt() && end.clients == 0 && end.endpoint.busy() == 0)
+        {
+            Some(index) => {
+                self.ends[index] = end;
+                Ok(index)
+            }
+            None => {
+                self.ends.push(end);
+                Ok(self.ends.len() - 1)
+            }
+        }
     }
 
     /// Takes bells off the connection beside the fabric.
@@ -385,6 +416,9 @@ impl Fabrics {
         end.spare.extend(wired.channel.take_early());
         end.clients -= 1;
         end.endpoint.remove(wired.channel.peer());
+        if let Some(guard) = &end.guard {
+            guard.remove(wired.channel.peer());
+        }
         self.pending
             .retain(|&tag, (of, _)| *of != connection || !end.endpoint.let_go(tag));
     }
@@ -399,6 +433,11 @@ impl Fabrics {
         let mut has_worked = false;
         for index in 0..self.ends.len() {
             let end = &mut self.ends[index];
+            if end.is_spoilt() {
+                let its = self.numbers.values().filter(|(_, of)| *of == index);
+                events.extend(its.map(|&(connection, _)| Event::Failed { connection }));
+                continue;
+            }
             match end.endpoint.poll(&mut end.done) {
                 Ok(worked) => has_worked |= worked,
                 Err(error) => tracing::error!("{error}"),
@@ -414,9 +453,9 @@ impl Fabrics {
                     Kind::Received => {
                         let end = &mut self.ends[index];
                         end.posted -= 1;
-                        let connection = number_of(&buffer).and_then(|number| self.numbers.get(&number));
+                        let connection = number_of(&buffer).and_then(|number| self.numbers.get(&number)).copied();
                         match connection {
-                            Some(&connection) if is_ok => {
+                            Some((connection, _)) if is_ok => {
                                 self.heard = Instant::now();
                                 events.push(Event::Message {
                                     connection,
@@ -430,7 +469,7 @@ impl Fabrics {
                     }
                     Kind::Sent if is_ok => {}
                     Kind::Sent => {
-                        if let Some(&connection) = self.numbers.get(&tag) {
+                        if let Some(&(connection, _)) = self.numbers.get(&tag) {
                             events.push(Event::Failed { connection });
                         }
                     }

@@ -1,0 +1,191 @@
+//! Locks over shm that a killed client has left locked, as a server finds them.
+//!
+//! What lives here: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that looks at
+//! all guards while there are clients. A thread of the server that comes upon such a lock waits in libfabric, with all
+//! connections that it has, so another has to notice.
+//!
+//! A client's own lock is freed when its process is dead: nobody but this one uses it then. The server's is taken by all
+//! its clients, and says nothing about who has it. It is held for microseconds. So it is freed if it was locked at every
+//! look for [`HELD_BY_THE_DEAD`], a client is dead, and no living one is kept from running (stopped, or waiting for a
+//! disk), which might have it. The dead may have left the queue behind it with one entry more than it says. So the
+//! endpoint is *spoilt*: its connections end, and it is closed; clients connect again, to another.
+//!
+//! Invariant: nothing is freed as long as all clients live.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, getpid};
+
+use super::PeerId;
+use super::orphans::{Page, is_dead};
+use crate::leftovers;
+
+/// How often the locks are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// A lock of the server that was never seen free for so long is held by nobody who runs.
+const HELD_BY_THE_DEAD: Duration = Duration::from_secs(2);
+/// The same of a lock of a client that is dead, which only a thread of this process may still take.
+const HELD_AT_DEATH: Duration = Duration::from_millis(300);
+/// A client that has left counts for so long: it may have died with the lock, and its connection ended first.
+const REMEMBERED: Duration = Duration::from_secs(30);
+
+struct Peer {
+    id: PeerId,
+    process: Pid,
+    page: Page,
+    /// Since when its lock was never seen free, after its death.
+    locked: Option<Instant>,
+    left: Option<Instant>,
+}
+
+struct Watched {
+    own: Page,
+    is_spoilt: AtomicBool,
+    peers: Mutex<Vec<Peer>>,
+    /// Since when the own lock was never seen free.
+    locked: Mutex<Option<Instant>>,
+}
+
+/// See the head of this module.
+pub(crate) struct Guard(Arc<Watched>);
+
+#[derive(Default)]
+struct Watch {
+    guards: Vec<Weak<Watched>>,
+    is_running: bool,
+}
+
+static WATCH: Mutex<Watch> = Mutex::new(Watch {
+    guards: Vec::new(),
+    is_running: false,
+});
+
+impl Guard {
+    /// Of the endpoint of this process with this name; `None` if its memory is not as it is known.
+    pub(crate) fn of(own: &[u8]) -> Option<Guard> {
+        let watched = Arc::new(Watched {
+            own: Page::of(own, getpid())?,
+            is_spoilt: AtomicBool::new(false),
+            peers: Mutex::default(),
+            locked: Mutex::default(),
+        });
+        WATCH.lock().guards.push(Arc::downgrade(&watched));
+        Some(Guard(watched))
+    }
+
+    /// The endpoint has a client more. One whose process cannot be told dead from here is not watched.
+    pub(crate) fn add(&self, id: PeerId, name: &[u8]) {
+        let process = leftovers::process_of(name).filter(|&process| process != getpid());
+        let Some((process, page)) = process.and_then(|process| Some((process, Page::of(name, process)?))) else {
+            return;
+        };
+        self.0.peers.lock().push(Peer {
+            id,
+            process,
+            page,
+            locked: None,
+            left: None,
+        });
+        let mut watch = WATCH.lock();
+        if !watch.is_running {
+            let started = std::thread::Builder::new().name("ferrite-shm".into()).spawn(run);
+            watch.is_running = started.is_ok();
+            if let Err(error) = started {
+                tracing::warn!("clients that are killed are not noticed by who waits for them over shm: {error}");
+            }
+        }
+    }
+
+    /// The endpoint does not know it any more.
+    pub(crate) fn remove(&self, id: PeerId) {
+        let mut peers = self.0.peers.lock();
+        if let Some(peer) = peers.iter_mut().find(|peer| peer.id == id && peer.left.is_none()) {
+            peer.left = Some(Instant::now());
+        }
+    }
+
+    /// Whether the endpoint is to be used no more.
+    pub(crate) fn is_spoilt(&self) -> bool {
+        self.0.is_spoilt.load(Ordering::Acquire)
+    }
+}
+
+/// Looks at all guards as long as one has clients.
+fn run() {
+    loop {
+        std::thread::sleep(TICK);
+        let guards: Vec<Arc<Watched>> = {
+            let mut watch = WATCH.lock();
+            watch.guards.retain(|guard| guard.strong_count() > 0);
+            let guards: Vec<_> = watch.guards.iter().filter_map(Weak::upgrade).collect();
+            if guards.iter().all(|guard| guard.peers.lock().is_empty()) {
+                watch.is_running = false;
+                return;
+            }
+            guards
+        };
+        guards.iter().for_each(|guard| guard.look());
+    }
+}
+
+impl Watched {
+    fn look(&self) {
+        let mut peers = self.peers.lock();
+        peers.retain(|peer| peer.left.is_none_or(|left| left.elapsed() < REMEMBERED));
+        for peer in &mut *peers {
+            let is_held = peer.left.is_none() && is_dead(peer.process) && peer.page.is_locked();
+            if has_lasted(&mut peer.locked, is_held, HELD_AT_DEATH) {
+                tracing::warn!(
+                    "process {:?} died with its own lock over shm, which is freed",
+                    peer.process
+                );
+                peer.page.unlock();
+            }
+        }
+        let mut locked = self.locked.lock();
+        let is_held = self.own.is_locked();
+        if !has_lasted(&mut locked, is_held, HELD_BY_THE_DEAD) {
+            return;
+        }
+        let (dead, alive): (Vec<&Peer>, Vec<&Peer>) = peers.iter().partition(|peer| is_dead(peer.process));
+        let Some(dead) = dead.first() else { return };
+        if let Some(kept) = alive.iter().find(|peer| is_kept_from_running(peer.process)) {
+            tracing::warn!(
+                "a lock over shm is held; process {:?} is stopped, and may have it",
+                kept.process
+            );
+            return;
+        }
+        tracing::warn!(
+            "a process, probably {:?}, died with a lock over shm, which is freed; clients over shm connect again",
+            dead.process
+        );
+        *locked = None;
+        self.is_spoilt.store(true, Ordering::Release);
+        self.own.unlock();
+    }
+}
+
+/// Whether what `is_so` now has been so at every look for so long.
+fn has_lasted(since: &mut Option<Instant>, is_so: bool, long: Duration) -> bool {
+    match is_so {
+        true => since.get_or_insert_with(Instant::now).elapsed() >= long,
+        false => {
+            *since = None;
+            false
+        }
+    }
+}
+
+/// Whether a thread of a process is stopped, traced or in a wait that nothing interrupts.
+fn is_kept_from_running(process: Pid) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    tasks.into_iter().flatten().flatten().any(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        matches!(state, Some('T' | 't' | 'D'))
+    })
+}
