@@ -102,7 +102,9 @@ impl Lent {
             };
             // Words lie where their offset is a multiple of 8, as `push` demands of parts.
             let first = from / 8;
-            let words = self.memory.words(offset + 8 * first as u64, (from + len).div_ceil(8) - first);
+            let words = self
+                .memory
+                .words(offset + 8 * first as u64, (from + len).div_ceil(8) - first);
             let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
             let bytes = bytes.skip(from % 8);
             room.iter_mut().zip(bytes).for_each(|(room, byte)| *room = byte);

@@ -4,9 +4,9 @@
 //! one thread at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins
 //! as TCP, and may go on over a fabric ([`Fabric`]) if it is not encrypted.
 
+use std::cell::RefCell;
 #[cfg(feature = "fabric")]
 use std::io::Read;
-use std::cell::RefCell;
 use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -503,11 +503,7 @@ impl Opening {
         }
     }
 
-    fn read(
-        &mut self,
-        receive: impl Fn(&mut [u8]) -> io::Result<usize>,
-        room: &mut [u8],
-    ) -> io::Result<usize> {
+    fn read(&mut self, receive: impl Fn(&mut [u8]) -> io::Result<usize>, room: &mut [u8]) -> io::Result<usize> {
         loop {
             if self.given < self.content_bytes {
                 let count = room.len().min(self.content_bytes - self.given);

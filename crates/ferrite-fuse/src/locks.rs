@@ -269,7 +269,10 @@ fn is_flock(thread: u32) -> bool {
 /// All that a lock can be asked for with are `flock` and `fcntl`, so their numbers on the two cannot be confused.
 fn calls_flock(text: &str) -> bool {
     const OF_32_BITS: i64 = 143;
-    let number = text.split_whitespace().next().and_then(|number| number.parse::<i64>().ok());
+    let number = text
+        .split_whitespace()
+        .next()
+        .and_then(|number| number.parse::<i64>().ok());
     number.is_some_and(|number| number == libc::SYS_flock || cfg!(target_arch = "x86_64") && number == OF_32_BITS)
 }
 
@@ -320,7 +323,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let (send, thread) = std::sync::mpsc::channel();
         let waits = std::thread::spawn(move || {
-            send.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            send.send(rustix::thread::gettid().as_raw_nonzero().get() as u32)
+                .unwrap();
             other.lock()
         });
         let thread = thread.recv().unwrap();

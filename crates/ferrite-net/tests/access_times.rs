@@ -164,6 +164,7 @@ fn on_devices() {
         pool: [7; 16],
         index: 0,
         checksums: false,
+        shares_clusters: true,
     };
     BlobStore::format(&device(), &identity).unwrap();
     let store = BlobStore::open(Box::new(device()), false).unwrap();

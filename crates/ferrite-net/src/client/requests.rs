@@ -317,11 +317,14 @@ impl Requests {
     /// What must arrive and has numbers from `from` on, with bodies and data.
     pub(super) fn unanswered(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let all = self.all.lock();
-        let open = all.by_number.range(from..).filter_map(|(&number, pending)| match pending {
-            Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
-            Pending::Later(later) => Some((number, later.body.clone(), later.data().to_vec())),
-            Pending::Thread(_) => None,
-        });
+        let open = all
+            .by_number
+            .range(from..)
+            .filter_map(|(&number, pending)| match pending {
+                Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
+                Pending::Later(later) => Some((number, later.body.clone(), later.data().to_vec())),
+                Pending::Thread(_) => None,
+            });
         open.collect()
     }
 }

@@ -444,7 +444,6 @@ impl Request<'_> {
             | Request::Fsync { .. }
             | Request::Close { .. }
             | Request::ReadPiece { .. }
-            | Request::HasVersion { .. }
             | Request::Leases { .. }
             | Request::Recalled { .. } => false,
         }
