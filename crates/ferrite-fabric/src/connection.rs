@@ -1,12 +1,9 @@
 //! The client's end of a connection: threads that send, and one at a time that receives.
 //!
-//! What lives here: [`Connection`], which any thread sends through, and [`Receiver`], its other half, which belongs to
-//! one thread at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins
-//! as TCP, and may go on over a fabric ([`Fabric`]) if it is not encrypted.
+//! What lives here: [`Connection`], which any thread sends through. Its other half, [`Receiver`], belongs to one thread
+//! at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins as TCP, and
+//! may go on over a fabric ([`Fabric`]) if it is not encrypted.
 
-use std::cell::RefCell;
-#[cfg(feature = "fabric")]
-use std::io::Read;
 use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,41 +12,33 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "fabric")]
 use std::{net::IpAddr, sync::Arc};
 
-#[cfg(feature = "fabric")]
-use ferrite_buffers::Buffer;
 use parking_lot::Mutex;
-use rustix::net::{self, RecvFlags};
 
-use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
-use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, Sealer, first_record};
+use crate::frame::{Lengths, PREFIX_BYTES};
+use crate::secure::record::{CONTENT_BYTES_MAX, RECORD_BYTES_MAX, Sealer};
 use crate::secure::{Credentials, Encrypt, handshake};
-use crate::spin::Spin;
 use crate::{FabricError, HandshakeError, socket};
 #[cfg(feature = "fabric")]
 use crate::{
     Provider,
     fabric::{
-        self, Introduction, Reply,
+        Introduction, Reply,
         line::{Line, LineReader},
     },
 };
 
-/// Bytes received at once.
-const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
-/// A frame with so much data is long.
-const LONG_BYTES: usize = 128 << 10;
+pub use crate::receiver::Receiver;
+
 /// A frame with such a body and no data is sent in one piece.
 const SHORT_BYTES: usize = 256;
-/// Bytes received at once behind a long one.
-const ALONG_BYTES: usize = 4 << 10;
 /// How long a peer may take nothing.
-const SEND_LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(20);
 /// How often a receiver that waits looks up.
 const RECEIVE_TICK: Duration = Duration::from_millis(250);
 /// How long a receiver looks before it sleeps, unless told otherwise.
 pub const SPIN: Duration = Duration::from_micros(200);
 /// Encrypted bytes that are sent at once.
-const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
+pub(crate) const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
 /// How a client uses a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,22 +132,7 @@ impl Connection {
         stream.set_read_timeout(Some(RECEIVE_TICK))?;
         let records = handshake::introduce(&stream, credentials, Instant::now() + limit)?;
         let (sealer, opener) = records.unzip();
-        let receiver = Receiver {
-            source: Source {
-                stream: stream.try_clone()?,
-                opening: opener.map(|opener| Box::new(Opening::new(opener))),
-                #[cfg(feature = "fabric")]
-                line: None,
-            },
-            received: Vec::new(),
-            from: 0,
-            end: 0,
-            data_left: 0,
-            was_long: false,
-            spin: Spin::new(SPIN),
-            #[cfg(feature = "fabric")]
-            landed: None,
-        };
+        let receiver = Receiver::new(stream.try_clone()?, opener);
         let sending = sealer.map(|sealer| {
             Box::new(Sending {
                 sealer,
@@ -381,7 +355,7 @@ pub fn upgrade(
             Reply::Welcome { number, name } => {
                 line.begin(&name, number)?;
                 let line = Arc::new(line);
-                receiver.source.line = Some(LineReader::new(Arc::clone(&line), RECEIVE_TICK));
+                receiver.goes_on_over(LineReader::new(Arc::clone(&line), RECEIVE_TICK));
                 connection.line = Some(line);
                 return Ok((connection, receiver));
             }
@@ -422,303 +396,5 @@ fn candidates(here: IpAddr, there: IpAddr) -> Vec<Provider> {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
-    }
-}
-
-/// Where a receiver's bytes come from.
-#[derive(Debug)]
-struct Source {
-    stream: TcpStream,
-    opening: Option<Box<Opening>>,
-    #[cfg(feature = "fabric")]
-    line: Option<LineReader>,
-}
-
-/// What it takes to receive encrypted.
-#[derive(Debug)]
-struct Opening {
-    opener: Opener,
-    /// Received records; those from `from` to `end` are not opened.
-    sealed: Vec<u8>,
-    from: usize,
-    end: usize,
-    /// The content of a record for which its reader had no room. What is behind `given` was not read.
-    content: Vec<u8>,
-    content_bytes: usize,
-    given: usize,
-}
-
-impl Source {
-    /// Whether bytes go straight from the socket to where they are read to.
-    fn reads_from_socket(&self) -> bool {
-        #[cfg(feature = "fabric")]
-        if self.line.is_some() {
-            return false;
-        }
-        self.opening.is_none()
-    }
-
-    /// Looks again and again for what comes before it sleeps.
-    fn read(&mut self, spin: &mut Spin, room: &mut [u8]) -> io::Result<usize> {
-        #[cfg(feature = "fabric")]
-        if let Some(line) = &mut self.line {
-            return line.read(room);
-        }
-        let both = RefCell::new((self, room));
-        let read_as = |flags| {
-            let (source, room) = &mut *both.borrow_mut();
-            source.read_as(flags, room)
-        };
-        let look = || match read_as(RecvFlags::DONTWAIT) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            other => Some(other),
-        };
-        spin.wait(look, || {
-            let read = read_as(RecvFlags::empty());
-            let has_come = read.is_ok();
-            (read, has_come)
-        })
-    }
-
-    fn read_as(&mut self, flags: RecvFlags, room: &mut [u8]) -> io::Result<usize> {
-        let stream = &self.stream;
-        let receive = |room: &mut [u8]| Ok(net::recv(stream, room, flags)?.1);
-        match &mut self.opening {
-            None => receive(room),
-            Some(opening) => opening.read(receive, room),
-        }
-    }
-}
-
-impl Opening {
-    fn new(opener: Opener) -> Opening {
-        Opening {
-            opener,
-            sealed: vec![0; SEALED_BYTES],
-            from: 0,
-            end: 0,
-            content: Vec::new(),
-            content_bytes: 0,
-            given: 0,
-        }
-    }
-
-    fn read(&mut self, receive: impl Fn(&mut [u8]) -> io::Result<usize>, room: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if self.given < self.content_bytes {
-                let count = room.len().min(self.content_bytes - self.given);
-                room[..count].copy_from_slice(&self.content[self.given..self.given + count]);
-                self.given += count;
-                return Ok(count);
-            }
-            let sealed = &self.sealed[self.from..self.end];
-            let (read, opened) = self.opener.open(sealed, room)?;
-            self.from += read;
-            if opened > 0 {
-                return Ok(opened);
-            }
-            if first_record(sealed).is_some() {
-                self.content.resize(CONTENT_BYTES_MAX, 0);
-                let (read, opened) = self.opener.open_next(sealed, &mut self.content)?;
-                self.from += read;
-                (self.given, self.content_bytes) = (0, opened);
-                continue;
-            }
-            self.sealed.copy_within(self.from..self.end, 0);
-            (self.from, self.end) = (0, self.end - self.from);
-            match receive(&mut self.sealed[self.end..])? {
-                0 => return Ok(0),
-                count => self.end += count,
-            }
-        }
-    }
-}
-
-/// The receiving half of a [`Connection`].
-#[derive(Debug)]
-pub struct Receiver {
-    source: Source,
-    /// Bytes received, of which those from `from` to `end` are not consumed.
-    received: Vec<u8>,
-    from: usize,
-    end: usize,
-    /// Data of the last frame that is still to be taken.
-    data_left: usize,
-    /// The last frame had much data, so most likely the next one has.
-    was_long: bool,
-    spin: Spin,
-    /// The data, if it came by itself, and how much of it is taken.
-    #[cfg(feature = "fabric")]
-    landed: Option<(Buffer, usize)>,
-}
-
-impl Receiver {
-    /// Sets how long at most it looks for what comes again and again before it sleeps. It does so where that pays:
-    /// after short sleeps, and while nobody else wants the core. Zero: it sleeps at once.
-    pub fn set_spin(&mut self, most: Duration) {
-        self.spin = Spin::new(most);
-    }
-
-    /// The next frame: its body, and how much data follows, which the caller then takes or leaves. `None` if nothing
-    /// came for a while. Blocks.
-    pub fn receive(&mut self) -> Result<Option<(&[u8], usize)>, FabricError> {
-        self.leave_data()?;
-        if !self.fill(PREFIX_BYTES, true)? {
-            return Ok(None);
-        }
-        let Some((lengths, is_apart)) = self.lengths(&self.received[self.from..self.end])? else {
-            return Ok(None);
-        };
-        self.fill(PREFIX_BYTES + lengths.body_bytes, false)?;
-        self.land(lengths, is_apart)?;
-        let body = self.from + PREFIX_BYTES;
-        self.from = body + lengths.body_bytes;
-        self.data_left = lengths.data_bytes;
-        self.was_long = lengths.data_bytes >= LONG_BYTES;
-        Ok(Some((&self.received[body..self.from], lengths.data_bytes)))
-    }
-
-    /// Whether a whole frame has been received, so that [`Self::receive`] does not block. Call it when the data of the
-    /// last frame is taken.
-    pub fn has_frame(&self) -> bool {
-        let received = &self.received[self.from..self.end];
-        let whole = |(lengths, is_apart): (Lengths, bool)| {
-            let data_bytes = if is_apart { 0 } else { lengths.data_bytes };
-            PREFIX_BYTES + lengths.body_bytes + data_bytes
-        };
-        let lengths = self.lengths(received).ok().flatten();
-        self.data_left == 0 && lengths.is_some_and(|lengths| whole(lengths) <= received.len())
-    }
-
-    /// The lengths of a frame, and whether its data came by itself.
-    fn lengths(&self, bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricError> {
-        #[cfg(feature = "fabric")]
-        if self.source.line.is_some() {
-            return fabric::lengths(bytes);
-        }
-        Ok(Lengths::decode(bytes)?.map(|lengths| (lengths, false)))
-    }
-
-    /// Finds the data of a frame whose body is there, if it came by itself.
-    #[cfg(feature = "fabric")]
-    fn land(&mut self, lengths: Lengths, is_apart: bool) -> Result<(), FabricError> {
-        self.landed = None;
-        let Some(reader) = &self.source.line else {
-            return Ok(());
-        };
-        let body = &self.received[self.from + PREFIX_BYTES..][..lengths.body_bytes];
-        // Whatever the request had lent is its own again.
-        let lent = body
-            .first_chunk()
-            .and_then(|id| reader.line().take_back(u64::from_le_bytes(*id)));
-        if !is_apart {
-            return Ok(());
-        }
-        let landed = lent.filter(|buffer| buffer.len() >= lengths.data_bytes);
-        self.landed = Some((landed.ok_or(FabricError::Foreign)?, 0));
-        Ok(())
-    }
-
-    #[cfg(not(feature = "fabric"))]
-    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "with the feature it fails")]
-    fn land(&mut self, _: Lengths, _: bool) -> Result<(), FabricError> {
-        Ok(())
-    }
-
-    /// Takes data of the last frame, as much as `buf` holds. Blocks.
-    ///
-    /// # Panics
-    /// If there is not as much.
-    pub fn take_data(&mut self, buf: &mut [u8]) -> Result<(), FabricError> {
-        assert!(buf.len() <= self.data_left, "more data than the frame has");
-        self.data_left -= buf.len();
-        #[cfg(feature = "fabric")]
-        if let Some((landed, taken)) = &mut self.landed {
-            buf.copy_from_slice(&landed[*taken..*taken + buf.len()]);
-            *taken += buf.len();
-            return Ok(());
-        }
-        let here = buf.len().min(self.end - self.from);
-        let (first, mut rest) = buf.split_at_mut(here);
-        first.copy_from_slice(&self.received[self.from..self.from + here]);
-        self.from += here;
-        while !rest.is_empty() {
-            let count = read_some(&mut self.source, &mut self.spin, rest)?;
-            rest = &mut rest[count..];
-        }
-        Ok(())
-    }
-
-    fn leave_data(&mut self) -> Result<(), FabricError> {
-        while self.data_left > 0 {
-            let mut left = [0; 4096];
-            let count = self.data_left.min(left.len());
-            self.take_data(&mut left[..count])?;
-        }
-        Ok(())
-    }
-
-    /// Receives until `count` bytes are there. False if `may_give_up` and none of them came for a while.
-    fn fill(&mut self, count: usize, may_give_up: bool) -> Result<bool, FabricError> {
-        if self.received.is_empty() {
-            self.received.resize(RECEIVED_BYTES, 0);
-        }
-        if self.from == self.end {
-            (self.from, self.end) = (0, 0);
-        } else if self.from + count > self.received.len() {
-            self.received.copy_within(self.from..self.end, 0);
-            (self.from, self.end) = (0, self.end - self.from);
-        }
-        // What is taken along of a frame's data is copied once more.
-        let most = match self.was_long && self.source.reads_from_socket() {
-            true => (self.from + count).max(self.end + ALONG_BYTES).min(self.received.len()),
-            false => self.received.len(),
-        };
-        while self.end - self.from < count {
-            let end = self.end;
-            if may_give_up && self.from == end {
-                match self.source.read(&mut self.spin, &mut self.received[end..most]) {
-                    Ok(0) => return Err(FabricError::Closed),
-                    Ok(read) => self.end += read,
-                    Err(error) if is_tick(&error) => return Ok(false),
-                    Err(error) => return Err(lost(error)),
-                }
-                continue;
-            }
-            self.end += read_some(&mut self.source, &mut self.spin, &mut self.received[end..most])?;
-        }
-        Ok(true)
-    }
-}
-
-/// Reads something. A peer that stops in the middle of a frame is given up after a while.
-fn read_some(source: &mut Source, spin: &mut Spin, room: &mut [u8]) -> Result<usize, FabricError> {
-    let mut silent_since = None;
-    loop {
-        match source.read(spin, room) {
-            Ok(0) => return Err(FabricError::Closed),
-            Ok(count) => return Ok(count),
-            Err(error) if is_tick(&error) => {
-                let since = *silent_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= SEND_LIMIT {
-                    return Err(FabricError::Stuck(SEND_LIMIT));
-                }
-            }
-            Err(error) => return Err(lost(error)),
-        }
-    }
-}
-
-fn is_tick(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
-}
-
-fn lost(error: io::Error) -> FabricError {
-    match error.kind() {
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => FabricError::Closed,
-        _ => FabricError::Io(error),
     }
 }

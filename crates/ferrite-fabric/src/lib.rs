@@ -25,6 +25,7 @@ mod link;
 mod ofi;
 pub mod outbox;
 pub mod reactor;
+mod receiver;
 pub mod secure;
 mod socket;
 mod spin;
