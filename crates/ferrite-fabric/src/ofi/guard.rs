@@ -4,11 +4,11 @@
 //! all guards while there are clients. A thread of the server that comes upon such a lock waits in libfabric, with all
 //! connections that it has, so another has to notice.
 //!
-//! A client's own lock is freed when its process is dead: nobody but this one uses it then. The server's is taken by all
-//! its clients, and says nothing about who has it. It is held for microseconds. So it is freed if it was locked at every
-//! look for [`HELD_BY_THE_DEAD`], a client is dead, and no living one is kept from running (stopped, or waiting for a
-//! disk), which might have it. The dead may have left the queue behind it with one entry more than it says. So the
-//! endpoint is *spoilt*: its connections end, and it is closed; clients connect again, to another.
+//! A client's own lock is freed when its process is dead: nobody but this one uses it then. The server's is taken by
+//! all its clients, and says nothing about who has it. It is held for microseconds. So it is freed if it was locked at
+//! every look for [`HELD_BY_THE_DEAD`], a client is dead, and no living one is kept from running (stopped, or waiting
+//! for a disk), which might have it. The dead may have left the queue behind it with one entry more than it says. So
+//! the endpoint is *spoilt*: its connections end, and it is closed; clients connect again, to another.
 //!
 //! Invariant: nothing is freed as long as all clients live.
 
