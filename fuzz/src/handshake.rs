@@ -1,11 +1,11 @@
 //! Attacks on the handshake: bytes from a fuzzer as what a peer sends before it is welcome.
 //!
 //! What lives here: [`handshake`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the
-//! corpora on a stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`). Either the bytes themselves come to a server,
-//! or somebody in between changes what a real client and a real server say to each other, records included.
+//! corpora on a stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`). Either the bytes themselves come to a
+//! server, or somebody in between changes what a real client and a real server say to each other, records included.
 //!
-//! Whatever comes, neither end panics or waits for more than a handshake has. A server believes a client with a key only
-//! if every byte of it came as it was sent, and so does a client a server; if nothing was changed, both get on.
+//! Whatever comes, neither end panics or waits for more than a handshake has. A server believes a client with a key
+//! only if every byte of it came as it was sent, and so does a client a server; if nothing was changed, both get on.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -79,8 +79,8 @@ impl Scene {
     }
 }
 
-/// Gives a server what a client sends, `step` bytes at a time, as far as it wants it. Returns how it stands, and how many
-/// bytes it has taken.
+/// Gives a server what a client sends, `step` bytes at a time, as far as it wants it. Returns how it stands, and how
+/// many bytes it has taken.
 fn give(responder: &mut Responder, scene: &Scene, bytes: &[u8], step: usize, out: &mut Vec<u8>) -> (Progress, usize) {
     let mut taken = 0;
     while taken < bytes.len() {
@@ -274,8 +274,8 @@ fn between(scene: &Scene, edits: &[[u8; 3]], step: usize, content: &[u8]) {
     }
 }
 
-/// Who the client is, what the server demands, how many bytes come at once, how many changes there are, changes of three
-/// bytes each (direction, place, by what); then what is sent.
+/// Who the client is, what the server demands, how many bytes come at once, how many changes there are, changes of
+/// three bytes each (direction, place, by what); then what is sent.
 pub(crate) fn handshake(data: &[u8]) {
     let Some((&[who, demands, step, changes], rest)) = data.split_first_chunk::<4>() else {
         return;

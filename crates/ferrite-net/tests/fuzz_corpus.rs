@@ -102,7 +102,7 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
         input.extend(preamble);
     } else {
         for _ in 0..changes {
-            // Of what the client sends, handshake and records have some 150 bytes; of what the server sends there are 61.
+            // Of what the client sends, handshake and records have some 150 bytes; the server sends 61.
             let to_server = random.below(2) as u8;
             let place = random.below(if to_server == 1 { 150 } else { 61 }) as u8;
             input.extend([to_server, place, 1 << random.below(8)]);

@@ -1,5 +1,5 @@
-//! What listings cost: who takes a directory in small parts, as kernels do, is not sent much more than it takes, and who
-//! takes it at once needs no more answers for that.
+//! What listings cost: who takes a directory in small parts, as kernels do, is not sent much more than it takes, and
+//! who takes it at once needs no more answers for that.
 
 mod common;
 

@@ -1,8 +1,8 @@
 //! Locks over shm that a killed client has left locked, as a server finds them.
 //!
-//! What lives here: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that looks at
-//! all guards while there are clients. A thread of the server that comes upon such a lock waits in libfabric, with all
-//! connections that it has, so another has to notice.
+//! What lives here: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that looks
+//! at all guards while there are clients. A thread of the server that comes upon such a lock waits in libfabric, with
+//! all connections that it has, so another has to notice.
 //!
 //! A client's own lock is freed when its process is dead: nobody but this one uses it then. The server's is taken by
 //! all its clients, and says nothing about who has it. It is held for microseconds. So it is freed if it was locked at

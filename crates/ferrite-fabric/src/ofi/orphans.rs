@@ -69,8 +69,8 @@ impl Page {
 
     /// To be called only by who has it, or if whoever has it is dead.
     pub(super) fn unlock(&self) {
-        // SAFETY: mapped as long as this lives. Who has the lock does not use it any more (`PeerLocks::free_if_orphaned`,
-        // `guard`), and one who waits for it goes on alone.
+        // SAFETY: mapped as long as this lives. Who has the lock does not use it any more
+        // (`PeerLocks::free_if_orphaned`, `guard`), and one who waits for it goes on alone.
         unsafe { ferrite_ofi_unlock(self.0.as_ptr()) }
     }
 }
