@@ -227,15 +227,18 @@ impl RocksStore {
     fn reclaim(&self, least: u64, deletes: bool) -> Result<()> {
         let mut lacked_room = self.merging.lock();
         let mut has_merged = false;
+        let has_deleted = self.deleted.load(Ordering::Relaxed) > 0;
+        let lacked_lately = lacked_room.is_some_and(|when| when.elapsed() < NO_MERGE_FOR);
         if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN {
             self.deleted.store(0, Ordering::Relaxed);
             self.db.flush().map_err(refused)?;
             has_merged = true;
-        } else if lacked_room.is_some_and(|when| when.elapsed() < NO_MERGE_FOR) {
+        } else if lacked_lately && !(deletes && has_deleted) {
             return Ok(());
         }
         self.wait_for_merges(least, has_merged)?;
-        if deletes && self.room.bytes()?.1 < least && self.deleted.swap(0, Ordering::Relaxed) > 0 {
+        if deletes && self.room.bytes()?.1 < least && (has_deleted || !lacked_lately) {
+            self.deleted.store(0, Ordering::Relaxed);
             self.db.flush().map_err(refused)?;
             match self.db.compact() {
                 // Nor is there for all of it; the caller is refused.
@@ -244,7 +247,8 @@ impl RocksStore {
             }
             self.wait_for_merges(least, true)?;
         }
-        *lacked_room = self.lacks_room().then(Instant::now);
+        let is_short = self.lacks_room() || deletes && self.room.bytes()?.1 < least;
+        *lacked_room = is_short.then(Instant::now);
         Ok(())
     }
 
