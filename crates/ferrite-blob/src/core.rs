@@ -283,15 +283,23 @@ impl Core {
                 is_live: true,
                 valid_len: head.valid_len,
                 metadata: head.metadata,
-                pieces: extents
-                    .iter()
-                    .map(|extent| (extent.logical, (extent.physical, extent.count)))
-                    .collect(),
+                pieces: extents.iter().filter_map(|extent| self.existing(extent)).collect(),
                 overflow: head.overflow,
             })),
         });
         self.keep(&mut loaded, &inner);
         Ok(inner)
+    }
+
+    /// What exists of a piece that a device told of: more is damage, which the scan has noted, and would lead beyond the
+    /// device.
+    fn existing(&self, extent: &Extent) -> Option<(u32, (u32, u32))> {
+        let units = u64::from(self.layout.clusters) * u64::from(self.layout.units_per_cluster());
+        let there = units
+            .saturating_sub(extent.physical.into())
+            .min(u64::from(u32::MAX - extent.logical));
+        let count = u64::from(extent.count).min(there) as u32;
+        (count > 0).then_some((extent.logical, (extent.physical, count)))
     }
 
     pub(crate) fn keep(&self, loaded: &mut HashMap<u32, Weak<Inner>>, inner: &Arc<Inner>) {

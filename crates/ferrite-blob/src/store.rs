@@ -560,14 +560,22 @@ impl Core {
         let mut damage = Vec::new();
         let mut free = self.free.lock();
         free.incarnations.resize(slots as usize, 0);
+        // Of which only the older page may be left: what that names may be another's since, who then has it first.
+        let mut older = Vec::new();
         let mut first = 0;
         while first < slots {
             let count = SLOTS_AT_ONCE.min(slots - first).min(self.slots_in_row(first));
             let pages = self.read_slots(first, count as usize, &mut damage)?;
             for (slot, pair) in (first..).zip(pages.bytes().chunks(2 * PAGE_BYTES)) {
-                self.scan_slot(slot, pair, &mut free, &mut damage)?;
+                match may_be_older(pair) {
+                    true => older.push((slot, pair.to_vec())),
+                    false => self.scan_slot(slot, pair, &mut free, &mut damage)?,
+                }
             }
             first += count;
+        }
+        for (slot, pair) in older {
+            self.scan_slot(slot, &pair, &mut free, &mut damage)?;
         }
         Ok(damage)
     }
@@ -637,4 +645,10 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// Whether one of a slot's pages holds something that cannot be read: a newer state, or a write that was torn.
+fn may_be_older(pair: &[u8]) -> bool {
+    let is_wrong = |page: &[u8]| Head::decode(page).is_none() && page.iter().any(|&byte| byte != 0);
+    pair.chunks(PAGE_BYTES).any(is_wrong)
 }

@@ -23,19 +23,13 @@ impl BlobStore {
         free.tangled.keys().map(id).collect()
     }
 
-    /// Gives each such blob copies of what it shares; what does not exist becomes a hole. Durable when it returns.
-    /// Returns those that were mended.
+    /// Gives one of them copies of what it shares; what does not exist becomes a hole. Durable when it returns. Nothing
+    /// else is changed: who uses the others has to learn of it first.
     ///
     /// # Errors
-    /// [`crate::Error::NoSpace`]; of the device. Those that were mended before stay so.
-    pub fn untangle(&self) -> Result<Vec<BlobId>> {
-        let mut mended = Vec::new();
-        for id in self.tangled() {
-            let blob = self.blob(id)?;
-            blob.untangle()?;
-            mended.push(id);
-        }
-        Ok(mended)
+    /// [`crate::Error::NoSpace`]; of the device; if there is no such blob.
+    pub fn untangle(&self, id: BlobId) -> Result<()> {
+        self.blob(id)?.untangle()
     }
 }
 

@@ -317,7 +317,7 @@ impl Core {
         let mut change = self.change_of(ctx, held, &state, mode.kill_priv, size);
         change.room_bytes = data.len() as u64;
         match &state.node.content {
-            Content::Inline(_) | Content::Beside(_) if self.is_small(end) => {
+            Content::Inline(_) | Content::Beside(_) if self.is_small(end.max(state.node.content.small_bytes())) => {
                 let (from, to) = (offset as usize, end as usize);
                 let is_whole = from == 0 && to as u64 >= state.node.size;
                 let mut bytes = match is_whole {

@@ -81,7 +81,7 @@ impl Core {
             }
             Mend::Untangle(ino, place) => {
                 self.quarantine(*ino, true)?;
-                return Ok(self.blobs.store(place.store)?.untangle().map(drop)?);
+                return Ok(self.blobs.store(place.store)?.untangle(place.blob)?);
             }
             Mend::Tail(ino) => return self.tell_blob(*ino),
             Mend::Store(number) => return Ok(self.blobs.store(*number)?.mend().map(drop)?),

@@ -57,6 +57,10 @@ impl Core {
             own.txn.put(&key::small(ino), &bytes)?;
             own.commit(|| Outcome::Done)?;
         } else {
+            if matches!(old, Content::Beside(beside) if bytes.len() <= beside.len_bytes as usize) {
+                // A store that is full takes what takes nothing from it.
+                step.txn.delete(&key::small(ino))?;
+            }
             step.txn.put(&key::small(ino), &bytes)?;
         }
         Ok(Content::Beside(Beside::of(&bytes)))

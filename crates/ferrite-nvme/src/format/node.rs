@@ -24,6 +24,17 @@ pub(crate) enum Content {
     Beside(Beside),
 }
 
+impl Content {
+    /// Length of what is stored without a blob.
+    pub(crate) fn small_bytes(&self) -> u64 {
+        match self {
+            Content::Inline(bytes) => bytes.len() as u64,
+            Content::Beside(beside) => beside.len_bytes.into(),
+            Content::Blob(_) => 0,
+        }
+    }
+}
+
 /// What a node says of content under a key of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Beside {
