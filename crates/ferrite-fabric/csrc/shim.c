@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <rdma/fabric.h>
@@ -200,10 +201,12 @@ failed:
 enum { PAGE = 4096, PROCESS_AT = 4, LOCK_AT = 24 };
 
 void *ferrite_ofi_watch(const char *path) {
-    int file = open(path, O_RDWR | O_CLOEXEC);
+    int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (file < 0)
         return NULL;
-    void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    struct stat found;
+    int is_one = !fstat(file, &found) && S_ISREG(found.st_mode) && found.st_size >= PAGE;
+    void *page = is_one ? mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     close(file);
     return page == MAP_FAILED ? NULL : page;
 }

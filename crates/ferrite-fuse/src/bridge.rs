@@ -175,9 +175,10 @@ impl Filesystem for Bridge {
             // A kernel without one of them loses speed, not correctness.
             let _ = config.add_capabilities(flag);
         }
-        if self.locks.is_some() {
-            let locks = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
-            config.add_capabilities(locks).map_err(|_| {
+        if let Some(locks) = &self.locks {
+            let mut wanted = InitFlags::FUSE_POSIX_LOCKS;
+            wanted.set(InitFlags::FUSE_FLOCK_LOCKS, locks.keep_flock());
+            config.add_capabilities(wanted).map_err(|_| {
                 std::io::Error::other(
                     "this kernel does not pass on locks; omit the option that has the engine keep them",
                 )

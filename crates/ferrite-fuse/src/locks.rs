@@ -13,14 +13,15 @@
 //! waits, whether its thread has a signal to handle, and answers `EINTR` then.
 //!
 //! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other. fuser
-//! 0.18 drops the flag that tells them apart, but the caller sleeps in the very system call ([`is_flock`]). Where that
-//! cannot be seen, a `flock` is a record lock on the whole file, as it is on NFS. Its owner is the open file, so it ends
-//! with the handle.
+//! 0.18 drops the flag that tells them apart, but the caller sleeps in the very system call ([`is_flock`]). A mount that
+//! may not look at every process leaves `flock` to the kernel ([`sees_callers`]); one that may refuses what it cannot
+//! tell. A `flock` belongs to the handle: the kernel's number for its owner may be the next open file's before the
+//! handle is released.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::{ByteRange, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{BadArgument, ClientId, Cred, Ctx, FileSystem, FsError, Ino, Result};
@@ -28,9 +29,11 @@ use parking_lot::Mutex;
 
 /// Time between two looks at the signals of callers that wait.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
-/// How often, and how many times, is looked whether a caller sleeps.
+/// How often, and how long, is looked whether a caller sleeps.
 const ASLEEP_EVERY: Duration = Duration::from_micros(20);
-const ASLEEP_LOOKS: usize = 5000;
+const ASLEEP_WITHIN: Duration = Duration::from_secs(5);
+/// The capability to look at every process.
+const CAP_SYS_PTRACE: u32 = 19;
 /// Last byte of a range without an end, in a request.
 const LAST_BYTE: u64 = i64::MAX as u64;
 
@@ -116,6 +119,9 @@ pub(crate) struct Locks {
     ctx: Ctx,
     /// Who has locked through a handle, and not flushed it since.
     owners: Mutex<HashMap<u64, BTreeSet<u64>>>,
+    /// Handles through which somebody called `flock`.
+    flocked: Mutex<HashSet<u64>>,
+    keeps_flock: bool,
     watch: Mutex<Watch>,
 }
 
@@ -125,8 +131,15 @@ impl Locks {
             fs,
             ctx: Ctx::trusted(Cred::root()).of_client(ClientId::fresh()),
             owners: Mutex::default(),
+            flocked: Mutex::default(),
+            keeps_flock: sees_callers(),
             watch: Mutex::default(),
         })
+    }
+
+    /// Whether the kernel is to pass on `flock`, too.
+    pub(crate) fn keep_flock(&self) -> bool {
+        self.keeps_flock
     }
 
     /// A lock that conflicts; none is `F_UNLCK`.
@@ -152,21 +165,39 @@ impl Locks {
         (thread, may_wait): (u32, bool),
         done: LockDone,
     ) {
-        let is_flock = lock.is_whole() && is_flock(thread);
-        let request = match lock.record(owner) {
-            Ok(Some(wanted)) if is_flock => LockRequest::Flock(wanted.owner, wanted.kind),
-            Ok(Some(wanted)) => LockRequest::Record(wanted),
-            Ok(None) => {
-                let what = match is_flock {
-                    true => Ok(Unlock::Flock),
-                    false => lock.range().map(Unlock::Range),
-                };
-                return done(what.and_then(|what| self.fs.unlock(&self.ctx, ino, LockOwner(owner), what)));
+        let is_flock = match self.keeps_flock && lock.is_whole() {
+            true => is_flock(thread),
+            false => Some(false),
+        };
+        let request = match (lock.record(owner), is_flock) {
+            (Ok(Some(wanted)), Some(true)) => LockRequest::Flock(LockOwner(fh), wanted.kind),
+            (Ok(Some(wanted)), Some(false)) => LockRequest::Record(wanted),
+            (Ok(Some(_)), None) => {
+                let unseen = format!("/proc does not tell whether thread {thread} called flock or fcntl");
+                return done(Err(FsError::Io(unseen)));
             }
-            Err(error) => return done(Err(error)),
+            // Who cannot be seen any more gives back all that it may mean.
+            (Ok(None), _) => {
+                let flock = || match is_flock {
+                    Some(false) => Ok(()),
+                    _ => self.fs.unlock(&self.ctx, ino, LockOwner(fh), Unlock::Flock),
+                };
+                let record = || match is_flock {
+                    Some(true) => Ok(()),
+                    _ => {
+                        let unlock = |range| self.fs.unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(range));
+                        lock.range().and_then(unlock)
+                    }
+                };
+                return done(flock().and_then(|()| record()));
+            }
+            (Err(error), _) => return done(Err(error)),
         };
         // Before it is granted, so that no release comes between.
-        self.owners.lock().entry(fh).or_default().insert(owner);
+        match request {
+            LockRequest::Flock(..) => drop(self.flocked.lock().insert(fh)),
+            LockRequest::Record(_) => drop(self.owners.lock().entry(fh).or_default().insert(owner)),
+        }
         let settled = Arc::new(AtomicBool::new(false));
         let mark = Arc::clone(&settled);
         let done: LockDone = Box::new(move |outcome| {
@@ -199,10 +230,15 @@ impl Locks {
 
     /// Nobody has the handle any more. Its file must still be open.
     pub(crate) fn release(&self, ino: Ino, fh: u64) {
+        if self.flocked.lock().remove(&fh) {
+            let _ = self.fs.unlock(&self.ctx, ino, LockOwner(fh), Unlock::Flock);
+        }
         let left = self.owners.lock().remove(&fh);
         for owner in left.into_iter().flatten() {
             // An engine out of reach has none to release.
-            let _ = self.fs.unlock(&self.ctx, ino, LockOwner(owner), Unlock::All);
+            let _ = self
+                .fs
+                .unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL));
         }
     }
 
@@ -251,29 +287,47 @@ impl Locks {
     }
 }
 
-/// Whether a thread that sleeps until its request is answered has called `flock`. No if that cannot be seen: `/proc` is
-/// not there, or shows only our own user's processes.
-fn is_flock(thread: u32) -> bool {
-    for _ in 0..ASLEEP_LOOKS {
+/// Whether we may see in which system call any process of this machine is: of other users, too, and what they do not
+/// show of themselves. Otherwise some would be seen and some not, and their locks would not see each other.
+fn sees_callers() -> bool {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let capabilities = read("/proc/self/status");
+    let is_first_namespace = read("/proc/self/uid_map")
+        .split_whitespace()
+        .eq(["0", "0", "4294967295"]);
+    // With the highest of Yama's settings nobody may look.
+    let is_forbidden = read("/proc/sys/kernel/yama/ptrace_scope").trim() == "3";
+    is_first_namespace && !is_forbidden && may_look(&capabilities)
+}
+
+fn may_look(status: &str) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> CAP_SYS_PTRACE & 1 == 1)
+}
+
+/// Whether a thread that sleeps until its request is answered has called `flock`. `None` if that cannot be seen.
+fn is_flock(thread: u32) -> Option<bool> {
+    let began = Instant::now();
+    while began.elapsed() < ASLEEP_WITHIN {
         match std::fs::read_to_string(format!("/proc/{thread}/syscall")) {
             // It has sent its request, and is about to sleep.
             Ok(text) if text.starts_with("running") => std::thread::sleep(ASLEEP_EVERY),
             Ok(text) => return calls_flock(&text),
-            Err(_) => return false,
+            Err(_) => return None,
         }
     }
-    false
+    None
 }
 
-/// Whether the system call that `/proc` shows is `flock`, of a program of this machine's kind or, on x86-64, of 32 bits.
-/// All that a lock can be asked for with are `flock` and `fcntl`, so their numbers on the two cannot be confused.
-fn calls_flock(text: &str) -> bool {
+/// Whether the system call that `/proc` shows is `flock`, of a program of any kind that this machine runs. All that a
+/// lock can be asked for with are `flock` and `fcntl`, so their numbers on 32 and 64 bits cannot be confused.
+fn calls_flock(text: &str) -> Option<bool> {
     const OF_32_BITS: i64 = 143;
-    let number = text
-        .split_whitespace()
-        .next()
-        .and_then(|number| number.parse::<i64>().ok());
-    number.is_some_and(|number| number == libc::SYS_flock || cfg!(target_arch = "x86_64") && number == OF_32_BITS)
+    // x86-64 with pointers of 32 bits.
+    const X32: i64 = 1 << 30;
+    let number: i64 = text.split_whitespace().next()?.parse().ok()?;
+    (number >= 0).then(|| [libc::SYS_flock, OF_32_BITS].contains(&(number & !X32)))
 }
 
 /// Whether a thread has a signal to handle, by its status in `/proc`. The kernel queues none that is ignored.
@@ -330,14 +384,21 @@ mod tests {
         let thread = thread.recv().unwrap();
         // It may sleep in something else on its way there.
         let start = std::time::Instant::now();
-        while !is_flock(thread) {
+        while is_flock(thread) != Some(true) {
             assert!(start.elapsed() < Duration::from_secs(20), "it waits for its lock");
         }
         drop(file);
         waits.join().unwrap().unwrap();
-        assert!(!is_flock(0), "nobody");
-        assert!(!calls_flock("-1 0x7ffe 0x7f2b\n") && !calls_flock(""));
-        assert!(!calls_flock(&format!("{} 0x3 0x6\n", libc::SYS_fcntl)));
+        assert_eq!(is_flock(0), None, "nobody");
+        assert_eq!([calls_flock("-1 0x7ffe 0x7f2b\n"), calls_flock("")], [None, None]);
+        assert_eq!(calls_flock(&format!("{} 0x3 0x6\n", libc::SYS_fcntl)), Some(false));
+    }
+
+    #[test]
+    fn only_who_may_look_at_all_looks() {
+        assert!(may_look("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(may_look("CapEff:\t0000000000080000\n"));
+        assert!(!may_look("CapEff:\t0000000000000000\n") && !may_look("CapPrm:\t000001ffffffffff\n"));
     }
 
     #[test]

@@ -25,6 +25,9 @@ unsafe extern "C" {
     fn ferrite_ofi_unwatch(page: *mut c_void);
 }
 
+/// How often is tried to take a lock before it counts as held: for some tens of microseconds, while one of those who
+/// work with it has it for about one.
+const TRIES: usize = 1000;
 /// The version whose layout is known.
 const KNOWN: (u32, u32) = (1, 17);
 
@@ -43,7 +46,9 @@ impl Page {
             return None;
         }
         let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
-        let path = Path::new(leftovers::DIR).join(name.strip_prefix("fi_shm://")?);
+        // It comes from the peer, and must not lead elsewhere.
+        let name = name.strip_prefix("fi_shm://").filter(|name| !name.contains('/'))?;
+        let path = Path::new(leftovers::DIR).join(name);
         let path = CString::new(path.into_os_string().into_encoded_bytes()).ok()?;
         // SAFETY: the text ends with a zero byte and outlives the call.
         let page = Page(NonNull::new(unsafe { ferrite_ofi_watch(path.as_ptr()) })?);
@@ -58,13 +63,17 @@ impl Page {
         unsafe { ferrite_ofi_try_lock(self.0.as_ptr()) == 0 }
     }
 
-    /// Whether anybody has the lock now.
+    /// Whether somebody has the lock all the time, for as long as many others could have had it: one that is wanted by
+    /// many is mostly held, too, but never as long.
     pub(super) fn is_locked(&self) -> bool {
-        let is_free = self.try_lock();
-        if is_free {
-            self.unlock();
+        for _ in 0..TRIES {
+            if self.try_lock() {
+                self.unlock();
+                return false;
+            }
+            std::hint::spin_loop();
         }
-        !is_free
+        true
     }
 
     /// To be called only by who has it, or if whoever has it is dead.
@@ -115,7 +124,13 @@ pub(super) fn is_dead(process: Pid) -> bool {
     // Killed, and nobody has asked for its end yet.
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('Z' | 'X'))
+    matches!(state, Some('Z' | 'X')) && threads(process) <= 1
+}
+
+/// How many threads a process has: its first one may have ended before the others.
+fn threads(process: Pid) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    tasks.map_or(0, Iterator::count)
 }
 
 #[cfg(test)]

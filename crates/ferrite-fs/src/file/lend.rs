@@ -44,6 +44,8 @@ impl Reader<'_> {
         };
         core.check_readable()?;
         take(&lent, version);
+        // A fault on the medium meanwhile gave zeros, and poisoned the pool.
+        core.check_readable()?;
         Ok(true)
     }
 

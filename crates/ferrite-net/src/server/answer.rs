@@ -570,7 +570,15 @@ impl<'s> Answering<'s> {
             };
             let lent = file.lend(&self.ctx, offset, len, &mut take);
             match (lent, rest) {
-                (_, None) => return Served::Yes,
+                (Ok(_), None) => return Served::Yes,
+                // The answer has begun, and is not what it says: it must not arrive.
+                (Err(error), None) => {
+                    tracing::error!("a read from pages that were lent failed: {error}");
+                    if let Some(link) = &*self.session.link.lock() {
+                        link.close();
+                    }
+                    return Served::Yes;
+                }
                 (_, Some(unused)) => buffer = unused,
             }
         }

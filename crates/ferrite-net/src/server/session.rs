@@ -100,7 +100,7 @@ pub(super) struct Session {
     has_leases: AtomicBool,
     /// Held while it gets its slots, so that it gets them once.
     getting_slots: Mutex<()>,
-    link: Mutex<Option<Link>>,
+    pub(super) link: Mutex<Option<Link>>,
     /// Moves when the client comes with another connection; what still arrives by the old one is ignored.
     attachment: AtomicU64,
     pub(super) meter: Meter,
