@@ -291,8 +291,8 @@ impl Core {
         Ok(inner)
     }
 
-    /// What exists of a piece that a device told of: more is damage, which the scan has noted, and would lead beyond the
-    /// device.
+    /// What exists of a piece that a device told of: more is damage, which the scan has noted, and would lead beyond
+    /// the device.
     fn existing(&self, extent: &Extent) -> Option<(u32, (u32, u32))> {
         let units = u64::from(self.layout.clusters) * u64::from(self.layout.units_per_cluster());
         let there = units

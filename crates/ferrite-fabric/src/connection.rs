@@ -15,7 +15,8 @@ use std::{net::IpAddr, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::frame::{Lengths, PREFIX_BYTES};
-use crate::secure::record::{CONTENT_BYTES_MAX, RECORD_BYTES_MAX, Sealer};
+use crate::receiver::{SEALED_BYTES, SEND_LIMIT};
+use crate::secure::record::{CONTENT_BYTES_MAX, Sealer};
 use crate::secure::{Credentials, Encrypt, handshake};
 use crate::{FabricError, HandshakeError, socket};
 #[cfg(feature = "fabric")]
@@ -28,17 +29,12 @@ use crate::{
 };
 
 pub use crate::receiver::Receiver;
+pub use crate::spin::SPIN;
 
 /// A frame with such a body and no data is sent in one piece.
 const SHORT_BYTES: usize = 256;
-/// How long a peer may take nothing.
-pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(20);
 /// How often a receiver that waits looks up.
 const RECEIVE_TICK: Duration = Duration::from_millis(250);
-/// How long a receiver looks before it sleeps, unless told otherwise.
-pub const SPIN: Duration = Duration::from_micros(200);
-/// Encrypted bytes that are sent at once.
-pub(crate) const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
 /// How a client uses a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The client's end of a connection: the thread that receives.
 //!
-//! What lives here: [`Receiver`], the other half of a [`crate::connection::Connection`], and where its bytes come from: a
-//! socket, records, or a fabric.
+//! What lives here: [`Receiver`], the other half of a connection, and where its bytes come from: a socket, records, or
+//! a fabric.
 //!
 //! Invariant: no more is received along with a frame than its reader needs next, if that would be copied once more.
 
@@ -17,13 +17,16 @@ use ferrite_buffers::Buffer;
 use rustix::net::{self, RecvFlags};
 
 use crate::FabricError;
-use crate::connection::{SEALED_BYTES, SEND_LIMIT, SPIN};
 #[cfg(feature = "fabric")]
 use crate::fabric::{self, line::LineReader};
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
-use crate::secure::record::{CONTENT_BYTES_MAX, Opener, first_record};
-use crate::spin::Spin;
+use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, first_record};
+use crate::spin::{SPIN, Spin};
 
+/// How long a peer may take nothing, or be silent in the middle of a frame.
+pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(20);
+/// Encrypted bytes that are sent or received at once.
+pub(crate) const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 /// Bytes received at once.
 const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
 /// A frame with so much data is long.

@@ -11,6 +11,8 @@
 
 use std::time::{Duration, Instant};
 
+/// How long at most who waits for a socket looks before it sleeps, unless told otherwise.
+pub const SPIN: Duration = Duration::from_micros(200);
 /// How long is looked first.
 const FIRST: Duration = Duration::from_micros(10);
 /// If offering the core takes longer, somebody took it. In vain it takes a few tenths of a microsecond.

@@ -35,14 +35,13 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::FabricError;
-use crate::connection::SPIN;
 use crate::frame::DATA_BYTES_MAX;
 use crate::link::{Inbox, Waker};
 use crate::outbox::Outbox;
 use crate::secure::handshake::Admitted;
 use crate::secure::{Gate, KeyId};
 use crate::socket;
-use crate::spin::Spin;
+use crate::spin::{SPIN, Spin};
 
 use connection::Connection;
 use newcomer::{Newcomer, Turn};

@@ -212,10 +212,10 @@ pub trait OpenFile: Send + Sync {
         Ok((count, is_one_state.then_some(before)))
     }
 
-    /// Lends `take` the bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent from
-    /// where they lie, and the file's version as in [`Self::read_versioned`]. Until `take` returns they stay what they
-    /// are, and all who would change the file wait, so it must not block. False: they must be read, and `take` was not
-    /// called. After an error of the medium that was met meanwhile, what `take` got must not be used.
+    /// Lends `take` the bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent
+    /// from where they lie, and the file's version as in [`Self::read_versioned`]. Until `take` returns they stay what
+    /// they are, and all who would change the file wait, so it must not block. False: they must be read, and `take` was
+    /// not called. After an error of the medium that was met meanwhile, what `take` got must not be used.
     fn lend(&self, _: &Ctx, _offset: u64, _len_bytes: usize, _take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
         Ok(false)
     }
