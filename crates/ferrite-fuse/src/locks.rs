@@ -12,11 +12,11 @@
 //! pass on, and from then on waits for the answer whatever happens. So the mount looks itself, as long as a request
 //! waits, whether its thread has a signal to handle, and answers `EINTR` then.
 //!
-//! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other. fuser
-//! 0.18 drops the flag that tells them apart, but the caller sleeps in the very system call ([`is_flock`]). A mount
-//! that may not look at every process leaves `flock` to the kernel ([`sees_callers`]); one that may, refuses what it
-//! cannot tell. A `flock` belongs to the handle: the kernel's number for its owner may be the next open file's before the
-//! handle is released.
+//! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other.
+//! fuser 0.18 drops the flag that tells them apart, but the caller sleeps in the very system call ([`is_flock`]). A
+//! mount that may not look at every process leaves `flock` to the kernel ([`sees_callers`]); one that may, refuses
+//! what it cannot tell. A `flock` belongs to the handle: the kernel's number for its owner may be the next open
+//! file's before the handle is released.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
