@@ -3,8 +3,8 @@
 //! What lives here: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: what goes to the network
 //! cannot be taken back, so a page must not be freed and become another file's before it has been sent.
 //!
-//! The lock is enough: a page without a log is freed by those only who have its inode alone. Pages whose content is not
-//! in one place (inline, or with a log, which a fold replaces without the lock) or must be verified are not lent.
+//! The lock is enough: a page is freed by those only who have its inode alone, folds included. Pages whose content is
+//! not in one place (inline, or with a log) or must be verified are not lent.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
