@@ -20,9 +20,31 @@ const TAKEN: Duration = Duration::from_micros(2);
 /// How many times there is no looking after that: at first, which may have been an interrupt, and at most.
 const RESTS: (u32, u32) = (1, 1024);
 
+/// What time it is, and the way to offer the core to others. A test has one of its own: nothing is certain about how
+/// long something takes on a busy machine.
+pub(crate) trait Core {
+    fn now(&self) -> Instant;
+    fn offer(&self);
+}
+
+/// The machine's.
+#[derive(Debug, Default)]
+pub(crate) struct Machine;
+
+impl Core for Machine {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn offer(&self) {
+        std::thread::yield_now();
+    }
+}
+
 /// How long to look before sleeping.
 #[derive(Debug)]
-pub(crate) struct Spin {
+pub(crate) struct Spin<C = Machine> {
+    core: C,
     most: Duration,
     window: Duration,
     /// So many times there is no looking.
@@ -33,7 +55,14 @@ pub(crate) struct Spin {
 impl Spin {
     /// One that looks for `most` at most; zero: not at all.
     pub(crate) fn new(most: Duration) -> Spin {
+        Spin::on(Machine, most)
+    }
+}
+
+impl<C: Core> Spin<C> {
+    fn on(core: C, most: Duration) -> Spin<C> {
         Spin {
+            core,
             most,
             window: Duration::ZERO,
             rests: 0,
@@ -51,9 +80,12 @@ impl Spin {
         if let Some(found) = self.look(look) {
             return found;
         }
-        let began = Instant::now();
+        let began = self.core.now();
         let (found, has_come) = sleep();
-        self.slept(if has_come { began.elapsed() } else { Duration::MAX });
+        self.slept(match has_come {
+            true => self.core.now() - began,
+            false => Duration::MAX,
+        });
         found
     }
 
@@ -61,7 +93,7 @@ impl Spin {
         if self.window.is_zero() {
             return None;
         }
-        let began = Instant::now();
+        let began = self.core.now();
         let mut last = began;
         loop {
             if let Some(found) = look() {
@@ -71,9 +103,9 @@ impl Spin {
             if last - began >= self.window {
                 return None;
             }
-            let offered = Instant::now();
-            std::thread::yield_now();
-            last = Instant::now();
+            let offered = self.core.now();
+            self.core.offer();
+            last = self.core.now();
             if last - offered >= TAKEN {
                 self.rest();
                 return look();
@@ -98,29 +130,62 @@ impl Spin {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     const MOST: Duration = Duration::from_micros(100);
 
+    /// A core on which time passes when it is offered, and while somebody sleeps.
+    struct Model {
+        now: Cell<Instant>,
+        offer: Cell<Duration>,
+    }
+
+    impl Model {
+        fn pass(&self, time: Duration) {
+            self.now.set(self.now.get() + time);
+        }
+    }
+
+    impl Core for &Model {
+        fn now(&self) -> Instant {
+            self.now.get()
+        }
+
+        fn offer(&self) {
+            self.pass(self.offer.get());
+        }
+    }
+
+    fn model() -> Model {
+        Model {
+            now: Cell::new(Instant::now()),
+            offer: Cell::new(Duration::from_nanos(300)),
+        }
+    }
+
     /// How often it looks before it sleeps, in a wait that then takes so long.
-    fn looks(spin: &mut Spin, slept: Duration) -> usize {
+    fn looks(spin: &mut Spin<&Model>, slept: Duration) -> usize {
         let mut count = 0;
+        let core = spin.core;
         spin.wait(
             || {
                 count += 1;
                 None
             },
-            || ((), true),
+            || {
+                core.pass(slept);
+                ((), true)
+            },
         );
-        if spin.rests == 0 && !spin.most.is_zero() {
-            spin.slept(slept);
-        }
         count
     }
 
     #[test]
     fn who_is_idle_sleeps_at_once() {
-        let mut spin = Spin::new(MOST);
+        let core = model();
+        let mut spin = Spin::on(&core, MOST);
         assert_eq!(looks(&mut spin, Duration::from_micros(50)), 0, "nothing is known yet");
         assert!(looks(&mut spin, Duration::from_secs(1)) > 0);
         assert_eq!(looks(&mut spin, Duration::ZERO), 0);
@@ -131,33 +196,43 @@ mod tests {
 
     #[test]
     fn short_sleeps_lengthen_the_look_up_to_its_limit() {
-        let mut spin = Spin::new(MOST);
-        let windows: Vec<u128> = (0..6)
-            .map(|_| {
-                spin.slept(Duration::from_micros(70));
-                spin.window.as_micros()
-            })
-            .collect();
-        assert_eq!(windows, [10, 20, 40, 80, 100, 100]);
-        let mut never = Spin::new(Duration::ZERO);
+        let core = model();
+        let mut spin = Spin::on(&core, MOST);
+        let mut windows = Vec::new();
+        for _ in 0..6 {
+            let began = core.now.get();
+            looks(&mut spin, Duration::ZERO);
+            windows.push((core.now.get() - began).as_nanos().div_ceil(1_000));
+        }
+        assert_eq!(windows, [0, 11, 21, 41, 81, 101], "at most one look past the window");
+        let mut never = Spin::on(&core, Duration::ZERO);
         assert_eq!(looks(&mut never, Duration::ZERO) + looks(&mut never, Duration::ZERO), 0);
     }
 
     #[test]
     fn who_shares_a_core_rests_ever_longer() {
-        let mut spin = Spin::new(MOST);
-        spin.slept(Duration::ZERO);
+        let core = model();
+        let free = core.offer.get();
+        let mut spin = Spin::on(&core, MOST);
+        looks(&mut spin, Duration::ZERO);
         for rests in [1, 2, 4, 8] {
-            spin.rest();
-            assert!(
-                (0..rests).all(|_| looks(&mut spin, Duration::ZERO) == 0),
-                "it rests {rests} times"
+            core.offer.set(TAKEN);
+            assert_eq!(
+                looks(&mut spin, Duration::ZERO),
+                2,
+                "once more after its core was taken"
             );
-            spin.window = FIRST;
-            assert!(looks(&mut spin, Duration::ZERO) > 0, "and not longer");
+            core.offer.set(free);
+            for _ in 0..rests {
+                assert_eq!(looks(&mut spin, Duration::ZERO), 0, "it rests {rests} times");
+            }
+            assert!(looks(&mut spin, Duration::ZERO) > 2, "and not longer");
         }
         assert_eq!(spin.look(|| Some(1)), Some(1));
-        spin.rest();
-        assert_eq!(spin.rests, RESTS.0, "looking pays again");
+        core.offer.set(TAKEN);
+        looks(&mut spin, Duration::ZERO);
+        core.offer.set(free);
+        assert_eq!(looks(&mut spin, Duration::ZERO), 0);
+        assert!(looks(&mut spin, Duration::ZERO) > 0, "looking pays again");
     }
 }
