@@ -66,11 +66,13 @@ const ARGUMENTS: [BadArgument; 19] = [
     BadArgument::NoToken,
 ];
 
-const UNSUPPORTED: [Unsupported; 4] = [
+const UNSUPPORTED: [Unsupported; 6] = [
     Unsupported::AttributeNamespace,
     Unsupported::LinkMode,
     Unsupported::StepSize,
     Unsupported::OnceSlot,
+    Unsupported::Region,
+    Unsupported::WritableRegion,
 ];
 
 /// Numbers of the causes with particulars.

@@ -120,6 +120,12 @@ pub enum Unsupported {
     /// A step that is larger than the engine can make atomic.
     #[error("this many changes in one step")]
     StepSize,
+    /// A file as a memory region, on an engine or a medium that cannot be one.
+    #[error("memory regions on this kind of pool")]
+    Region,
+    /// A memory region that others may write, on a medium where a torn sector could hit what was acknowledged.
+    #[error("writable memory regions on a pool in a disk file: bind it for reading, or use a pool in memory")]
+    WritableRegion,
 }
 
 /// Some bytes of a file.

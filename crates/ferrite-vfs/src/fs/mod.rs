@@ -5,6 +5,7 @@ pub mod walk;
 use std::sync::Arc;
 
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use crate::regions::Regions;
 use ferrite_buffers::lent::Lent;
 use ferrite_buffers::{Buffer, Pool};
 
@@ -38,6 +39,11 @@ pub trait FileSystem: Send + Sync {
     /// What it vouches for, if others change its files, too, and it knows when. Without this nothing that it tells may
     /// be kept for longer than [`Limits::trust`].
     fn vouching(&self) -> Option<&dyn Vouching> {
+        None
+    }
+
+    /// Its files as memory regions, if their pages lie in memory.
+    fn regions(&self) -> Option<&dyn Regions> {
         None
     }
 
