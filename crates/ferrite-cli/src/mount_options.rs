@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use ferrite::volume::Address;
-use ferrite::{AtimePolicy, MountOptions};
+use ferrite::{AtimePolicy, Durability, MountOptions};
 use ferrite_fuse::FuseOptions;
 use ferrite_net::volume::{RemoteAddress, parse_caching, parse_encrypt};
 
@@ -101,8 +101,9 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             "allow_other" => fuse.allow_other = true,
             "nosuid" | "nodev" => fuse.suid_dev = false,
             "noexec" => fuse.noexec = true,
-            "durability=strict" => engine.process_durability = false,
-            "durability=process" => engine.process_durability = true,
+            "durability=strict" => engine.durability = Durability::Strict,
+            "durability=process" => engine.durability = Durability::Process,
+            "durability=fsync" => engine.durability = Durability::OnSync,
             "accept_power_loss" => engine.accept_power_loss = true,
             "nofail" => nofail = true,
             "nodiratime" => engine.dir_atime = false,

@@ -83,6 +83,12 @@ impl Buffers {
         }
     }
 
+    /// Moves the words of new nodes to the record, before the words that lead to them.
+    fn record_fresh_nodes(&mut self) {
+        self.fresh
+            .take_words(|offset, value| self.record.set_word(offset, value));
+    }
+
     /// Adds the mapping's words to the record, in offset order, so that adjacent words share an item.
     fn record_map_words(&mut self) {
         self.sorted.clear();
@@ -202,7 +208,7 @@ pub(crate) struct Tx<'e> {
     /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
     /// Waiting for a frozen pool is not worth it.
-    access_time: bool,
+    is_optional: bool,
     /// It does not count as a change of its inodes.
     is_no_change: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
@@ -226,7 +232,7 @@ impl<'e> Tx<'e> {
             from_reserve: 0,
             stage: Stage::Gathering,
             needs_fence: false,
-            access_time: false,
+            is_optional: false,
             is_no_change: false,
             _passage: passage,
         }
@@ -237,10 +243,10 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that this is only an access time. Nobody waits for it, so on a frozen pool it fails instead of waiting;
-    /// and it does not count as a change of the inode.
-    pub(crate) fn is_access_time(&mut self) {
-        self.access_time = true;
+    /// Declares that nobody waits for this, as for an access time: on a frozen pool it fails instead of waiting; and it
+    /// does not count as a change of the inode.
+    pub(crate) fn is_optional(&mut self) {
+        self.is_optional = true;
         self.is_no_change = true;
     }
 
@@ -514,6 +520,10 @@ impl<'e> Tx<'e> {
     /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
+            // No fence comes between nodes and the record that links them, so it has their words.
+            self.buffers.record_fresh_nodes();
+        }
         if !self.buffers.map_words.is_empty() {
             self.buffers.record_map_words();
         }
@@ -565,7 +575,7 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
-                Err(CommitError::Frozen) if self.access_time => return Err(FsError::ReadOnly),
+                Err(CommitError::Frozen) if self.is_optional => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
