@@ -119,6 +119,12 @@ struct Piece {
 impl Staged {
     fn push(&mut self, offset: u64, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
+        if let Some(last) = self.pieces.last_mut()
+            && last.offset + last.len_bytes as u64 == offset
+        {
+            last.len_bytes += bytes.len();
+            return;
+        }
         self.pieces.push(Piece {
             offset,
             len_bytes: bytes.len(),
@@ -401,7 +407,11 @@ impl<'e> Tx<'e> {
     fn fill(&mut self, block: BlockNo, data: &[u8], summed: bool) -> u32 {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
-        self.core.region.stream(offset, data);
+        match self.core.region.is_held() {
+            // Each stream is a system call, so pages that follow each other become one.
+            true => self.buffers.staged.push(offset, data),
+            false => self.core.region.stream(offset, data),
+        }
         let few = matches!(self.stage, Stage::FewBlocks(_));
         let vouched = self.core.data_in_checksum || few;
         let crc = if summed || vouched { crc32c(data) } else { 0 };
@@ -539,6 +549,11 @@ impl<'e> Tx<'e> {
         if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
+        }
+        if self.core.region.is_held() {
+            // Nothing leads there before the record; and no ring is locked meanwhile, if it need not be.
+            self.buffers.staged.stream(&self.core.region);
+            self.buffers.staged.clear();
         }
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
