@@ -331,6 +331,9 @@ pub struct DramUse {
     /// Lists of where sparse files have pages, for mappings that cannot list a file's pages.
     #[serde(default)]
     pub page_lists: u64,
+    /// With `durability=fsync`: pages of the pool that were changed in memory.
+    #[serde(default)]
+    pub held_pages: u64,
     /// Sum of all.
     pub total: u64,
 }

@@ -134,6 +134,7 @@ fn dram(core: &Core) -> DramUse {
     let journal = core.journal.dram_bytes();
     let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
     let page_lists = core.spreads.dram_bytes();
+    let held_pages = core.region.held_bytes();
     DramUse {
         block_map,
         mapping,
@@ -145,6 +146,15 @@ fn dram(core: &Core) -> DramUse {
         journal,
         page_logs,
         page_lists,
-        total: block_map + mapping + inode_map + name_map + inodes.bytes() + journal + page_logs + page_lists,
+        held_pages,
+        total: block_map
+            + mapping
+            + inode_map
+            + name_map
+            + inodes.bytes()
+            + journal
+            + page_logs
+            + page_lists
+            + held_pages,
     }
 }
