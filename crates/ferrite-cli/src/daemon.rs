@@ -72,7 +72,7 @@ pub(crate) fn serve(
     if is_of_file && !options.says_durability && !volume.is_read_only() && volume.fs().limits().may_block {
         complain(format_args!(
             "ferrite: {}: on a disk file each operation waits for the disk (durability=strict); with -o \
-             durability=fsync only fsync and sync do",
+             durability=fsync only fsync does",
             pool.display()
         ));
     }

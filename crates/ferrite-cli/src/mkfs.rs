@@ -129,7 +129,7 @@ impl Mkfs {
             medium.describe()
         ));
         if medium == Medium::File {
-            say("each operation will wait for the disk; mounted with -o durability=fsync, only fsync and sync do");
+            say("each operation will wait for the disk; mounted with -o durability=fsync, only fsync does");
         }
         Ok(0)
     }

@@ -38,8 +38,9 @@ Options for -o:
   nosuid, nodev        ignore setuid bits and device files [default unless root]
   noexec               do not execute programs
   durability=fsync     on a disk file: operations stay atomic and in order, and are durable after
-                       fsync, sync or unmount, or five seconds; a power loss leaves a state of the
-                       whole file system from before it [default: durability=strict, at once]
+                       an fsync of any file or directory, an unmount, or five seconds; a power loss
+                       leaves a state of the whole file system from before it [default:
+                       durability=strict, at once]
   durability=process   on a disk file: faster still, but survives only killed processes, not power
                        losses
   accept_power_loss    mount although the machine went down in that mode

@@ -68,7 +68,7 @@ fn untrue(word: &str) -> Option<&'static str> {
         "acl" | "posixacl" => "access control lists are not supported; omit it",
         "nouser_xattr" => "extended attributes cannot be turned off; omit it",
         "nobarrier" | "barrier=0" => {
-            "completed operations are durable; on disk files `durability=fsync` makes only fsync and sync wait for \
+            "completed operations are durable; on disk files `durability=fsync` makes only fsync wait for \
             that, and `durability=process` trades power-loss safety for speed"
         }
         "errors=continue" | "errors=panic" => "after a medium failure all changes are always refused; omit it",

@@ -129,3 +129,32 @@ fn a_kill_loses_nothing() {
     let report = ferrite_fs::fsck(Region::open(&copy, Access::ReadOnlyPrivate).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
+
+/// A frozen pool's file is a cleanly unmounted pool, though much of it was held in memory before.
+#[test]
+fn a_frozen_pool_can_be_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    let Some(engine) = on_sync(&pool) else { return };
+    let ino = make(&engine, ROOT_INO, "file");
+    for round in 0..3u8 {
+        for n in 0..500u64 {
+            write(&engine, ino, n * 1_013 % 90_000, &[round; 300]);
+        }
+        engine.freeze().unwrap();
+        let copy = dir.path().join(format!("copy{round}"));
+        std::fs::copy(&pool, &copy).unwrap();
+        let expected = common::capture(&engine);
+        engine.thaw().unwrap();
+        let region = Region::open(&copy, Access::ReadOnlyPrivate).unwrap();
+        assert!(ferrite_fs::is_clean(&region));
+        let engine = Engine::mount(region, &MountOptions::default().read_only(true)).unwrap();
+        assert_eq!(engine.info().replayed_records, 0);
+        assert!(common::capture(&engine) == expected, "round {round}");
+    }
+    engine.unmount().unwrap();
+    drop(engine);
+    assert!(ferrite_fs::is_clean(
+        &Region::open(&pool, Access::ReadOnlyPrivate).unwrap()
+    ));
+}

@@ -65,6 +65,11 @@ impl FreshNodes {
         !self.images.is_empty()
     }
 
+    /// How many words the blocks have.
+    pub fn words(&self) -> usize {
+        self.images.len() * BLOCK_BYTES / 8
+    }
+
     /// Gives all words of the blocks, in the order of each block, instead of streaming them; there are no blocks then.
     pub fn take_words(&mut self, mut take: impl FnMut(u64, u64)) {
         for (offset, image) in &self.images {

@@ -117,8 +117,8 @@ fn durability(core: &Core, medium: Medium) -> String {
     let was_process = core.options.read_only && core.region.load(CONTROL_BOOT) != 0;
     let was_held = core.options.read_only && core.region.load(CONTROL_HELD) != 0;
     if core.region.is_held() || was_held {
-        return "an operation that returned survives a killed process; a power loss only after fsync, sync, unmount, or \
-                five seconds, and then with all that was done before it (durability=fsync)"
+        return "an operation that returned survives a killed process; a power loss only after fsync, unmount, or five \
+                seconds, and then with all that was done before it (durability=fsync)"
             .into();
     }
     if (core.options.durability == Durability::Process && medium == Medium::File) || was_process {

@@ -298,7 +298,11 @@ impl<'e> Tx<'e> {
 
     /// Whether `words` more words fit its record.
     pub(crate) fn has_room(&self, words: usize) -> bool {
-        let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len();
+        let of_nodes = match self.core.region.is_held() {
+            true => self.buffers.fresh.words(),
+            false => 0,
+        };
+        let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len() + of_nodes;
         so_far + words <= self.core.journal.max_record_words()
     }
 
