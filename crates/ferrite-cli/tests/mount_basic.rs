@@ -399,7 +399,7 @@ fn pools_on_a_disk_survive_a_killed_daemon() {
     if !has_fuse() {
         return;
     }
-    for mode in ["durability=strict", "durability=process"] {
+    for mode in ["durability=strict", "durability=process", "durability=fsync"] {
         let test = TestPool::new_in(Path::new("/var/tmp"), "64M", &[], &["-o", mode]);
         let info = test.info();
         for n in 0..50_u8 {

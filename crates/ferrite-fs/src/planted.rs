@@ -63,6 +63,14 @@ pub enum Flaw {
     FoldUnannounced,
     /// A sweep of the inode cache forgets the numbers of the newest records of the dropped inodes.
     SweepForgetsFloor,
+    /// With stores held back, words reach the file before the records that set them are durable.
+    WordsBeforeSync,
+    /// With stores held back, folds have no record.
+    FoldWithoutRecord,
+    /// With stores held back, recovery replays records behind one that is missing.
+    GapInPrefix,
+    /// With stores held back, new nodes of a tree are streamed and not in the record that links them.
+    NodeWithoutWords,
     /// Records that come after a move of entries may have lower numbers.
     MoveForgetsFloor,
     /// Space is reused before the mark that frees it is durable.
@@ -75,7 +83,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 29] = [
+    pub const ALL: [Flaw; 33] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -101,6 +109,10 @@ impl Flaw {
         Flaw::TornRecordAbove,
         Flaw::FoldUnannounced,
         Flaw::SweepForgetsFloor,
+        Flaw::WordsBeforeSync,
+        Flaw::FoldWithoutRecord,
+        Flaw::GapInPrefix,
+        Flaw::NodeWithoutWords,
         Flaw::MoveForgetsFloor,
         Flaw::MarkWithoutFence,
         Flaw::FirstDataOnly,
@@ -122,12 +134,20 @@ impl Flaw {
         }
     }
 
+    /// Whether it is about stores that are held back.
+    pub fn is_held(self) -> bool {
+        matches!(
+            self,
+            Flaw::WordsBeforeSync | Flaw::FoldWithoutRecord | Flaw::GapInPrefix | Flaw::NodeWithoutWords
+        )
+    }
+
     /// Whether the mistake can be made, and does harm, on pools with this mapping.
     pub fn concerns(self, mapping: Mapping) -> bool {
         match self {
             Flaw::MoveForgetsWord => mapping == Mapping::Cuckoo,
             Flaw::SplitForgetsCopy => mapping == Mapping::Leaf,
-            Flaw::NodeWithoutFence => matches!(mapping, Mapping::Radix | Mapping::Extent),
+            Flaw::NodeWithoutFence | Flaw::NodeWithoutWords => matches!(mapping, Mapping::Radix | Mapping::Extent),
             _ => true,
         }
     }

@@ -80,12 +80,13 @@ impl FileSystem for Engine {
         let durability = match core.region.medium() {
             Medium::Anonymous => Durability::None,
             Medium::NamedDram => Durability::Process,
-            Medium::File if core.options.process_durability => Durability::Process,
+            Medium::File if core.options.durability == ferrite_pm::Durability::Process => Durability::Process,
             Medium::File | Medium::Dax => Durability::Power,
         };
         let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
         limits.once_slots = core.superblock.once_slots as u32;
         limits.may_block = core.region.medium() == Medium::File;
+        limits.durable_operations = !core.region.is_held();
         limits
     }
 
@@ -315,7 +316,7 @@ impl FileSystem for Engine {
         core.check_readable()?;
         match core.failed.get() {
             Some(error) => Err(FsError::Io(error.clone())),
-            None => Ok(()),
+            None => core.journal.sync().map_err(|error| core.fail(&error)),
         }
     }
 

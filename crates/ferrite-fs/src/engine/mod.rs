@@ -5,6 +5,7 @@
 
 mod describe;
 mod file;
+mod flusher;
 mod fs;
 mod handle;
 mod info;

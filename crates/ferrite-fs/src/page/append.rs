@@ -102,7 +102,7 @@ pub(crate) fn write_part(
     {
         return Ok(());
     }
-    copy(core, tx, page, word, (within, part))
+    copy(core, tx, page, word, (within, part), Cause::Write)
 }
 
 /// Adds an entry; false if there is no space for a segment.
@@ -178,8 +178,20 @@ fn append(
     Ok(true)
 }
 
-/// Writes the merged page to a new block; frees the old block and the log.
-fn copy(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, (within, part): (usize, Part<'_>)) -> Result<()> {
+/// Writes the page as it is to a new block, without its log.
+pub(super) fn rewrite(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, cause: Cause) -> Result<()> {
+    copy(core, tx, page, word, (0, Part::Zero(0)), cause)
+}
+
+/// Writes the merged page to a new block; frees the old block and the log, which counts as a fold for this cause.
+fn copy(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    page: PageId,
+    word: PageWord,
+    (within, part): (usize, Part<'_>),
+    cause: Cause,
+) -> Result<()> {
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
@@ -197,7 +209,7 @@ fn copy(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, (within, par
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;
     if has_log(word) {
-        core.folds.count(Cause::Write);
+        core.folds.count(cause);
     }
     Ok(())
 }

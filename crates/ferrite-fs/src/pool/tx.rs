@@ -83,6 +83,12 @@ impl Buffers {
         }
     }
 
+    /// Moves the words of new nodes to the record, before the words that lead to them.
+    fn record_fresh_nodes(&mut self) {
+        self.fresh
+            .take_words(|offset, value| self.record.set_word(offset, value));
+    }
+
     /// Adds the mapping's words to the record, in offset order, so that adjacent words share an item.
     fn record_map_words(&mut self) {
         self.sorted.clear();
@@ -113,6 +119,12 @@ struct Piece {
 impl Staged {
     fn push(&mut self, offset: u64, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
+        if let Some(last) = self.pieces.last_mut()
+            && last.offset + last.len_bytes as u64 == offset
+        {
+            last.len_bytes += bytes.len();
+            return;
+        }
         self.pieces.push(Piece {
             offset,
             len_bytes: bytes.len(),
@@ -202,7 +214,7 @@ pub(crate) struct Tx<'e> {
     /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
     /// Waiting for a frozen pool is not worth it.
-    access_time: bool,
+    is_optional: bool,
     /// It does not count as a change of its inodes.
     is_no_change: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
@@ -226,7 +238,7 @@ impl<'e> Tx<'e> {
             from_reserve: 0,
             stage: Stage::Gathering,
             needs_fence: false,
-            access_time: false,
+            is_optional: false,
             is_no_change: false,
             _passage: passage,
         }
@@ -237,10 +249,10 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that this is only an access time. Nobody waits for it, so on a frozen pool it fails instead of waiting;
-    /// and it does not count as a change of the inode.
-    pub(crate) fn is_access_time(&mut self) {
-        self.access_time = true;
+    /// Declares that nobody waits for this, as for an access time: on a frozen pool it fails instead of waiting; and it
+    /// does not count as a change of the inode.
+    pub(crate) fn is_optional(&mut self) {
+        self.is_optional = true;
         self.is_no_change = true;
     }
 
@@ -286,7 +298,11 @@ impl<'e> Tx<'e> {
 
     /// Whether `words` more words fit its record.
     pub(crate) fn has_room(&self, words: usize) -> bool {
-        let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len();
+        let of_nodes = match self.core.region.is_held() {
+            true => self.buffers.fresh.words(),
+            false => 0,
+        };
+        let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len() + of_nodes;
         so_far + words <= self.core.journal.max_record_words()
     }
 
@@ -395,7 +411,11 @@ impl<'e> Tx<'e> {
     fn fill(&mut self, block: BlockNo, data: &[u8], summed: bool) -> u32 {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
-        self.core.region.stream(offset, data);
+        match self.core.region.is_held() {
+            // Each stream is a system call, so pages that follow each other become one.
+            true => self.buffers.staged.push(offset, data),
+            false => self.core.region.stream(offset, data),
+        }
         let few = matches!(self.stage, Stage::FewBlocks(_));
         let vouched = self.core.data_in_checksum || few;
         let crc = if summed || vouched { crc32c(data) } else { 0 };
@@ -514,6 +534,10 @@ impl<'e> Tx<'e> {
     /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
+            // No fence comes between nodes and the record that links them, so it has their words.
+            self.buffers.record_fresh_nodes();
+        }
         if !self.buffers.map_words.is_empty() {
             self.buffers.record_map_words();
         }
@@ -529,6 +553,11 @@ impl<'e> Tx<'e> {
         if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
+        }
+        if self.core.region.is_held() {
+            // Nothing leads there before the record; and no ring is locked meanwhile, if it need not be.
+            self.buffers.staged.stream(&self.core.region);
+            self.buffers.staged.clear();
         }
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
@@ -565,7 +594,7 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
-                Err(CommitError::Frozen) if self.access_time => return Err(FsError::ReadOnly),
+                Err(CommitError::Frozen) if self.is_optional => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),

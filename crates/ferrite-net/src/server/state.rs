@@ -379,7 +379,13 @@ impl Kept {
         let mut bytes = Vec::new();
         self.content.put(&mut bytes);
         let was_lost = self.is_lost;
-        self.is_lost = match fs.setxattr(SYSTEM, ROOT_INO, NAME, &bytes, XattrMode::Any) {
+        let set = fs.setxattr(SYSTEM, ROOT_INO, NAME, &bytes, XattrMode::Any);
+        // What a client is told of it must be so after a loss of power as well.
+        let set = set.and_then(|()| match fs.limits().durable_operations {
+            true => Ok(()),
+            false => fs.sync(SYSTEM),
+        });
+        self.is_lost = match set {
             Ok(()) => false,
             Err(error) => {
                 if !was_lost {
