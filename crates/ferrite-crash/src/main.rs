@@ -53,7 +53,8 @@ enum Command {
         name: Option<Name>,
         /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. What was
         /// done to it is unknown then, so its content is not checked. The file is only read
-        #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep", "mapping", "data_checksum", "held"])]
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep"])]
+        #[arg(conflicts_with_all = ["mapping", "data_checksum", "held"])]
         image: Option<PathBuf>,
         /// The seed of the search
         #[arg(long, default_value_t = 1)]

@@ -139,8 +139,7 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Listings update access times of directories, as far as `atime` allows.
     pub dir_atime: bool,
-    /// When operations on an ordinary file are durable (docs/design.md, "Crash atomicity"); elsewhere they are when they
-    /// return.
+    /// When operations on an ordinary file are durable (docs/design.md, "Media"); elsewhere they are when they return.
     pub durability: Durability,
     /// Mount even if the machine went down while the pool was in use with [`Durability::Process`].
     pub accept_power_loss: bool,

@@ -9,9 +9,9 @@
 //! because a private page is the file's own until the first store to it. After that the page is a copy, and what is
 //! streamed must go there as well.
 //!
-//! Invariant: a page is noted before the first store to it. Who streams writes the file first and looks afterwards, with
-//! a full barrier between. So either the page is found noted and gets the bytes, or it is copied after they were in the
-//! file.
+//! Invariant: a page is noted before the first store to it. Who streams writes the file first and looks afterwards,
+//! with a full barrier between. So either the page is found noted and gets the bytes, or it is copied after they were
+//! in the file.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

@@ -23,7 +23,7 @@ const CODE_COLUMNS_MAX: usize = 130;
 
 /// The floors of the engine, from the lowest to the highest; those of one line do not use each other.
 const ENGINE_FLOORS: &[&[&str]] = &[
-    &["error", "options", "planted", "thread"],
+    &["error", "options", "planted", "thread", "background"],
     &["format"],
     &["space", "cache", "health"],
     &["journal"],

@@ -4,7 +4,8 @@
 //! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
 //! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
 //! traces of writes, for any engine ([`trace`]); what engines with other users vouch for ([`Vouching`]); files as
-//! memory regions ([`regions`]); threads for what may wait ([`workers`]); and an in-memory reference engine ([`memfs`]), which the tests use as their oracle.
+//! memory regions ([`regions`]); threads for what may wait ([`workers`]); and an in-memory reference engine
+//! ([`memfs`]), which the tests use as their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.

@@ -76,8 +76,8 @@ pub trait Regions: Send + Sync {
     /// Blocks on the inode's lock, and for as long as moving pages takes if `how` asks for it.
     ///
     /// # Errors
-    /// `Busy` if an adapter has it; `IsDirectory` or `Invalid` if it is not a regular file; `Unsupported` if it shall be
-    /// writable and the medium cannot do that safely; `NoSpace`.
+    /// `Busy` if an adapter has it; `IsDirectory` or `Invalid` if it is not a regular file; `NotSupported` if it shall
+    /// be writable and the medium cannot do that safely; `NoSpace`.
     fn bind(&self, ctx: &Ctx, ino: Ino, how: Binding, adapter: Arc<dyn Adapter>) -> Result<Arc<dyn Region>>;
 
     /// All bound files.

@@ -198,8 +198,8 @@ pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
     region.sync()
 }
 
-/// Sets, durably and before anything is committed, how recovery is to understand the journal from here on, and begins to
-/// hold stores back if that is asked for.
+/// Sets, durably and before anything is committed, how recovery is to understand the journal from here on, and begins
+/// to hold stores back if that is asked for.
 fn hold_stores(region: &mut Region, superblock: &Superblock, options: &MountOptions) -> Result<(), EngineError> {
     let can_hold = matches!(region.medium(), Medium::File | Medium::Anonymous);
     let holds = options.durability == Durability::OnSync && can_hold;

@@ -16,9 +16,9 @@
 //!   can tell if a durable record is missing.
 //! * No record in flight is [`IN_FLIGHT_REACH`] or more ahead of what is durable, so that recovery can get past those
 //!   that a crash tore.
-//! * With stores held back ([`ferrite_pm::Durability::OnSync`]) nothing is durable before a sync. Then all records go to
-//!   one ring, so that what a crash leaves of them can be cut to a prefix, and words reach the file only after a sync
-//!   of the records that set them.
+//! * With stores held back ([`ferrite_pm::Durability::OnSync`]) nothing is durable before a sync. Then all records go
+//!   to one ring, so that what a crash leaves of them can be cut to a prefix, and words reach the file only after a
+//!   sync of the records that set them.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
 //!   same holds between [`Journal::freeze`] and [`Journal::thaw`].
 

@@ -12,8 +12,8 @@
 //! a crash tore.
 //!
 //! A pool that was used with stores held back (`durability=fsync`) is different: any of the records since the last sync
-//! may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. What is replayed
-//! is the longest run of them from the mark on: a prefix of what was done. The rest is dropped.
+//! may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. What is
+//! replayed is the longest run of them from the mark on: a prefix of what was done. The rest is dropped.
 
 use ferrite_map::BlockNo;
 use ferrite_pm::Region;

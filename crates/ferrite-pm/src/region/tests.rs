@@ -1,3 +1,5 @@
+//! Private views of a device, and accesses that are refused.
+
 use std::fs::{self, File};
 
 use super::*;
