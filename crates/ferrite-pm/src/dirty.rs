@@ -68,6 +68,11 @@ impl DirtyLines {
         self.filter.fill(0);
     }
 
+    /// The lines, by number; one may come more than once.
+    pub fn lines(&self) -> impl Iterator<Item = u64> {
+        self.lines.iter().copied()
+    }
+
     /// DRAM it uses, in bytes.
     pub fn dram_bytes(&self) -> usize {
         (self.lines.capacity() + self.filter.capacity()) * 8

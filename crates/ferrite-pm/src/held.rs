@@ -9,11 +9,15 @@
 //! because a private page is the file's own until the first store to it. After that the page is a copy, and what is
 //! streamed must go there as well.
 //!
-//! Invariant: a page is noted before the first store to it. Who streams writes the file first and looks afterwards,
-//! with a full barrier between. So either the page is found noted and gets the bytes, or it is copied after they were
-//! in the file.
+//! Invariants:
+//!
+//! * A page is noted before the first store to it. Who streams writes the file first and looks afterwards, with a full
+//!   barrier between. So either the page is found noted and gets the bytes, or it is copied after they were in the file.
+//! * Copies are dropped only while nobody stores to any.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use parking_lot::RwLock;
 
 /// Pages of a view: those of the kernel.
 const PAGE_BYTES: u64 = 4096;
@@ -22,8 +26,10 @@ const BITS: u64 = 64;
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// A bit for each page.
+    /// A bit for each page that is a copy.
     copied: Box<[AtomicU64]>,
+    /// Held shared by who stores to copies.
+    storing: RwLock<()>,
 }
 
 impl Held {
@@ -32,36 +38,75 @@ impl Held {
         let words = len_bytes.div_ceil(PAGE_BYTES).div_ceil(BITS);
         Held {
             copied: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            storing: RwLock::new(()),
         }
     }
 
-    /// Before a store to `len` bytes at `offset`.
+    /// Runs `set`, which stores to `len` bytes at `offset`.
     #[inline]
-    pub(crate) fn note(&self, offset: u64, len: u64) {
+    pub(crate) fn store(&self, offset: u64, len: u64, set: impl FnOnce()) {
+        let _not_dropped = self.storing.read();
         for page in pages(offset, len) {
-            let (word, bit) = (&self.copied[(page / BITS) as usize], 1 << (page % BITS));
+            let (word, bit) = self.bit(page);
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::SeqCst);
             }
         }
+        set();
     }
 
-    /// After `len` bytes at `offset` were written to the file: the parts, as start and end, whose pages are copies by
-    /// now.
-    pub(crate) fn copies(&self, offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+    /// After `len` bytes at `offset` were written to the file: runs `set` with the parts, as start and end, whose pages
+    /// are copies by now.
+    pub(crate) fn store_to_copies(&self, offset: u64, len: u64, mut set: impl FnMut(u64, u64)) {
         fence(Ordering::SeqCst);
-        pages(offset, len).filter_map(move |page| {
-            let is_copy = self.copied[(page / BITS) as usize].load(Ordering::SeqCst) >> (page % BITS) & 1 != 0;
-            let start = (page * PAGE_BYTES).max(offset);
-            let end = ((page + 1) * PAGE_BYTES).min(offset + len);
-            is_copy.then_some((start, end))
-        })
+        let _not_dropped = self.storing.read();
+        for page in pages(offset, len) {
+            let (word, bit) = self.bit(page);
+            if word.load(Ordering::SeqCst) & bit != 0 {
+                set(
+                    (page * PAGE_BYTES).max(offset),
+                    ((page + 1) * PAGE_BYTES).min(offset + len),
+                );
+            }
+        }
+    }
+
+    /// Forgets the copies whose pages `keep` does not name; the rest hold what the file holds. `drop` gets start and
+    /// length of each run.
+    pub(crate) fn drop_copies(&self, keep: &dyn Fn(u64) -> bool, mut drop: impl FnMut(u64, u64)) {
+        let _alone = self.storing.write();
+        let mut run = 0..0;
+        for (index, word) in self.copied.iter().enumerate() {
+            let mut left = word.load(Ordering::Relaxed);
+            while left != 0 {
+                let page = index as u64 * BITS + u64::from(left.trailing_zeros());
+                left &= left - 1;
+                if keep(page) {
+                    continue;
+                }
+                word.fetch_and(!(1 << (page % BITS)), Ordering::SeqCst);
+                if run.end != page && !run.is_empty() {
+                    drop(run.start * PAGE_BYTES, (run.end - run.start) * PAGE_BYTES);
+                }
+                if run.end != page {
+                    run.start = page;
+                }
+                run.end = page + 1;
+            }
+        }
+        if !run.is_empty() {
+            drop(run.start * PAGE_BYTES, (run.end - run.start) * PAGE_BYTES);
+        }
     }
 
     /// Memory that the copies take, in bytes.
     pub(crate) fn dram_bytes(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         self.copied.iter().map(ones).sum::<u64>() * PAGE_BYTES + self.copied.len() as u64 * 8
+    }
+
+    fn bit(&self, page: u64) -> (&AtomicU64, u64) {
+        (&self.copied[(page / BITS) as usize], 1 << (page % BITS))
     }
 }
 
@@ -76,10 +121,14 @@ mod tests {
     #[test]
     fn parts_of_noted_pages_and_no_others_are_copies() {
         let held = Held::new(64 * PAGE_BYTES * 2 + 1);
-        let parts = |offset, len| held.copies(offset, len).collect::<Vec<_>>();
+        let parts = |offset, len| {
+            let mut parts = Vec::new();
+            held.store_to_copies(offset, len, |start, end| parts.push((start, end)));
+            parts
+        };
         assert_eq!(parts(0, 128 * PAGE_BYTES), []);
-        held.note(4096 - 8, 16);
-        held.note(127 * PAGE_BYTES, 8);
+        held.store(4096 - 8, 16, || {});
+        held.store(127 * PAGE_BYTES, 8, || {});
         assert_eq!(parts(100, 5000), [(100, 4096), (4096, 5100)]);
         assert_eq!(parts(8192, 4096), []);
         assert_eq!(
@@ -87,5 +136,10 @@ mod tests {
             [(127 * PAGE_BYTES, 128 * PAGE_BYTES)]
         );
         assert_eq!(held.dram_bytes(), 3 * PAGE_BYTES + 3 * 8);
+        held.store(PAGE_BYTES * 63, PAGE_BYTES * 3, || {});
+        let mut dropped = Vec::new();
+        held.drop_copies(&|page| page == 1, |start, len| dropped.push((start / 4096, len / 4096)));
+        assert_eq!(dropped, [(0, 1), (63, 3), (127, 1)]);
+        assert_eq!(parts(0, 128 * PAGE_BYTES), [(4096, 8192)]);
     }
 }

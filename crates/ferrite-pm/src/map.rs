@@ -157,6 +157,20 @@ impl MappedMemory {
         Ok(())
     }
 
+    /// Makes pages of a private mapping show the file again. The caller sees to it that nobody stores to them.
+    pub(crate) fn drop_copies(&self, offset: u64, len: u64) {
+        debug_assert!(offset.is_multiple_of(4096) && offset + len <= self.len().next_multiple_of(4096));
+        // SAFETY: pages of our own mapping, whose bytes are read as atomic words only, and to which nobody stores now:
+        // each word is then the copy's or the file's.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                self.base.add(offset as usize).cast(),
+                len as usize,
+                Advice::LinuxDontNeed,
+            )
+        };
+    }
+
     /// Opens an existing file or device.
     pub(crate) fn open(path: &Path, access: Access) -> Result<MappedMemory, PmError> {
         let write = access == Access::ReadWrite;

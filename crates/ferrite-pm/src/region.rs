@@ -319,8 +319,7 @@ impl Region {
         };
         if let Some(held) = &self.held {
             // Not recorded: it does not reach the medium.
-            held.note(offset, values.len() as u64 * 8);
-            return set();
+            return held.store(offset, values.len() as u64 * 8, set);
         }
         match &self.recorder {
             None => set(),
@@ -465,21 +464,28 @@ impl Region {
         }
     }
 
+    /// Gives back the memory of pages of the view that hold what the file holds. The caller knows that all but those that
+    /// `keep` names do, by page of 4096 bytes, and that nobody stores words to the others meanwhile.
+    pub fn drop_copies(&self, keep: &dyn Fn(u64) -> bool) {
+        if let (Some(held), Some(_)) = (&self.held, &self.mapping.file) {
+            held.drop_copies(keep, |offset, len| self.mapping.drop_copies(offset, len));
+        }
+    }
+
     /// Bytes that are streamed: to the file, and to the pages of the view that do not show the file any more.
     #[cold]
     fn stream_held(&self, held: &Held, offset: u64, data: &[u8]) {
         let len = data.len() as u64;
         let copy = |start: u64, end: u64| {
-            held.note(start, end - start);
             let (words, skip) = self.words_of(start, end - start);
             shared::store(words, skip, &data[(start - offset) as usize..(end - offset) as usize]);
         };
         let write = || match &self.mapping.file {
             Some(_) => {
                 self.write_file(offset, data);
-                held.copies(offset, len).for_each(|(start, end)| copy(start, end));
+                held.store_to_copies(offset, len, copy);
             }
-            None => copy(offset, offset + len),
+            None => held.store(offset, len, || copy(offset, offset + len)),
         };
         match &self.recorder {
             None => write(),

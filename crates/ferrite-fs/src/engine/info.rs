@@ -7,7 +7,7 @@ use ferrite_pm::{Durability, Medium};
 use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::cache::inodes::Usage;
 use crate::cache::logged::Cause;
-use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT, CONTROL_HELD};
+use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT, CONTROL_HELD, HELD_UNTIL_SYNC};
 use crate::options::{DramUse, FoldCounts, PoolInfo};
 use crate::pool::core::Core;
 
@@ -115,8 +115,8 @@ fn durability(core: &Core, medium: Medium) -> String {
         );
     }
     let was_process = core.options.read_only && core.region.load(CONTROL_BOOT) != 0;
-    let was_held = core.options.read_only && core.region.load(CONTROL_HELD) != 0;
-    if core.region.is_held() || was_held {
+    let was_held = core.options.read_only && core.region.load(CONTROL_HELD) == HELD_UNTIL_SYNC;
+    if (core.region.is_held() && !core.syncs_commits) || was_held {
         return "an operation that returned survives a killed process; a power loss only after fsync, unmount, or five \
                 seconds, and then with all that was done before it (durability=fsync)"
             .into();

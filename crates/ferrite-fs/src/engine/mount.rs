@@ -35,7 +35,8 @@ use crate::error::EngineError;
 use crate::file::cut;
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{
-    CONTROL_BOOT, CONTROL_HELD, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
+    CONTROL_BOOT, CONTROL_HELD, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, HELD_STRICTLY, HELD_UNTIL_SYNC,
+    STATE_CLEAN, STATE_IN_USE, Superblock,
 };
 use crate::health::incidents::Incidents;
 use crate::health::marks::Damage;
@@ -140,6 +141,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),
         // On an ordinary file a sync costs far more than a checksum; in memory two fences cost less.
+        syncs_commits: region.is_held() && options.durability == Durability::Strict,
         data_in_checksum: region.medium() == Medium::File || region.is_held(),
         rename: Mutex::new(()),
         failed: OnceLock::new(),
@@ -201,21 +203,26 @@ pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
 /// Sets, durably and before anything is committed, how recovery is to understand the journal from here on, and begins
 /// to hold stores back if that is asked for.
 fn hold_stores(region: &mut Region, superblock: &Superblock, options: &MountOptions) -> Result<(), EngineError> {
-    let can_hold = matches!(region.medium(), Medium::File | Medium::Anonymous);
-    let holds = options.durability == Durability::OnSync && can_hold;
-    if holds && !superblock.has_linked_records() {
+    let (is_file, has_links) = (region.medium() == Medium::File, superblock.has_linked_records());
+    let held = match options.durability {
+        Durability::OnSync if is_file || region.medium() == Medium::Anonymous => HELD_UNTIL_SYNC,
+        // Each commit syncs then. In older pools it does so with words in place.
+        Durability::Strict if is_file && has_links => HELD_STRICTLY,
+        _ => 0,
+    };
+    if held == HELD_UNTIL_SYNC && !has_links {
         return Err(EngineError::Options(
             "durability=fsync needs a pool whose records name each other, and this one is older; copy its files to a \
              new pool, or use durability=strict"
                 .into(),
         ));
     }
-    if region.load(CONTROL_HELD) != u64::from(holds) {
-        region.store(CONTROL_HELD, u64::from(holds));
+    if region.load(CONTROL_HELD) != held {
+        region.store(CONTROL_HELD, held);
         region.write_back(CONTROL_HELD, 8);
         region.sync()?;
     }
-    if holds {
+    if held != 0 {
         region.set_durability(Durability::OnSync)?;
     }
     Ok(())

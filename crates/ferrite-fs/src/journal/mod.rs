@@ -33,8 +33,9 @@ use crossbeam_utils::CachePadded;
 use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustc_hash::FxHashSet;
 
-use crate::format::layout::{CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
+use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::format::record::{Item, Link, Record, WORDS_MAX};
 use crate::planted::{Flaw, planted};
 
@@ -77,6 +78,8 @@ pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
 
 /// The ring that all records go to if stores are held back.
 pub(crate) const HELD_RING: u32 = 0;
+/// Pages of the view that differ from the file take this much memory before some are given back.
+const HELD_BYTES_MAX: u64 = 16 << 20;
 const LINE_WORDS: usize = (LINE_BYTES / 8) as usize;
 
 /// Freed resources in a ring from which on advancing is worth it.
@@ -511,7 +514,20 @@ impl Journal {
         self.region.sync()?;
         self.synced.fetch_max(target, Ordering::SeqCst);
         self.mark.store(target, Ordering::Release);
+        if self.region.held_bytes() > HELD_BYTES_MAX {
+            self.drop_copies();
+        }
         Ok(target)
+    }
+
+    /// Gives back the memory of pages whose words have all been let out. Words are stored while the ring is locked, and
+    /// noted as dirty; but for those of the control block, which are written to the file at once.
+    fn drop_copies(&self) {
+        let state = self.rings[HELD_RING as usize].state.lock();
+        let page = |offset: u64| offset / BLOCK_BYTES;
+        let mut kept: FxHashSet<u64> = state.dirty.lines().map(|line| page(line * LINE_BYTES)).collect();
+        kept.insert(page(CONTROL_MARK));
+        self.region.drop_copies(&|page| kept.contains(&page));
     }
 
     fn line(&self, line: u64) -> [u64; LINE_WORDS] {

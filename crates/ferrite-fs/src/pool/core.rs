@@ -73,6 +73,8 @@ pub(crate) struct Core {
     pub(crate) spreads: Arc<Budget>,
     /// Held by renames that move a directory: only these change which directory is an ancestor of which.
     pub(crate) rename: Mutex<()>,
+    /// Stores are held back, and each commit waits for a sync, which it shares with others.
+    pub(crate) syncs_commits: bool,
     /// Records carry the checksums of the data that they make reachable (one fence), instead of following it (two).
     pub(crate) data_in_checksum: bool,
     /// Damage that the mount found.

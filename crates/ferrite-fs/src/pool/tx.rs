@@ -574,6 +574,14 @@ impl<'e> Tx<'e> {
                 .commit(entered, record, freed, min_seq, stream, announce);
             match committed {
                 Ok(committed) => {
+                    if self.core.syncs_commits && !self.is_optional {
+                        // Without the ring, so that others commit meanwhile and share the sync; with the inodes, so
+                        // that nobody sees what is not durable yet.
+                        self.core.journal.sync().map_err(|error| {
+                            self.buffers.claimed.clear();
+                            self.core.fail(&error)
+                        })?;
+                    }
                     for inode in inodes {
                         match self.is_no_change {
                             true => inode.set_last_seq(committed.seq),
