@@ -9,8 +9,9 @@ use ferrite_vfs::locks::LockTable;
 use parking_lot::Mutex;
 
 use crate::background::Background;
+use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::{flusher, mount};
+use crate::engine::{flusher, mount, region};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
@@ -75,6 +76,9 @@ impl Engine {
         let core = &self.inner.core;
         let mut background = self.inner.background.lock();
         background.clear();
+        // Nothing can be committed while the pool is frozen.
+        let seals = !core.journal.is_frozen() && core.check_writable().is_ok();
+        region::end_all(core, seals);
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -106,6 +110,8 @@ impl Engine {
         if core.options.read_only {
             return Ok(());
         }
+        // Nothing is published any more.
+        core.bindings.attached().iter().for_each(|file| revoke_all(file));
         settle(core).inspect_err(|error| {
             // It is unknown how far this got, and nothing may change a pool that is marked clean.
             core.stop_changes(error.to_string());
@@ -241,8 +247,26 @@ impl Engine {
         &self.inner.core
     }
 
+    pub(super) fn shared_core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
     pub(crate) fn locks(&self) -> &LockTable {
         &self.inner.locks
+    }
+}
+
+impl Drop for Inner {
+    /// Regions do not keep the pool: whoever opens it next must not be written to by them.
+    fn drop(&mut self) {
+        region::end_all(&self.core, false);
+    }
+}
+
+/// Makes the adapter of a bound file give all its pages back.
+fn revoke_all(file: &Attached) {
+    if let Some(adapter) = file.tell().adapter() {
+        adapter.revoke(0, u32::MAX);
     }
 }
 

@@ -12,6 +12,7 @@ mod info;
 mod mkfs;
 mod mount;
 mod once;
+mod region;
 mod volume;
 
 pub use handle::{Engine, identify, is_clean};
