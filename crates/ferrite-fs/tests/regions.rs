@@ -716,6 +716,38 @@ fn a_frozen_pool_does_not_change() {
     remote.adapter.check("frozen");
 }
 
+/// Runs are what adapters have room for.
+#[test]
+fn a_scattered_file_is_arranged_if_that_is_asked_for() {
+    for &mapping in Mapping::ALL {
+        let (engine, recorder) = pool(&options(mapping, true));
+        let (ino, other) = (make(&engine, ROOT_INO, "file"), make(&engine, ROOT_INO, "other"));
+        let content = pattern(100 * 4096, 1);
+        for n in 0..100u64 {
+            // Every page in a turn of its own, and something else between two.
+            let at = n * 37 % 100 * 4096;
+            write(&engine, ino, at, &content[at as usize..][..4096]);
+            write(&engine, other, n * 4096, &[2; 4096]);
+        }
+        truncate(&engine, ino, 200 * 4096);
+        let bind = |arrange: bool| {
+            let how = Binding { arrange, ..WRITABLE };
+            let remote = Remote::bind_as(&engine, ino, how).unwrap();
+            assert_eq!(remote.read(0, content.len()).unwrap(), content);
+            let runs = engine.bound()[0].runs;
+            remote.region.unbind().unwrap();
+            remote.adapter.check("arranged");
+            runs
+        };
+        let (before, after) = (bind(false), bind(true));
+        println!("{mapping:?}: {before} runs become {after}");
+        assert!(before > 50 && after <= 4, "{mapping:?}: {before} runs become {after}");
+        assert_eq!(bind(true), after, "nothing left to do");
+        engine.unmount().unwrap();
+        check(&recorder.log().final_image());
+    }
+}
+
 /// Damage is found when a file is bound: afterwards nobody would notice it.
 #[test]
 fn a_damaged_file_is_not_bound() {

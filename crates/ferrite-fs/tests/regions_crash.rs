@@ -12,11 +12,11 @@ mod common;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use common::remote::Remote;
+use common::remote::{Remote, WRITABLE};
 use common::{capture, check, empty_pool, fixed, make, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, Log, Recorder, Region as Pool};
-use ferrite_vfs::regions::Regions;
+use ferrite_vfs::regions::{Binding, Regions};
 use ferrite_vfs::{FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -111,8 +111,12 @@ fn step(engine: &Engine, ino: Ino, remote: &mut Option<Remote>, content: &mut Ve
             (false, "unbind".into())
         }
         (7.., None) => {
-            *remote = Some(Remote::bind(engine, ino));
-            (false, "bind".into())
+            let how = Binding {
+                arrange: random.random(),
+                ..WRITABLE
+            };
+            *remote = Some(Remote::bind_as(engine, ino, how).unwrap());
+            (false, format!("{how:?}"))
         }
         _ => {
             write(engine, ino, offset as u64, &data);
@@ -293,7 +297,7 @@ fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
 fn crashes_with_bound_files() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
     let first = std::env::var("FERRITE_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let (rounds, subsets) = if soak { (40, 16) } else { (1, 3) };
+    let (rounds, subsets) = if soak { (8, 16) } else { (1, 3) };
     let mut images = 0;
     for seed in first..first + rounds {
         for &mapping in Mapping::ALL {

@@ -15,7 +15,7 @@ use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
-use super::{bound, cut, write};
+use super::{arrange, bound, cut, write};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
@@ -67,6 +67,10 @@ pub(crate) fn bind(
             true => inode,
             false => make_bound(core, mem, inode)?,
         };
+        if how.arrange {
+            arrange::arrange(core, mem, &inode, &cut::mapped_pages(core, mem, &inode, 0))
+                .inspect_err(|_| core.bindings.note_left(mem.ino))?;
+        }
         let file = Arc::new(Attached::new(mem.ino, how, Arc::clone(adapter)));
         if !core.bindings.attach(&file) {
             core.bindings.note_left(mem.ino);

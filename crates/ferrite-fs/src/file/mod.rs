@@ -2,6 +2,7 @@
 //!
 //! What lives here: functions on one inode. The open handle that calls them is on the engine's floor.
 
+mod arrange;
 pub(crate) mod atime;
 pub(crate) mod bind;
 pub(crate) mod bound;
