@@ -53,6 +53,7 @@ unit: build
 	cargo test -p ferrite-map --features shuttle --lib models
 	# The crash explorer on an engine with planted mistakes: it must find each one.
 	cargo test -p ferrite-crash --features planted --test planted
+	cargo test -p ferrite-fs --features planted --test regions_crash
 	cargo test -p ferrite-blob -p ferrite-nvme --features ferrite-blob/planted,ferrite-nvme/planted --test crash
 
 # Long tests that go through all mappings by themselves.

@@ -327,6 +327,25 @@ impl Region {
         }
     }
 
+    /// Changes a word through the cache, in one step, to what `change` makes of it, unless that is `None`; gives what was
+    /// there. `change` may be called several times. Durable as [`Self::store`]. Not for a region that holds stores back.
+    pub fn update(&self, offset: u64, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
+        let word = &self.words(offset, 1)[0];
+        let mut set = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, &mut change);
+        match &self.recorder {
+            None => set().unwrap_or_else(|found| found),
+            Some(recorder) => {
+                let mut found = 0;
+                recorder.record(|| {
+                    found = set().unwrap_or_else(|found| found);
+                    let words = vec![word.load(Ordering::Acquire)];
+                    Event::Store { offset, words }
+                });
+                found
+            }
+        }
+    }
+
     /// Copies bytes past the cache. Durable once this thread has fenced; until then other threads may see its later
     /// stores before they see these bytes. Each word changes at once. Partial lines at the ends go through the cache,
     /// and are written back here.

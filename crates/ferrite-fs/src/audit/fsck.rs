@@ -284,6 +284,7 @@ impl Check {
                 }
             });
             let _ = walked.map_err(wrong);
+            let _ = logs::is_allowed(self.view(), &page).map_err(wrong);
         }
     }
 
@@ -314,6 +315,7 @@ impl Check {
         let wrong = [
             inodes::count(ino, inode.blocks(), mapped),
             inodes::kind_of_content(self.view(), ino, inode, mapped),
+            inodes::bound(ino, inode),
         ];
         wrong.iter().flatten().for_each(|wrong| self.find(wrong));
         let block = inode.xattr_block();

@@ -32,6 +32,8 @@ pub(crate) enum Wrong {
     NoTarget { ino: Inum },
     /// A pipe, socket or device with pages.
     SpecialPages { ino: Inum, pages: u32 },
+    /// Something else than a regular file with pages is bound.
+    Bound { ino: Inum },
     /// An inode's block of attributes cannot be its own.
     AttributeBlock {
         ino: Inum,
@@ -116,6 +118,8 @@ pub(crate) enum LogWrong {
     Block { unit: Unit, what: BlockWrong },
     /// A segment shares units with another.
     Overlaps { unit: Unit },
+    /// The file is bound.
+    OfBound,
 }
 
 /// What is wrong with a sound entry of a directory.
@@ -180,6 +184,7 @@ impl Wrong {
             | Wrong::Inline { .. }
             | Wrong::NoTarget { .. }
             | Wrong::SpecialPages { .. }
+            | Wrong::Bound { .. }
             | Wrong::AttributeBlock { .. }
             | Wrong::Attributes { .. } => "inodes",
             Wrong::Page { .. }
@@ -261,6 +266,7 @@ impl fmt::Display for Wrong {
             }
             Wrong::NoTarget { ino } => write!(to, "inode {ino}: symbolic link without a target"),
             Wrong::SpecialPages { ino, pages } => write!(to, "inode {ino}: special file with {pages} pages"),
+            Wrong::Bound { ino } => write!(to, "inode {ino}: bound, which only regular files in blocks can be"),
             Wrong::AttributeBlock { ino, block, what } => {
                 write!(to, "inode {ino}: extended attributes in block {block}, {what}")
             }
@@ -344,6 +350,7 @@ fn log(to: &mut fmt::Formatter<'_>, page: &MapEntry, what: &LogWrong) -> fmt::Re
             write!(to, "segment {unit} lies in block {}, {what}", unit.block())
         }
         LogWrong::Overlaps { unit } => write!(to, "segment {unit} overlaps another"),
+        LogWrong::OfBound => to.write_str("the file is bound"),
     }
 }
 
@@ -359,6 +366,7 @@ impl LogWrong {
             LogWrong::Overlaps { unit } => {
                 format!("its log has a segment at unit {unit}, which overlaps another page's")
             }
+            LogWrong::OfBound => "it has a log, and its file is bound".into(),
         }
     }
 }

@@ -9,8 +9,9 @@ use ferrite_vfs::locks::LockTable;
 use parking_lot::Mutex;
 
 use crate::background::Background;
+use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::{flusher, mount};
+use crate::engine::{flusher, mount, region, sealer};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
@@ -51,6 +52,8 @@ impl Engine {
         let is_writable = !core.is_read_only();
         let started = [
             (options.cleaner && is_writable).then(|| cleaner::start(Arc::clone(&core))),
+            (options.cleaner && is_writable && !core.bindings.left().is_empty())
+                .then(|| sealer::start(Arc::clone(&core))),
             (core.region.is_held() && core.region.medium() == Medium::File).then(|| flusher::start(Arc::clone(&core))),
         ];
         let background = started.into_iter().flatten().collect::<Result<_, _>>();
@@ -75,6 +78,9 @@ impl Engine {
         let core = &self.inner.core;
         let mut background = self.inner.background.lock();
         background.clear();
+        // Nothing can be committed while the pool is frozen.
+        let seals = !core.journal.is_frozen() && core.check_writable().is_ok();
+        region::end_all(core, seals);
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -106,6 +112,8 @@ impl Engine {
         if core.options.read_only {
             return Ok(());
         }
+        // Nothing is published any more.
+        core.bindings.attached().iter().for_each(|file| revoke_all(file));
         settle(core).inspect_err(|error| {
             // It is unknown how far this got, and nothing may change a pool that is marked clean.
             core.stop_changes(error.to_string());
@@ -241,8 +249,26 @@ impl Engine {
         &self.inner.core
     }
 
+    pub(super) fn shared_core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
     pub(crate) fn locks(&self) -> &LockTable {
         &self.inner.locks
+    }
+}
+
+impl Drop for Inner {
+    /// Regions do not keep the pool: whoever opens it next must not be written to by them.
+    fn drop(&mut self) {
+        region::end_all(&self.core, false);
+    }
+}
+
+/// Makes the adapter of a bound file give all its pages back.
+fn revoke_all(file: &Attached) {
+    if let Some(adapter) = file.tell().adapter() {
+        adapter.revoke(0, u32::MAX);
     }
 }
 

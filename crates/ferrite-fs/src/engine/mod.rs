@@ -12,6 +12,8 @@ mod info;
 mod mkfs;
 mod mount;
 mod once;
+mod region;
+mod sealer;
 mod volume;
 
 pub use handle::{Engine, identify, is_clean};

@@ -28,11 +28,12 @@ use crate::audit::load::Tables;
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy, owner_mark};
 use crate::audit::rewrite;
 use crate::audit::rules::superblock::copies;
+use crate::cache::bindings::Bindings;
 use crate::cache::inodes::InodeCache;
 use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
 use crate::error::EngineError;
-use crate::file::cut;
+use crate::file::{bound, cut};
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{
     CONTROL_BOOT, CONTROL_HELD, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, HELD_STRICTLY, HELD_UNTIL_SYNC,
@@ -159,6 +160,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             maybe_copied,
         },
         slots: Slots::new(superblock.once_slots),
+        bindings: Bindings::default(),
         kept_orphans: Mutex::default(),
         region,
         superblock,
@@ -263,6 +265,11 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
 /// prevents from being finished waits for a repair.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
+        let bound = core.superblock.inums().filter(|&ino| {
+            let inode = core.load(ino);
+            inode.in_use() && inode.is_bound()
+        });
+        bound.for_each(|ino| core.bindings.note_left(ino));
         return Ok(());
     }
     let stop = |error: FsError| EngineError::Damaged(error.to_string());
@@ -286,10 +293,20 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
 fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     let stored = core.load(ino);
     // A damaged inode is left alone; it has been reported.
-    if !stored.in_use() || (stored.nlink() > 0 && stored.cut_end() == 0) || !stored.is_sound(ino) {
+    let is_done = stored.nlink() > 0 && stored.cut_end() == 0 && !stored.is_bound();
+    if !stored.in_use() || is_done || !stored.is_sound(ino) {
         return Ok(());
     }
     let mem = core.inodes.get(ino);
+    if stored.is_bound() && stored.nlink() > 0 {
+        core.bindings.note_left(ino);
+        if !planted(Flaw::TailKept) {
+            bound::zero_tail(core, &mem, &stored)?;
+        }
+        if stored.cut_end() == 0 {
+            return Ok(());
+        }
+    }
     if stored.nlink() == 0 {
         if core.options.keep_orphans {
             core.kept_orphans.lock().push(ino);

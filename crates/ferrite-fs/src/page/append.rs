@@ -10,7 +10,7 @@ use crate::format::log_entry::LOG_UNITS_MAX;
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::Result;
 
-use super::scan;
+use super::{block, scan};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
 use crate::format::log_entry::{Entry, Header, Trailer, units_for};
@@ -91,6 +91,9 @@ pub(crate) fn write_part(
         false => None,
     };
     let newest = newest.as_ref();
+    if tx.is_bound() {
+        return copy(core, tx, page, word, (within, part), Cause::Write);
+    }
     if let Some(newest) = newest
         && core.superblock.has_data_checksums()
     {
@@ -179,7 +182,7 @@ fn append(
 }
 
 /// Writes the page as it is to a new block, without its log.
-pub(super) fn rewrite(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, cause: Cause) -> Result<()> {
+pub(crate) fn rewrite(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, cause: Cause) -> Result<()> {
     copy(core, tx, page, word, (0, Part::Zero(0)), cause)
 }
 
@@ -196,15 +199,18 @@ fn copy(
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
     // The copy gets a new checksum: damage that was not detected here would never be.
-    scan::read(core, page, word, 0, &mut merged[..])?;
+    match tx.is_bound() && !has_log(word) {
+        true => block::read_bound(core, page, word, 0, &mut merged[..])?,
+        false => drop(scan::read(core, page, word, 0, &mut merged[..])?),
+    }
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
         Part::Zero(len) => merged[within..within + len].fill(0),
     }
-    let block = tx.alloc_block().map_err(map_error)?;
-    tx.stream_last_page(page, block, &merged[..]);
+    let fresh = tx.alloc_block().map_err(map_error)?;
+    tx.stream_last_page(page, fresh, &merged[..]);
     core.map
-        .replace(tx, PageId::new(ino, lblk), PageWord::new(block, 0))
+        .replace(tx, PageId::new(ino, lblk), PageWord::new(fresh, 0))
         .map_err(map_error)?;
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;

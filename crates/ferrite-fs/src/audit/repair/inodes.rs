@@ -59,6 +59,8 @@ impl Repair {
                     inode.set_blocks(pages);
                     let end = self.end[ino.index()] * BLOCK_BYTES;
                     inode.set_inline(pages == 0);
+                    // Its checksums may say no more than whose page a block is.
+                    inode.set_bound(stored.is_bound() && pages > 0);
                     if pages == 0 {
                         inode.set_size(stored.size().min(INLINE_BYTES as u64));
                         inode.write_inline(0, &stored.inline_bytes()[..inode.size() as usize]);

@@ -3,7 +3,7 @@
 use ferrite_map::{MapEntry, PageWord};
 
 use super::Repair;
-use crate::audit::rules::logs::{Met, Segment, walk};
+use crate::audit::rules::logs::{Met, Segment, is_allowed, walk};
 use crate::audit::wrong::{LogWrong, Wrong};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
@@ -23,6 +23,12 @@ impl Repair {
         for page in logged {
             match self.own_log(&page, &space) {
                 Ok(segments) => {
+                    if let Err(what) = is_allowed(self.view(), &page) {
+                        let mut inode = self.load(page.ino);
+                        inode.set_bound(false);
+                        self.put(page.ino, &mut inode);
+                        self.mended("logs", Wrong::Log { page, what }, "the file is bound no more", false);
+                    }
                     for segment in segments {
                         if let Err(what) = segment.link() {
                             self.set(segment.next_offset(), segment.newer);

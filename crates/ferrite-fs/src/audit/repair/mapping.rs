@@ -163,6 +163,12 @@ impl Repair {
             if self.state[ino.index()] != State::Sound {
                 continue;
             }
+            if let Some(wrong) = inodes::bound(ino, &inode) {
+                let mut inode = inode;
+                inode.set_bound(false);
+                self.put(ino, &mut inode);
+                self.mended("mapping", wrong, "set right", false);
+            }
             if let Some(wrong) = inodes::kind_of_content(self.view(), ino, &inode, pages) {
                 self.settle_content(ino, &wrong);
             }

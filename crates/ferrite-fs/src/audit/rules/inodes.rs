@@ -63,6 +63,11 @@ pub(crate) fn kind_of_content(view: View<'_>, ino: Inum, inode: &Inode, pages: u
     }
 }
 
+/// Only a regular file in blocks is bound. Mount and scrub do not check this: of anything else the flag means nothing.
+pub(crate) fn bound(ino: Inum, inode: &Inode) -> Option<Wrong> {
+    (inode.is_bound() && (!inode.is_file() || inode.is_inline())).then_some(Wrong::Bound { ino })
+}
+
 /// Extended attributes lie in their own block. `claim` as in [`View::own`].
 pub(crate) fn attribute_block(
     view: View<'_>,

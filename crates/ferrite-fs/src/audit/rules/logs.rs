@@ -88,6 +88,15 @@ impl Segment {
     }
 }
 
+/// Pages of bound files have no logs. Mount and scrub do not check this: the page is read with its log, and the next
+/// local write copies it with its log.
+pub(crate) fn is_allowed(view: View<'_>, page: &MapEntry) -> Result<(), LogWrong> {
+    match view.in_use(page.ino).is_some_and(|inode| inode.is_bound()) {
+        true => Err(LogWrong::OfBound),
+        false => Ok(()),
+    }
+}
+
 /// Walks the log of a page and verifies all of it: a damaged trailer could pass for one that covers something else.
 /// What was visited before an error is sound.
 pub(crate) fn walk(

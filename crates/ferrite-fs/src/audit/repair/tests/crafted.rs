@@ -97,6 +97,30 @@ fn a_pipe_with_pages_loses_them() {
     }
 }
 
+/// Only regular files in blocks are bound, and none of their pages has a log: the flag goes, and nothing else.
+#[test]
+fn what_cannot_be_bound_is_bound_no_more() {
+    for variant in [PLAIN[0], SUMMED[0]] {
+        let sound = sample(variant);
+        let (before, mut logs) = (tree(&sound), 0);
+        for ino in before.keys().map(|path| number(&sound, path)).chain([ROOT_INO]) {
+            let image = with_inode(&sound, ino, |inode| inode.set_bound(true));
+            let told = findings(&image);
+            if told.is_empty() {
+                // An ordinary file without logs may be.
+                continue;
+            }
+            let is_log = |what: &String| what.ends_with("the file is bound");
+            logs += usize::from(told.iter().all(is_log));
+            let flag = format!("inode {ino}: bound, which only regular files in blocks can be");
+            assert!(told == [flag] || told.iter().all(is_log), "{told:?}");
+            let (image, report) = repaired(&image);
+            assert!(report.quarantined.is_empty() && tree(&image) == before, "{report:?}");
+        }
+        assert!(logs > 0, "no file of the sample has a log");
+    }
+}
+
 /// More content than an inode has room for: a read fails, and what there is room for is put aside.
 #[test]
 fn a_file_that_says_it_holds_more_than_fits_is_cut() {
