@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::blob::Blob;
 use crate::core::{Core, Damage, Free, Inner, State, newer};
 use crate::device::{Device, Memory, Op};
-use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, Superblock, in_areas};
+use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, Superblock};
 use crate::overlay;
 use crate::page::Pages;
 use crate::ring::{self, Ring};
@@ -71,7 +71,7 @@ pub struct Space {
     pub unit_bytes: u64,
     /// All that is free.
     pub free_bytes: u64,
-    /// Blobs that it can hold; where they share clusters, before it takes a cluster for more.
+    /// Blobs that it can hold; where they share clusters, before it takes room for more.
     pub blobs_max: u64,
     /// Blobs that it holds.
     pub blobs: u64,
@@ -209,10 +209,11 @@ impl BlobStore {
                 "it has {has} bytes, its store was made for {need}; is it the same device?"
             )));
         }
-        let slots = found.layout.slots.saturating_add(in_areas(&found.areas));
+        let slots = found.layout.slots.saturating_add(found.layout.in_areas(&found.areas));
         let mut core = Core {
             layout: found.layout,
             areas: RwLock::new(found.areas.clone()),
+            growing: Mutex::new(()),
             free: Mutex::new(Free {
                 units: Units::new(found.layout.clusters, found.layout.units_per_cluster()),
                 slots: Bitmap::new(slots),
@@ -349,7 +350,15 @@ impl BlobStore {
     /// # Errors
     /// [`Error::NoSpace`] if there are no more slots; of the device.
     pub fn reserve(&self, count: usize) -> Result<Vec<BlobId>> {
-        self.core.take_ids(count)
+        self.core.take_ids(count, count)
+    }
+
+    /// [`Self::reserve`] of up to `count`, at least one: fewer, if the store would have to take room for more slots.
+    ///
+    /// # Errors
+    /// As of [`Self::reserve`].
+    pub fn reserve_some(&self, count: usize) -> Result<Vec<BlobId>> {
+        self.core.take_ids(1.min(count), count)
     }
 
     /// Makes an empty blob of a reserved number. Durable when it returns.
