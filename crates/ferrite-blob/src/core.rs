@@ -5,6 +5,7 @@
 //! order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -51,6 +52,8 @@ pub(crate) struct Core {
     /// Held by whoever adds slots, before any of the locks that this module's head names.
     pub(crate) growing: Mutex<()>,
     pub(crate) free: Mutex<Free>,
+    /// How many of `free.tangled` there are, for those who would not take its lock.
+    pub(crate) tangles: AtomicUsize,
     /// Blobs that somebody uses, by slot.
     pub(crate) loaded: Mutex<HashMap<u32, Weak<Inner>>>,
     pub(crate) ring: Ring,
