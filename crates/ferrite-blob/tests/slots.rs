@@ -178,7 +178,10 @@ impl Device for Gate {
     }
 
     fn run(&self, batch: &mut [Op<'_>]) -> ferrite_blob::Result<()> {
-        let is_zeros = |op: &Op<'_>| matches!(op, Op::Write { from, .. } if from.len() as u64 == CLUSTER_BYTES && from.iter().all(|&byte| byte == 0));
+        let is_zeros = |op: &Op<'_>| match op {
+            Op::Write { from, .. } => from.len() as u64 == CLUSTER_BYTES && from.iter().all(|&byte| byte == 0),
+            _ => false,
+        };
         if batch.iter().any(is_zeros)
             && let Some((begun, go_on)) = self.begun.lock().take()
         {
