@@ -150,13 +150,16 @@ impl Blob {
     /// [`crate::BlobStore::atomic_write_bytes`] are old or new together, with the metadata.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], and nothing has changed; of the device, and what was to be written may be there in part.
+    /// [`Error::NoSpace`], and nothing has changed; [`Error::Damaged`] where two blobs claim one place; of the device,
+    /// and what was to be written may be there in part.
     pub fn write_at(&self, data: &[u8], offset: u64, metadata: Option<&[u8]>) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
         if metadata.is_none() && self.overwrite_at(data, offset, || {})? {
             return Ok(());
         }
         let mut state = self.changeable(metadata)?;
+        // Zeros go from the old end up to there, too.
+        self.check_tangle(&state, offset.min(state.valid_len), end)?;
         let added = self.fill_holes(&mut state, offset, end)?;
         let before = (state.valid_len, state.metadata.clone());
         let valid_len = state.valid_len.max(end);
@@ -188,7 +191,8 @@ impl Blob {
     /// Calls `begins` when nobody else transfers these pages any more, and before it changes any.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; of the device, and pages are old or new.
+    /// [`Error::NotFound`]; [`Error::Damaged`] where two blobs claim one place; of the device, and pages are old or
+    /// new.
     pub fn overwrite_at(&self, data: &[u8], offset: u64, begins: impl FnOnce()) -> Result<bool> {
         let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
         let state = self.inner.state.read();
@@ -197,6 +201,7 @@ impl Blob {
             return Ok(false);
         }
         self.core.check_running()?;
+        self.check_tangle(&state, offset, end)?;
         let _turn = self.inner.ranges.wait_for(pages_of(offset, data.len()), true);
         begins();
         self.overwrite(&state, data, offset)?;
@@ -275,6 +280,7 @@ impl Blob {
     pub fn reserve(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let end = offset.checked_add(len).ok_or(Error::NoSpace)?;
         let mut state = self.changeable(metadata)?;
+        self.check_tangle(&state, 0, 0)?;
         let added = self.fill_holes(&mut state, offset, end)?;
         let before = state.metadata.clone();
         let zeroed = self.zero_added(&state, &added, 0..0, state.valid_len);
@@ -310,6 +316,7 @@ impl Blob {
         let mut state = self.changeable(metadata)?;
         let end = offset.saturating_add(len);
         let valid = state.valid_len;
+        self.check_tangle(&state, offset, end.min(valid))?;
         let layout = &self.core.layout;
         let from = layout.given_up_to(offset);
         // What lies behind the valid length of the last unit is zero anyway.

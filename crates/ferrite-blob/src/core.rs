@@ -5,6 +5,7 @@
 //! order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -48,7 +49,11 @@ pub(crate) struct Core {
     pub(crate) superblock: Mutex<Superblock>,
     /// What the superblock says of slots in clusters.
     pub(crate) areas: RwLock<Areas>,
+    /// Held by whoever adds slots, before any of the locks that this module's head names.
+    pub(crate) growing: Mutex<()>,
     pub(crate) free: Mutex<Free>,
+    /// How many of `free.tangled` there are, for those who would not take its lock.
+    pub(crate) tangles: AtomicUsize,
     /// Blobs that somebody uses, by slot.
     pub(crate) loaded: Mutex<HashMap<u32, Weak<Inner>>>,
     pub(crate) ring: Ring,
@@ -420,25 +425,29 @@ impl Core {
         }
     }
 
-    /// Takes slots for new blobs, and numbers that were never given.
-    pub(crate) fn take_ids(&self, count: usize) -> Result<Vec<BlobId>> {
-        self.check_running()?;
-        let mut free = self.free.lock();
-        let mut ids = Vec::new();
-        for _ in 0..count {
-            let taken = match free.slots.take_lowest() {
-                None => self.add_slots(&mut free).map(|_| free.slots.take_lowest()),
-                taken => Ok(taken),
-            };
-            let slot = match taken.and_then(|taken| taken.ok_or(Error::NoSpace)) {
-                Ok(slot) => slot,
-                Err(error) => {
-                    for id in ids {
-                        free.slots.clear(BlobId::slot(id));
-                    }
-                    return Err(error);
+    /// Takes slots for new blobs, and numbers that were never given: `count`, or fewer, but `least`, so as not to add
+    /// slots.
+    pub(crate) fn take_ids(&self, least: usize, count: usize) -> Result<Vec<BlobId>> {
+        loop {
+            self.check_running()?;
+            let slots = {
+                let mut free = self.free.lock();
+                let there = free.slots.free() as usize;
+                if there >= least {
+                    return self.take_free_ids(&mut free, count.min(there));
                 }
+                free.slots.len()
             };
+            if !self.add_slots(slots)? {
+                return Err(Error::NoSpace);
+            }
+        }
+    }
+
+    /// The same where so many slots are free.
+    fn take_free_ids(&self, free: &mut Free, count: usize) -> Result<Vec<BlobId>> {
+        let mut ids = Vec::new();
+        for slot in (0..count).map_while(|_| free.slots.take_lowest()) {
             if free.incarnations.len() <= slot as usize {
                 free.incarnations.resize(slot as usize + 1, 0);
             }

@@ -22,6 +22,9 @@ const VERSION: u32 = 1;
 const VERSION_WITH_SUMS: u32 = 2;
 /// And if blobs share clusters, with checksums or without.
 const VERSION_WITH_UNITS: u32 = 3;
+/// And if there are more areas of slots than that knows, or some in parts of clusters. A store becomes one when it
+/// needs such an area.
+const VERSION_WITH_PARTS: u32 = 4;
 /// First bytes of a superblock.
 pub(crate) const MAGIC: [u8; 8] = *b"FerrBlob";
 const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"BlHd");
@@ -44,23 +47,16 @@ const OVERFLOW_AT: usize = METADATA_AT + METADATA_BYTES_MAX;
 const EXTENTS_AT: usize = OVERFLOW_AT + OVERFLOW_MAX * 8;
 const CRC_AT: usize = 8;
 const SUM_BYTES: usize = 8;
-/// Areas of slots in clusters.
-pub(crate) const AREAS_MAX: usize = 256;
+/// Areas of slots among the clusters.
+pub(crate) const AREAS_MAX: usize = (PAGE_BYTES - AREAS_AT - 4) / 8;
+/// And in version 3.
+const AREAS_OF_CLUSTERS_MAX: usize = 256;
 const AREAS_AT: usize = 96;
 /// Pages whose checksums a page has room for.
 pub(crate) const SUMS_PER_PAGE: u64 = (PAGE_BYTES / SUM_BYTES) as u64;
 
-/// Slots of a cluster.
-pub(crate) const SLOTS_A_CLUSTER: u32 = CLUSTER_PAGES as u32 / 2;
-
-/// Clusters with slots: the first, and how many.
+/// Units with slots: the first, and how many.
 pub(crate) type Areas = Vec<(u32, u32)>;
-
-/// Slots in all these areas.
-pub(crate) fn in_areas(areas: &Areas) -> u32 {
-    let slots = |&(_, clusters): &(u32, u32)| clusters.saturating_mul(SLOTS_A_CLUSTER);
-    areas.iter().map(slots).fold(0, u32::saturating_add)
-}
 
 /// Number of a blob: its slot, and the how manieth blob of that slot it is. Never given twice in the life of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -162,6 +158,17 @@ impl Layout {
         u64::from(self.unit_pages) * PAGE_BYTES as u64
     }
 
+    /// Slots of a unit.
+    pub(crate) fn slots_a_unit(&self) -> u32 {
+        self.unit_pages / 2
+    }
+
+    /// Slots in all these areas.
+    pub(crate) fn in_areas(&self, areas: &Areas) -> u32 {
+        let slots = |&(_, units): &(u32, u32)| units.saturating_mul(self.slots_a_unit());
+        areas.iter().map(slots).fold(0, u32::saturating_add)
+    }
+
     pub(crate) fn units_per_cluster(&self) -> u32 {
         CLUSTER_PAGES as u32 / self.unit_pages
     }
@@ -229,7 +236,7 @@ pub(crate) struct Superblock {
     /// Slots from here on were never used.
     pub(crate) slots_used: u32,
     pub(crate) is_clean: bool,
-    /// Clusters with more slots: the first, and how many.
+    /// Units with more slots.
     pub(crate) areas: Areas,
 }
 
@@ -239,7 +246,11 @@ impl Superblock {
         let page = pages.bytes_mut();
         put(page, 0, &MAGIC);
         let has_units = u64::from(self.layout.unit_pages) < CLUSTER_PAGES;
+        let per = self.layout.units_per_cluster();
+        let is_whole = |&(first, count): &(u32, u32)| first.is_multiple_of(per) && count.is_multiple_of(per);
+        let has_parts = self.areas.len() > AREAS_OF_CLUSTERS_MAX || !self.areas.iter().all(is_whole);
         let version = match self.layout.sum_pages {
+            _ if has_units && has_parts => VERSION_WITH_PARTS,
             _ if has_units => VERSION_WITH_UNITS,
             0 => VERSION,
             _ => VERSION_WITH_SUMS,
@@ -259,9 +270,10 @@ impl Superblock {
         if has_units {
             put(page, 92, &self.layout.unit_pages.to_le_bytes());
             put(page, AREAS_AT, &(self.areas.len() as u32).to_le_bytes());
-            for (at, (first, clusters)) in (AREAS_AT + 4..).step_by(8).zip(&self.areas) {
-                put(page, at, &first.to_le_bytes());
-                put(page, at + 4, &clusters.to_le_bytes());
+            let counted_in = if has_parts { 1 } else { per };
+            for (at, (first, count)) in (AREAS_AT + 4..PAGE_BYTES).step_by(8).zip(&self.areas) {
+                put(page, at, &(first / counted_in).to_le_bytes());
+                put(page, at + 4, &(count / counted_in).to_le_bytes());
             }
         }
         sealed(page);
@@ -278,13 +290,13 @@ impl Superblock {
         }
         let version = u32_at(page, 12);
         let unit_pages = match version {
-            VERSION_WITH_UNITS => u32_at(page, 92),
+            VERSION_WITH_UNITS | VERSION_WITH_PARTS => u32_at(page, 92),
             _ => CLUSTER_PAGES as u32,
         };
-        let is_known = matches!(version, VERSION | VERSION_WITH_SUMS | VERSION_WITH_UNITS);
+        let is_known = matches!(version, VERSION..=VERSION_WITH_PARTS);
         if !is_known {
             return Err(Error::Refused(format!(
-                "its format has version {version}, this program knows those up to {VERSION_WITH_UNITS}; use a program \
+                "its format has version {version}, this program knows those up to {VERSION_WITH_PARTS}; use a program \
                  of that version"
             )));
         }
@@ -305,18 +317,30 @@ impl Superblock {
             clusters: u32_at(page, 72),
             unit_pages,
         };
-        let areas = match version {
-            VERSION_WITH_UNITS => u32_at(page, AREAS_AT) as usize,
-            _ => 0,
+        let (count, counted_in) = match version {
+            VERSION_WITH_PARTS => (u32_at(page, AREAS_AT) as usize, 1),
+            VERSION_WITH_UNITS => (u32_at(page, AREAS_AT) as usize, layout.units_per_cluster()),
+            _ => (0, 1),
         };
-        let at = (AREAS_AT + 4..).step_by(8).take(areas.min(AREAS_MAX));
-        let areas: Areas = at.map(|at| (u32_at(page, at), u32_at(page, at + 4))).collect();
+        if count > AREAS_MAX {
+            return Err(Error::Refused(format!(
+                "it has {count} areas of slots, which no program of Ferrite wrote"
+            )));
+        }
+        let area = |at| (u32_at(page, at), u32_at(page, at + 4));
+        // What is too large to be counted in units does not exist, and is refused when it is claimed.
+        let areas: Areas = (AREAS_AT + 4..)
+            .step_by(8)
+            .take(count)
+            .map(area)
+            .map(|(first, count)| (first.saturating_mul(counted_in), count.saturating_mul(counted_in)))
+            .collect();
         Ok(Some(Superblock {
             store,
             pool,
             index: u16_at(page, 48),
             is_clean: page[50] == 1,
-            slots_used: u32_at(page, 76).min(layout.slots.saturating_add(in_areas(&areas))),
+            slots_used: u32_at(page, 76).min(layout.slots.saturating_add(layout.in_areas(&areas))),
             generation: u64_at(page, 80),
             layout,
             areas,
@@ -594,8 +618,15 @@ mod tests {
             generation: 9,
             slots_used: 77,
             is_clean: true,
-            areas: vec![(3, 4), (9, 1)],
+            areas: vec![(3 * 64, 4 * 64), (9 * 64, 64)],
         };
+        let of_units = Superblock {
+            areas: (0..AREAS_MAX as u32).map(|area| (area * 7, 2)).collect(),
+            ..superblock.clone()
+        };
+        let version = |superblock: &Superblock| u32_at(superblock.encode().bytes(), 12);
+        assert_eq!((version(&superblock), version(&of_units)), (3, 4));
+        assert_eq!(Superblock::decode(of_units.encode().bytes()), Ok(Some(of_units)));
         let extent = Extent {
             logical: 5,
             physical: 6,

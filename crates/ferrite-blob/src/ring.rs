@@ -191,12 +191,12 @@ pub(crate) struct Prepared {
 /// Pages that are to be written in place: where, and what.
 pub(crate) type Pending = Vec<(u64, Box<[u8]>)>;
 
-/// What the ring says may not be in place, the oldest first, and the number of the next entry; `generation_of` tells
-/// that of a blob, if it exists. Writes nothing.
+/// What the ring says may not be in place, the oldest first, and the number of the next entry; `is_right` tells whether
+/// an entry's blob has its generation, and may be written. Writes nothing.
 pub(crate) fn pending(
     device: &dyn Device,
     layout: &Layout,
-    generation_of: &mut dyn FnMut(BlobId) -> Option<u64>,
+    is_right: &mut dyn FnMut(&RingEntry) -> bool,
 ) -> Result<(Pending, u64)> {
     let entry_pages = crate::format::RING_PAGES as usize;
     let mut pages = Pages::zeroed(entry_pages * RING_ENTRIES as usize);
@@ -213,7 +213,7 @@ pub(crate) fn pending(
     let next = entries.last().map_or(0, |(entry, _)| entry.number + 1);
     let mut pending = Pending::new();
     for (entry, data) in entries.iter().filter(|(entry, _)| entry.number >= low) {
-        if generation_of(entry.id) != Some(entry.generation) {
+        if !is_right(entry) {
             continue;
         }
         let pages: Vec<(u64, &[u8])> = entry
@@ -242,9 +242,9 @@ pub(crate) fn pending(
 pub(crate) fn replay(
     device: &dyn Device,
     layout: &Layout,
-    generation_of: &mut dyn FnMut(BlobId) -> Option<u64>,
+    is_right: &mut dyn FnMut(&RingEntry) -> bool,
 ) -> Result<u64> {
-    let (pending, next) = pending(device, layout, generation_of)?;
+    let (pending, next) = pending(device, layout, is_right)?;
     let mut page = Pages::zeroed(1);
     for (target, data) in pending {
         page.bytes_mut().copy_from_slice(&data);

@@ -1,22 +1,31 @@
 //! Where slots are: in front of the clusters, and, where blobs share clusters, in clusters that were taken for more.
 //!
 //! Small blobs are many, and each has a slot of two pages. Room for all that could ever be would be a sixth of the
-//! device, so a store begins with about one a cluster and takes clusters for more when it needs them. It keeps them.
+//! device, so a store begins with about one a cluster and takes clusters for more when it needs them, or parts of them
+//! when no whole one is free. It keeps them.
+//!
+//! The superblock has room for some hundred areas. So a new one is as long as may be and lies where most is free, and
+//! what lies right behind the last area makes that one longer.
 //!
 //! Invariants: an area of slots is zeros on the device before the superblock names it. Slots are metadata: they are
 //! read and written past the checksums of data, also where those of these pages would be.
 
-use crate::core::{Core, Free};
+use crate::core::Core;
 use crate::device::{Device, Op};
-use crate::format::{AREAS_MAX, SLOTS_A_CLUSTER, Superblock, in_areas};
+use crate::format::{AREAS_MAX, Areas, Superblock};
 use crate::page::Pages;
 use crate::planted::{Planted, is_planted};
-use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
-/// Each new area has this part of all slots before, so that there are never many areas.
+/// Each new area has this part of all slots before, so that there are never many areas; and not more than this part of
+/// what is free, so that something is left for the blobs.
 const GROWTH: u32 = 8;
-/// And at most so many clusters.
+/// And at most so many clusters, or the part below, because who makes a blob then waits for all of them.
 const AREA_CLUSTERS_MAX: u32 = 1024;
+/// 250 areas of this part of all clusters have a slot for each unit of the device.
+const AREA_PART_MAX: u32 = 512;
+/// Clusters that are zeroed at once.
+const ZEROED_AT_ONCE: usize = 8;
 
 impl Core {
     /// The device for metadata.
@@ -29,15 +38,17 @@ impl Core {
 
     /// All slots.
     pub(crate) fn slot_count(&self) -> u32 {
-        self.layout.slots.saturating_add(in_areas(&self.areas.read()))
+        self.layout
+            .slots
+            .saturating_add(self.layout.in_areas(&self.areas.read()))
     }
 
-    /// Bytes of the clusters that slots are in.
+    /// Bytes of the units that slots are in.
     pub(crate) fn slot_bytes(&self) -> u64 {
         let areas = self.areas.read();
         areas
             .iter()
-            .map(|&(_, clusters)| u64::from(clusters) * CLUSTER_BYTES)
+            .map(|&(_, units)| u64::from(units) * self.layout.unit_bytes())
             .sum()
     }
 
@@ -46,45 +57,48 @@ impl Core {
         let Some(mut into) = slot.checked_sub(self.layout.slots) else {
             return self.layout.slot(slot, side);
         };
-        for &(first, clusters) in &*self.areas.read() {
-            let slots = clusters * SLOTS_A_CLUSTER;
+        for &(first, units) in &*self.areas.read() {
+            let slots = units.saturating_mul(self.layout.slots_a_unit());
             if into < slots {
-                return self.layout.cluster(first) + u64::from(into) * 2 + side;
+                return self.layout.unit(first) + u64::from(into) * 2 + side;
             }
             into -= slots;
         }
         self.layout.pages
     }
 
-    /// How many slots lie in a row from this one on.
+    /// How many slots lie in a row from this one on, at least one.
     pub(crate) fn slots_in_row(&self, slot: u32) -> u32 {
-        match slot.checked_sub(self.layout.slots) {
-            None => self.layout.slots - slot,
-            Some(into) => SLOTS_A_CLUSTER - into % SLOTS_A_CLUSTER,
+        let Some(mut into) = slot.checked_sub(self.layout.slots) else {
+            return self.layout.slots - slot;
+        };
+        for &(_, units) in &*self.areas.read() {
+            let slots = units.saturating_mul(self.layout.slots_a_unit());
+            if into < slots {
+                return slots - into;
+            }
+            into -= slots;
         }
+        1
     }
 
-    /// Takes clusters for more slots, if there can be more. Durable when it returns.
+    /// Takes room for more slots than these, if nobody else has; `false`: there is none. Durable when it returns.
+    /// Nobody waits for it but those who need slots.
     ///
     /// # Errors
     /// Of the device; if it was the superblock, the store stops.
-    pub(crate) fn add_slots(&self, free: &mut Free) -> Result<()> {
-        let areas = self.areas.read().clone();
-        let is_full = areas.len() >= AREAS_MAX || free.units.free_clusters() == 0;
-        if u64::from(self.layout.unit_pages) == CLUSTER_PAGES || is_full {
-            return Ok(());
+    pub(crate) fn add_slots(&self, slots: u32) -> Result<bool> {
+        let _growing = self.growing.lock();
+        if self.slot_count() > slots {
+            return Ok(true);
         }
-        let wanted = (self.slot_count() / GROWTH / SLOTS_A_CLUSTER).clamp(1, AREA_CLUSTERS_MAX);
-        let Some((first, clusters)) = free.units.take_whole(wanted) else {
-            return Ok(());
+        let Some((first, units)) = self.take_for_slots() else {
+            return Ok(false);
         };
-        let zeroed = match is_planted(Planted::SlotsLate) {
-            true => Ok(()),
-            false => self.zero_clusters(first, clusters),
-        };
-        if let Err(error) = zeroed {
-            let per = self.layout.units_per_cluster();
-            free.units.give(first * per, clusters * per);
+        if !is_planted(Planted::SlotsLate)
+            && let Err(error) = self.zero_units(first, units)
+        {
+            self.free.lock().units.give(first, units);
             return Err(error);
         }
         let mut superblock = self.superblock.lock();
@@ -92,42 +106,72 @@ impl Core {
             generation: superblock.generation + 1,
             ..superblock.clone()
         };
-        more.areas.push((first, clusters));
+        match more.areas.last_mut() {
+            Some(last) if last.0 + last.1 == first => last.1 += units,
+            _ => more.areas.push((first, units)),
+        }
         self.put_superblock(&more).map_err(|error| self.stop(error))?;
         if is_planted(Planted::SlotsLate) {
-            self.zero_clusters(first, clusters)?;
+            self.zero_units(first, units)?;
         }
         *self.areas.write() = more.areas.clone();
         *superblock = more;
+        drop(superblock);
         let count = self.slot_count();
+        let mut free = self.free.lock();
         free.slots.grow(count);
         free.live.grow(count);
-        Ok(())
+        Ok(true)
     }
 
-    fn zero_clusters(&self, first: u32, clusters: u32) -> Result<()> {
+    /// Takes units in one piece, which nothing names yet.
+    fn take_for_slots(&self) -> Option<(u32, u32)> {
+        let per = self.layout.units_per_cluster();
+        if per == 1 {
+            return None;
+        }
+        let (end, is_full) = {
+            let areas: &Areas = &self.areas.read();
+            let end = areas.last().map_or(0, |(first, units)| first + units);
+            (end, areas.len() >= AREAS_MAX)
+        };
+        let most = AREA_CLUSTERS_MAX.max(self.layout.clusters / AREA_PART_MAX);
+        let wanted = self.slot_count() / GROWTH / (per * self.layout.slots_a_unit());
+        let mut free = self.free.lock();
+        let units = match free.units.free_clusters() {
+            0 => u64::from(per).min(free.units.free() / u64::from(GROWTH)) as u32,
+            clusters => wanted.clamp(1, most).min(clusters.div_ceil(GROWTH)) * per,
+        };
+        free.units.take_for_slots(end, units.max(1), is_full)
+    }
+
+    fn zero_units(&self, first: u32, units: u32) -> Result<()> {
         let zeros = Pages::zeroed(CLUSTER_PAGES as usize);
-        for cluster in first..first + clusters {
-            self.metadata().run(&mut [Op::Write {
-                offset: self.layout.cluster(cluster) * PAGE_BYTES as u64,
-                from: zeros.bytes(),
-                durable: false,
-            }])?;
+        let (mut at, end) = (self.layout.unit(first), self.layout.unit(first + units));
+        while at < end {
+            let mut batch = Vec::new();
+            while at < end && batch.len() < ZEROED_AT_ONCE {
+                let pages = CLUSTER_PAGES.min(end - at);
+                batch.push(Op::Write {
+                    offset: at * PAGE_BYTES as u64,
+                    from: &zeros.bytes()[..pages as usize * PAGE_BYTES],
+                    durable: false,
+                });
+                at += pages;
+            }
+            self.metadata().run(&mut batch)?;
         }
         self.metadata().run(&mut [Op::Flush])
     }
 
-    /// Claims the clusters that slots are in.
+    /// Claims the units that slots are in.
     ///
     /// # Errors
     /// They do not exist, or twice.
     pub(crate) fn claim_areas(&self) -> Result<()> {
-        let per = self.layout.units_per_cluster();
         let mut free = self.free.lock();
-        for &(first, clusters) in &*self.areas.read() {
-            let units = (first.checked_mul(per), clusters.checked_mul(per));
-            let is_sane = matches!(units, (Some(first), Some(count)) if free.units.claim(first, count));
-            if !is_sane {
+        for &(first, units) in &*self.areas.read() {
+            if !free.units.claim(first, units) {
                 return Err(Error::Damaged(
                     "the superblock names clusters of slots that cannot be".into(),
                 ));

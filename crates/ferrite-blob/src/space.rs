@@ -80,6 +80,34 @@ impl Bitmap {
         None
     }
 
+    /// The first number from `from` on that is free, or used; the end if there is none.
+    fn next(&self, from: u32, is_used: bool) -> u32 {
+        let first = from as usize / 64;
+        for (at, &word) in self.words.iter().enumerate().skip(first) {
+            let mut found = if is_used { word } else { !word };
+            if at == first {
+                found &= u64::MAX << (from % 64);
+            }
+            if found != 0 {
+                return ((at * 64) as u32 + found.trailing_zeros()).min(self.len);
+            }
+        }
+        self.len
+    }
+
+    /// The most free numbers in a row: the first, and how many.
+    pub(crate) fn longest_run(&self) -> Option<(u32, u32)> {
+        let (mut best, mut at) = ((0, 0), self.next(0, false));
+        while at < self.len {
+            let end = self.next(at, true);
+            if end - at > best.1 {
+                best = (at, end - at);
+            }
+            at = self.next(end, false);
+        }
+        (best.1 > 0).then_some(best)
+    }
+
     /// Takes the lowest free number.
     pub(crate) fn take_lowest(&mut self) -> Option<u32> {
         let number = self.next_free(0)?;
@@ -121,6 +149,26 @@ mod tests {
             assert!(seen.iter().all(|&seen| seen) && map.free() == 0 && map.take_lowest().is_none());
             map.clear(len / 2);
             assert_eq!((map.take_lowest(), map.free()), (Some(len / 2), 0));
+        }
+    }
+
+    #[test]
+    fn the_longest_run_is_found() {
+        for len in [1, 63, 64, 65, 300] {
+            let mut map = Bitmap::new(len);
+            assert_eq!(map.longest_run(), Some((0, len)));
+            let mut state = 3_u64;
+            while map.free() > 0 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+                map.set((state >> 33) as u32 % len);
+                let run = |from: u32| (from..len).take_while(|&number| !map.is_used(number)).count() as u32;
+                let longest = (0..len).map(run).max().unwrap_or(0);
+                let first = (0..len).find(|&from| run(from) == longest);
+                assert_eq!(
+                    map.longest_run(),
+                    first.filter(|_| longest > 0).map(|first| (first, longest))
+                );
+            }
         }
     }
 

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::blob::Blob;
 use crate::core::{Core, Damage, Free, Inner, State, newer};
 use crate::device::{Device, Memory, Op};
-use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, Superblock, in_areas};
+use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, RingEntry, Superblock};
 use crate::overlay;
 use crate::page::Pages;
 use crate::ring::{self, Ring};
@@ -71,7 +72,7 @@ pub struct Space {
     pub unit_bytes: u64,
     /// All that is free.
     pub free_bytes: u64,
-    /// Blobs that it can hold; where they share clusters, before it takes a cluster for more.
+    /// Blobs that it can hold; where they share clusters, before it takes room for more.
     pub blobs_max: u64,
     /// Blobs that it holds.
     pub blobs: u64,
@@ -209,10 +210,12 @@ impl BlobStore {
                 "it has {has} bytes, its store was made for {need}; is it the same device?"
             )));
         }
-        let slots = found.layout.slots.saturating_add(in_areas(&found.areas));
+        let slots = found.layout.slots.saturating_add(found.layout.in_areas(&found.areas));
         let mut core = Core {
             layout: found.layout,
             areas: RwLock::new(found.areas.clone()),
+            growing: Mutex::new(()),
+            tangles: AtomicUsize::new(0),
             free: Mutex::new(Free {
                 units: Units::new(found.layout.clusters, found.layout.units_per_cluster()),
                 slots: Bitmap::new(slots),
@@ -235,17 +238,18 @@ impl BlobStore {
         if !read_only {
             core.add_sums(HashSet::new());
         }
-        let mut generation_of = |id: BlobId| {
-            let head = core.read_head(id.slot()).ok().flatten()?;
-            (head.id == id && head.is_live).then_some(head.generation)
+        let mut is_right = |entry: &RingEntry| {
+            let head = core.read_head(entry.id.slot()).ok().flatten();
+            let is_its = |head: &Head| head.id == entry.id && head.is_live && head.generation == entry.generation;
+            head.as_ref().is_some_and(is_its) && !core.meets_tangle(entry)
         };
         if read_only {
-            let (pending, _) = ring::pending(&*core.device, &core.layout, &mut generation_of)?;
+            let (pending, _) = ring::pending(&*core.device, &core.layout, &mut is_right)?;
             let mended = pending.iter().map(|(page, _)| *page).collect();
             core.device = overlay::over(core.device, pending);
             core.add_sums(mended);
         } else {
-            let next = ring::replay(&*core.device, &core.layout, &mut generation_of)?;
+            let next = ring::replay(&*core.device, &core.layout, &mut is_right)?;
             core.ring = Ring::new(next);
             core.set_clean(false)?;
         }
@@ -349,7 +353,15 @@ impl BlobStore {
     /// # Errors
     /// [`Error::NoSpace`] if there are no more slots; of the device.
     pub fn reserve(&self, count: usize) -> Result<Vec<BlobId>> {
-        self.core.take_ids(count)
+        self.core.take_ids(count, count)
+    }
+
+    /// [`Self::reserve`] of up to `count`, at least one: fewer, if the store would have to take room for more slots.
+    ///
+    /// # Errors
+    /// As of [`Self::reserve`].
+    pub fn reserve_some(&self, count: usize) -> Result<Vec<BlobId>> {
+        self.core.take_ids(1.min(count), count)
     }
 
     /// Makes an empty blob of a reserved number. Durable when it returns.
@@ -428,7 +440,7 @@ impl BlobStore {
         let mut loaded = self.core.loaded.lock();
         loaded.remove(&id.slot());
         let mut free = self.core.free.lock();
-        let was_tangled = free.tangled.remove(&id.slot()).is_some();
+        let was_tangled = self.core.end_tangle(&mut free, id.slot());
         free.live.clear(id.slot());
         free.slots.clear(id.slot());
         drop((free, loaded, state));
@@ -577,6 +589,7 @@ impl Core {
         for (slot, pair) in older {
             self.scan_slot(slot, &pair, &mut free, &mut damage)?;
         }
+        self.tangles.store(free.tangled.len(), Ordering::Release);
         Ok(damage)
     }
 

@@ -181,9 +181,68 @@ impl Units {
         taken
     }
 
-    /// Takes up to `count` clusters in a row, whole; the first, and how many.
-    pub(crate) fn take_whole(&mut self, count: u32) -> Option<(u32, u32)> {
-        self.clusters.take_run(None, count)
+    /// Takes up to `most` units in one piece for slots: those from `goal` on, if there are as many there as anywhere,
+    /// else where most clusters are free in a row; without free clusters, in one that blobs share. Where the caller
+    /// cannot name another place, only at `goal`.
+    pub(crate) fn take_for_slots(&mut self, goal: u32, most: u32, only_goal: bool) -> Option<(u32, u32)> {
+        let per = self.per_cluster;
+        let elsewhere = match only_goal {
+            true => None,
+            false => self
+                .clusters
+                .longest_run()
+                .map(|(first, count)| (first * per, count * per))
+                .or_else(|| self.longest_part()),
+        };
+        let (first, count) = elsewhere.map_or((0, 0), |(first, count)| (first, count.min(most)));
+        let behind = self.free_from(goal, most);
+        let taken = match behind >= count {
+            true => (goal, behind),
+            false => (first, count),
+        };
+        (taken.1 > 0).then(|| {
+            self.claim(taken.0, taken.1);
+            taken
+        })
+    }
+
+    /// How many units are free from this one on, up to `most`.
+    fn free_from(&self, first: u32, most: u32) -> u32 {
+        let (mut at, end) = (first, first.saturating_add(most).min(self.count()));
+        while at < end {
+            let (cluster, into) = (at / self.per_cluster, at % self.per_cluster);
+            let room = (self.used_in(cluster) >> into)
+                .trailing_zeros()
+                .min(self.per_cluster - into);
+            at += room;
+            if into + room < self.per_cluster {
+                break;
+            }
+        }
+        at.min(end).saturating_sub(first)
+    }
+
+    /// The most free units in a row in a cluster of which some are used.
+    fn longest_part(&self) -> Option<(u32, u32)> {
+        let not_there = !self.all();
+        let mut best: Option<(u32, u32)> = None;
+        for (&cluster, &used) in &self.shared {
+            let longer = best.map_or(1, |(_, count)| count + 1);
+            if longer > self.per_cluster {
+                break;
+            }
+            let Some(into) = room_in(used | not_there, longer) else {
+                continue;
+            };
+            // Where so many fit there may be a place for more.
+            let more = (longer..self.per_cluster).map_while(|count| {
+                let count = count + 1;
+                Some((room_in(used | not_there, count)?, count))
+            });
+            let (into, count) = more.last().unwrap_or((into, longer));
+            best = Some((cluster * self.per_cluster + into, count));
+        }
+        best
     }
 
     fn take_clusters(&mut self, goal: Option<u32>, count: u32) -> Option<(u32, u32)> {
@@ -316,5 +375,50 @@ mod tests {
         units.give(14, 7);
         assert_eq!(units.take(None, 14), [(0, 7), (14, 7)]);
         assert_eq!(units.free(), 0);
+    }
+
+    #[test]
+    fn slots_are_put_where_most_is_free() {
+        let mut units = Units::new(20, 64);
+        let clusters = |first: u32, count: u32| (first * 64, count * 64);
+        let (first, count) = clusters(0, 20);
+        units.claim(first, count);
+        for (first, count) in [clusters(2, 2), clusters(5, 4), clusters(10, 3)] {
+            units.give(first, count);
+        }
+        assert_eq!(
+            units.take_for_slots(0, 2 * 64, false),
+            Some(clusters(5, 2)),
+            "the longest"
+        );
+        assert_eq!(
+            units.take_for_slots(7 * 64, 2 * 64, false),
+            Some(clusters(7, 2)),
+            "behind"
+        );
+        assert_eq!(
+            units.take_for_slots(9 * 64, 9 * 64, false),
+            Some(clusters(10, 3)),
+            "what there is"
+        );
+        assert_eq!(units.take_for_slots(13 * 64, 64, true), None, "nowhere else");
+        assert_eq!(units.take_for_slots(2 * 64, 9 * 64, true), Some(clusters(2, 2)));
+        // Parts of clusters, when there is nothing else.
+        units.give(3, 5);
+        units.give(70, 9);
+        units.give(90, 2);
+        units.give(19 * 64 + 60, 4);
+        assert_eq!(units.take_for_slots(13 * 64, 64, false), Some((70, 9)));
+        assert_eq!(
+            units.take_for_slots(3, 4, false),
+            Some((3, 4)),
+            "behind, and not more than wanted"
+        );
+        assert_eq!(
+            units.take_for_slots(20 * 64 - 2, 64, true),
+            Some((20 * 64 - 2, 2)),
+            "up to the end"
+        );
+        assert_eq!(units.free(), 5);
     }
 }

@@ -3,17 +3,19 @@
 //! Of two that claim a unit, the one whose slot was read first has it. Nobody knows whose content is there, so the
 //! other gets a copy, and is told of by name; whoever uses blobs then decides what it is worth.
 //!
-//! Invariant: a unit that two blobs claim is never given away, until one of them has let go of it durably.
+//! Invariants: a unit that two blobs claim is never given away, until one of them has let go of it durably; and nothing
+//! is written to it, by neither blob nor from the ring. The blob that is told of takes no writes at all meanwhile.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use crate::blob::Blob;
-use crate::core::{Core, State};
+use crate::core::{Core, Free, State};
 use crate::device::Op;
-use crate::format::BlobId;
+use crate::format::{BlobId, RingEntry};
 use crate::page::Pages;
 use crate::store::BlobStore;
-use crate::{PAGE_BYTES, Result};
+use crate::{Error, PAGE_BYTES, Result};
 
 impl BlobStore {
     /// Blobs that name clusters, or parts of them, which another blob has, or which do not exist.
@@ -34,6 +36,38 @@ impl BlobStore {
 }
 
 impl Blob {
+    /// Refuses writes to these bytes, if the blob names what is another's, or another names some of the units that
+    /// these bytes have.
+    pub(crate) fn check_tangle(&self, state: &State, from: u64, to: u64) -> Result<()> {
+        if self.core.tangles.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let (id, free) = (self.inner.id, self.core.free.lock());
+        let refused = |what: &str| {
+            let text = format!("blob {:x} {what}; it can be written after a repair", id.raw());
+            Err(Error::Damaged(text))
+        };
+        if free.tangled.contains_key(&id.slot()) {
+            return refused("names clusters that are another's, or none");
+        }
+        let unit_bytes = self.core.layout.unit_bytes();
+        let (mut at, end) = (from / unit_bytes, to.div_ceil(unit_bytes));
+        while at < end {
+            let place = u32::try_from(at).ok().and_then(|at| state.piece(at));
+            let Some((physical, count)) = place else {
+                at = self.core.hole_end(state, at.saturating_mul(unit_bytes)) / unit_bytes;
+                continue;
+            };
+            let count = u64::from(count).min(end - at);
+            let mut claimed = free.tangled.values();
+            if claimed.any(|claimed| claimed.range(physical..physical + count as u32).next().is_some()) {
+                return refused("has clusters there that another blob names, too");
+            }
+            at += count;
+        }
+        Ok(())
+    }
+
     fn untangle(&self) -> Result<()> {
         let mut state = self.inner.state.write();
         self.alive(&state)?;
@@ -49,7 +83,7 @@ impl Blob {
             self.core.give_units(&taken);
             return Err(error);
         }
-        self.core.free.lock().tangled.remove(&slot);
+        self.core.end_tangle(&mut self.core.free.lock(), slot);
         drop(state);
         self.core.forget_tangle(slot);
         Ok(())
@@ -57,6 +91,24 @@ impl Blob {
 }
 
 impl Core {
+    /// Whether an entry of the ring is about a blob that names what is another's, or about something of that.
+    pub(crate) fn meets_tangle(&self, entry: &RingEntry) -> bool {
+        let free = self.free.lock();
+        let is_claimed = |&target: &u64| {
+            let into = target.checked_sub(self.layout.cluster(0));
+            let unit = into.and_then(|into| u32::try_from(into / u64::from(self.layout.unit_pages)).ok());
+            unit.is_some_and(|unit| free.tangled.values().any(|claimed| claimed.contains(&unit)))
+        };
+        free.tangled.contains_key(&entry.id.slot()) || entry.targets.iter().any(is_claimed)
+    }
+
+    /// The blob in a slot names nothing of another's any more; whether it did.
+    pub(crate) fn end_tangle(&self, free: &mut Free, slot: u32) -> bool {
+        let was_tangled = free.tangled.remove(&slot).is_some();
+        self.tangles.store(free.tangled.len(), Ordering::Release);
+        was_tangled
+    }
+
     /// The damage is mended. The caller has locked no blob.
     pub(crate) fn forget_tangle(&self, slot: u32) {
         let mut damage = self.damage.lock();

@@ -5,13 +5,12 @@
 
 mod common;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use common::compare;
-use ferrite_blob::device::{Device, Fault, Faulty, Memory, Op, Target};
+use common::sparse::Sparse;
+use ferrite_blob::device::{Device, Fault, Faulty, Memory, Target};
 use ferrite_blob::{Blob, BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
-use parking_lot::Mutex;
 
 const OPTIONS: FormatOptions = FormatOptions {
     store: [1; 16],
@@ -23,69 +22,6 @@ const OPTIONS: FormatOptions = FormatOptions {
 /// More than one overflow page names.
 const PIECES: u64 = 273 + 341 + 20;
 const FAULTS: [Fault; 3] = [Fault::Error, Fault::Short, Fault::Late];
-
-/// A device of any size that remembers the pages that were written.
-struct Sparse {
-    pages: Mutex<HashMap<u64, Box<[u8]>>>,
-    len_bytes: u64,
-}
-
-impl Sparse {
-    fn new(len_bytes: u64) -> Sparse {
-        Sparse {
-            pages: Mutex::default(),
-            len_bytes,
-        }
-    }
-
-    fn copy(&self) -> Sparse {
-        Sparse {
-            pages: Mutex::new(self.pages.lock().clone()),
-            len_bytes: self.len_bytes,
-        }
-    }
-}
-
-impl Device for Sparse {
-    fn name(&self) -> &str {
-        "sparse"
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.len_bytes
-    }
-
-    fn writes_whole_pages(&self) -> bool {
-        true
-    }
-
-    fn run(&self, batch: &mut [Op<'_>]) -> ferrite_blob::Result<()> {
-        let mut pages = self.pages.lock();
-        for op in batch {
-            let Some(range) = op.range() else { continue };
-            let first = range.start / PAGE_BYTES as u64;
-            match op {
-                Op::Read { into, .. } => {
-                    for (page, into) in (first..).zip(into.chunks_mut(PAGE_BYTES)) {
-                        match pages.get(&page) {
-                            Some(bytes) => into.copy_from_slice(bytes),
-                            None => into.fill(0),
-                        }
-                    }
-                }
-                Op::Write { from, .. } => {
-                    for (page, from) in (first..).zip(from.chunks(PAGE_BYTES)) {
-                        let kept = pages.entry(page).or_insert_with(|| vec![0; PAGE_BYTES].into());
-                        // A write that was cut short ends within a page.
-                        kept[..from.len()].copy_from_slice(from);
-                    }
-                }
-                Op::Flush => {}
-            }
-        }
-        Ok(())
-    }
-}
 
 fn open<D: Device + 'static>(device: &Arc<D>) -> BlobStore {
     BlobStore::open(Box::new(Arc::clone(device)), false).unwrap()

@@ -155,3 +155,93 @@ fn who_has_only_an_older_page_loses() {
     assert!(found.iter().all(|&byte| byte == 2));
     store.close().unwrap();
 }
+
+fn is_damaged(result: ferrite_blob::Result<()>) -> bool {
+    matches!(result, Err(Error::Damaged(_)))
+}
+
+/// Whose content is there is not known, so nobody writes over it before a repair.
+#[test]
+fn what_two_blobs_claim_cannot_be_written_until_they_come_apart() {
+    for (checksums, shares) in [(false, false), (false, true), (true, true)] {
+        let what = format!("checksums {checksums}, shares {shares}");
+        let device = tangled(16, &options(checksums, shares), &[]);
+        let store = open(&device);
+        let ids = store.ids().unwrap();
+        let blobs: Vec<_> = ids.iter().map(|&id| store.blob(id).unwrap()).collect();
+        for blob in &blobs[..2] {
+            assert!(is_damaged(blob.write_at(&[9; 100], 0, None)), "{what}");
+            assert!(is_damaged(blob.write_at(&[9; 4096], 4096, Some(b"m"))), "{what}");
+            assert!(
+                is_damaged(blob.overwrite_at(&[9; 4096], 4096, || {}).map(drop)),
+                "{what}"
+            );
+            assert!(is_damaged(blob.punch(100, 5000, None)), "{what}");
+            // The gap behind the old end is in a unit of both.
+            assert!(is_damaged(blob.write_at(&[9], LEN as u64 + 5000, None)), "{what}");
+        }
+        assert!(is_damaged(blobs[1].write_at(&[9], 9 * CLUSTER_BYTES, None)), "{what}");
+        assert!(is_damaged(blobs[1].reserve(9 * CLUSTER_BYTES, 1, None)), "{what}");
+        assert_eq!(
+            (read(&store, 0), read(&store, 1)),
+            (vec![1; LEN], vec![1; LEN]),
+            "{what}"
+        );
+        // What changes no content goes on, and so do others.
+        blobs[1].set_metadata(b"times").unwrap();
+        blobs[0].reserve(9 * CLUSTER_BYTES, 1, None).unwrap();
+        blobs[2].write_at(&[8; LEN], 0, None).unwrap();
+        assert!(store.is_running(), "{what}");
+        store.untangle(ids[1]).unwrap();
+        blobs[0].write_at(&[4; LEN], 0, None).unwrap();
+        blobs[1].write_at(&[5; LEN], 0, Some(b"m")).unwrap();
+        let found = [0, 1, 2].map(|nth| read(&store, nth)[5]);
+        assert_eq!(found, [4, 5, 8], "{what}");
+        assert!(store.check().unwrap().findings.is_empty(), "{what}");
+    }
+}
+
+/// The page with this content that comes first.
+fn page_of(image: &[u8], byte: u8) -> usize {
+    let is_it = |page: &[u8]| page.iter().all(|&found| found == byte);
+    image.chunks(PAGE_BYTES).position(is_it).unwrap()
+}
+
+#[test]
+fn the_ring_writes_nothing_over_what_two_blobs_claim() {
+    // Who wrote last before power was lost, and whether there is damage.
+    for (writer, is_tangled, want) in [(0, false, 9), (0, true, 1), (1, true, 1)] {
+        for read_only in [true, false] {
+            let device = Arc::new(Memory::new(16 << 20).tearing());
+            BlobStore::format(&*device, &options(false, true)).unwrap();
+            let store = open(&device);
+            let ids = store.reserve(3).unwrap();
+            for (byte, &id) in (1..).zip(&ids) {
+                store.create(id, b"").unwrap().write_at(&[byte; LEN], 0, None).unwrap();
+            }
+            let mut image = device.image();
+            let (target, old) = (page_of(&image, 1), page_of(&image, writer as u8 + 1));
+            let before = image[target * PAGE_BYTES..][..PAGE_BYTES].to_vec();
+            let blob = store.blob(ids[writer]).unwrap();
+            blob.write_at(&[9; PAGE_BYTES], 0, None).unwrap();
+            image = device.image();
+            // It is in the ring, and was not written in place.
+            image[target * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&before);
+            let is_entry = |page: &&mut [u8]| page.starts_with(b"BlRg") && page[48..56] == (old as u64).to_le_bytes();
+            let entry = image.chunks_mut(PAGE_BYTES).find(is_entry).unwrap();
+            entry[48..56].copy_from_slice(&(target as u64).to_le_bytes());
+            entry[8..12].fill(0);
+            let crc = crc32c::crc32c(entry);
+            entry[8..12].copy_from_slice(&crc.to_le_bytes());
+            if is_tangled {
+                let pieces = [piece(&image, 0)];
+                set_pieces(&mut image, 1, &pieces);
+            }
+            let store = BlobStore::open(Box::new(Memory::of(image)), read_only).unwrap();
+            assert_eq!(store.tangled().len(), usize::from(is_tangled));
+            let what = format!("written by {writer}, tangled {is_tangled}, read only {read_only}");
+            assert_eq!(read(&store, 0)[0], want, "{what}");
+            assert!(read(&store, 0)[PAGE_BYTES..] == [1; LEN][PAGE_BYTES..], "{what}");
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! [metadata]
 //! directory = "pool.meta"       # RocksDB's files; or a device of their own: device = "/dev/nvme2n1"
 //! cache = "64M"                 # memory for them
+//! small_files = "32K"           # content of files up to this length is there, too
 //!
 //! [reactor]
 //! busy_us = 0                   # look for so long before sleeping
@@ -16,11 +17,16 @@
 //! Relative paths start at the file's directory. Words that are not known are refused: one that is misspelt might be
 //! the one that matters.
 
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ferrite_vfs::volume::human_bytes;
 use serde::{Deserialize, Serialize};
+
+use crate::format::node::INLINE_BYTES_MAX;
+use crate::small::SMALL_BYTES_MAX;
 
 /// A pool's parts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +57,14 @@ pub struct Metadata {
     /// Memory for what it has read.
     #[serde(default = "default_cache", with = "size")]
     pub cache: u64,
+    /// The content of files up to this length is with them, while there is room. What is elsewhere stays there until
+    /// the file is changed.
+    #[serde(
+        default = "default_small_files",
+        with = "size",
+        skip_serializing_if = "is_default_small_files"
+    )]
+    pub small_files: u64,
 }
 
 /// How devices are waited for.
@@ -78,13 +92,26 @@ fn default_cache() -> u64 {
     64 << 20
 }
 
+fn default_small_files() -> u64 {
+    SMALL_BYTES_MAX
+}
+
+fn is_default_small_files(bytes: &u64) -> bool {
+    *bytes == SMALL_BYTES_MAX
+}
+
+/// Lengths that [`Metadata::small_files`] may have: below it content is in its node, and what is longer would be
+/// written as a whole with each small write.
+const SMALL_FILES: RangeInclusive<u64> = INLINE_BYTES_MAX as u64..=1 << 20;
+
 /// Sizes as users write them.
 mod size {
     use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(bytes: &u64, to: S) -> Result<S::Ok, S::Error> {
-        match bytes % (1 << 20) {
-            0 => to.serialize_str(&format!("{}M", bytes >> 20)),
+        match bytes.trailing_zeros() {
+            20.. => to.serialize_str(&format!("{}M", bytes >> 20)),
+            10.. => to.serialize_str(&format!("{}K", bytes >> 10)),
             _ => to.serialize_str(&bytes.to_string()),
         }
     }
@@ -120,6 +147,7 @@ impl Config {
                 directory: (!is_device).then(|| metadata.clone()),
                 device: is_device.then_some(metadata),
                 cache: default_cache(),
+                small_files: default_small_files(),
             },
             reactor: ReactorConfig::default(),
             degraded: false,
@@ -138,6 +166,14 @@ impl Config {
         }
         if config.metadata.directory.is_some() == config.metadata.device.is_some() {
             return Err("`[metadata]` needs a `directory` or a `device`, and not both".into());
+        }
+        let small = config.metadata.small_files;
+        if !SMALL_FILES.contains(&small) {
+            let (least, most) = (human_bytes(*SMALL_FILES.start()), human_bytes(*SMALL_FILES.end()));
+            return Err(format!(
+                "`small_files` is {}; it may be from {least} to {most}",
+                human_bytes(small)
+            ));
         }
         for place in [&mut config.metadata.directory, &mut config.metadata.device]
             .into_iter()
@@ -172,7 +208,14 @@ mod tests {
         let mut config = Config::new("/m", ["/dev/a".into(), "/dev/b".into()]);
         config.data[1].whole_pages = Some(true);
         config.metadata.cache = 5 << 20;
-        assert_eq!(Config::parse(&config.to_text(), Path::new("/x")), Ok(config));
+        assert!(
+            !config.to_text().contains("small_files"),
+            "what is not said is the default"
+        );
+        for small_files in [32 << 10, 2048, 6000, 64 << 10, 1 << 20] {
+            config.metadata.small_files = small_files;
+            assert_eq!(Config::parse(&config.to_text(), Path::new("/x")), Ok(config.clone()));
+        }
     }
 
     #[test]
@@ -194,6 +237,14 @@ mod tests {
             (
                 "[metadata]\ndirectory = 'm'\ncache = '1X'\n[[data]]\ndevice = 'd'",
                 "`X` is not a size suffix",
+            ),
+            (
+                "[metadata]\ndirectory = 'm'\nsmall_files = '1K'\n[[data]]\ndevice = 'd'",
+                "`small_files` is 1.0 KiB; it may be from 2.0 KiB to 1.0 MiB",
+            ),
+            (
+                "[metadata]\ndirectory = 'm'\nsmall_files = '1025K'\n[[data]]\ndevice = 'd'",
+                "it may be from",
             ),
             ("[metadata\n", "line 1"),
         ] {

@@ -53,7 +53,7 @@ impl Core {
         let Some(store) = &self.blobs.stores[number] else {
             return Ok(None);
         };
-        let ids = store.reserve(MADE_AT_ONCE)?;
+        let ids = store.reserve_some(MADE_AT_ONCE)?;
         // First the records, then the blobs: a crash in between leaves records of blobs that never were.
         let mut step = self.own_step()?;
         for &id in &ids {

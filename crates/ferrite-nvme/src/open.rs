@@ -52,6 +52,7 @@ pub struct Options {
     /// Where the time comes from.
     pub clock: Clock,
     /// Longest content of a file that gets no blob, as long as the metadata store has room. At least 2,048 bytes.
+    /// A pool with a file has it from there.
     pub small_bytes_max: u64,
     /// Bits of the hash of names: fewer than 62 make names collide, for tests.
     pub hash_bits: u32,

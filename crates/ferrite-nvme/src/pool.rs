@@ -395,6 +395,10 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
             Err(error) => return Err(error),
         }
     }
+    let options = Options {
+        small_bytes_max: config.metadata.small_files,
+        ..options
+    };
     let fs = open::assemble(Box::new(store), stores, options).map_err(|error| of_fs(path, &error))?;
     Ok(Parts {
         fs,

@@ -146,7 +146,12 @@ impl Volume for NvmeVolume {
             line("inodes", inodes.to_string()),
             line(
                 "small files",
-                format!("{} with {} in the metadata", small.0, human_bytes(small.1)),
+                format!(
+                    "{} with {} in the metadata; files up to {} are",
+                    small.0,
+                    human_bytes(small.1),
+                    human_bytes(core.small_bytes_max)
+                ),
             ),
             line("openings", record.epoch.to_string()),
         ];
@@ -208,6 +213,7 @@ impl Volume for NvmeVolume {
             "inodes": inodes,
             "small_files": small.0,
             "small_file_bytes": small.1,
+            "small_file_bytes_max": core.small_bytes_max,
             "openings": record.epoch,
             "data_checksums": self.has_data_checksums(),
             "devices": devices,

@@ -329,6 +329,22 @@ fn files_that_claim_one_place_come_apart() {
     let said: Vec<&str> = report.findings.iter().filter_map(|finding| finding.mend).collect();
     let apart = "it gets copies of them, and is moved to lost+found as it is";
     assert!(said.contains(&apart), "{report:#?}");
+    // Until then they can be read, and not be written.
+    let mut refused = 0;
+    let files = (1..).zip(NAMES.map(|name| format!("/{name}")));
+    for (byte, path) in files.chain([(7, "/d/sub/other".to_owned())]) {
+        let vfs = Vfs::new(pool.shared(), Cred::root());
+        let opened = vfs
+            .open(path.as_bytes(), &OpenFlags { create: false, ..flags })
+            .unwrap();
+        match opened.write_at(SYSTEM, 100, &[byte; 10]) {
+            Err(FsError::Damaged(_)) => refused += 1,
+            result => assert_eq!(result, Ok(10), "{path}"),
+        }
+        drop((opened, vfs));
+        assert_eq!(content(&pool, &path).map(|found| found.len()), Ok(50_000), "{path}");
+    }
+    assert_eq!(refused, 2, "of both that claim it");
     let repaired = pool.engine().repair().unwrap();
     assert!(repaired.after.findings.is_empty(), "{:#?}", repaired.after);
     pool.remount();

@@ -1,6 +1,8 @@
 //! Random operations on blobs, and what they should come to.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod sparse;
+
 use std::collections::BTreeMap;
 
 use ferrite_blob::{Blob, BlobId, BlobStore, CLUSTER_BYTES, Error, PAGE_BYTES};
