@@ -15,6 +15,7 @@
 
 mod appends;
 mod binder;
+pub mod compare;
 mod counters;
 mod faults;
 mod file;
@@ -23,6 +24,8 @@ mod key;
 mod keys;
 mod memory;
 mod meter;
+#[cfg(all(test, feature = "shuttle"))]
+mod models;
 mod page_cache;
 mod page_mtt;
 mod range_cache;
