@@ -55,8 +55,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Appends {
-    /// Appends `data` by `append`, maybe with others, maybe of another thread. Gives where it begins. Blocks for as long
-    /// as the engine takes for at most the step under way and those before this one.
+    /// Appends `data` by `append`, maybe with others, maybe of another thread. Gives where it begins. Blocks for as
+    /// long as the engine takes for the step under way and for those of appends that came before.
     ///
     /// # Errors
     /// As the engine; nothing was appended then.

@@ -23,8 +23,8 @@ pub struct Rights {
     pub write: bool,
     /// Appends and reservations.
     pub append: bool,
-    /// WRITEs are whole or not at all, as local ones are, up to [`ferrite_vfs::Limits::atomic_write_bytes`]. Longer ones
-    /// are refused.
+    /// WRITEs are whole or not at all, as local ones are, up to [`ferrite_vfs::Limits::atomic_write_bytes`]. Longer
+    /// ones are refused.
     pub atomic_writes: bool,
 }
 
