@@ -51,6 +51,8 @@ unit: build
 	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
 	# Models of the gate, the free maps, the bounds and the cursors under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
+	# Models of guards, revocation and combined appends of bound files.
+	cargo test -p ferrite-mr --features shuttle --lib models
 	# The crash explorer on an engine with planted mistakes: it must find each one.
 	cargo test -p ferrite-crash --features planted --test planted
 	cargo test -p ferrite-fs --features planted --test regions_crash

@@ -231,11 +231,11 @@ pub(crate) struct Weather {
 const LATENCY_NS: u64 = 5_000;
 
 /// Two hosts.
-pub(crate) struct Hosts {
+pub(crate) struct Hosts<M = Array> {
     /// Both ends.
     pub(crate) ends: [Endpoint; 2],
     /// Their memories.
-    pub(crate) memories: [Array; 2],
+    pub(crate) memories: [M; 2],
     addresses: [SocketAddr; 2],
     /// What the network does.
     pub(crate) weather: Weather,
@@ -254,6 +254,13 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// Two hosts that know nothing of each other.
     pub(crate) fn new(seed: u64, is_v6: bool) -> Hosts {
+        Hosts::with([Array::new(seed ^ 1), Array::new(seed ^ 2)], seed, is_v6)
+    }
+}
+
+impl<M: Memory> Hosts<M> {
+    /// The same with memories of another kind.
+    pub(crate) fn with(memories: [M; 2], seed: u64, is_v6: bool) -> Hosts<M> {
         let addresses = if is_v6 {
             ["[fd00::1]:4791", "[fd00::2]:4791"]
         } else {
@@ -261,7 +268,7 @@ impl Hosts {
         };
         Hosts {
             ends: [Endpoint::new(Ids::Zero, 100), Endpoint::new(Ids::Zero, 0xff_fff0)],
-            memories: [Array::new(seed ^ 1), Array::new(seed ^ 2)],
+            memories,
             addresses: addresses.map(|address| address.parse().unwrap()),
             weather: Weather::default(),
             now_ns: 1,

@@ -1,0 +1,51 @@
+//! What registration and a packet's guard cost. Nothing is compared with a time: machines differ. `--ignored` prints.
+
+mod double;
+
+use std::time::Instant;
+
+use ferrite_measure::Rng;
+use ferrite_mr::{Options, Run, compare};
+use ferrite_roce::memory::Memory;
+
+use double::{message, read, stage, write};
+
+/// The lines that docs/filemr.md has.
+#[test]
+#[ignore = "a measurement; run it with --release and --nocapture"]
+fn registration_and_guards() {
+    let pages = 1 << 20;
+    let whole = [Run { page: 0, pages }];
+    let both = compare::registration(&whole).unwrap();
+    println!("4 GiB, one run: ranges {:?}, pages {:?}", both.ranges, both.pages);
+    let scattered: Vec<Run> = (0..pages / 256)
+        .map(|run| Run {
+            page: run * 512,
+            pages: 256,
+        })
+        .collect();
+    let both = compare::registration(&scattered).unwrap();
+    println!("4 GiB, runs of 1 MiB: ranges {:?}, pages {:?}", both.ranges, both.pages);
+    let random = &mut Rng::new(1);
+    let trace: Vec<u32> = (0..1_000_000).map(|_| random.below(u64::from(pages)) as u32).collect();
+    for (name, runs) in [("one run", &whole[..]), ("runs of 1 MiB", &scattered)] {
+        let both = compare::replay(runs, &trace).unwrap();
+        println!(
+            "random pages, {name}: {} and {} hits",
+            both.ranges.hit_rate(),
+            both.pages.hit_rate()
+        );
+    }
+    let stage = stage(1 << 20, Options::default());
+    let memory = &mut stage.binder.memory();
+    write(memory, 1, stage.key, 0, &[1; 4096]).unwrap();
+    read(memory, 1, stage.key, 0, 1).unwrap();
+    // A READ's check is all of a packet but the copy and the fence.
+    let asked = message(1, stage.key, 0, 1);
+    let rounds = 2_000_000;
+    let began = Instant::now();
+    for _ in 0..rounds {
+        memory.may_read(&asked).unwrap();
+    }
+    println!("key, guard, translation: {} ns", began.elapsed().as_nanos() / rounds);
+}

@@ -1,0 +1,337 @@
+//! One thread's memory over bound files, call by call as a responder makes them.
+
+mod double;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ferrite_mr::{Options, Rights, SessionId};
+use ferrite_roce::memory::{APPEND_AT, Delivery, Fault, Memory, RESERVE_AT};
+use ferrite_testkit::rng::pattern;
+use ferrite_vfs::regions::Binding;
+use ferrite_vfs::{Cred, Ctx, FsError, SYSTEM};
+
+use double::{PAGE, SESSION, WRITABLE, message, patiently, read, stage, write};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn what_is_written_is_read_here_and_there() {
+    let stage = stage(MIB, Options::default());
+    let (memory, key) = (&mut stage.binder.memory(), stage.key);
+    let data = pattern(1, 10_000);
+    write(memory, 1, key, 5_000, &data).unwrap();
+    assert_eq!(stage.file.read(5_000, data.len()), data);
+    assert!(stage.file.faults.load(SeqCst) >= 1, "holes were written");
+    assert_eq!(read(memory, 2, key, 5_000, data.len()), Ok(data.clone()));
+    // Pages are somewhere else now.
+    let local = pattern(2, 6_000);
+    stage.file.write(6_000, &local);
+    let both = read(memory, 1, key, 5_000, data.len()).unwrap();
+    assert_eq!(both, [&data[..1_000], &local, &data[7_000..]].concat());
+    // And unknown.
+    stage.file.forget();
+    assert_eq!(read(memory, 1, key, 5_000, data.len()).unwrap(), both);
+    let counts = stage.binder.list()[0].status.total;
+    assert_eq!((counts.bytes_written, counts.packets_written), (10_000, 10));
+    assert_eq!(counts.bytes_read, 30_000);
+    assert!(counts.faults > 0 && counts.hit_rate() > 0.0);
+}
+
+#[test]
+fn holes_read_as_zeros_and_stay_holes() {
+    let stage = stage(MIB, Options::default());
+    let free = stage.engine.arena.free_pages();
+    let memory = &mut stage.binder.memory();
+    assert_eq!(read(memory, 1, stage.key, 3, 50_000), Ok(vec![0; 50_000]));
+    assert_eq!(stage.file.faults.load(SeqCst), 0, "holes were told when it was bound");
+    stage.file.forget();
+    assert_eq!(read(memory, 1, stage.key, 3, 50_000), Ok(vec![0; 50_000]));
+    assert_eq!(
+        stage.file.faults.load(SeqCst),
+        1,
+        "all pages of a message are asked for at once"
+    );
+    assert_eq!(stage.engine.arena.free_pages(), free);
+}
+
+#[test]
+fn nothing_beyond_the_end_is_touched() {
+    let stage = stage(10_000, Options::default());
+    let (memory, key) = (&mut stage.binder.memory(), stage.key);
+    write(memory, 1, key, 9_000, &pattern(1, 1_000)).unwrap();
+    for (at, len) in [
+        (9_000, 1_001),
+        (10_000, 1),
+        (12_287, 2),
+        (u64::MAX - 4, 4),
+        (1 << 44, 8),
+        (1 << 61, 1),
+    ] {
+        assert_eq!(write(memory, 1, key, at, &pattern(1, len)), Err(Fault::Access), "{at}");
+        assert_eq!(read(memory, 1, key, at, len), Err(Fault::Access), "{at}");
+    }
+    for at in [9_996, 10_000, u64::MAX - 7, 1 << 60, 4] {
+        let result = memory.fetch_add(1, key, at, 1);
+        assert_eq!(result, Err(Fault::Access), "{at}");
+        assert_eq!(memory.compare_swap(1, key, at, 0, 1), Err(Fault::Access), "{at}");
+    }
+    // The end moves in the middle of a message, both ways.
+    let begun = message(1, key, 0, 9_999);
+    memory.may_read(&begun).unwrap();
+    stage.file.truncate(5_000);
+    let mut bytes = [0; 1_024];
+    assert_eq!(memory.read(&begun, 0, &mut bytes), Ok(()));
+    assert_eq!(memory.read(&begun, 4_096, &mut bytes), Err(Fault::Access));
+    stage.file.truncate(9_999);
+    assert_eq!(read(memory, 1, key, 5_000, 4_999), Ok(vec![0; 4_999]));
+    assert!(stage.binder.list()[0].status.total.refused >= 20);
+}
+
+#[test]
+fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    let other = SessionId(2);
+    let bind = |session, rights| {
+        stage
+            .binder
+            .bind(&stage.shared, SYSTEM, 10, WRITABLE, session, rights)
+            .unwrap()
+            .key
+    };
+    stage.binder.attach(other, 20);
+    let reads = bind(other, Rights::READ);
+    let appends = bind(
+        other,
+        Rights {
+            append: true,
+            ..Rights::default()
+        },
+    );
+    for (qpn, key) in [(20, stage.key), (1, reads), (30, stage.key), (20, 0), (20, reads ^ 1)] {
+        assert_eq!(read(memory, qpn, key, 0, 8), Err(Fault::Access));
+        assert_eq!(write(memory, qpn, key, 0, &[1]), Err(Fault::Access));
+        assert_eq!(memory.fetch_add(qpn, key, RESERVE_AT, 1), Err(Fault::Access));
+    }
+    assert_eq!(read(memory, 20, reads, 0, 8), Ok(vec![0; 8]));
+    assert_eq!(write(memory, 20, reads, 0, &[1]), Err(Fault::Access));
+    assert_eq!(write(memory, 20, reads, APPEND_AT, &[1]), Err(Fault::Access));
+    assert_eq!(memory.fetch_add(20, reads, 0, 1), Err(Fault::Access));
+    assert_eq!(memory.fetch_add(20, reads, RESERVE_AT, 1), Err(Fault::Access));
+    assert_eq!(write(memory, 20, appends, APPEND_AT, &[1]), Ok(()));
+    assert_eq!(memory.fetch_add(20, appends, RESERVE_AT, 7), Ok(MIB + 1));
+    assert_eq!(read(memory, 20, appends, 0, 8), Err(Fault::Access));
+    assert_eq!(write(memory, 20, appends, 0, &[1]), Err(Fault::Access));
+    // What a thread remembers does not outlive a queue pair or a key.
+    stage.binder.detach(20);
+    assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
+    stage.binder.attach(SESSION, 20);
+    assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
+    assert_eq!(read(memory, 20, stage.key, 0, 8), Ok(vec![0; 8]));
+    assert!(matches!(stage.binder.release(other, stage.key), Err(FsError::NotFound)));
+    stage.binder.release(SESSION, stage.key).unwrap();
+    assert_eq!(read(memory, 20, stage.key, 0, 8), Err(Fault::Access));
+}
+
+#[test]
+fn a_file_is_bound_once_and_unbound_with_its_last_key() {
+    let stage = stage(MIB, Options::default());
+    let binder = &stage.binder;
+    let bind = |session, rights| binder.bind(&stage.shared, SYSTEM, 10, WRITABLE, session, rights);
+    let second = bind(SessionId(2), Rights::READ).unwrap().key;
+    let third = bind(SessionId(2), Rights::ALL).unwrap().key;
+    assert!(second != third && second != stage.key);
+    assert_eq!(
+        (binder.list().len(), binder.list()[0].holders.len(), binder.keys()),
+        (1, 3, 3)
+    );
+    binder.release(SESSION, stage.key).unwrap();
+    binder.release(SessionId(2), second).unwrap();
+    assert!(stage.file.is_bound());
+    binder.end_session(SessionId(2)).unwrap();
+    assert!(!stage.file.is_bound() && binder.list().is_empty() && binder.keys() == 0);
+    // And again, for reading.
+    let reading = Binding::default();
+    let key = binder
+        .bind(&stage.shared, SYSTEM, 10, reading, SESSION, Rights::READ)
+        .unwrap()
+        .key;
+    assert!(matches!(bind(SessionId(3), Rights::ALL), Err(FsError::Busy)));
+    let refused = binder.bind(&stage.shared, SYSTEM, 10, reading, SESSION, Rights::ALL);
+    assert!(matches!(refused, Err(FsError::Invalid(_))));
+    binder.unbind_file(&stage.shared, 10).unwrap();
+    assert_eq!(read(&mut binder.memory(), 1, key, 0, 8), Err(Fault::Access));
+    assert!(matches!(binder.unbind_file(&stage.shared, 10), Err(FsError::NotFound)));
+    assert!(matches!(bind(SESSION, Rights::ALL), Ok(granted) if granted.size == MIB));
+    assert!(matches!(
+        binder.bind(&stage.shared, SYSTEM, 11, WRITABLE, SESSION, Rights::ALL),
+        Err(FsError::NotFound)
+    ));
+    drop(stage.binder);
+    assert!(!stage.file.is_bound(), "who goes unbinds");
+}
+
+#[test]
+fn permissions_that_go_take_keys_along() {
+    let stage = stage(MIB, Options::default());
+    let (binder, memory) = (&stage.binder, &mut stage.binder.memory());
+    let stranger = Ctx::checked(Cred::new(5, 5));
+    let bind = |rights, writable| {
+        let binding = Binding {
+            writable,
+            arrange: false,
+        };
+        binder
+            .bind(&stage.shared, &stranger, 10, binding, SESSION, rights)
+            .map(|granted| granted.key)
+    };
+    let (reads, writes) = (bind(Rights::READ, false).unwrap(), bind(Rights::ALL, true).unwrap());
+    write(memory, 1, writes, 0, &[1]).unwrap();
+    stage.file.chmod(0o644);
+    assert_eq!(write(memory, 1, writes, 0, &[2]), Err(Fault::Access));
+    assert_eq!(read(memory, 1, reads, 0, 1), Ok(vec![1]));
+    assert!(matches!(bind(Rights::ALL, true), Err(FsError::AccessDenied)));
+    assert!(bind(Rights::READ, false).is_ok());
+    stage.file.chmod(0o600);
+    assert_eq!(read(memory, 1, reads, 0, 1), Err(Fault::Access));
+    // The program itself asks for nobody.
+    assert_eq!(read(memory, 1, stage.key, 0, 1), Ok(vec![1]));
+    binder.sweep().unwrap();
+    assert_eq!(binder.keys(), 1);
+}
+
+#[test]
+fn faults_that_fail_are_told_and_asked_for_again() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    stage.file.is_full.store(true, SeqCst);
+    assert_eq!(write(memory, 1, stage.key, 0, &[1]), Err(Fault::Operational));
+    assert_eq!(memory.fetch_add(1, stage.key, RESERVE_AT, 1 << 50), Err(Fault::Access));
+    stage.file.is_full.store(false, SeqCst);
+    assert_eq!(write(memory, 1, stage.key, 0, &[1]), Ok(()));
+    assert_eq!(stage.binder.list()[0].status.total.failed, 1);
+}
+
+#[test]
+fn a_packet_that_is_put_off_has_done_nothing() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    // The first page is there, the second is a hole; a packet in both.
+    write(memory, 1, stage.key, 0, &pattern(1, PAGE)).unwrap();
+    stage.file.forget();
+    let before = read(memory, 1, stage.key, 0, PAGE).unwrap();
+    let begun = message(1, stage.key, PAGE as u64 - 8, 16);
+    let served = stage.file.faults.load(SeqCst);
+    assert_eq!(memory.begin(&begun), Ok(Delivery::Parts));
+    // The second page was asked for ahead.
+    while stage.file.faults.load(SeqCst) == served {
+        std::thread::yield_now();
+    }
+    stage.file.truncate(PAGE as u64);
+    stage.file.truncate(MIB);
+    let _ = read(memory, 1, stage.key, 0, PAGE);
+    let part = ferrite_roce::memory::Part {
+        offset_bytes: 0,
+        data: &[9; 16],
+        is_last: true,
+        immediate: None,
+    };
+    assert!(matches!(memory.write(&begun, &part), Err(Fault::NotReady { .. })));
+    assert_eq!(stage.file.read(0, PAGE), before);
+    patiently(|| memory.write(&begun, &part)).unwrap();
+    assert_eq!(stage.file.read(PAGE as u64 - 8, 16), [9; 16]);
+}
+
+#[test]
+fn atomics_change_eight_bytes() {
+    let stage = stage(MIB, Options::default());
+    let (memory, key) = (&mut stage.binder.memory(), stage.key);
+    assert_eq!(patiently(|| memory.fetch_add(1, key, 4_096, 7)), Ok(0));
+    assert_eq!(memory.fetch_add(1, key, 4_096, u64::MAX), Ok(7));
+    assert_eq!(memory.compare_swap(1, key, 4_096, 5, 1), Ok(6));
+    assert_eq!(memory.compare_swap(1, key, 4_096, 6, 1), Ok(6));
+    assert_eq!(stage.file.read(4_096, 8), 1u64.to_le_bytes());
+    assert_eq!(stage.binder.list()[0].status.total.atomics, 4);
+}
+
+#[test]
+fn appends_are_whole_and_what_is_assembled_has_a_bound() {
+    let options = Options {
+        assembled_bytes_max: 10_000,
+        ..Options::default()
+    };
+    let stage = stage(5, options);
+    let (memory, other) = (&mut stage.binder.memory(), &mut stage.binder.memory());
+    let key = stage.key;
+    let first = message(1, key, APPEND_AT, 6_000);
+    let second = message(2, key, APPEND_AT, 6_000);
+    assert_eq!(memory.begin(&first), Ok(Delivery::Whole));
+    assert!(matches!(other.begin(&second), Err(Fault::NotReady { .. })));
+    assert_eq!(other.begin(&message(2, key, APPEND_AT, 10_001)), Err(Fault::Access));
+    memory.abandon(&first, 100);
+    assert_eq!(other.begin(&second), Ok(Delivery::Whole));
+    other.write_whole(&second, &pattern(2, 6_000), None).unwrap();
+    assert_eq!(
+        (stage.file.size(), stage.file.read(5, 6_000)),
+        (6_005, pattern(2, 6_000))
+    );
+    assert_eq!(memory.begin(&message(1, key, APPEND_AT, 9_000)), Ok(Delivery::Whole));
+    assert_eq!(stage.binder.assembled_bytes(), 9_000);
+    let gone = std::mem::replace(memory, stage.binder.memory());
+    drop(gone);
+    assert_eq!(stage.binder.assembled_bytes(), 0);
+    // What lies behind the end can be written once it is reserved.
+    assert_eq!(memory.fetch_add(1, key, RESERVE_AT, 100), Ok(6_005));
+    write(memory, 1, key, 6_055, &[7; 50]).unwrap();
+    assert_eq!(stage.file.read(6_005, 100), [[0; 50], [7; 50]].concat());
+    let total = stage.binder.list()[0].status.total;
+    assert_eq!(
+        (total.appends, total.bytes_appended, total.reservations, total.put_off),
+        (1, 6_000, 1, 1)
+    );
+}
+
+#[test]
+fn atomic_writes_are_the_engines() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    let rights = Rights {
+        atomic_writes: true,
+        ..Rights::ALL
+    };
+    let granted = stage
+        .binder
+        .bind(&stage.shared, SYSTEM, 10, WRITABLE, SESSION, rights)
+        .unwrap();
+    assert_eq!(granted.atomic_bytes_max, 64 << 10);
+    let data = pattern(3, 64 << 10);
+    write(memory, 1, granted.key, 77, &data).unwrap();
+    assert_eq!(stage.file.atomic_writes.load(SeqCst), 1);
+    assert_eq!(read(memory, 1, granted.key, 77, data.len()), Ok(data));
+    assert_eq!(
+        write(memory, 1, granted.key, 0, &pattern(3, (64 << 10) + 1)),
+        Err(Fault::Access)
+    );
+    assert_eq!(write(memory, 1, granted.key, MIB - 1, &[1, 2]), Err(Fault::Access));
+    assert_eq!(stage.binder.assembled_bytes(), 0);
+    assert_eq!(stage.binder.list()[0].status.total.atomic_writes, 1);
+}
+
+#[test]
+fn an_engine_that_unbinds_by_itself_leaves_nothing() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    write(memory, 1, stage.key, 0, &[1]).unwrap();
+    ferrite_vfs::regions::Region::unbind(&*stage.file).unwrap();
+    assert_eq!(write(memory, 1, stage.key, 0, &[1]), Err(Fault::Access));
+    assert_eq!(write(memory, 1, stage.key, APPEND_AT, &[1]), Err(Fault::Access));
+    assert!(stage.binder.list().is_empty());
+    let again = stage
+        .binder
+        .bind(&stage.shared, SYSTEM, 10, WRITABLE, SESSION, Rights::ALL)
+        .unwrap();
+    assert_eq!(read(memory, 1, again.key, 0, 1), Ok(vec![1]));
+    assert_eq!(stage.binder.keys(), 1);
+    assert!(Arc::strong_count(&stage.file) > 1);
+}
