@@ -292,7 +292,8 @@ impl Hosts {
             responder.resources = 4;
             let connected = self.ends[end].connect(Connection {
                 local: self.addresses[end],
-                peer: self.addresses[1 - end].ip(),
+                peer: self.addresses[1 - end],
+                ids: Ids::Any,
                 requester,
                 responder,
             });
