@@ -222,6 +222,15 @@ impl Endpoint {
         self.table.keys().copied()
     }
 
+    /// Whether [`Endpoint::post`] would take this.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn may_post(&self, qpn: Qpn, request: &Request) -> Result<(), PostError> {
+        let pair = self.table.get(&qpn).ok_or(PostError::Broken)?;
+        pair.requester.may_post(request)
+    }
+
     /// Takes work for a queue pair.
     ///
     /// # Errors
