@@ -217,6 +217,13 @@ impl Endpoint {
         self.table.get(&qpn).map(|pair| (&pair.requester, &pair.responder))
     }
 
+    /// Sets how often a queue pair sends packets again without progress, from now on. No effect if there is none.
+    pub fn set_retry_count(&mut self, qpn: Qpn, retry_count: u32) {
+        if let Some(pair) = self.table.get_mut(&qpn) {
+            pair.requester.set_retry_count(retry_count);
+        }
+    }
+
     /// The numbers of all queue pairs.
     pub fn numbers(&self) -> impl Iterator<Item = Qpn> {
         self.table.keys().copied()

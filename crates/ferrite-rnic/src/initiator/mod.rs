@@ -213,6 +213,12 @@ impl Initiator {
         });
     }
 
+    /// How often packets are sent again from now on, without an answer.
+    pub fn set_retries(&mut self, retries: u32) {
+        self.options.retries = retries;
+        self.endpoint.set_retry_count(self.qpn, retries);
+    }
+
     /// Where the adapter is.
     pub fn server(&self) -> SocketAddr {
         self.server

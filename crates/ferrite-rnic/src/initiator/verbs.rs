@@ -15,6 +15,20 @@ const PIECE_BYTES: usize = 128 << 10;
 const PIECES: usize = 8;
 
 impl Initiator {
+    /// Whether the adapter answers: a WRITE of nothing, which needs no key and reaches no memory.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn probe(&mut self) -> Result<(), Error> {
+        let ticket = self.post(Request::Write {
+            key: 0,
+            at: 0,
+            data: Vec::new(),
+            immediate: None,
+        })?;
+        self.wait(ticket).map(drop)
+    }
+
     /// Writes; all of it is durable when this returns. If it fails, a part may be there.
     ///
     /// # Errors

@@ -271,6 +271,11 @@ impl Requester {
         self.counters
     }
 
+    /// Sets [`Config::retry_count`] from now on.
+    pub fn set_retry_count(&mut self, retry_count: u32) {
+        self.config.retry_count = retry_count;
+    }
+
     /// Whether work failed; nothing more is sent then.
     pub fn is_broken(&self) -> bool {
         self.is_broken
