@@ -68,6 +68,14 @@ pub(crate) fn serve(
     for warning in volume.warnings() {
         complain(format_args!("ferrite: {}: {warning}", pool.display()));
     }
+    let is_of_file = !address.is_remote() && address.scheme() == Address::of_pool("").scheme();
+    if is_of_file && !options.says_durability && !volume.is_read_only() && volume.fs().limits().may_block {
+        complain(format_args!(
+            "ferrite: {}: on a disk file each operation waits for the disk (durability=strict); with -o \
+             durability=fsync only fsync and sync do",
+            pool.display()
+        ));
+    }
     options.fuse.read_only |= volume.is_read_only();
     if address.is_remote() {
         options.fuse.read_only |= options.engine.read_only;

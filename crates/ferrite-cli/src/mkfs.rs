@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite::volume::Address;
 use ferrite_fs::{EngineError, Mapping, MkfsOptions};
-use ferrite_pm::Region;
+use ferrite_pm::{Medium, Region};
 
 use super::progress::Bar;
 use super::target::local_address;
@@ -128,6 +128,9 @@ impl Mkfs {
             if self.data_checksum { " with data checksums" } else { "" },
             medium.describe()
         ));
+        if medium == Medium::File {
+            say("each operation will wait for the disk; mounted with -o durability=fsync, only fsync and sync do");
+        }
         Ok(0)
     }
 

@@ -37,7 +37,11 @@ Options for -o:
   allow_other          allow access by other users [default for root]
   nosuid, nodev        ignore setuid bits and device files [default unless root]
   noexec               do not execute programs
-  durability=process   on a disk file: faster, but survives only killed processes, not power losses
+  durability=fsync     on a disk file: operations stay atomic and in order, and are durable after
+                       fsync, sync or unmount, or five seconds; a power loss leaves a state of the
+                       whole file system from before it [default: durability=strict, at once]
+  durability=process   on a disk file: faster still, but survives only killed processes, not power
+                       losses
   accept_power_loss    mount although the machine went down in that mode
   clean_low=N          fold page logs when less than N % of the space is free [default: 5]
   clean_high=N         until N % is free [default: 10]

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use ferrite::volume::Address;
-use ferrite::{AtimePolicy, MountOptions};
+use ferrite::{AtimePolicy, Durability, MountOptions};
 use ferrite_fuse::FuseOptions;
 use ferrite_net::volume::{RemoteAddress, parse_caching, parse_encrypt};
 
@@ -18,6 +18,8 @@ pub(crate) struct Options {
     pub(crate) nofail: bool,
     pub(crate) engine: MountOptions,
     pub(crate) fuse: FuseOptions,
+    /// It was said when operations are to be durable.
+    pub(crate) says_durability: bool,
     /// Bytes a second of a daily scrub.
     pub(crate) scrub: Option<u64>,
     /// File in which writes are recorded.
@@ -66,8 +68,8 @@ fn untrue(word: &str) -> Option<&'static str> {
         "acl" | "posixacl" => "access control lists are not supported; omit it",
         "nouser_xattr" => "extended attributes cannot be turned off; omit it",
         "nobarrier" | "barrier=0" => {
-            "completed operations are always durable; `durability=process` trades power-loss safety for speed on \
-            disk files"
+            "completed operations are durable; on disk files `durability=fsync` makes only fsync and sync wait for \
+            that, and `durability=process` trades power-loss safety for speed"
         }
         "errors=continue" | "errors=panic" => "after a medium failure all changes are always refused; omit it",
         "quota" | "usrquota" | "grpquota" | "prjquota" | "uquota" | "gquota" | "pquota" => {
@@ -89,6 +91,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
     let (mut daily, mut trace, mut log) = (None, None, None);
     let (mut key, mut encrypt, mut cache) = (None, None, None);
     let (mut remount, mut nofail, mut clean_high) = (false, false, None);
+    let (mut durability, mut sync) = (None, None);
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
@@ -101,15 +104,17 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             "allow_other" => fuse.allow_other = true,
             "nosuid" | "nodev" => fuse.suid_dev = false,
             "noexec" => fuse.noexec = true,
-            "durability=strict" => engine.process_durability = false,
-            "durability=process" => engine.process_durability = true,
+            "durability=strict" => durability = Some(Durability::Strict),
+            "durability=process" => durability = Some(Durability::Process),
+            "durability=fsync" => durability = Some(Durability::OnSync),
+            "sync" | "dirsync" => sync = Some(word),
             "accept_power_loss" => engine.accept_power_loss = true,
             "nofail" => nofail = true,
             "nodiratime" => engine.dir_atime = false,
             "diratime" => engine.dir_atime = true,
             // What they ask for is true anyway (a change is durable when it returns, attributes are kept, a failed
             // medium stops changes), or is for mount(8), or is a permission that is not used.
-            "dirsync" | "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
+            "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
             "group" | "owner" | "lazytime" | "nolazytime" | "discard" | "nodiscard" | "silent" | "loud" => {}
             word if let Some(why) = untrue(word) => {
                 return Err(Failure::new(USAGE, format!("mount option `{word}`: {why}")));
@@ -125,7 +130,6 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             | "suid"
             | "dev"
             | "async"
-            | "sync"
             | "atime"
             | "default_permissions"
             | "" => {}
@@ -168,6 +172,13 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             },
         }
     }
+    engine.durability = durability.unwrap_or_default();
+    if let (Some(word), Durability::OnSync | Durability::Process) = (sync, engine.durability) {
+        return Err(Failure::new(
+            USAGE,
+            format!("mount option `{word}`: asks for durability=strict, and another durability is asked for as well"),
+        ));
+    }
     let low = engine.clean_low_percent;
     // If only one was given, the other follows it.
     let high = clean_high.unwrap_or(engine.clean_high_percent.max(low));
@@ -187,6 +198,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
         nofail,
         engine,
         fuse,
+        says_durability: durability.is_some() || sync.is_some(),
         scrub: daily.map(scrub::bytes),
         trace,
         log,
@@ -223,6 +235,12 @@ mod tests {
                 assert!(!failure.message.contains("unknown"), "{}", failure.message);
             }
         }
+        assert_eq!(
+            parse(&words("durability=fsync"), false).unwrap().engine.durability,
+            Durability::OnSync
+        );
+        let failure = parse(&words("dirsync,durability=fsync"), false).err().unwrap();
+        assert!(failure.message.contains("dirsync"), "{}", failure.message);
         let failure = parse(&words("ro,colour=red"), false).err().unwrap();
         assert!(failure.message.contains("colour=red"));
         assert_eq!(failure.code, USAGE);

@@ -6,12 +6,14 @@ use ferrite_testkit::snapshot::Snapshot;
 use crate::record::{Recorded, Tree, share, unsettled};
 use crate::session::{self, Resend};
 
-/// What an image may hold: for each thread, the tree before and the tree after the operation in progress.
+/// What an image may hold: for each thread, the tree before and the tree after the operation in progress; with stores
+/// held back, also each tree since the last that is durable for certain.
 #[derive(Clone)]
 pub struct Allowed<'a> {
     states: Vec<&'a [Tree]>,
-    /// For each thread: whether the runner follows the operation in progress with another call, see
-    /// [`Recorded::settled`].
+    /// For each thread: which of them is the tree before the operation in progress.
+    before: Vec<usize>,
+    /// For each thread: whether the runner follows one of the operations with another call, see [`Recorded::settled`].
     settled: Vec<bool>,
     /// The page that an operation in progress writes, if that is all it writes.
     page: Option<&'a [u8]>,
@@ -27,16 +29,23 @@ impl<'a> Allowed<'a> {
             own.map(|&mark| mark as u32 as usize).max().unwrap_or(0)
         };
         let threads = recorded.states.iter().enumerate();
+        let durable = |thread: usize| recorded.durable[thread][returned(thread)];
         let pages = recorded.pages.iter().enumerate();
         Allowed {
             page: pages
                 .filter_map(|(thread, pages)| pages.get(returned(thread))?.as_deref())
                 .next(),
             states: threads
-                .map(|(thread, states)| &states[returned(thread)..states.len().min(returned(thread) + 2)])
+                .map(|(thread, states)| &states[durable(thread)..states.len().min(returned(thread) + 2)])
+                .collect(),
+            before: (0..recorded.states.len())
+                .map(|thread| returned(thread) - durable(thread))
                 .collect(),
             settled: (0..recorded.settled.len())
-                .map(|thread| recorded.settled[thread].get(returned(thread)) == Some(&true))
+                .map(|thread| {
+                    let settled = recorded.settled[thread].iter().take(returned(thread) + 1);
+                    settled.skip(durable(thread)).any(|&settled| settled)
+                })
                 .collect(),
             resends: session::last(&recorded.sent, returned),
         }
@@ -46,6 +55,7 @@ impl<'a> Allowed<'a> {
     pub(crate) fn only(tree: &'a Tree) -> Self {
         Allowed {
             states: vec![std::slice::from_ref(tree)],
+            before: vec![0],
             settled: vec![false],
             page: None,
             resends: Vec::new(),
@@ -83,7 +93,7 @@ impl<'a> Allowed<'a> {
 
     /// The tree after a thread's operation in progress.
     pub(crate) fn tree_after(&self, thread: usize) -> Option<&Tree> {
-        self.states[thread].get(1)
+        self.states[thread].get(self.before[thread] + 1)
     }
 
     /// The part of `tree` that a thread works on.
@@ -94,22 +104,31 @@ impl<'a> Allowed<'a> {
     /// Whether a thread's share is that before its operation in progress, and that after it. Both, if it changes
     /// nothing.
     pub(crate) fn is_before_and_after(&self, share: &Tree, thread: usize) -> [bool; 2] {
-        let is = |state: Option<&Tree>| {
-            state.is_some_and(|state| match self.settled[thread] {
-                true => unsettled(state.clone()) == unsettled(share.clone()),
-                false => state == share,
-            })
+        let is = |index: usize| {
+            let state = self.states[thread].get(index);
+            state.is_some_and(|state| self.is_same(state, share, thread))
         };
-        [is(self.states[thread].first()), is(self.states[thread].get(1))]
+        [is(self.before[thread]), is(self.before[thread] + 1)]
+    }
+
+    fn is_same(&self, state: &Tree, share: &Tree, thread: usize) -> bool {
+        match self.settled[thread] {
+            true => unsettled(state.clone()) == unsettled(share.clone()),
+            false => state == share,
+        }
     }
 
     pub(crate) fn check(&self, tree: &Tree) -> Result<(), String> {
         for (thread, allowed) in self.states.iter().enumerate() {
             let found = self.share(tree, thread);
-            if self.is_before_and_after(&found, thread) != [false, false] {
+            if allowed.iter().any(|state| self.is_same(state, &found, thread)) {
                 continue;
             }
-            let mut text = format!("thread {thread}: the tree is neither of those allowed");
+            let (earlier, allowed) = allowed.split_at(self.before[thread]);
+            let mut text = format!("thread {thread}: the tree is none of those allowed");
+            if !earlier.is_empty() {
+                text += &format!(" (nor one of {} before)", earlier.len());
+            }
             for (state, which) in allowed.iter().zip(["before", "after"]) {
                 let difference = Snapshot(found.clone()).difference(&Snapshot(state.clone()), ["found", which]);
                 text += &format!("\n{which} the operation: {}", difference.unwrap_or_default());

@@ -35,6 +35,8 @@ pub struct Variant {
     pub mapping: Mapping,
     /// Whether data carries checksums.
     pub data_checksum: bool,
+    /// Whether it is used with stores held back until a sync, as with `durability=fsync`.
+    pub held: bool,
 }
 
 impl From<Mapping> for Variant {
@@ -42,6 +44,7 @@ impl From<Mapping> for Variant {
         Variant {
             mapping,
             data_checksum: false,
+            held: false,
         }
     }
 }

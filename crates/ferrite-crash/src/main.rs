@@ -40,12 +40,8 @@ enum Command {
         /// Seed of the random workloads and of the samples
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Only this mapping
-        #[arg(long, value_parser = mapping)]
-        mapping: Option<Mapping>,
-        /// Search pools whose data carries checksums
-        #[arg(long)]
-        data_checksum: bool,
+        #[command(flatten)]
+        pools: Pools,
         /// Directory for the image of a violation and its report
         #[arg(long, value_name = "DIR", default_value = ".")]
         keep: PathBuf,
@@ -57,7 +53,7 @@ enum Command {
         name: Option<Name>,
         /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. What was
         /// done to it is unknown then, so its content is not checked. The file is only read
-        #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep", "mapping", "data_checksum"])]
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep", "mapping", "data_checksum", "held"])]
         image: Option<PathBuf>,
         /// The seed of the search
         #[arg(long, default_value_t = 1)]
@@ -71,13 +67,23 @@ enum Command {
         /// Write that image to a file
         #[arg(long, requires = "point")]
         keep: Option<PathBuf>,
-        /// Only this mapping
-        #[arg(long, value_parser = mapping)]
-        mapping: Option<Mapping>,
-        /// Use a pool whose data carries checksums
-        #[arg(long)]
-        data_checksum: bool,
+        #[command(flatten)]
+        pools: Pools,
     },
+}
+
+/// The kinds of pools to try.
+#[derive(clap::Args)]
+struct Pools {
+    /// Only this mapping
+    #[arg(long, value_parser = mapping)]
+    mapping: Option<Mapping>,
+    /// Pools whose data carries checksums
+    #[arg(long)]
+    data_checksum: bool,
+    /// Pools whose operations are durable after a sync, as with durability=fsync
+    #[arg(long)]
+    held: bool,
 }
 
 fn mapping(name: &str) -> Result<Mapping, String> {
@@ -99,8 +105,7 @@ fn main() -> ExitCode {
             per_point,
             threads,
             seed,
-            mapping,
-            data_checksum,
+            pools,
             keep,
         } => {
             let effort = Effort {
@@ -109,7 +114,7 @@ fn main() -> ExitCode {
                 ..Effort::default()
             };
             explore(
-                variants(mapping, data_checksum),
+                variants(&pools),
                 effort,
                 images,
                 Duration::from_secs(60 * minutes),
@@ -124,12 +129,11 @@ fn main() -> ExitCode {
             point,
             choice,
             keep,
-            mapping,
-            data_checksum,
+            pools,
         } => {
             let done = match (image, name) {
                 (Some(image), _) => replay_image(&image, seed),
-                (None, Some(name)) => replay(variants(mapping, data_checksum), &name, seed, point.zip(choice), keep)
+                (None, Some(name)) => replay(variants(&pools), &name, seed, point.zip(choice), keep)
                     .map(|()| format!("nothing wrong with {name}")),
                 (None, None) => Err("name a workload, or an image by --image FILE".into()),
             };
@@ -158,8 +162,15 @@ fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
     Ok(text + "nothing wrong with the image; whether this is what it must hold is for the reader to say")
 }
 
-fn variants(only: Option<Mapping>, data_checksum: bool) -> impl Iterator<Item = Variant> {
-    mappings(only).map(move |mapping| Variant { mapping, data_checksum })
+fn variants(pools: &Pools) -> impl Iterator<Item = Variant> {
+    let &Pools {
+        data_checksum, held, ..
+    } = pools;
+    mappings(pools.mapping).map(move |mapping| Variant {
+        mapping,
+        data_checksum,
+        held,
+    })
 }
 
 fn explore(

@@ -87,3 +87,11 @@ pub fn endless(seed: u64) -> impl Iterator<Item = Name> + Send {
     let first = pairs() + triples();
     mixed.flatten().chain((first..).map(move |turn| by_chance(turn, seed)))
 }
+
+/// The same for pools that hold stores back: without tokens, whose outcomes must be durable before they are told.
+pub fn held(seed: u64) -> impl Iterator<Item = Name> + Send {
+    let listed = (0..pairs()).step_by(7).map(|n| Source::Pair(n).into());
+    let chances = chances(seed).filter(|name| name.tokens.is_none());
+    let mut listed = listed.into_iter();
+    chances.flat_map(move |name| [Some(name), listed.next()].into_iter().flatten())
+}

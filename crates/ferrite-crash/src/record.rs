@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs, number_thread};
+use ferrite_fs::{AtimePolicy, Durability, Engine, MkfsOptions, MountOptions, mkfs, number_thread};
 use ferrite_pm::{Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
 use ferrite_testkit::ops::{Op, Target};
@@ -35,6 +35,8 @@ pub struct Recorded {
     pub log: Log,
     /// For each thread: the tree before its first operation and after each.
     pub states: Vec<Vec<Tree>>,
+    /// For each thread, and the number of its operations that have returned: how many of them are durable for certain.
+    pub durable: Vec<Vec<usize>>,
     /// For each thread and operation: what it writes, if that is exactly one whole page.
     pub pages: Vec<Vec<Option<Vec<u8>>>>,
     /// For each thread and operation: whether the runner follows it with a call that sets what the contract leaves
@@ -67,8 +69,35 @@ fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
 }
 
 /// Mount options of workloads: no background work, so that a recording is always the same.
-pub fn mount_options(workload: &Workload) -> MountOptions {
-    quiet_mount().fold_read_entries(workload.fold_read_entries)
+pub fn mount_options(variant: Variant, workload: &Workload) -> MountOptions {
+    let durability = match variant.held {
+        true => Durability::OnSync,
+        false => Durability::Strict,
+    };
+    quiet_mount()
+        .fold_read_entries(workload.fold_read_entries)
+        .durability(durability)
+}
+
+/// With stores held back, operations between two syncs that come from the recording.
+const SYNC_EVERY: usize = 7;
+
+/// Whether everything is made durable after this operation.
+fn is_synced(variant: Variant, index: usize) -> bool {
+    variant.held && index % SYNC_EVERY == SYNC_EVERY - 1
+}
+
+/// See [`Recorded::durable`].
+fn durable(variant: Variant, ops: &[Op]) -> Vec<usize> {
+    let mut last = 0;
+    let mut all = vec![0];
+    for (index, op) in ops.iter().enumerate() {
+        if !variant.held || is_synced(variant, index) || matches!(op, Op::Sync) {
+            last = index + 1;
+        }
+        all.push(last);
+    }
+    all
 }
 
 /// A mount without background work.
@@ -141,7 +170,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     let recorder = Recorder::new(initial.clone());
     let mut region = Region::from_image(&initial).map_err(|error| error.to_string())?;
     region.attach_recorder(Arc::clone(&recorder));
-    let engine = Engine::mount(region, &mount_options(workload)).map_err(|error| error.to_string())?;
+    let engine = Engine::mount(region, &mount_options(variant, workload)).map_err(|error| error.to_string())?;
     let mut done = workload.setup.clone();
     {
         let mut runner = Runner::new(&engine);
@@ -229,7 +258,7 @@ struct Ran {
 pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String> {
     number_thread(HERE);
     let ready = ready(variant, workload)?;
-    let mount = mount_options(workload);
+    let mount = mount_options(variant, workload);
     let recorder = Recorder::new(ready.image.clone());
     let mut region = Region::from_image(&ready.image).map_err(|error| error.to_string())?;
     region.attach_recorder(Arc::clone(&recorder));
@@ -245,6 +274,9 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
                 false => runner.apply(op),
             };
             let outcome = applied.map_err(|violation| format!("{op:?}: {}", violation.0))?;
+            if is_synced(variant, index) {
+                engine.sync(SYSTEM).map_err(|error| error.to_string())?;
+            }
             ran.skipped.push(refused(&outcome));
             ran.sent.push(session.disarm());
             recorder.mark((thread as u64) << 32 | (index as u64 + 1));
@@ -306,6 +338,7 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
     Ok(Recorded {
         log: recorder.log(),
         states: states.collect::<Result<_, _>>()?,
+        durable: workload.threads.iter().map(|ops| durable(variant, ops)).collect(),
         pages: workload
             .threads
             .iter()

@@ -65,16 +65,18 @@ impl Failure {
             Some((point, choice)) => format!(" --point {point} --choice {}", choices::name(choice)),
             None => String::new(),
         };
-        let checksum = if self.variant.data_checksum {
-            " --data-checksum"
-        } else {
-            ""
-        };
+        let mut kind = String::new();
+        if self.variant.data_checksum {
+            kind += " --data-checksum";
+        }
+        if self.variant.held {
+            kind += " --held";
+        }
         if matches!(self.name.source, Source::Threads(_)) {
             text += "(threads: it may take many runs until this comes again)\n";
         }
         text + &format!(
-            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{checksum}{place}",
+            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{kind}{place}",
             self.name, effort.seed, self.variant.mapping
         )
     }

@@ -116,6 +116,7 @@ fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<()
     let engine = Engine::mount(region, mount).map_err(|error| format!("recovery: does not mount: {error}"))?;
     // Either ring may hold such a record, and overwrites it if it is used first.
     elsewhere(ring, || write_often(&engine, page))?.map_err(|error| format!("recovery: {error}"))?;
+    engine.sync(SYSTEM).map_err(|error| format!("recovery: {error}"))?;
     let tree = capture(&engine)?;
     let log = recorder.log();
     let mut cursor = log.cursor();

@@ -112,6 +112,7 @@ fn no_crash_parts_data_from_its_checksum() {
         let variant = Variant {
             mapping,
             data_checksum: true,
+            held: false,
         };
         let wanted = match (soak, mapping == Mapping::default()) {
             (true, _) => 20_000,
@@ -121,6 +122,43 @@ fn no_crash_parts_data_from_its_checksum() {
         let search = Search::new(variant, effort);
         let pace = Pace::new(variant);
         let report = search.run(plan::chances(effort.seed), 2, &|search| pace.met(search, wanted));
+        println!(
+            "{variant:?}, FERRITE_SEED={}: {} different images, {} workloads, {:.1} s",
+            effort.seed,
+            report.distinct,
+            report.workloads,
+            report.elapsed.as_secs_f64()
+        );
+        if let Some(failure) = report.failure {
+            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
+            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
+        }
+    }
+}
+
+/// Where operations are durable after a sync, a crash leaves a prefix of what was done, with all that was synced.
+#[test]
+fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    let effort = Effort {
+        seed: seed(),
+        per_point: if soak { 48 } else { 12 },
+        ..Effort::default()
+    };
+    for &mapping in MAPPINGS {
+        let variant = Variant {
+            mapping,
+            data_checksum: soak && mapping == Mapping::default(),
+            held: true,
+        };
+        let wanted = match (soak, mapping == Mapping::default()) {
+            (true, _) => 50_000,
+            (false, true) => 4_000,
+            (false, false) => 1_500,
+        };
+        let search = Search::new(variant, effort);
+        let pace = Pace::new(variant);
+        let report = search.run(plan::held(effort.seed), 2, &|search| pace.met(search, wanted));
         println!(
             "{variant:?}, FERRITE_SEED={}: {} different images, {} workloads, {:.1} s",
             effort.seed,

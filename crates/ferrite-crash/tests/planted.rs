@@ -42,10 +42,12 @@ fn every_planted_mistake_is_found() {
                 mapping,
                 // One mistake can be made only there.
                 data_checksum: flaw == Flaw::FoldSumLate,
+                held: flaw.is_held(),
             };
             let search = Search::new(variant, effort);
             let enough = |search: &Search| search.distinct() > PATIENCE;
             let report = match is_general {
+                _ if flaw.is_held() => search.run(std::iter::once(folds()).chain(plan::held(1)), 2, &enough),
                 // First one that unlinks a file which is held: few do, and one mistake shows there alone.
                 true => search.run(std::iter::once(held()).chain(plan::chances(1)), 2, &enough),
                 false => search.run(plan::crowds(1), 2, &enough),
@@ -66,6 +68,11 @@ fn every_planted_mistake_is_found() {
         plant(None);
     }
     assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// One that writes to pages after folding them.
+fn folds() -> Name {
+    Source::Churn(1_000_031).into()
 }
 
 fn held() -> Name {

@@ -14,7 +14,7 @@
 //! | 3 | `journal` | rings of records: commit, apply, retire, replay |
 //! | 2 | `space`, `cache`, `health` | what is free; what is kept in DRAM; what is damaged |
 //! | 1 | `format` | the bytes of each structure |
-//! | 0 | `error`, `options`, `planted`, `thread` | what all floors use |
+//! | 0 | `error`, `options`, `planted`, `thread`, `background` | what all floors use |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
 //! outside `journal` in only four places: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which
@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod background;
 mod cache;
 mod engine;
 mod error;
@@ -46,6 +47,7 @@ pub use audit::repair::{repair, repair_with};
 pub use audit::rewrite;
 pub use engine::{Engine, create, create_telling, identify, is_clean, mkfs};
 pub use error::EngineError;
+pub use ferrite_pm::Durability;
 pub use format::layout::{self, Superblock};
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckOptions, FsckReport, LastScrub, Mapping, Mended,

@@ -4,6 +4,7 @@
 //! that differs. A setter that takes `impl Into<Option<_>>` takes the value itself, or `None` for the default.
 
 pub use ferrite_map::Mapping;
+use ferrite_pm::Durability;
 pub use ferrite_vfs::volume::ScrubReport;
 use serde::{Deserialize, Serialize};
 
@@ -138,10 +139,10 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Listings update access times of directories, as far as `atime` allows.
     pub dir_atime: bool,
-    /// On an ordinary file only: operations survive a killed process, not a power loss (docs/design.md, "Crash
-    /// atomicity", mode `process`).
-    pub process_durability: bool,
-    /// Mount even if the machine went down while the pool was in use in that mode.
+    /// When operations on an ordinary file are durable (docs/design.md, "Crash atomicity"); elsewhere they are when they
+    /// return.
+    pub durability: Durability,
+    /// Mount even if the machine went down while the pool was in use with [`Durability::Process`].
     pub accept_power_loss: bool,
     /// Fold page logs in the background, when space is short or the pool is idle.
     pub cleaner: bool,
@@ -168,7 +169,7 @@ impl Default for MountOptions {
             read_only: false,
             atime: AtimePolicy::default(),
             dir_atime: true,
-            process_durability: false,
+            durability: Durability::Strict,
             accept_power_loss: false,
             cleaner: true,
             clean_low_percent: 5,
@@ -225,8 +226,18 @@ impl MountOptions {
 
     /// Whether operations on an ordinary file need only survive a killed process, not a power loss; by default both.
     #[must_use]
-    pub fn process_durability(mut self, process_durability: bool) -> MountOptions {
-        self.process_durability = process_durability;
+    pub fn process_durability(self, process_durability: bool) -> MountOptions {
+        self.durability(match process_durability {
+            true => Durability::Process,
+            false => Durability::Strict,
+        })
+    }
+
+    /// When operations on an ordinary file are durable. By default when they return; with [`Durability::OnSync`] at the
+    /// next `fsync`, `sync` or unmount, and at most five seconds later. A crash then leaves a prefix of what was done.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> MountOptions {
+        self.durability = durability;
         self
     }
 
@@ -320,6 +331,9 @@ pub struct DramUse {
     /// Lists of where sparse files have pages, for mappings that cannot list a file's pages.
     #[serde(default)]
     pub page_lists: u64,
+    /// With `durability=fsync`: pages of the pool that were changed in memory.
+    #[serde(default)]
+    pub held_pages: u64,
     /// Sum of all.
     pub total: u64,
 }

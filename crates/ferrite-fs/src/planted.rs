@@ -63,6 +63,14 @@ pub enum Flaw {
     FoldUnannounced,
     /// A sweep of the inode cache forgets the numbers of the newest records of the dropped inodes.
     SweepForgetsFloor,
+    /// With stores held back, words reach the file before the records that set them are durable.
+    WordsBeforeSync,
+    /// With stores held back, folds have no record.
+    FoldWithoutRecord,
+    /// With stores held back, recovery replays records behind one that is missing.
+    GapInPrefix,
+    /// With stores held back, new nodes of a tree are streamed and not in the record that links them.
+    NodeWithoutWords,
     /// Records that come after a move of entries may have lower numbers.
     MoveForgetsFloor,
     /// Space is reused before the mark that frees it is durable.
@@ -71,11 +79,21 @@ pub enum Flaw {
     FirstDataOnly,
     /// The outcome of a change with a token gets a record of its own.
     OutcomeOutsideRecord,
+    /// Mount leaves what an interrupted append has put behind the end of a bound file.
+    TailKept,
+    /// A record vouches for data of a bound file.
+    BoundVouched,
+    /// A file is bound before the mark has passed what vouches for its data.
+    BoundBeforeMark,
+    /// Appended bytes behind the end are not fenced before the record that moves the end.
+    AppendWithoutFence,
+    /// Checksums are sealed without making durable what they cover.
+    SealWithoutContent,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 29] = [
+    pub const ALL: [Flaw; 38] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -101,25 +119,47 @@ impl Flaw {
         Flaw::TornRecordAbove,
         Flaw::FoldUnannounced,
         Flaw::SweepForgetsFloor,
+        Flaw::WordsBeforeSync,
+        Flaw::FoldWithoutRecord,
+        Flaw::GapInPrefix,
+        Flaw::NodeWithoutWords,
         Flaw::MoveForgetsFloor,
         Flaw::MarkWithoutFence,
         Flaw::FirstDataOnly,
         Flaw::OutcomeOutsideRecord,
+        Flaw::TailKept,
+        Flaw::BoundVouched,
+        Flaw::BoundBeforeMark,
+        Flaw::AppendWithoutFence,
+        Flaw::SealWithoutContent,
     ];
 
     /// The name of the test that finds the mistake, if the explorer is not expected to; else `None`.
     ///
     /// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The mark
     /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
-    /// moment. A torn record comes back only if another one, at the same place of its ring, has the same words where it
+    /// moment. Its workloads bind no files. A torn record comes back only if another one, at the same place of its ring, has the same words where it
     /// was torn: the explorer met that once in a million images.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),
             Flaw::TornRecordAbove => Some("a_torn_record_stays_dead"),
             Flaw::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
+            Flaw::TailKept
+            | Flaw::BoundVouched
+            | Flaw::BoundBeforeMark
+            | Flaw::AppendWithoutFence
+            | Flaw::SealWithoutContent => Some("mistakes_with_bound_files_are_found"),
             _ => None,
         }
+    }
+
+    /// Whether it is about stores that are held back.
+    pub fn is_held(self) -> bool {
+        matches!(
+            self,
+            Flaw::WordsBeforeSync | Flaw::FoldWithoutRecord | Flaw::GapInPrefix | Flaw::NodeWithoutWords
+        )
     }
 
     /// Whether the mistake can be made, and does harm, on pools with this mapping.
@@ -127,7 +167,7 @@ impl Flaw {
         match self {
             Flaw::MoveForgetsWord => mapping == Mapping::Cuckoo,
             Flaw::SplitForgetsCopy => mapping == Mapping::Leaf,
-            Flaw::NodeWithoutFence => matches!(mapping, Mapping::Radix | Mapping::Extent),
+            Flaw::NodeWithoutFence | Flaw::NodeWithoutWords => matches!(mapping, Mapping::Radix | Mapping::Extent),
             _ => true,
         }
     }

@@ -1,14 +1,15 @@
-//! What `durability=process` promises on an ordinary file: operations pay for no sync, and what tells of a power loss
-//! is safe from one.
+//! What `durability=process` and `durability=fsync` promise on an ordinary file: operations pay for no sync; what tells
+//! of a power loss is safe from one; and whoever asks for durability gets it, with one sync for all that wait.
 
 mod common;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{make, write};
-use ferrite_fs::{Engine, MountOptions, mkfs};
+use ferrite_fs::{Durability, Engine, MountOptions, mkfs};
 use ferrite_pm::{Access, Medium, Region};
-use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
+use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};
 
 fn mount(pool: &Path) -> Engine {
     let options = MountOptions::default().process_durability(true);
@@ -49,4 +50,82 @@ fn syncs_come_with_mount_and_unmount_and_no_operation_pays_for_one() {
     let engine = mount(&pool);
     assert_eq!(engine.lookup(SYSTEM, ROOT_INO, b"file99").unwrap().size, 5000);
     engine.unmount().unwrap();
+}
+
+fn on_sync(pool: &Path) -> Option<Engine> {
+    let region = Region::create(pool, 64 << 20).unwrap();
+    if region.medium() != Medium::File {
+        println!("SKIPPED: {} is not on a disk", pool.display());
+        return None;
+    }
+    mkfs(&region, &common::options()).unwrap();
+    drop(region);
+    let options = MountOptions::default().durability(Durability::OnSync);
+    Some(Engine::mount(Region::open(pool, Access::ReadWrite).unwrap(), &options).unwrap())
+}
+
+/// No operation pays for a sync, and each asked for is one; with nothing to make durable there is none.
+#[test]
+fn a_sync_is_paid_by_who_asks_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(engine) = on_sync(&dir.path().join("pool")) else {
+        return;
+    };
+    let syncs = || engine.counters().file_syncs;
+    let ino = make(&engine, ROOT_INO, "file");
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    let before = syncs();
+    for n in 0..200 {
+        write(&engine, ino, n * 700, &[n as u8; 5000]);
+        file.fsync(SYSTEM).unwrap();
+        file.fsync(SYSTEM).unwrap();
+    }
+    let paid = syncs() - before;
+    // The thread in the background may have had a part.
+    assert!((200..=202).contains(&paid), "{paid} syncs for 200 that were needed");
+    let started = Instant::now();
+    let before = syncs();
+    write(&engine, ino, 0, b"nobody asks for this one");
+    while syncs() == before {
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "it was not made durable in time"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A kill loses nothing that returned: the file has all of it, whoever opens it next, and in whichever mode.
+#[test]
+fn a_kill_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    let Some(engine) = on_sync(&pool) else { return };
+    let ino = make(&engine, ROOT_INO, "file");
+    for n in 0..3_000u64 {
+        write(&engine, ino, n * 997 % 100_000, &n.to_le_bytes());
+        if n.is_multiple_of(100) {
+            make(&engine, ROOT_INO, &format!("more{n}"));
+        }
+    }
+    let expected = common::capture(&engine);
+    let copy = dir.path().join("copy");
+    std::fs::copy(&pool, &copy).unwrap();
+    for durability in [
+        Durability::Strict,
+        Durability::OnSync,
+        Durability::Process,
+        Durability::Strict,
+    ] {
+        let options = MountOptions::default().durability(durability);
+        let next = Engine::mount(Region::open(&copy, Access::ReadWrite).unwrap(), &options).unwrap();
+        assert!(next.damage().is_empty(), "{:?}", next.damage());
+        assert!(common::capture(&next) == expected, "{durability:?}");
+        write(&next, ino, 0, b"changed");
+        write(&next, ino, 0, &expected["/file"].content[..7]);
+        // As after a kill, each time.
+        drop(next);
+    }
+    let report = ferrite_fs::fsck(Region::open(&copy, Access::ReadOnlyPrivate).unwrap(), &mut |_, _, _| {}).unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }

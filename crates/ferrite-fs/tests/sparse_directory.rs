@@ -28,7 +28,7 @@ fn a_directory_of_holes_fills_the_blocks_it_has() {
         drop(region);
         let mount = || {
             let mut region = Region::open(&path, Access::ReadWrite).unwrap();
-            region.set_durability(ferrite_pm::Durability::Process);
+            region.set_durability(ferrite_pm::Durability::Process).unwrap();
             let options = MountOptions::default().process_durability(true);
             Engine::mount(region, &options).unwrap()
         };

@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
 
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Durability, Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
@@ -35,11 +36,12 @@ struct PmEngine {
     /// None only while it is mounted again.
     engine: Option<Engine>,
     path: TempPath,
+    options: MountOptions,
 }
 
-fn mount(path: &TempPath) -> Engine {
+fn mount(path: &TempPath, options: &MountOptions) -> Engine {
     let region = Region::open(path, Access::ReadWrite).unwrap();
-    Engine::mount(region, &MountOptions::default()).unwrap()
+    Engine::mount(region, options).unwrap()
 }
 
 fn make_pool(mapping: Mapping, size: &Size) -> Box<dyn TestEngine> {
@@ -57,12 +59,33 @@ fn make_remote(size: &Size, data_checksum: bool, seed: u64) -> Box<dyn TestEngin
 }
 
 fn make_engine(mapping: Mapping, size: &Size, data_checksum: bool) -> PmEngine {
-    let shm = std::path::Path::new("/dev/shm");
+    let shm = Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
     } else {
         std::env::temp_dir()
     };
+    make_engine_in(&dir, mapping, size, data_checksum, MountOptions::default())
+}
+
+/// In a file on a disk, durable at `fsync`.
+fn make_held(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn TestEngine> {
+    let options = MountOptions::default().durability(Durability::OnSync);
+    let engine = make_engine_in(&std::env::temp_dir(), mapping, size, data_checksum, options);
+    assert!(
+        !engine.fs().limits().durable_operations,
+        "the directory for temporary files is not on a disk"
+    );
+    Box::new(engine)
+}
+
+fn make_engine_in(
+    dir: &Path,
+    mapping: Mapping,
+    size: &Size,
+    data_checksum: bool,
+    mount_options: MountOptions,
+) -> PmEngine {
     let path = tempfile::Builder::new()
         .prefix("ferrite-test-")
         .tempfile_in(dir)
@@ -74,8 +97,9 @@ fn make_engine(mapping: Mapping, size: &Size, data_checksum: bool) -> PmEngine {
         .data_checksum(data_checksum);
     mkfs(&Region::create(&path, size.bytes).unwrap(), &options).unwrap();
     PmEngine {
-        engine: Some(mount(&path)),
+        engine: Some(mount(&path, &mount_options)),
         path,
+        options: mount_options,
     }
 }
 
@@ -123,7 +147,7 @@ impl TestEngine for PmEngine {
         self.engine().unmount().unwrap();
         // The region goes, and with it the lock, when the last clone does.
         self.engine = None;
-        self.engine = Some(mount(&self.path));
+        self.engine = Some(mount(&self.path, &self.options));
     }
 
     fn check(&self) {
@@ -201,6 +225,33 @@ fn suites_with_data_checksums() {
             posix::run_all(|| make_pool_with(mapping, &LARGE, true));
             linear::run_all(|| make_pool_with(mapping, &LARGE, true), 1);
         }
+    }
+}
+
+/// The same on a disk file with operations that are durable at `fsync`; each check looks at what a kill would leave.
+#[test]
+fn suites_with_stores_held_back() {
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    for &mapping in mappings() {
+        let is_default = mapping == Mapping::default();
+        println!("{mapping}");
+        let seeds = match (soak, is_default) {
+            (true, _) => 100,
+            (false, true) => 4,
+            (false, false) => 1,
+        };
+        for profile in Profile::ALL {
+            for seed in 0..seeds {
+                let make = || make_held(mapping, &SMALL, seed % 2 == 1);
+                check_against_reference(make, profile, 40_000 + seed, 200);
+            }
+        }
+        if soak {
+            linear::run_all(|| make_held(mapping, &LARGE, false), 1);
+        }
+    }
+    if soak || mappings().len() > 1 {
+        posix::run_all(|| make_held(Mapping::default(), &LARGE, false));
     }
 }
 

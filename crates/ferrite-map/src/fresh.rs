@@ -7,7 +7,8 @@
 //!
 //! Invariants: nothing leads to these blocks before the record that links them is durable, so they may be written
 //! before it; they must be durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay
-//! finds them as they were streamed, or as later records left them. A block that was freed is not reused while a record
+//! finds them as they were streamed, or as later records left them. Where no fence makes anything durable, the record
+//! has them instead ([`FreshNodes::take_words`]). A block that was freed is not reused while a record
 //! of its former life may be replayed ([`crate::MapTx::freed`]).
 
 use ferrite_pm::{LINE_BYTES, Region};
@@ -62,6 +63,16 @@ impl FreshNodes {
             region.stream(*offset, &image[..]);
         }
         !self.images.is_empty()
+    }
+
+    /// Gives all words of the blocks, in the order of each block, instead of streaming them; there are no blocks then.
+    pub fn take_words(&mut self, mut take: impl FnMut(u64, u64)) {
+        for (offset, image) in &self.images {
+            for (at, word) in (*offset..).step_by(8).zip(image.as_chunks().0) {
+                take(at, u64::from_ne_bytes(*word));
+            }
+        }
+        self.clear();
     }
 
     /// Forgets all blocks.
@@ -128,7 +139,10 @@ mod tests {
             [8192, 12280, 24568, 8200].map(|at| region.load(at)),
             [8193, 12281, 24569, 0]
         );
-        fresh.clear();
+        let mut words = Vec::new();
+        fresh.take_words(|offset, value| words.push((offset, value)));
+        assert_eq!(words.len(), 1024);
+        assert!(words.contains(&(12280, 12281)) && words.contains(&(8200, 0)) && words.is_sorted_by_key(|word| word.0));
         assert!(!fresh.stream(&region));
         // Its memory serves the next block, in which nothing of it may remain.
         fresh.add(16384);

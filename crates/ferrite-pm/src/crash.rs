@@ -33,6 +33,8 @@ pub enum Event {
     },
     /// A fence.
     Fence,
+    /// A sync: a fence of all threads.
+    Sync,
     /// A tag from the test: that an operation returned, for instance.
     Mark(u64),
 }
@@ -68,9 +70,10 @@ impl Log {
         Log { initial, events }
     }
 
-    /// Number of crash points: one right before each fence takes effect, and one at the end.
+    /// Number of crash points: one right before each fence or sync takes effect, and one at the end.
     pub fn crash_points(&self) -> usize {
-        self.events.iter().filter(|(_, event)| *event == Event::Fence).count() + 1
+        let is_point = |event: &Event| matches!(event, Event::Fence | Event::Sync);
+        self.events.iter().filter(|(_, event)| is_point(event)).count() + 1
     }
 
     /// What the region held when the recording ended, unfenced stores included.
@@ -148,10 +151,14 @@ impl ImageCursor<'_> {
 
     /// Advances to the next crash point; false at the end.
     pub fn advance(&mut self) -> bool {
-        let Some((thread, Event::Fence)) = self.log.events.get(self.next) else {
-            return false;
-        };
-        self.fence(*thread);
+        match self.log.events.get(self.next) {
+            Some((thread, Event::Fence)) => self.fence(*thread),
+            Some((_, Event::Sync)) => {
+                let threads: Vec<usize> = self.ready.keys().copied().collect();
+                threads.into_iter().for_each(|thread| self.fence(thread));
+            }
+            _ => return false,
+        }
         self.next += 1;
         self.point += 1;
         self.run_to_fence();
@@ -161,7 +168,7 @@ impl ImageCursor<'_> {
     fn run_to_fence(&mut self) {
         while let Some((thread, event)) = self.log.events.get(self.next) {
             match event {
-                Event::Fence => return,
+                Event::Fence | Event::Sync => return,
                 Event::Mark(tag) => self.marks.push(*tag),
                 Event::Store { offset, words } => self.store(*offset, words, None),
                 Event::Stream { offset, words } => self.store(*offset, words, Some(*thread)),

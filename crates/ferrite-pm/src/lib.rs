@@ -12,6 +12,7 @@
 //! | `sync` | group commit on ordinary files |
 //! | `faults` | faults on a mapping poison the region instead of killing the process |
 //! | `copies` | private views of device DAX, which the kernel maps only shared |
+//! | `held` | views whose stores are held back until a sync |
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | `thread` | a number for each thread |
@@ -40,6 +41,7 @@ mod events;
 mod faults;
 #[allow(unsafe_code)]
 pub mod fork;
+mod held;
 pub mod holder;
 #[allow(unsafe_code)]
 mod map;

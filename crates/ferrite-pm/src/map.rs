@@ -138,6 +138,25 @@ impl MappedMemory {
         })
     }
 
+    /// The same file, mapped so that stores stay in memory. It takes the lock along. On an error nothing has changed.
+    pub(crate) fn make_private(&mut self) -> Result<(), PmError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let found = Detected {
+            medium: self.medium,
+            len_bytes: self.len as u64,
+            page_bytes: self.page_bytes,
+            is_device: false,
+        };
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let base = map_aligned(file, self.len, both, MapFlags::PRIVATE | MapFlags::NORESERVE, &found)
+            .map_err(|error| PmError::io("map", Path::new("the pool"), error))?;
+        // SAFETY: the whole of what was mapped for this value, to which there are no borrows: it is borrowed mutably.
+        let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
+        self.base = base;
+        self.outer = (base, self.len);
+        Ok(())
+    }
+
     /// Opens an existing file or device.
     pub(crate) fn open(path: &Path, access: Access) -> Result<MappedMemory, PmError> {
         let write = access == Access::ReadWrite;

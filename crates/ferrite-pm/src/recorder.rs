@@ -47,6 +47,15 @@ impl Recorder {
 
     /// Logs a fence, or fails it.
     pub(crate) fn fence(&self) -> Result<(), PmError> {
+        self.fence_as(Event::Fence)
+    }
+
+    /// The same for a sync, which counts as a fence.
+    pub(crate) fn sync(&self) -> Result<(), PmError> {
+        self.fence_as(Event::Sync)
+    }
+
+    fn fence_as(&self, event: Event) -> Result<(), PmError> {
         let left = self
             .fences_left
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| match left {
@@ -57,7 +66,7 @@ impl Recorder {
         if left.is_err() {
             return Err(PmError::Poisoned("a fence failed because a test asked for it".into()));
         }
-        self.record(|| Event::Fence);
+        self.record(|| event);
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Invariant: all stores, write-backs and fences pass the recorder when one is attached, in the order they take effect.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -18,6 +18,7 @@ use crate::cpu::{self, Isa, LINE_BYTES};
 use crate::crash::Event;
 use crate::error::PmError;
 use crate::faults;
+use crate::held::Held;
 use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
 use crate::recorder::Recorder;
@@ -32,6 +33,9 @@ pub enum Durability {
     Strict,
     /// It only orders stores: they survive a killed process, since the kernel keeps the pages.
     Process,
+    /// Nothing: only [`Region::sync`] makes anything durable. What is streamed goes to the file, in any order until
+    /// then. What is stored stays in memory, until it is written back or let out ([`Region::let_out`]).
+    OnSync,
 }
 
 /// A mapped pool.
@@ -43,6 +47,8 @@ pub struct Region {
     access: Access,
     /// Fences sync: an ordinary file in strict mode, mapped shared.
     syncs: bool,
+    /// In the mode [`Durability::OnSync`].
+    held: Option<Held>,
     isa: Isa,
     sync: GroupSync,
     failure: OnceLock<String>,
@@ -58,6 +64,7 @@ impl Region {
         Region {
             faults: faults::Guard::new(mapping.base(), mapping.len(), mapping.page_bytes_for_faults(), copies),
             syncs: mapping.medium == Medium::File && access == Access::ReadWrite,
+            held: None,
             mapping,
             path: path.map(Path::to_path_buf),
             access,
@@ -123,10 +130,31 @@ impl Region {
         is_lacking.then_some("no cache write-back is known for this CPU, so DAX would not be durable")
     }
 
-    /// Chooses what a fence does on an ordinary file; no effect elsewhere.
-    pub fn set_durability(&mut self, durability: Durability) {
+    /// Chooses what a fence does on an ordinary file; no effect elsewhere. Only [`Durability::OnSync`] can fail, and
+    /// can be chosen for anonymous memory as well, for tests: a recorder then sees what a file would get. It is for
+    /// good.
+    pub fn set_durability(&mut self, durability: Durability) -> Result<(), PmError> {
         let shared_file = self.mapping.medium == Medium::File && self.access == Access::ReadWrite;
-        self.syncs = shared_file && durability == Durability::Strict;
+        self.syncs = shared_file && durability == Durability::Strict && self.held.is_none();
+        let can_hold = shared_file || self.mapping.medium == Medium::Anonymous;
+        if durability == Durability::OnSync && can_hold && self.held.is_none() {
+            self.mapping.make_private()?;
+            let (base, len) = (self.mapping.base(), self.mapping.len());
+            self.faults = faults::Guard::new(base, len, self.mapping.page_bytes_for_faults(), None);
+            self.held = Some(Held::new(len));
+        }
+        Ok(())
+    }
+
+    /// Whether stores are held back, see [`Durability::OnSync`].
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Memory that held stores take, in bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.as_ref().map_or(0, Held::dram_bytes)
     }
 
     /// Makes copies use other instructions than the best.
@@ -289,9 +317,33 @@ impl Region {
                 word.store(value, Ordering::Release);
             }
         };
+        if let Some(held) = &self.held {
+            // Not recorded: it does not reach the medium.
+            held.note(offset, values.len() as u64 * 8);
+            return set();
+        }
         match &self.recorder {
             None => set(),
             Some(recorder) => record_store(recorder, offset, values, &set),
+        }
+    }
+
+    /// Changes a word through the cache, in one step, to what `change` makes of it, unless that is `None`; gives what was
+    /// there. `change` may be called several times. Durable as [`Self::store`]. Not for a region that holds stores back.
+    pub fn update(&self, offset: u64, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
+        let word = &self.words(offset, 1)[0];
+        let mut set = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, &mut change);
+        match &self.recorder {
+            None => set().unwrap_or_else(|found| found),
+            Some(recorder) => {
+                let mut found = 0;
+                recorder.record(|| {
+                    found = set().unwrap_or_else(|found| found);
+                    let words = vec![word.load(Ordering::Acquire)];
+                    Event::Store { offset, words }
+                });
+                found
+            }
         }
     }
 
@@ -318,6 +370,9 @@ impl Region {
             }
         };
         self.counters.add(Count::Bytes, len);
+        if let Some(held) = &self.held {
+            return self.stream_held(held, offset, data);
+        }
         match &self.recorder {
             None => copy(),
             Some(recorder) => self.record_stream(recorder, offset, len, &copy),
@@ -347,6 +402,9 @@ impl Region {
     pub fn write_back(&self, offset: u64, len: u64) {
         if len == 0 {
             return;
+        }
+        if self.held.is_some() {
+            return self.write_back_held(offset, len);
         }
         let first = offset / LINE_BYTES * LINE_BYTES;
         let lines = (offset + len).div_ceil(LINE_BYTES) - first / LINE_BYTES;
@@ -394,7 +452,7 @@ impl Region {
         if self.syncs {
             self.sync_file()?;
         }
-        if let Some(recorder) = &self.recorder {
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.held.is_none()) {
             recorder.fence()?;
         }
         // After a fault on the mapping it is unknown what the fence covered.
@@ -406,7 +464,66 @@ impl Region {
         if !self.syncs && self.mapping.medium == Medium::File && self.access == Access::ReadWrite {
             self.sync_file()?;
         }
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.held.is_some()) {
+            recorder.sync()?;
+        }
         self.fence()
+    }
+
+    /// Lets held words out: `words`, which were stored at `offset`, reach the file, and are durable after a sync. What
+    /// has been stored there since stays in memory.
+    pub fn let_out(&self, offset: u64, words: &[u64]) {
+        let _ = self.words(offset, words.len());
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.counters
+            .add(Count::Lines, (bytes.len() as u64).div_ceil(LINE_BYTES));
+        self.write_file(offset, &bytes);
+        if let Some(recorder) = &self.recorder {
+            let words = words.to_vec();
+            recorder.record(|| Event::Stream { offset, words });
+        }
+    }
+
+    /// Bytes that are streamed: to the file, and to the pages of the view that do not show the file any more.
+    #[cold]
+    fn stream_held(&self, held: &Held, offset: u64, data: &[u8]) {
+        let len = data.len() as u64;
+        let copy = |start: u64, end: u64| {
+            held.note(start, end - start);
+            let (words, skip) = self.words_of(start, end - start);
+            shared::store(words, skip, &data[(start - offset) as usize..(end - offset) as usize]);
+        };
+        let write = || match &self.mapping.file {
+            Some(_) => {
+                self.write_file(offset, data);
+                held.copies(offset, len).for_each(|(start, end)| copy(start, end));
+            }
+            None => copy(offset, offset + len),
+        };
+        match &self.recorder {
+            None => write(),
+            Some(recorder) => self.record_stream(recorder, offset, len, &write),
+        }
+    }
+
+    /// Words that were stored reach the file at once: those of the range, and not the rest of their lines.
+    #[cold]
+    fn write_back_held(&self, offset: u64, len: u64) {
+        let first = offset / 8 * 8;
+        let count = ((offset + len).next_multiple_of(8) - first) / 8;
+        let words = self.words(first, count as usize).iter();
+        let words: Vec<u64> = words.map(|word| word.load(Ordering::Acquire)).collect();
+        self.let_out(first, &words);
+    }
+
+    /// A failure poisons the region, and is reported by the next fence, sync or check.
+    fn write_file(&self, offset: u64, data: &[u8]) {
+        if let Some(file) = &self.mapping.file
+            && let Err(error) = file.write_all_at(data, offset)
+        {
+            let failure = format!("write at offset {offset} failed: {error}; check the disk, then mount again");
+            let _ = self.failure.set(failure);
+        }
     }
 
     #[cold]
@@ -471,136 +588,4 @@ impl MappedMemory {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::{self, File};
-
-    use super::*;
-    use crate::medium::Detected;
-
-    const CHUNK: u64 = 2 << 20;
-
-    /// A file in DRAM, of several chunks of words that all differ except for a chunk of zeros, and a region that treats
-    /// it as device DAX.
-    struct Device {
-        path: PathBuf,
-        content: Vec<u8>,
-    }
-
-    impl Device {
-        fn new(name: &str, chunks: u64) -> Device {
-            let path = PathBuf::from(format!("/dev/shm/ferrite-pm-{name}-{}", std::process::id()));
-            let word = |index: u64| if index * 8 / CHUNK == 1 { 0 } else { index | 1 << 40 };
-            let content: Vec<u8> = (0..chunks * CHUNK / 8)
-                .flat_map(|index| word(index).to_le_bytes())
-                .collect();
-            fs::write(&path, &content).unwrap();
-            Device { path, content }
-        }
-
-        fn look(&self) -> Region {
-            let found = Detected {
-                medium: Medium::Dax,
-                len_bytes: self.content.len() as u64,
-                page_bytes: CHUNK,
-                is_device: true,
-            };
-            let file = File::open(&self.path).unwrap();
-            let access = Access::ReadOnlyPrivate;
-            Region::new(
-                MappedMemory::of_file(&self.path, file, &found, access).unwrap(),
-                Some(&self.path),
-                access,
-            )
-        }
-
-        fn word(&self, offset: u64) -> u64 {
-            u64::from_le_bytes(self.content[offset as usize..][..8].try_into().unwrap())
-        }
-    }
-
-    impl Drop for Device {
-        fn drop(&mut self) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-
-    fn copied(region: &Region) -> usize {
-        region.faults.copies().unwrap().count()
-    }
-
-    #[test]
-    fn a_look_at_a_device_copies_what_is_stored_to_and_nothing_else() {
-        let device = Device::new("look", 4);
-        let (region, other) = (device.look(), device.look());
-        assert!((region.mapping.base() as u64).is_multiple_of(CHUNK));
-        let mut found = vec![0; device.content.len()];
-        region.read(0, &mut found);
-        assert!(found == device.content);
-        assert_eq!(copied(&region), 0, "looking copies nothing");
-
-        for offset in [CHUNK - 8, CHUNK + 4096, 3 * CHUNK] {
-            region.store(offset, 7);
-            found[offset as usize..][..8].copy_from_slice(&7u64.to_le_bytes());
-        }
-        region.write_back(CHUNK - 8, 8);
-        region.stream(3 * CHUNK + 4096, &[9; 5000]);
-        found[3 * CHUNK as usize + 4096..][..5000].fill(9);
-        region.fence().unwrap();
-        assert_eq!(copied(&region), 3);
-        let mut now = vec![0; found.len()];
-        region.read(0, &mut now);
-        assert!(now == found, "all else is as it was");
-        assert_eq!(other.load(3 * CHUNK), device.word(3 * CHUNK), "each view is its own");
-        drop(region);
-        assert!(fs::read(&device.path).unwrap() == device.content);
-    }
-
-    #[test]
-    #[should_panic(expected = "access to")]
-    fn more_words_than_there_are_addresses_are_refused() {
-        let region = Region::anonymous(4096).unwrap();
-        let _ = region.words(0, usize::MAX / 8 + 2);
-    }
-
-    #[test]
-    fn stores_of_many_threads_into_a_view_all_count() {
-        const THREADS: u64 = 8;
-        let device = Device::new("threads", 4);
-        for _ in 0..20 {
-            let region = device.look();
-            std::thread::scope(|scope| {
-                for thread in 0..THREADS {
-                    let (region, device) = (&region, &device);
-                    scope.spawn(move || {
-                        for offset in (0..4 * CHUNK).step_by(64 << 10) {
-                            region.store(offset + thread * 8, thread);
-                            let untouched = offset + 4096 + thread * 8;
-                            assert_eq!(region.load(untouched), device.word(untouched));
-                        }
-                    });
-                }
-            });
-            for offset in (0..4 * CHUNK).step_by(64 << 10) {
-                for thread in 0..THREADS {
-                    assert_eq!(region.load(offset + thread * 8), thread);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_device_that_fails_under_a_copy_poisons_the_view() {
-        let device = Device::new("poison", 2);
-        let region = device.look();
-        fs::OpenOptions::new()
-            .write(true)
-            .open(&device.path)
-            .unwrap()
-            .set_len(CHUNK)
-            .unwrap();
-        region.store(CHUNK + 8, 5);
-        assert!(matches!(region.check(), Err(PmError::Poisoned(_))));
-        assert_eq!((region.load(CHUNK + 8), region.load(CHUNK)), (5, 0));
-        assert_eq!(region.load(8), device.word(8));
-    }
-}
+mod tests;

@@ -213,7 +213,7 @@ fn fences_of_many_threads_on_a_file() {
     for durability in [Durability::Strict, Durability::Process] {
         let scratch = Scratch::on_disk("fences");
         let mut region = Region::create(&scratch.pool(), MIB).unwrap();
-        region.set_durability(durability);
+        region.set_durability(durability).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let region = &region;
@@ -333,4 +333,75 @@ fn a_device_that_is_not_there_becomes_no_file() {
         assert!(!Path::new("/dev/dax77.7").exists());
     }
     assert!(link.is_symlink());
+}
+
+/// What is streamed is in the file at once, what is stored only when it is let out; the view has both.
+#[test]
+fn held_stores_reach_the_file_when_they_are_let_out() {
+    let scratch = Scratch::on_disk("held");
+    let mut region = Region::create(&scratch.pool(), MIB).unwrap();
+    region.store(8192, 1);
+    region.set_durability(Durability::OnSync).unwrap();
+    assert!(region.is_held());
+    let in_file = |offset: usize| fs::read(scratch.pool()).unwrap()[offset..][..8].to_vec();
+    let word = |value: u64| value.to_ne_bytes().to_vec();
+
+    region.store(4096, 2);
+    region.stream(4096 + 64, &[3; 64]);
+    region.stream(20480 - 32, &[4; 64]);
+    region.fence().unwrap();
+    assert_eq!((region.load(4096), region.load(8192)), (2, 1));
+    assert_eq!(
+        region.load(4096 + 64),
+        u64::from_ne_bytes([3; 8]),
+        "in a page that was stored to"
+    );
+    assert_eq!(
+        region.load(20480),
+        u64::from_ne_bytes([4; 8]),
+        "and in one that was not"
+    );
+    assert_eq!(in_file(4096), word(0), "it is held back");
+    assert_eq!((in_file(4096 + 64), in_file(20480 - 32)), (vec![3; 8], vec![4; 8]));
+
+    region.store(20480, 5);
+    region.store(4096, 6);
+    region.let_out(4096, &[2]);
+    region.write_back(20480, 8);
+    region.sync().unwrap();
+    assert_eq!((in_file(4096), in_file(20480)), (word(2), word(5)));
+    assert_eq!(region.load(4096), 6, "what was stored since stays where it is");
+    assert_eq!(in_file(20480 + 8), vec![4; 8]);
+    assert!(
+        Region::open(&scratch.pool(), Access::ReadWrite).is_err(),
+        "it still has the lock"
+    );
+}
+
+/// Streams and stores of several threads to the same pages: the view misses none.
+#[test]
+fn a_held_view_has_what_was_streamed_while_its_pages_were_copied() {
+    for round in 0..40u64 {
+        let scratch = Scratch::on_disk("held-race");
+        let mut region = Region::create(&scratch.pool(), MIB).unwrap();
+        region.set_durability(Durability::OnSync).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let region = &region;
+                scope.spawn(move || {
+                    for page in 0..200 {
+                        let at = page * 4096 + thread * 64;
+                        match (thread + round) % 2 {
+                            0 => region.stream(at, &[thread as u8 + 1; 64]),
+                            _ => region.store_words(at, &[u64::from_ne_bytes([thread as u8 + 1; 8]); 8]),
+                        }
+                    }
+                });
+            }
+        });
+        for at in (0..200).flat_map(|page| (0..4).map(move |thread| page * 4096 + thread * 64)) {
+            let expected = u64::from_ne_bytes([(at % 4096 / 64) as u8 + 1; 8]);
+            assert_eq!((region.load(at), region.load(at + 56)), (expected, expected), "{at}");
+        }
+    }
 }

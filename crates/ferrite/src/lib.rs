@@ -64,7 +64,7 @@ pub use open::OpenOptions;
 
 // What the signatures above name.
 pub use ferrite_fs::{
-    AtimePolicy, DramUse, EngineError, FoldCounts, LastScrub, Mapping, MkfsOptions, MountOptions, PoolInfo,
+    AtimePolicy, DramUse, Durability, EngineError, FoldCounts, LastScrub, Mapping, MkfsOptions, MountOptions, PoolInfo,
     RuntimeFinding,
 };
 pub use ferrite_pm::PmError;

@@ -5,6 +5,7 @@
 //! engine.
 
 mod contest;
+mod disk;
 mod hdpm;
 mod mapping;
 mod misses;
@@ -39,6 +40,8 @@ Groups:
   recovery  a mount after a crash and a full fsck, by number of files: against 1 s and 10 s per
             million
   mount     a mount: against libfuse's passthrough_ll over tmpfs (needs root, gcc, libfuse3-dev)
+  disk      a pool on a disk file, mounted, durable at fsync and at once: against the file system of
+            that file (needs root; sqlite3)
   net       a remote client over loopback: against messages of the same lengths with nothing behind;
             against nfs-ganesha over ext4 (needs root, nfs-ganesha-vfs, libnfs-dev, rpcbind, gcc)
   nvme      a pool on devices: against io_uring, transactions of RocksDB, and ext4 (root, for loop
@@ -48,7 +51,7 @@ A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary w
 counts vary much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "net", "nvme"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "disk", "net", "nvme"])]
     group: Option<String>,
     /// Run only the benchmark with this name
     #[arg(long, value_name = "NAME")]
@@ -68,7 +71,7 @@ pub(crate) struct Bench {
 }
 
 /// All groups, and what is measured in each.
-fn groups() -> [(&'static str, Vec<&'static str>); 9] {
+fn groups() -> [(&'static str, Vec<&'static str>); 10] {
     [
         ("core", operations::NAMES.to_vec()),
         ("threads", vec![threads::NAME]),
@@ -77,6 +80,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 9] {
         ("mapping", mapping::names()),
         ("recovery", recovery::names()),
         ("mount", mount::NAMES.to_vec()),
+        ("disk", disk::NAMES.to_vec()),
         ("net", net::NAMES.to_vec()),
         #[cfg(feature = "nvme")]
         ("nvme", nvme::NAMES.to_vec()),
@@ -193,6 +197,14 @@ impl Bench {
                 // Asked for by name it must run; in a run of all groups it may be out of reach.
                 Err(failure) if self.group.is_none() => {
                     complain(format_args!("ferrite: mount group left out: {}", failure.message));
+                }
+                other => other?,
+            }
+        }
+        if wanted("disk") {
+            match disk::run(effort, &mut out) {
+                Err(failure) if self.group.is_none() => {
+                    complain(format_args!("ferrite: disk group left out: {}", failure.message));
                 }
                 other => other?,
             }

@@ -25,17 +25,29 @@ const POOL_BYTES: u64 = 256 << 20;
 const PEER_SOURCE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 
 /// A daemon in the foreground, and where it mounted.
-struct Daemon {
+pub(super) struct Daemon {
     child: Child,
     dir: PathBuf,
 }
 
 impl Daemon {
-    fn start(core: usize, program: &Path, arguments: &[&str], dir: PathBuf) -> Result<Daemon, Failure> {
+    /// On one core, or on all.
+    pub(super) fn start(
+        core: Option<usize>,
+        program: &Path,
+        arguments: &[&str],
+        dir: PathBuf,
+    ) -> Result<Daemon, Failure> {
         std::fs::create_dir_all(&dir)?;
-        let child = Command::new("taskset")
-            .args(["-c", &core.to_string()])
-            .arg(program)
+        let mut command = match core {
+            Some(core) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &core.to_string()]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let child = command
             .args(arguments)
             .stdout(Stdio::null())
             .spawn()
@@ -111,9 +123,14 @@ fn pin(core: usize) -> Result<(), Failure> {
     Ok(sched_setaffinity(None, &cpus)?)
 }
 
+/// Whether this process may mount and pin.
+pub(super) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    if !rustix::process::geteuid().is_root() {
+    if !is_root() {
         return Err(Failure::new(
             FAILED,
             "the mount group needs root, to mount and to pin both daemons alike",
@@ -157,10 +174,10 @@ fn placed(
     let (our_dir, their_dir) = (base.join("ferrite"), base.join("peer"));
     let (our_text, their_text) = (text(&our_dir), text(&their_dir));
     let our_arguments = ["mount", "-f", "-o", "noatime", &text(&pool), &our_text];
-    let _ours = Daemon::start(daemon_core, &us, &our_arguments, our_dir.clone())?;
+    let _ours = Daemon::start(Some(daemon_core), &us, &our_arguments, our_dir.clone())?;
     let source = format!("source={}", backing.display());
     let their_arguments = ["-f", "-o", &source, "-o", "cache=auto", &their_text];
-    let _theirs = Daemon::start(daemon_core, peer, &their_arguments, their_dir.clone())?;
+    let _theirs = Daemon::start(Some(daemon_core), peer, &their_arguments, their_dir.clone())?;
 
     let operations = (effort.operations / 10).max(400);
     let mut duel = |name, slower: usize, ours: super::Work<'_>, theirs: super::Work<'_>| {

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ferrite::MountOptions;
 use ferrite::volume::Address;
+use ferrite::{Durability, MountOptions};
 use ferrite_net::secure::Key;
 use ferrite_net::server::{ExportOptions, ServerOptions};
 use serde::Deserialize;
@@ -39,17 +39,28 @@ struct PoolText {
     #[serde(default)]
     read_only: bool,
     #[serde(default)]
-    durability: Durability,
+    durability: DurabilityText,
     #[serde(default, rename = "export")]
     exports: Vec<ExportText>,
 }
 
-#[derive(Deserialize, Default, PartialEq, Eq)]
+#[derive(Deserialize, Default, Clone, Copy)]
 #[serde(rename_all = "lowercase")]
-enum Durability {
+enum DurabilityText {
     #[default]
     Strict,
+    Fsync,
     Process,
+}
+
+impl From<DurabilityText> for Durability {
+    fn from(text: DurabilityText) -> Durability {
+        match text {
+            DurabilityText::Strict => Durability::Strict,
+            DurabilityText::Fsync => Durability::OnSync,
+            DurabilityText::Process => Durability::Process,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -248,7 +259,7 @@ impl Reading<'_> {
                 address,
                 options: MountOptions::default()
                     .read_only(pool.read_only)
-                    .process_durability(pool.durability == Durability::Process),
+                    .durability(pool.durability.into()),
                 exports,
                 line,
             });

@@ -139,8 +139,9 @@ impl<'e> Scrub<'e> {
             if mem.is_dead() {
                 return;
             }
+            let is_bound = self.core.load(ino).is_bound();
             for &lblk in chunk {
-                self.page(PageId::new(ino, lblk));
+                self.page(PageId::new(ino, lblk), is_bound);
             }
             drop(lock);
             self.pace();
@@ -225,7 +226,7 @@ impl<'e> Scrub<'e> {
     }
 
     /// Checks a page's log, and its block if data carries checksums. The page may have changed since it was listed.
-    fn page(&mut self, page: PageId) {
+    fn page(&mut self, page: PageId, is_bound: bool) {
         let core = self.core;
         let word = core.map.get(page);
         if word.is_hole() || word.is_unwritten() {
@@ -255,7 +256,11 @@ impl<'e> Scrub<'e> {
         if core.superblock.has_data_checksums() {
             self.report.pages += 1;
             self.report.bytes += BLOCK_BYTES;
-            if let Err(error) = block::read_block(core, page, word, 0, &mut buffer[..])
+            let read = match is_bound {
+                true => block::read_bound(core, page, word, 0, &mut buffer[..]),
+                false => block::read_block(core, page, word, 0, &mut buffer[..]),
+            };
+            if let Err(error) = read
                 && self.find(text(error))
             {
                 self.report.data_findings += 1;

@@ -127,8 +127,8 @@ pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
     line(
         "memory",
         format!(
-            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, {} known inodes \
-             of {} bytes and {} of tables",
+            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, held pages {}, {} \
+             known inodes of {} bytes and {} of tables",
             human(info.dram.total),
             human(info.dram.block_map),
             human(info.dram.mapping),
@@ -137,6 +137,7 @@ pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
             human(info.dram.journal),
             human(info.dram.page_logs),
             human(info.dram.page_lists),
+            human(info.dram.held_pages),
             info.dram.cached_inodes,
             info.dram.bytes_per_cached_inode,
             human(info.dram.inode_tables)

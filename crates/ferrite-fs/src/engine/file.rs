@@ -12,7 +12,7 @@ use ferrite_vfs::{
 use super::handle::Engine;
 use crate::cache::inodes::InodeMem;
 use crate::file::read::Reader;
-use crate::file::{reserve, write};
+use crate::file::{bound, reserve, write};
 use crate::pool::core::Core;
 use crate::tree::attr::{self, Through};
 use crate::tree::remove;
@@ -60,7 +60,10 @@ impl OpenFile for PmFile {
     }
 
     fn getattr(&self, _: &Ctx) -> Result<Attr> {
-        self.core().reading(|core| core.current_attr(&self.inode))
+        self.core().reading(|core| {
+            bound::settle_times(core, &self.inode);
+            core.current_attr(&self.inode)
+        })
     }
 
     fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {

@@ -12,6 +12,7 @@ use ferrite_vfs::{
 use super::file::PmFile;
 use super::handle::Engine;
 use crate::file::atime::touch_atime;
+use crate::file::bound;
 use crate::file::write::ATOMIC_BYTES;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::tree::attr::{self, Through};
@@ -80,12 +81,13 @@ impl FileSystem for Engine {
         let durability = match core.region.medium() {
             Medium::Anonymous => Durability::None,
             Medium::NamedDram => Durability::Process,
-            Medium::File if core.options.process_durability => Durability::Process,
+            Medium::File if core.options.durability == ferrite_pm::Durability::Process => Durability::Process,
             Medium::File | Medium::Dax => Durability::Power,
         };
         let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
         limits.once_slots = core.superblock.once_slots as u32;
         limits.may_block = core.region.medium() == Medium::File;
+        limits.durable_operations = !core.region.is_held();
         limits
     }
 
@@ -113,7 +115,12 @@ impl FileSystem for Engine {
 
     fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
         posix::check_name(name)?;
-        self.core().reading(|core| lookup(core, ctx, parent, name))
+        let core = self.core();
+        let attr = core.reading(|core| lookup(core, ctx, parent, name))?;
+        match core.bindings.is_empty() {
+            true => Ok(attr),
+            false => self.getattr(ctx, attr.ino),
+        }
     }
 
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
@@ -126,7 +133,11 @@ impl FileSystem for Engine {
     }
 
     fn getattr(&self, _: &Ctx, ino: Ino) -> Result<Attr> {
-        self.core().reading(|core| core.current_attr(&*core.inode(ino)?))
+        self.core().reading(|core| {
+            let inode = core.inode(ino)?;
+            bound::settle_times(core, &inode);
+            core.current_attr(&inode)
+        })
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
@@ -315,7 +326,7 @@ impl FileSystem for Engine {
         core.check_readable()?;
         match core.failed.get() {
             Some(error) => Err(FsError::Io(error.clone())),
-            None => Ok(()),
+            None => core.journal.sync().map_err(|error| core.fail(&error)),
         }
     }
 

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_pm::{Counters, Region};
+use ferrite_pm::{Counters, Medium, Region};
 use ferrite_vfs::Ino;
 use ferrite_vfs::locks::LockTable;
 use parking_lot::Mutex;
 
+use crate::background::Background;
+use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::mount;
+use crate::engine::{flusher, mount, region};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
-use crate::page::cleaner::Cleaner;
+use crate::page::cleaner;
 use crate::page::dump::dump;
 use crate::page::fold::fold_some;
 use crate::pool::core::Core;
@@ -33,8 +35,8 @@ pub struct Engine {
 
 struct Inner {
     core: Arc<Core>,
-    /// Runs as long as the pool is mounted and may be changed.
-    cleaner: Mutex<Option<Cleaner>>,
+    /// Run as long as the pool is mounted and may be changed.
+    background: Mutex<Vec<Background>>,
     /// Advisory locks: of this handle and its clones, nothing of the pool.
     locks: LockTable,
 }
@@ -47,16 +49,18 @@ impl Engine {
         let mut core = mount::mount(region, options)?;
         mount::finish_interrupted(&mut core)?;
         let core = Arc::new(core);
-        let cleaner = if options.cleaner && !core.is_read_only() {
-            let started = Cleaner::start(Arc::clone(&core));
-            Some(started.map_err(|error| EngineError::Failed(format!("the cleaner's thread did not start: {error}")))?)
-        } else {
-            None
-        };
+        let is_writable = !core.is_read_only();
+        let started = [
+            (options.cleaner && is_writable).then(|| cleaner::start(Arc::clone(&core))),
+            (core.region.is_held() && core.region.medium() == Medium::File).then(|| flusher::start(Arc::clone(&core))),
+        ];
+        let background = started.into_iter().flatten().collect::<Result<_, _>>();
+        let background =
+            background.map_err(|error| EngineError::Failed(format!("a background thread did not start: {error}")))?;
         Ok(Engine {
             inner: Arc::new(Inner {
                 core,
-                cleaner: Mutex::new(cleaner),
+                background: Mutex::new(background),
                 locks: LockTable::new(),
             }),
         })
@@ -70,10 +74,11 @@ impl Engine {
     /// after it. It is informative only; recovery always examines the journal.
     pub fn unmount(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
-        let mut cleaner = self.inner.cleaner.lock();
-        if let Some(mut running) = cleaner.take() {
-            running.stop();
-        }
+        let mut background = self.inner.background.lock();
+        background.clear();
+        // Nothing can be committed while the pool is frozen.
+        let seals = !core.journal.is_frozen() && core.check_writable().is_ok();
+        region::end_all(core, seals);
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -92,7 +97,7 @@ impl Engine {
     pub fn freeze(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
         // Prevents an unmount or thaw meanwhile.
-        let _alone = self.inner.cleaner.lock();
+        let _alone = self.inner.background.lock();
         if core.closed.load(Ordering::SeqCst) {
             return Err(EngineError::Options("the pool is unmounted".into()));
         }
@@ -105,6 +110,8 @@ impl Engine {
         if core.options.read_only {
             return Ok(());
         }
+        // Nothing is published any more.
+        core.bindings.attached().iter().for_each(|file| revoke_all(file));
         settle(core).inspect_err(|error| {
             // It is unknown how far this got, and nothing may change a pool that is marked clean.
             core.stop_changes(error.to_string());
@@ -117,7 +124,7 @@ impl Engine {
     /// Crash points: the pool is marked as in use, durably, before anything can be committed.
     pub fn thaw(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
-        let _alone = self.inner.cleaner.lock();
+        let _alone = self.inner.background.lock();
         if !core.journal.is_frozen() {
             return Ok(());
         }
@@ -230,7 +237,7 @@ impl Engine {
         Engine {
             inner: Arc::new(Inner {
                 core: Arc::new(core),
-                cleaner: Mutex::new(None),
+                background: Mutex::default(),
                 locks: LockTable::new(),
             }),
         }
@@ -240,8 +247,26 @@ impl Engine {
         &self.inner.core
     }
 
+    pub(super) fn shared_core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
     pub(crate) fn locks(&self) -> &LockTable {
         &self.inner.locks
+    }
+}
+
+impl Drop for Inner {
+    /// Regions do not keep the pool: whoever opens it next must not be written to by them.
+    fn drop(&mut self) {
+        region::end_all(&self.core, false);
+    }
+}
+
+/// Makes the adapter of a bound file give all its pages back.
+fn revoke_all(file: &Attached) {
+    if let Some(adapter) = file.tell().adapter() {
+        adapter.revoke(0, u32::MAX);
     }
 }
 

@@ -2,12 +2,12 @@
 
 use crate::format::log_entry::has_log;
 use ferrite_map::Inum;
-use ferrite_pm::Medium;
+use ferrite_pm::{Durability, Medium};
 
 use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::cache::inodes::Usage;
 use crate::cache::logged::Cause;
-use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT};
+use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT, CONTROL_HELD};
 use crate::options::{DramUse, FoldCounts, PoolInfo};
 use crate::pool::core::Core;
 
@@ -115,7 +115,13 @@ fn durability(core: &Core, medium: Medium) -> String {
         );
     }
     let was_process = core.options.read_only && core.region.load(CONTROL_BOOT) != 0;
-    if (core.options.process_durability && medium == Medium::File) || was_process {
+    let was_held = core.options.read_only && core.region.load(CONTROL_HELD) != 0;
+    if core.region.is_held() || was_held {
+        return "an operation that returned survives a killed process; a power loss only after fsync, sync, unmount, or \
+                five seconds, and then with all that was done before it (durability=fsync)"
+            .into();
+    }
+    if (core.options.durability == Durability::Process && medium == Medium::File) || was_process {
         return "an operation that returned survives a killed process, not a power loss (durability=process)".into();
     }
     format!("an operation that returned survives {}", medium.survives())
@@ -128,6 +134,7 @@ fn dram(core: &Core) -> DramUse {
     let journal = core.journal.dram_bytes();
     let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
     let page_lists = core.spreads.dram_bytes();
+    let held_pages = core.region.held_bytes();
     DramUse {
         block_map,
         mapping,
@@ -139,6 +146,15 @@ fn dram(core: &Core) -> DramUse {
         journal,
         page_logs,
         page_lists,
-        total: block_map + mapping + inode_map + name_map + inodes.bytes() + journal + page_logs + page_lists,
+        held_pages,
+        total: block_map
+            + mapping
+            + inode_map
+            + name_map
+            + inodes.bytes()
+            + journal
+            + page_logs
+            + page_lists
+            + held_pages,
     }
 }

@@ -5,12 +5,14 @@
 
 mod describe;
 mod file;
+mod flusher;
 mod fs;
 mod handle;
 mod info;
 mod mkfs;
 mod mount;
 mod once;
+mod region;
 mod volume;
 
 pub use handle::{Engine, identify, is_clean};

@@ -28,14 +28,15 @@ use crate::audit::load::Tables;
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy, owner_mark};
 use crate::audit::rewrite;
 use crate::audit::rules::superblock::copies;
+use crate::cache::bindings::Bindings;
 use crate::cache::inodes::InodeCache;
 use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
 use crate::error::EngineError;
-use crate::file::cut;
+use crate::file::{bound, cut};
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{
-    CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
+    CONTROL_BOOT, CONTROL_HELD, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
 use crate::health::incidents::Incidents;
 use crate::health::marks::Damage;
@@ -85,13 +86,16 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     }
     if boot != 0 {
         // Not before the fence above, so that the boot id is durable before anything that a power loss may take.
-        region.set_durability(Durability::Process);
+        region.set_durability(Durability::Process)?;
     }
     // Here and below: what cannot be read looks like zeros, and is reported like any other damage.
     let recovered =
         rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses, ended));
     region.check()?;
     let replayed = recovered?;
+    if !options.read_only {
+        hold_stores(&mut region, &superblock, &options)?;
+    }
     let region = Arc::new(region);
     let alloc = BlockAlloc::new(&superblock);
     let inode_map = AtomicBitmap::new(superblock.inodes);
@@ -137,7 +141,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),
         // On an ordinary file a sync costs far more than a checksum; in memory two fences cost less.
-        data_in_checksum: region.medium() == Medium::File,
+        data_in_checksum: region.medium() == Medium::File || region.is_held(),
         rename: Mutex::new(()),
         failed: OnceLock::new(),
         closed: AtomicBool::new(false),
@@ -154,6 +158,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             maybe_copied,
         },
         slots: Slots::new(superblock.once_slots),
+        bindings: Bindings::default(),
         kept_orphans: Mutex::default(),
         region,
         superblock,
@@ -195,6 +200,29 @@ pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
     region.sync()
 }
 
+/// Sets, durably and before anything is committed, how recovery is to understand the journal from here on, and begins to
+/// hold stores back if that is asked for.
+fn hold_stores(region: &mut Region, superblock: &Superblock, options: &MountOptions) -> Result<(), EngineError> {
+    let can_hold = matches!(region.medium(), Medium::File | Medium::Anonymous);
+    let holds = options.durability == Durability::OnSync && can_hold;
+    if holds && !superblock.has_linked_records() {
+        return Err(EngineError::Options(
+            "durability=fsync needs a pool whose records name each other, and this one is older; copy its files to a \
+             new pool, or use durability=strict"
+                .into(),
+        ));
+    }
+    if region.load(CONTROL_HELD) != u64::from(holds) {
+        region.store(CONTROL_HELD, u64::from(holds));
+        region.write_back(CONTROL_HELD, 8);
+        region.sync()?;
+    }
+    if holds {
+        region.set_durability(Durability::OnSync)?;
+    }
+    Ok(())
+}
+
 /// Without a root directory nothing can be found, so there is nothing to mount.
 fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Result<(), EngineError> {
     let root = Inode::load(region, superblock.inode_offset(ROOT));
@@ -222,7 +250,7 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
     if mark != 0 && mark != this_boot && !options.accept_power_loss {
         return Err(EngineError::PowerLost);
     }
-    let process = options.process_durability && region.medium() == Medium::File;
+    let process = options.durability == Durability::Process && region.medium() == Medium::File;
     Ok(if process { this_boot } else { 0 })
 }
 
@@ -230,6 +258,11 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
 /// prevents from being finished waits for a repair.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
+        let bound = core.superblock.inums().filter(|&ino| {
+            let inode = core.load(ino);
+            inode.in_use() && inode.is_bound()
+        });
+        bound.for_each(|ino| core.bindings.note_left(ino));
         return Ok(());
     }
     let stop = |error: FsError| EngineError::Damaged(error.to_string());
@@ -253,10 +286,20 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
 fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     let stored = core.load(ino);
     // A damaged inode is left alone; it has been reported.
-    if !stored.in_use() || (stored.nlink() > 0 && stored.cut_end() == 0) || !stored.is_sound(ino) {
+    let is_done = stored.nlink() > 0 && stored.cut_end() == 0 && !stored.is_bound();
+    if !stored.in_use() || is_done || !stored.is_sound(ino) {
         return Ok(());
     }
     let mem = core.inodes.get(ino);
+    if stored.is_bound() && stored.nlink() > 0 {
+        core.bindings.note_left(ino);
+        if !planted(Flaw::TailKept) {
+            bound::zero_tail(core, &mem, &stored)?;
+        }
+        if stored.cut_end() == 0 {
+            return Ok(());
+        }
+    }
     if stored.nlink() == 0 {
         if core.options.keep_orphans {
             core.kept_orphans.lock().push(ino);

@@ -37,7 +37,7 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     let mut new = old;
     new.set_atime(now);
     let mut tx = Tx::new(core);
-    tx.is_access_time();
+    tx.is_optional();
     tx.put_inode(inode.ino, &mut new);
     if let Err(error) = tx.commit(&[inode]) {
         tracing::debug!(ino = inode.ino.get(), %error, "an access time was not recorded");

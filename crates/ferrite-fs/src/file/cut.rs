@@ -67,7 +67,7 @@ pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u6
 }
 
 /// The same for a range.
-fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<Lblk> {
+pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<Lblk> {
     let most = inode.blocks() as usize;
     let mut pages = Vec::new();
     if most == 0 || range.is_empty() {

@@ -1,11 +1,14 @@
-//! Floor 7, data of regular files: reading, writing, cutting, reserving, seeking.
+//! Floor 7, data of regular files: reading, writing, cutting, reserving, seeking; bound files.
 //!
 //! What lives here: functions on one inode. The open handle that calls them is on the engine's floor.
 
 pub(crate) mod atime;
+pub(crate) mod bind;
+pub(crate) mod bound;
 pub(crate) mod cut;
 mod lend;
 pub(crate) mod read;
+pub(crate) mod region;
 pub(crate) mod reserve;
 mod seek;
 pub(crate) mod write;

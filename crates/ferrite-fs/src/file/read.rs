@@ -122,12 +122,18 @@ impl Reader<'_> {
             let available = (INLINE_BYTES - from).min(count);
             buf[..available].copy_from_slice(&content[from..from + available]);
         } else {
-            self.read_pages(core, offset, buf, long)?;
+            self.read_pages(core, offset, buf, (inode.is_bound(), long))?;
         }
         Ok((count, is_atime_due(core, &inode, self.no_atime)))
     }
 
-    fn read_pages(&self, core: &Core, offset: u64, mut buf: &mut [u8], long: &mut LongLogs) -> Result<()> {
+    fn read_pages(
+        &self,
+        core: &Core,
+        offset: u64,
+        mut buf: &mut [u8],
+        (is_bound, long): (bool, &mut LongLogs),
+    ) -> Result<()> {
         long.len = 0;
         let mut words = [PageWord::HOLE; BATCH];
         let mut at = offset;
@@ -156,6 +162,8 @@ impl Reader<'_> {
                 } else if has_log(word) {
                     let walked = scan::read(core, page, word, within as usize, part)?;
                     long.note(core, page.lblk, walked);
+                } else if is_bound {
+                    block::read_bound(core, page, word, within as usize, part)?;
                 } else {
                     block::read_block(core, page, word, within as usize, part)?;
                 }

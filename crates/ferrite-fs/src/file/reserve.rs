@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, SpaceOf, posix};
 
+use super::bound;
 use super::cut::{self, Edge, Stretch};
 use super::write;
 use crate::cache::inodes::InodeMem;
@@ -71,6 +72,12 @@ pub(crate) fn fallocate(
         };
         let size = if grows { inode.size().max(end) } else { inode.size() };
         let becomes = Stamp { size, ctx };
+        // Reserving leaves what there is in its place.
+        let changed = match mode {
+            FallocateMode::Allocate { .. } => PageRange::new(0, 0),
+            _ => PageRange::new(offset / BLOCK_BYTES, lblks(end)),
+        };
+        let _change = bound::change(core, mem, &inode, changed, size);
         match mode {
             FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, becomes),
             FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, becomes),
@@ -102,7 +109,7 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         // passes it first.
         core.reclaim()?;
     }
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::on(core, inode);
     for &Edge { lblk, from, to } in &stretch.edges {
         cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
     }
@@ -140,7 +147,7 @@ fn stamp(inode: &mut Inode, becomes: Stamp<'_>) {
 /// Makes `offset..end` read as zeros, freeing whole pages, and updates the times: one record, or an intent and the
 /// records that follow from it.
 fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, becomes: Stamp<'_>) -> Result<()> {
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::on(core, inode);
     let mut later = None;
     if inode.is_inline() {
         let from = offset.min(INLINE_BYTES as u64) as usize;
@@ -193,7 +200,7 @@ fn give_back(core: &Core, mem: &Arc<InodeMem>, reserved: &[Lblk]) -> Result<()> 
     cut::unmap_pages(core, mem, &mut stored, reserved)
 }
 
-fn reserve_pages(
+pub(super) fn reserve_pages(
     core: &Core,
     mem: &Arc<InodeMem>,
     inode: &mut Inode,

@@ -6,12 +6,15 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
-use ferrite_vfs::{Ctx, FsError, Outcome, Position, Result, WriteMode, Written, posix};
+use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, PageWord, Resource};
+use ferrite_vfs::{
+    BadArgument, Ctx, FsError, Outcome, Position, Result, SYSTEM, Unsupported, WriteMode, Written, posix,
+};
 
+use super::bound;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
-use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, lblks};
 use crate::format::log_entry::has_log;
 use crate::format::unit::Unit;
 use crate::page::append::{self, Part};
@@ -53,7 +56,7 @@ pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode
             Some(start) => Position::At(start + done as u64),
         };
         match retry::with_space(core, Need::pages(chunk.len()), || {
-            write_atomic(core, ctx, mem, WriteMode { position, ..mode }, chunk)
+            write_atomic(core, ctx, mem, WriteMode { position, ..mode }, chunk, Growth::Allowed)
         }) {
             Ok(offset) => {
                 start.get_or_insert(offset);
@@ -66,7 +69,34 @@ pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode
     Ok(Written::new(start.unwrap_or(0), done))
 }
 
-fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, data: &[u8]) -> Result<u64> {
+/// Writes within a bound file, in one atomic step. Blocks on the inode's lock.
+pub(crate) fn overwrite(core: &Core, mem: &Arc<InodeMem>, offset: u64, data: &[u8]) -> Result<()> {
+    core.check_writable()?;
+    if data.len() > ATOMIC_BYTES {
+        return Err(FsError::NotSupported(Unsupported::StepSize));
+    }
+    let mode = WriteMode::from(Position::At(offset));
+    retry::with_space(core, Need::pages(data.len()), || {
+        write_atomic(core, SYSTEM, mem, mode, data, Growth::Refused).map(drop)
+    })
+}
+
+/// Whether a write may end behind the end of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    Allowed,
+    /// It must not, and the file must have an adapter.
+    Refused,
+}
+
+fn write_atomic(
+    core: &Core,
+    ctx: &Ctx,
+    mem: &Arc<InodeMem>,
+    mode: WriteMode,
+    data: &[u8],
+    growth: Growth,
+) -> Result<u64> {
     let _lock = mem.write();
     let old = core.load_live(mem)?;
     let mut new = old;
@@ -78,6 +108,14 @@ fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, da
         .checked_add(data.len() as u64)
         .filter(|&end| end <= MAX_FILE_BYTES)
         .ok_or(FsError::FileTooBig)?;
+    if growth == Growth::Refused {
+        if core.bindings.of(mem.ino).is_none() {
+            return Err(FsError::Stale);
+        }
+        if end > old.size() {
+            return Err(FsError::Invalid(BadArgument::RegionGrows));
+        }
+    }
     new.set_size(old.size().max(end));
     let now = Core::now();
     new.set_mtime(now);
@@ -87,7 +125,9 @@ fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, da
     {
         new.set_permissions(posix::kill_priv_by(&ctx.cred, kind, new.permissions(), new.gid()));
     }
-    let mut tx = Tx::new(core);
+    let pages = PageRange::new(offset / BLOCK_BYTES, lblks(end));
+    let _change = bound::change(core, mem, &old, pages, new.size());
+    let mut tx = Tx::on(core, &old);
     tx.note_outcome(ctx, || {
         Ok(Outcome::Wrote {
             offset,

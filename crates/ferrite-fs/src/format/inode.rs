@@ -44,6 +44,8 @@ pub(crate) const CRC_SPREAD: u32 = 0x9e37_79b1;
 
 /// The content, or the link target, is stored in the inode.
 const FLAG_INLINE: u32 = 1;
+/// Others may change the content in place, see `file::bound`.
+const FLAG_BOUND: u32 = 2;
 
 /// A copy of an inode. All-zero mode means free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,6 +211,20 @@ impl Inode {
             self.flags() | FLAG_INLINE
         } else {
             self.flags() & !FLAG_INLINE
+        });
+    }
+
+    /// Whether others may change the content in place: it has no logs, no record vouches for it, and its checksums say
+    /// only whose page a block is.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.flags() & FLAG_BOUND != 0
+    }
+
+    pub(crate) fn set_bound(&mut self, bound: bool) {
+        self.set_flags(if bound {
+            self.flags() | FLAG_BOUND
+        } else {
+            self.flags() & !FLAG_BOUND
         });
     }
 

@@ -66,6 +66,9 @@ pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
 /// so that a copy taken meanwhile can be recognised; otherwise 0. It counts only together with the number of mounts
 /// that it names, because programs that do not know it leave it unchanged.
 pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
+/// 1 if the pool was last changed with stores held back until a sync (`durability=fsync`), else 0: recovery then cuts
+/// what a crash left of the journal to a prefix.
+pub const CONTROL_HELD: u64 = CONTROL_OFFSET + 192;
 /// While a repair is being applied: number of words in the journal area | their checksum << 32; otherwise 0. See
 /// [`crate::audit::rewrite`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;

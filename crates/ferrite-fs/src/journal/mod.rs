@@ -16,6 +16,9 @@
 //!   can tell if a durable record is missing.
 //! * No record in flight is [`IN_FLIGHT_REACH`] or more ahead of what is durable, so that recovery can get past those
 //!   that a crash tore.
+//! * With stores held back ([`ferrite_pm::Durability::OnSync`]) nothing is durable before a sync. Then all records go to
+//!   one ring, so that what a crash leaves of them can be cut to a prefix, and words reach the file only after a sync
+//!   of the records that set them.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
 //!   same holds between [`Journal::freeze`] and [`Journal::thaw`].
 
@@ -71,6 +74,10 @@ pub(crate) struct Pending {
 /// A record's number is less than this above the mark, or above a record that was durable before it was streamed.
 /// Folds use up numbers, and leave none of them on the medium.
 pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
+
+/// The ring that all records go to if stores are held back.
+pub(crate) const HELD_RING: u32 = 0;
+const LINE_WORDS: usize = (LINE_BYTES / 8) as usize;
 
 /// Freed resources in a ring from which on advancing is worth it.
 const FREED_MAX: usize = 8192;
@@ -155,6 +162,8 @@ pub(crate) struct Journal {
     common: CachePadded<Common>,
     /// The mark in the control block.
     mark: AtomicU64,
+    /// The newest record that is known to be durable, or the mark: only used if stores are held back.
+    synced: AtomicU64,
     advancing: Mutex<()>,
     /// For threads that wait for a thaw.
     frozen: Mutex<()>,
@@ -186,6 +195,7 @@ impl Journal {
                 state: AtomicU8::new(OPEN),
             }),
             mark: AtomicU64::new(mark),
+            synced: AtomicU64::new(mark),
             advancing: Mutex::new(()),
             frozen: Mutex::new(()),
             thawed: Condvar::new(),
@@ -203,7 +213,10 @@ impl Journal {
     /// It pays to do this before data is streamed: taking a lock waits until all streams so far have drained, and the
     /// record's fence would then wait for a drain again.
     pub(crate) fn enter(&self) -> Entered<'_> {
-        let ring = &self.rings[(thread_number() % self.rings.len() as u64) as usize];
+        let ring = match self.region.is_held() {
+            true => &self.rings[HELD_RING as usize],
+            false => &self.rings[(thread_number() % self.rings.len() as u64) as usize],
+        };
         Entered {
             ring,
             state: ring.state.lock(),
@@ -246,7 +259,9 @@ impl Journal {
         }
         let bytes = record.seal(seq, link, ring.number, self.crc_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
-        state.dirty.write_some(&self.region);
+        if !self.region.is_held() {
+            state.dirty.write_some(&self.region);
+        }
         if !planted(Flaw::CommitWithoutFence) {
             self.region.fence().map_err(|error| {
                 // While the ring is locked: a later record in this ring would claim that this one was durable.
@@ -309,6 +324,9 @@ impl Journal {
     /// What record `seq` says about the previous one; `None` if that is too far back to be named and may still be
     /// replayed, or if the record would be too far ahead of what is durable.
     fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
+        if self.region.is_held() && seq - self.synced.load(Ordering::Acquire) >= IN_FLIGHT_REACH {
+            return None;
+        }
         let reaches = seq - state.last_record < IN_FLIGHT_REACH;
         let link = match (self.has_links, reaches) {
             (true, true) => return Some(Link::Before(state.last_record)),
@@ -437,6 +455,9 @@ impl Journal {
             return Ok(mark);
         }
         self.common.floor.fetch_max(target, Ordering::SeqCst);
+        if self.region.is_held() {
+            return self.let_out(target);
+        }
         let mut lines = Vec::new();
         for ring in &self.rings {
             // While we have the lock, no record of this ring is between commit and apply. Later ones see the floor and
@@ -457,6 +478,60 @@ impl Journal {
         }
         self.mark.store(target, Ordering::Release);
         Ok(target)
+    }
+
+    /// The same if stores are held back.
+    ///
+    /// Crash points: until the first sync returns, the file has no word of these records. Then all of them are durable,
+    /// and with them whatever the words say, so any of the words may be on the disk: replay sets them all. The mark
+    /// moves when the second sync has made all of them durable, and the third comes before anything that the mark
+    /// allows. Words are copied while their ring is locked: what is set later belongs to records that the first sync
+    /// may have missed.
+    fn let_out(&self, target: u64) -> Result<u64, PmError> {
+        let mut held = Vec::new();
+        let mut lines = Vec::new();
+        for ring in &self.rings {
+            let mut state = ring.state.lock();
+            state.dirty.take_into(&mut lines);
+            held.extend(lines.drain(..).map(|line| (line, self.line(line))));
+        }
+        if !planted(Flaw::WordsBeforeSync) {
+            self.region.sync()?;
+        }
+        held.sort_unstable_by_key(|&(line, _)| line);
+        for run in held.chunk_by(|(before, _), (line, _)| before + 1 == *line) {
+            let words: Vec<u64> = run.iter().flat_map(|(_, words)| *words).collect();
+            self.region.let_out(run[0].0 * LINE_BYTES, &words);
+        }
+        if !planted(Flaw::MarkBeforeWords) {
+            self.region.sync()?;
+        }
+        self.region.store(CONTROL_MARK, encode_mark(target));
+        self.region.write_back(CONTROL_MARK, 8);
+        self.region.sync()?;
+        self.synced.fetch_max(target, Ordering::SeqCst);
+        self.mark.store(target, Ordering::Release);
+        Ok(target)
+    }
+
+    fn line(&self, line: u64) -> [u64; LINE_WORDS] {
+        let words = self.region.words(line * LINE_BYTES, LINE_WORDS);
+        std::array::from_fn(|index| words[index].load(Ordering::Acquire))
+    }
+
+    /// Makes every record that was committed before the call durable, if stores are held back; otherwise they are.
+    /// Blocks for a sync, which it shares with other threads.
+    pub(crate) fn sync(&self) -> Result<(), PmError> {
+        if !self.region.is_held() {
+            return Ok(());
+        }
+        // Not a fold's number: that is not on the medium.
+        let newest = self.rings[HELD_RING as usize].state.lock().last_record;
+        if newest > self.synced.load(Ordering::Acquire) {
+            self.region.sync()?;
+            self.synced.fetch_max(newest, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     /// Largest number given so far. Exact while nobody commits.

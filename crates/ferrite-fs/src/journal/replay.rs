@@ -10,6 +10,10 @@
 //! each names the previous one. So a record that is named and cannot be replayed was durable once and is damaged; an
 //! operation that had returned is lost. No record names the newest one: if that one is damaged, it looks like one that
 //! a crash tore.
+//!
+//! A pool that was used with stores held back (`durability=fsync`) is different: any of the records since the last sync
+//! may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. What is replayed
+//! is the longest run of them from the mark on: a prefix of what was done. The rest is dropped.
 
 use ferrite_map::BlockNo;
 use ferrite_pm::Region;
@@ -18,10 +22,10 @@ use rustc_hash::FxHashSet;
 use crate::error::EngineError;
 use crate::format::checksum::crc32c;
 use crate::format::layout::{
-    CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark, encode_mark,
+    CONTROL_HELD, CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark, encode_mark,
 };
 use crate::format::record::{Header, Item, Link, items_of};
-use crate::journal::IN_FLIGHT_REACH;
+use crate::journal::{HELD_RING, IN_FLIGHT_REACH};
 use crate::planted::{Flaw, planted};
 
 /// What recovery found and did.
@@ -86,19 +90,12 @@ pub(crate) fn replay(
         scan_ring(region, superblock, ring, mark, &mut found);
     }
     let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
-    let named = named(&found, mark);
-    let mut lost = missing(&found, &named);
-    found.retain(|record| {
-        let survived = data_survived(region, record);
-        if !survived && named.contains(&record.id()) {
-            lost.push(format!(
-                "record {} of ring {} was durable, but the data it covers is not what was written: its changes are \
-                 lost",
-                record.seq, record.ring
-            ));
-        }
-        survived
-    });
+    let mut lost = Vec::new();
+    if is_held(region) {
+        keep_prefix(region, mark, &mut found);
+    } else {
+        lost = drop_dead(region, mark, &mut found);
+    }
     let newest = match planted(Flaw::DeadRecordAbove) {
         true => found.iter().map(|record| record.seq).fold(mark, u64::max),
         false => newest,
@@ -138,6 +135,48 @@ pub(crate) fn replay(
         records: found.len() as u64,
         lost,
     })
+}
+
+/// Whether the pool was last changed with stores held back.
+pub(crate) fn is_held(region: &Region) -> bool {
+    region.load(CONTROL_HELD) != 0
+}
+
+/// Drops the records whose data did not survive; tells of those that were durable once and cannot be replayed.
+fn drop_dead(region: &Region, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
+    let named = named(found, mark);
+    let mut lost = missing(found, &named);
+    found.retain(|record| {
+        let survived = data_survived(region, record);
+        if !survived && named.contains(&record.id()) {
+            lost.push(format!(
+                "record {} of ring {} was durable, but the data it covers is not what was written: its changes are \
+                 lost",
+                record.seq, record.ring
+            ));
+        }
+        survived
+    });
+    lost
+}
+
+/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead.
+fn keep_prefix(region: &Region, mark: u64, found: &mut Vec<Found>) {
+    found.retain(|record| record.ring == HELD_RING);
+    found.sort_by_key(|record| record.seq);
+    let mut before = None;
+    let follows = |record: &&Found| {
+        let follows = match (record.link, before) {
+            (Link::Before(seq), None) => seq <= mark,
+            (Link::Before(seq), Some(before)) => seq == before,
+            (Link::Retired, before) => before.is_none(),
+            (Link::Unknown, _) => false,
+        };
+        before = Some(record.seq);
+        (follows || planted(Flaw::GapInPrefix)) && data_survived(region, record)
+    };
+    let kept = found.iter().take_while(follows).count();
+    found.truncate(kept);
 }
 
 impl Found {

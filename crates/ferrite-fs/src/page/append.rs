@@ -10,7 +10,7 @@ use crate::format::log_entry::LOG_UNITS_MAX;
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::Result;
 
-use super::scan;
+use super::{block, scan};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
 use crate::format::log_entry::{Entry, Header, Trailer, units_for};
@@ -91,6 +91,9 @@ pub(crate) fn write_part(
         false => None,
     };
     let newest = newest.as_ref();
+    if tx.is_bound() {
+        return copy(core, tx, page, word, (within, part), Cause::Write);
+    }
     if let Some(newest) = newest
         && core.superblock.has_data_checksums()
     {
@@ -102,7 +105,7 @@ pub(crate) fn write_part(
     {
         return Ok(());
     }
-    copy(core, tx, page, word, (within, part))
+    copy(core, tx, page, word, (within, part), Cause::Write)
 }
 
 /// Adds an entry; false if there is no space for a segment.
@@ -178,26 +181,41 @@ fn append(
     Ok(true)
 }
 
-/// Writes the merged page to a new block; frees the old block and the log.
-fn copy(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, (within, part): (usize, Part<'_>)) -> Result<()> {
+/// Writes the page as it is to a new block, without its log.
+pub(crate) fn rewrite(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, cause: Cause) -> Result<()> {
+    copy(core, tx, page, word, (0, Part::Zero(0)), cause)
+}
+
+/// Writes the merged page to a new block; frees the old block and the log, which counts as a fold for this cause.
+fn copy(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    page: PageId,
+    word: PageWord,
+    (within, part): (usize, Part<'_>),
+    cause: Cause,
+) -> Result<()> {
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
     // The copy gets a new checksum: damage that was not detected here would never be.
-    scan::read(core, page, word, 0, &mut merged[..])?;
+    match tx.is_bound() && !has_log(word) {
+        true => block::read_bound(core, page, word, 0, &mut merged[..])?,
+        false => drop(scan::read(core, page, word, 0, &mut merged[..])?),
+    }
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
         Part::Zero(len) => merged[within..within + len].fill(0),
     }
-    let block = tx.alloc_block().map_err(map_error)?;
-    tx.stream_last_page(page, block, &merged[..]);
+    let fresh = tx.alloc_block().map_err(map_error)?;
+    tx.stream_last_page(page, fresh, &merged[..]);
     core.map
-        .replace(tx, PageId::new(ino, lblk), PageWord::new(block, 0))
+        .replace(tx, PageId::new(ino, lblk), PageWord::new(fresh, 0))
         .map_err(map_error)?;
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;
     if has_log(word) {
-        core.folds.count(Cause::Write);
+        core.folds.count(cause);
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use ferrite_map::{BlockNo, PageId, PageWord, StoredWord};
 use ferrite_vfs::Result;
 
 use crate::format::checksum::crc32c;
-use crate::format::data_sum::{mismatch, no_data, word};
+use crate::format::data_sum::{self, mismatch, no_data};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::page_buffer::PageBuffer;
 use crate::pool::core::Core;
@@ -20,7 +20,7 @@ use crate::pool::core::Core;
 /// The checksum word of `block` if it holds `data` as `page`; `None` if data carries no checksums.
 pub(crate) fn for_block(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Option<StoredWord> {
     let offset = core.superblock.sum_word_offset(block)?;
-    let value = word(core.superblock.seed, page, crc32c(data));
+    let value = data_sum::word(core.superblock.seed, page, crc32c(data));
     Some(StoredWord { offset, value })
 }
 
@@ -42,6 +42,31 @@ pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize,
             core.region.prefetch(sum_offset);
             read_verified(core, page, block, from, part)
         }
+    }
+}
+
+/// The same for a page of a bound file, whose content others may change: if data carries checksums, only whose page the
+/// block holds is verified.
+pub(crate) fn read_bound(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
+    let block = word.page();
+    if !core.superblock.is_data_block(block) {
+        return Err(no_data(page, block));
+    }
+    check_identity(core, page, block)?;
+    core.region
+        .read(core.superblock.block_offset(block) + from as u64, part);
+    Ok(())
+}
+
+/// Verifies that `block` was filled as `page`, if data carries checksums.
+fn check_identity(core: &Core, page: PageId, block: BlockNo) -> Result<()> {
+    let Some(offset) = core.superblock.sum_word_offset(block) else {
+        return Ok(());
+    };
+    let difference = core.region.load(offset) ^ data_sum::word(core.superblock.seed, page, 0);
+    match difference >> 32 {
+        0 => Ok(()),
+        _ => Err(mismatch(page, block, difference)),
     }
 }
 

@@ -5,12 +5,10 @@
 //! locks it takes.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::fold;
+use crate::background::{Background, Stop};
 use crate::cache::logged::Cause;
 use crate::pool::core::Core;
 
@@ -23,47 +21,9 @@ const IDLE_FENCES: u64 = 8;
 /// Candidates sorted by length at a time.
 const BATCH: usize = 8192;
 
-/// Stops the thread when the pool is unmounted or the last handle dropped.
-#[derive(Default)]
-struct Stop {
-    stopped: Mutex<bool>,
-    changed: Condvar,
-}
-
-/// The running cleaner; dropping it stops and joins the thread.
-pub(crate) struct Cleaner {
-    stop: Arc<Stop>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Cleaner {
-    /// Starts the thread.
-    pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Cleaner> {
-        let stop = Arc::<Stop>::default();
-        let shared = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("ferrite-cleaner".into())
-            .spawn(move || run(&core, &shared))?;
-        Ok(Cleaner {
-            stop,
-            thread: Some(thread),
-        })
-    }
-
-    /// Ends the thread; waits for the fold in progress.
-    pub(crate) fn stop(&mut self) {
-        *self.stop.stopped.lock() = true;
-        self.stop.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Cleaner {
-    fn drop(&mut self) {
-        self.stop();
-    }
+/// Starts the thread. It ends after the fold in progress.
+pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
+    Background::start("ferrite-cleaner", move |stop| run(&core, stop))
 }
 
 /// Whether less than this share of the blocks is free.
@@ -76,14 +36,8 @@ fn run(core: &Core, stop: &Stop) {
     let mut fences = 0;
     loop {
         let tick = if core.candidates.len() == 0 { IDLE_TICK } else { TICK };
-        {
-            let mut stopped = stop.stopped.lock();
-            if !*stopped {
-                stop.changed.wait_for(&mut stopped, tick);
-            }
-            if *stopped {
-                return;
-            }
+        if stop.wait(tick) {
+            return;
         }
         if core.journal.is_frozen() {
             continue;
@@ -92,7 +46,7 @@ fn run(core: &Core, stop: &Stop) {
         let idle = now - fences <= IDLE_FENCES;
         let folded = match (is_low(core, core.options.clean_low_percent), idle) {
             (true, _) => {
-                let mut enough = || *stop.stopped.lock() || !is_low(core, core.options.clean_high_percent.max(1));
+                let mut enough = || stop.is_set() || !is_low(core, core.options.clean_high_percent.max(1));
                 fold::fold_some(core, BATCH, Cause::LowSpace, &mut enough)
             }
             (false, true) => {
@@ -102,7 +56,7 @@ fn run(core: &Core, stop: &Stop) {
                     let now = core.region.counters().fences;
                     let others = now.saturating_sub(own).saturating_sub(2 * 32);
                     own = now;
-                    *stop.stopped.lock() || others > IDLE_FENCES
+                    stop.is_set() || others > IDLE_FENCES
                 };
                 fold::fold_some(core, BATCH, Cause::Idle, &mut enough)
             }

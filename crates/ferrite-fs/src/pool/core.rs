@@ -12,11 +12,12 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_utils::CachePadded;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{FileMap, Inum, MapError, Resource};
-use ferrite_pm::{PmError, Region};
+use ferrite_pm::{Medium, PmError, Region};
 use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::cache::bindings::Bindings;
 use crate::cache::inodes::{InodeCache, InodeMem};
 use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
@@ -86,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) history: History,
     /// The slots of tokens.
     pub(crate) slots: Slots,
+    /// Bound files.
+    pub(crate) bindings: Bindings,
     /// Inodes without names that the mount was asked to keep.
     pub(crate) kept_orphans: Mutex<Vec<Inum>>,
 }
@@ -110,6 +113,12 @@ impl Core {
     /// What walks of page logs need.
     pub(crate) fn media(&self) -> (&Region, &Superblock) {
         (&self.region, &self.superblock)
+    }
+
+    /// Whether others may write to the pages of bound files: a fence is enough to make a word durable, and a word never
+    /// survives in part.
+    pub(crate) fn may_change_in_place(&self) -> bool {
+        self.region.medium() != Medium::File && !self.region.is_held()
     }
 
     /// Refuses if answers can no longer be trusted.

@@ -3,6 +3,7 @@
 //! What lives here: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation
 //! before its commit. [`crate::retry`], above, decides what an operation does when it finds no space.
 
+mod buffers;
 pub(crate) mod core;
 pub(crate) mod locks;
 mod once;

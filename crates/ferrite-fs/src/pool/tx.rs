@@ -7,17 +7,12 @@
 //! that were free (claimed in DRAM alone) and to the journal. After the fence, replay sets the same words that
 //! `commit` is about to set. So a crash at any point leaves the state before or the state after.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
-use ferrite_map::{
-    BlockNo, FreshNodes, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource, SetLines, StoredWord,
-};
-use ferrite_pm::Region;
+use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
 use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
-use rustc_hash::FxHashMap;
 
 use crate::cache::inodes::InodeMem;
 use crate::format::checksum::crc32c;
@@ -26,157 +21,16 @@ use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{BLOCK_BYTES, LINE_BYTES};
 use crate::format::log_entry::NEXT_BYTES;
 use crate::format::outcome;
-use crate::format::record::Record;
 use crate::format::unit::Unit;
 use crate::journal::{CommitError, Entered};
 use crate::planted::{Flaw, planted};
+use crate::pool::buffers::{Buffers, FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
 
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
-
-/// Pages of an inode.
-struct FilePages {
-    ino: Inum,
-    pages: PageRange,
-}
-
-/// What a transaction gathers. Its memory is reused by the next one.
-struct Buffers {
-    record: Record,
-    claimed: Vec<Resource>,
-    /// Reusable once the mark has passed the record.
-    freed: Vec<Resource>,
-    /// Reusable as soon as the record is durable, see [`Tx::freed`].
-    freed_at_once: Vec<Resource>,
-    /// Pages that the record maps. Not used for mappings that can list a file's pages.
-    mapped: Vec<FilePages>,
-    /// Stretches in which it leaves nothing mapped.
-    cleared: Vec<FilePages>,
-    staged: Staged,
-    /// Words of a mapping whose changes build on each other; they go into the record last, each once.
-    map_words: FxHashMap<u64, u64>,
-    /// The same, on their way into the record.
-    sorted: Vec<StoredWord>,
-    /// The lines that contain them.
-    set_lines: SetLines,
-    /// New nodes of the mapping, from this transaction.
-    fresh: FreshNodes,
-}
-
-impl Buffers {
-    fn new() -> Self {
-        Buffers {
-            record: Record::new(),
-            claimed: Vec::new(),
-            freed: Vec::new(),
-            freed_at_once: Vec::new(),
-            mapped: Vec::new(),
-            cleared: Vec::new(),
-            staged: Staged::default(),
-            map_words: FxHashMap::default(),
-            sorted: Vec::new(),
-            set_lines: SetLines::default(),
-            fresh: FreshNodes::default(),
-        }
-    }
-
-    /// Adds the mapping's words to the record, in offset order, so that adjacent words share an item.
-    fn record_map_words(&mut self) {
-        self.sorted.clear();
-        let words = self.map_words.drain();
-        self.sorted
-            .extend(words.map(|(offset, value)| StoredWord { offset, value }));
-        self.sorted.sort_unstable();
-        for &StoredWord { offset, value } in &self.sorted {
-            self.record.set_word(offset, value);
-        }
-    }
-}
-
-/// Bytes to stream with the record.
-#[derive(Default)]
-struct Staged {
-    bytes: Vec<u8>,
-    pieces: Vec<Piece>,
-}
-
-/// Where some of the bytes go: those behind the pieces before it.
-struct Piece {
-    /// Pool offset.
-    offset: u64,
-    len_bytes: usize,
-}
-
-impl Staged {
-    fn push(&mut self, offset: u64, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-        self.pieces.push(Piece {
-            offset,
-            len_bytes: bytes.len(),
-        });
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.pieces.clear();
-    }
-
-    fn stream(&self, region: &Region) {
-        let mut rest = &*self.bytes;
-        for &Piece { offset, len_bytes } in &self.pieces {
-            let (piece, behind) = rest.split_at(len_bytes);
-            region.stream(offset, piece);
-            rest = behind;
-        }
-    }
-}
-
-thread_local! {
-    /// Memory of this thread's last transaction, so that the next one allocates nothing.
-    static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
-}
-
-/// The thread's buffers, empty; they go back when this is dropped. Boxed, so that taking them moves a pointer.
-struct Lease(Option<Box<Buffers>>);
-
-impl Lease {
-    fn take() -> Self {
-        Lease(Some(BUFFERS.take().unwrap_or_else(|| Box::new(Buffers::new()))))
-    }
-}
-
-impl std::ops::Deref for Lease {
-    type Target = Buffers;
-
-    fn deref(&self) -> &Buffers {
-        self.0.as_ref().expect("taken only when dropped")
-    }
-}
-
-impl std::ops::DerefMut for Lease {
-    fn deref_mut(&mut self) -> &mut Buffers {
-        self.0.as_mut().expect("taken only when dropped")
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.claimed.clear();
-        self.freed.clear();
-        self.freed_at_once.clear();
-        self.mapped.clear();
-        self.cleared.clear();
-        self.staged.clear();
-        self.map_words.clear();
-        self.set_lines = SetLines::default();
-        self.fresh.clear();
-        self.record.clear();
-        BUFFERS.set(self.0.take());
-    }
-}
 
 /// How far an operation has come on its way to the record. It only ever moves to a later stage: once the ring is
 /// locked, nothing may be waited for but memory.
@@ -202,9 +56,13 @@ pub(crate) struct Tx<'e> {
     /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
     /// Waiting for a frozen pool is not worth it.
-    access_time: bool,
+    is_optional: bool,
     /// It does not count as a change of its inodes.
     is_no_change: bool,
+    /// It changes a bound file: pages are copied whole.
+    is_bound: bool,
+    /// What it fills may be changed in place by others later, so its record must not vouch for that.
+    is_unvouched: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
     _passage: Option<Passage<'e>>,
 }
@@ -226,10 +84,26 @@ impl<'e> Tx<'e> {
             from_reserve: 0,
             stage: Stage::Gathering,
             needs_fence: false,
-            access_time: false,
+            is_optional: false,
             is_no_change: false,
+            is_bound: false,
+            is_unvouched: false,
             _passage: passage,
         }
+    }
+
+    /// The same for a change of the content of a file.
+    pub(crate) fn on(core: &'e Core, inode: &Inode) -> Self {
+        let mut tx = Self::new(core);
+        tx.is_bound = inode.is_bound();
+        // Elsewhere nobody but the engine changes a bound file, and a fence may not be enough.
+        tx.is_unvouched = tx.is_bound && core.may_change_in_place() && !planted(Flaw::BoundVouched);
+        tx
+    }
+
+    /// Whether it changes a bound file.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.is_bound
     }
 
     /// The same for a move of the mapping's entries, by the thread that has the gate exclusively.
@@ -237,11 +111,16 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that this is only an access time. Nobody waits for it, so on a frozen pool it fails instead of waiting;
-    /// and it does not count as a change of the inode.
-    pub(crate) fn is_access_time(&mut self) {
-        self.access_time = true;
+    /// Declares that nobody waits for this, as for an access time: on a frozen pool it fails instead of waiting; and it
+    /// does not count as a change of the inode.
+    pub(crate) fn is_optional(&mut self) {
+        self.is_optional = true;
         self.is_no_change = true;
+    }
+
+    /// Declares that it fails on a frozen pool instead of waiting.
+    pub(crate) fn does_not_wait(&mut self) {
+        self.is_optional = true;
     }
 
     /// Declares that it does not count as a change of its inodes, for what a service keeps with them.
@@ -349,7 +228,9 @@ impl<'e> Tx<'e> {
     /// Declares that few blocks will be streamed, and that nothing is waited for from here to the commit: their
     /// checksums then cost less than a separate fence.
     pub(crate) fn expect_few_blocks(&mut self) {
-        self.stage = Stage::FewBlocks(self.enter());
+        if !self.is_unvouched {
+            self.stage = Stage::FewBlocks(self.enter());
+        }
     }
 
     /// Locks a ring, or keeps the one already locked.
@@ -364,7 +245,9 @@ impl<'e> Tx<'e> {
     /// thing streamed, and that nothing but memory is waited for from here to the commit. The ring is locked while
     /// those are on their way.
     pub(crate) fn set_single_page(&mut self) {
-        self.stage = Stage::OnePage(self.enter());
+        if !self.is_unvouched {
+            self.stage = Stage::OnePage(self.enter());
+        }
     }
 
     /// Fills a claimed block with a page of a file, as the last step before the record of an operation on one page.
@@ -386,6 +269,20 @@ impl<'e> Tx<'e> {
         self.buffers.record.set_word(offset, sum);
     }
 
+    /// Records the checksum of what the block of a page holds already, if data carries checksums.
+    pub(crate) fn set_sum(&mut self, page: PageId, block: BlockNo, crc: u32) {
+        if let Some(offset) = self.core.superblock.sum_word_offset(block) {
+            let sum = data_sum::word(self.core.superblock.seed, page, crc);
+            self.buffers.record.set_word(offset, sum);
+        }
+    }
+
+    /// Fills bytes of a block behind the end of a bound file, where nobody looks. Durable before the record.
+    pub(crate) fn stream_behind_end(&mut self, offset: u64, data: &[u8]) {
+        self.core.region.stream(offset, data);
+        self.needs_fence |= !planted(Flaw::AppendWithoutFence);
+    }
+
     /// Fills a claimed block whose content has its own checksum. Durable with the commit.
     pub(crate) fn stream_block(&mut self, block: BlockNo, data: &[u8]) {
         self.fill(block, data, false);
@@ -395,9 +292,13 @@ impl<'e> Tx<'e> {
     fn fill(&mut self, block: BlockNo, data: &[u8], summed: bool) -> u32 {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
-        self.core.region.stream(offset, data);
+        match self.core.region.is_held() {
+            // Each stream is a system call, so pages that follow each other become one.
+            true => self.buffers.staged.push(offset, data),
+            false => self.core.region.stream(offset, data),
+        }
         let few = matches!(self.stage, Stage::FewBlocks(_));
-        let vouched = self.core.data_in_checksum || few;
+        let vouched = (self.core.data_in_checksum || few) && !self.is_unvouched;
         let crc = if summed || vouched { crc32c(data) } else { 0 };
         if few && planted(Flaw::TornPage) {
         } else if vouched {
@@ -514,6 +415,10 @@ impl<'e> Tx<'e> {
     /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
+            // No fence comes between nodes and the record that links them, so it has their words.
+            self.buffers.record_fresh_nodes();
+        }
         if !self.buffers.map_words.is_empty() {
             self.buffers.record_map_words();
         }
@@ -529,6 +434,11 @@ impl<'e> Tx<'e> {
         if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
+        }
+        if self.core.region.is_held() {
+            // Nothing leads there before the record; and no ring is locked meanwhile, if it need not be.
+            self.buffers.staged.stream(&self.core.region);
+            self.buffers.staged.clear();
         }
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
@@ -565,7 +475,7 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
-                Err(CommitError::Frozen) if self.access_time => return Err(FsError::ReadOnly),
+                Err(CommitError::Frozen) if self.is_optional => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),

@@ -1,8 +1,9 @@
 //! Attributes: mode, owner, times, and size.
 
+use ferrite_map::PageRange;
 use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SetAttr, SetTime, Timestamp, posix};
 
-use crate::file::cut;
+use crate::file::{bound, cut};
 use crate::format::inode::Inode;
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::pool::core::Core;
@@ -30,11 +31,14 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         let old = core.load_live(&inode)?;
         let mut new = old;
         let now = Core::now();
-        let mut tx = Tx::new(core);
         let set = &match ctx.check {
             true => posix::may_setattr(&core.attr(inode.ino, &old)?, &ctx.cred, set, through != Through::Inode)?,
             false => *set,
         };
+        let size = set.size.filter(|&size| old.is_file() && size <= MAX_FILE_BYTES);
+        let none = PageRange::new(0, 0);
+        let _change = bound::change(core, &inode, &old, none, size.unwrap_or(old.size()));
+        let mut tx = Tx::on(core, &old);
         apply(ctx, &mut new, set, now);
         let mut later = None;
         if let Some(size) = set.size {

@@ -44,7 +44,7 @@ const SPACE: [SpaceOf; 6] = [
     SpaceOf::RecordLocks,
 ];
 
-const ARGUMENTS: [BadArgument; 19] = [
+const ARGUMENTS: [BadArgument; 22] = [
     BadArgument::ReservedName,
     BadArgument::NameBytes,
     BadArgument::PathBytes,
@@ -64,6 +64,9 @@ const ARGUMENTS: [BadArgument; 19] = [
     BadArgument::LockRange,
     BadArgument::SameFile,
     BadArgument::NoToken,
+    BadArgument::RegionKind,
+    BadArgument::RegionGrows,
+    BadArgument::RegionPage,
 ];
 
 const UNSUPPORTED: [Unsupported; 6] = [

@@ -102,6 +102,15 @@ pub enum BadArgument {
     /// A token with the number 0.
     #[error("a token needs a number above 0")]
     NoToken,
+    /// A memory region of something that is not a regular file.
+    #[error("only regular files can be memory regions")]
+    RegionKind,
+    /// A write that would grow a memory region; appends do that.
+    #[error("a write to a memory region must not grow the file")]
+    RegionGrows,
+    /// A page that is none of the pool's data.
+    #[error("a page of a memory region that holds no data")]
+    RegionPage,
 }
 
 /// What is not supported, see [`FsError::NotSupported`].

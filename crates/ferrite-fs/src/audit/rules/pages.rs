@@ -81,6 +81,11 @@ pub(crate) fn data(view: View<'_>, at: &MapEntry) -> Option<(Wrong, StoredWord)>
         return None;
     }
     let (error, right) = data_sum::wrong_word(view.region, view.superblock, at)?;
+    // Whoever writes to a bound file in place computes no checksum.
+    let difference = view.region.load(right.offset) ^ right.value;
+    if inode.is_bound() && difference >> 32 == 0 {
+        return None;
+    }
     let what = error.to_string();
     Some((Wrong::Data { what }, right))
 }

@@ -1,0 +1,193 @@
+//! Bound files: which files others may change in place, and the adapters that let them.
+//!
+//! What lives here: [`Attached`], a file with its adapter, and [`Bindings`], all of them. That a file is bound is a flag
+//! of its inode; a bound file need not have an adapter. What changes pages is in the floor `file`, the trait for
+//! adapters in `engine`.
+//!
+//! Invariants:
+//! * A file that has an adapter is bound and pinned. It gets and loses its adapter under its inode's exclusive lock.
+//! * The adapter is called only through [`Attached::tell`], and so by one thread at a time.
+//! * Lock order: inode, then [`Attached::tell`], then the adapter's own. The list is locked for a lookup only.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use ferrite_map::{Inum, PageRange};
+use ferrite_vfs::regions::{Adapter, Binding};
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+/// A bound file with its adapter.
+pub(crate) struct Attached {
+    pub(crate) ino: Inum,
+    pub(crate) how: Binding,
+    /// Something was stored since the times were set.
+    is_dirty: AtomicBool,
+    /// A page was named that holds no data: the adapter is wrong, and nothing it stores counts.
+    is_misused: AtomicBool,
+    telling: Mutex<Telling>,
+}
+
+/// What calls to the adapter are made with.
+pub(crate) struct Telling {
+    /// `None` once the binding has ended.
+    adapter: Option<Arc<dyn Adapter>>,
+    /// The size that the adapter knows.
+    pub(crate) size: u64,
+    /// Pages behind the end that appends have reserved. The inode's lock protects it as well.
+    pub(crate) window: PageRange,
+    /// How many the next window has.
+    pub(crate) window_pages: u64,
+    /// Runs that were published when the file was bound.
+    pub(crate) runs: u64,
+}
+
+impl Telling {
+    /// The adapter, unless the binding has ended.
+    pub(crate) fn adapter(&self) -> Option<&dyn Adapter> {
+        self.adapter.as_deref()
+    }
+
+    /// Takes the adapter away, which is called no more.
+    pub(crate) fn end(&mut self) -> Option<Arc<dyn Adapter>> {
+        self.adapter.take()
+    }
+}
+
+impl Attached {
+    /// A file that gets an adapter, which knows nothing yet.
+    pub(crate) fn new(ino: Inum, how: Binding, adapter: Arc<dyn Adapter>) -> Attached {
+        Attached {
+            ino,
+            how,
+            is_dirty: AtomicBool::new(false),
+            is_misused: AtomicBool::new(false),
+            telling: Mutex::new(Telling {
+                adapter: Some(adapter),
+                size: 0,
+                window: PageRange::new(0, 0),
+                window_pages: 0,
+                runs: 0,
+            }),
+        }
+    }
+
+    /// The right to call the adapter.
+    pub(crate) fn tell(&self) -> MutexGuard<'_, Telling> {
+        self.telling.lock()
+    }
+
+    /// Whether the binding has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.tell().adapter.is_none()
+    }
+
+    /// Notes that something was stored. Cheap if that is known.
+    #[inline]
+    pub(crate) fn note_store(&self) {
+        if !self.is_dirty.load(Ordering::Relaxed) {
+            self.is_dirty.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether something was stored since the last call.
+    pub(crate) fn take_dirty(&self) -> bool {
+        self.is_dirty.load(Ordering::Relaxed) && self.is_dirty.swap(false, Ordering::AcqRel)
+    }
+
+    /// Notes that the adapter named a page that holds no data.
+    #[cold]
+    pub(crate) fn note_misuse(&self, page: u32) {
+        if !self.is_misused.swap(true, Ordering::AcqRel) {
+            tracing::error!(ino = self.ino.get(), page, "an adapter named a page that holds no data");
+        }
+    }
+
+    /// Whether that has happened.
+    #[inline]
+    pub(crate) fn is_misused(&self) -> bool {
+        self.is_misused.load(Ordering::Acquire)
+    }
+}
+
+#[derive(Default)]
+struct List {
+    attached: FxHashMap<Inum, Arc<Attached>>,
+    /// Bound files without an adapter.
+    left: BTreeSet<Inum>,
+    is_closed: bool,
+}
+
+/// All bound files of a mounted pool.
+#[derive(Default)]
+pub(crate) struct Bindings {
+    list: Mutex<List>,
+    /// Number of those that have adapters.
+    attached: AtomicUsize,
+}
+
+impl Bindings {
+    /// The adapter's side of a bound file. One load if there are none.
+    #[inline]
+    pub(crate) fn of(&self, ino: Inum) -> Option<Arc<Attached>> {
+        match self.is_empty() {
+            true => None,
+            false => self.list.lock().attached.get(&ino).cloned(),
+        }
+    }
+
+    /// Whether no file has an adapter.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.attached.load(Ordering::Acquire) == 0
+    }
+
+    /// Adds a file that has got an adapter; false if it has one, or if no more are taken.
+    pub(crate) fn attach(&self, file: &Arc<Attached>) -> bool {
+        let mut list = self.list.lock();
+        if list.is_closed || list.attached.contains_key(&file.ino) {
+            return false;
+        }
+        list.left.remove(&file.ino);
+        list.attached.insert(file.ino, Arc::clone(file));
+        self.attached.store(list.attached.len(), Ordering::Release);
+        true
+    }
+
+    /// Takes a file off that has lost its adapter, and stays bound.
+    pub(crate) fn detach(&self, ino: Inum) {
+        let mut list = self.list.lock();
+        if list.attached.remove(&ino).is_some() {
+            list.left.insert(ino);
+        }
+        self.attached.store(list.attached.len(), Ordering::Release);
+    }
+
+    /// Notes a bound file without an adapter.
+    pub(crate) fn note_left(&self, ino: Inum) {
+        self.list.lock().left.insert(ino);
+    }
+
+    /// Notes that a file without an adapter is bound no more, or cannot be sealed before a repair.
+    pub(crate) fn forget(&self, ino: Inum) {
+        self.list.lock().left.remove(&ino);
+    }
+
+    /// Takes no more.
+    pub(crate) fn close(&self) {
+        self.list.lock().is_closed = true;
+    }
+
+    /// Those that have adapters, in order.
+    pub(crate) fn attached(&self) -> Vec<Arc<Attached>> {
+        let mut all: Vec<_> = self.list.lock().attached.values().cloned().collect();
+        all.sort_unstable_by_key(|file| file.ino);
+        all
+    }
+
+    /// Those that have none, in order.
+    pub(crate) fn left(&self) -> Vec<Inum> {
+        self.list.lock().left.iter().copied().collect()
+    }
+}

@@ -1,0 +1,250 @@
+//! Binding a file, and making it an ordinary one again.
+//!
+//! What lives here: [`bind`], [`unbind`], [`abandon`], [`seal`]. What a bound file is, and what holds for it, is in
+//! [`super::bound`].
+//!
+//! Crash argument. Binding moves content in steps that change no content, then sets the flag by a record, then lets the
+//! journal's mark pass all that vouches for the content, and only then tells the adapter: a crash before that finds a
+//! file that nobody else has changed. Sealing makes the content durable, sets checksums by records, and clears the flag
+//! by the last one: a crash in between leaves the file bound, and whatever its checksums are, only whose page a block
+//! holds is read from them.
+
+use std::sync::Arc;
+
+use ferrite_map::{Lblk, PageId, PageRange};
+use ferrite_vfs::regions::{Adapter, Binding};
+use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
+
+use super::{bound, cut, write};
+use crate::cache::bindings::Attached;
+use crate::cache::inodes::InodeMem;
+use crate::cache::logged::Cause;
+use crate::format::checksum::crc32c;
+use crate::format::inode::Inode;
+use crate::format::layout::{BLOCK_BYTES, lblks};
+use crate::format::log_entry::has_log;
+use crate::format::page_buffer::PageBuffer;
+use crate::page::{append, block};
+use crate::planted::{Flaw, planted};
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+
+/// Pages that one record rids of their logs.
+const FOLDS_PER_RECORD: usize = 32;
+/// Pages whose checksums one record sets.
+const SUMS_PER_RECORD: usize = 256;
+
+/// See [`ferrite_vfs::regions::Regions::bind`].
+pub(crate) fn bind(
+    core: &Core,
+    ctx: &Ctx,
+    mem: &Arc<InodeMem>,
+    how: Binding,
+    adapter: &Arc<dyn Adapter>,
+) -> Result<Arc<Attached>> {
+    core.check_writable()?;
+    if how.writable && !core.may_change_in_place() {
+        return Err(FsError::NotSupported(Unsupported::WritableRegion));
+    }
+    retry::with_space(core, Need::FEW, || {
+        let _lock = mem.write();
+        let inode = core.load_live(mem)?;
+        match () {
+            () if inode.is_dir() => return Err(FsError::IsDirectory),
+            () if !inode.is_file() => return Err(FsError::Invalid(BadArgument::RegionKind)),
+            () => {}
+        }
+        if ctx.check {
+            may_use(core, ctx, mem, &inode, how.writable)?;
+        }
+        if core.bindings.of(mem.ino).is_some() {
+            return Err(FsError::Busy);
+        }
+        // What damage has made a hole must not be filled.
+        core.damage.check_holes(mem.ino)?;
+        let inode = match inode.is_bound() {
+            true => inode,
+            false => make_bound(core, mem, inode)?,
+        };
+        let file = Arc::new(Attached::new(mem.ino, how, Arc::clone(adapter)));
+        if !core.bindings.attach(&file) {
+            core.bindings.note_left(mem.ino);
+            return Err(FsError::Busy);
+        }
+        mem.pin(1);
+        let runs = bound::publish(core, mem, &inode, &file, PageRange::ALL);
+        bound::tell_size(core, &file, inode.size());
+        file.tell().runs = runs;
+        Ok(file)
+    })
+}
+
+fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool) -> Result<()> {
+    let mode = match writable {
+        true => OpenMode::read_write(),
+        false => OpenMode::read_only(),
+    };
+    posix::may_open(&core.locked_attr(mem, inode)?, &ctx.cred, mode)
+}
+
+/// Moves what is not in blocks to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
+/// inode as stored.
+fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
+    if inode.is_inline() {
+        let size = inode.size();
+        let mut tx = Tx::new(core);
+        tx.changes_nothing();
+        write::move_out(core, &mut tx, mem.ino, &mut inode, size)?;
+        tx.put_inode(mem.ino, &mut inode);
+        tx.commit(&[mem])?;
+    }
+    let pages = cut::mapped_pages(core, mem, &inode, 0);
+    rid_of_logs(core, mem, &pages)?;
+    if core.superblock.has_data_checksums() {
+        // Nobody would notice later.
+        verify(core, mem, &pages)?;
+    }
+    inode.set_bound(true);
+    let mut tx = Tx::new(core);
+    tx.changes_nothing();
+    tx.put_inode(mem.ino, &mut inode);
+    tx.commit(&[mem])?;
+    if !planted(Flaw::BoundBeforeMark) {
+        core.reclaim().inspect_err(|_| core.bindings.note_left(mem.ino))?;
+    }
+    Ok(inode)
+}
+
+fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
+    let logged: Vec<Lblk> = pages
+        .iter()
+        .copied()
+        .filter(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))))
+        .collect();
+    for chunk in logged.chunks(FOLDS_PER_RECORD) {
+        let mut tx = Tx::new(core);
+        tx.changes_nothing();
+        for &lblk in chunk {
+            let page = PageId::new(mem.ino, lblk);
+            append::rewrite(core, &mut tx, page, core.map.get(page), Cause::Idle)?;
+        }
+        tx.commit(&[mem])?;
+    }
+    Ok(())
+}
+
+fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {
+    let mut buffer = PageBuffer::take();
+    for &lblk in pages {
+        let page = PageId::new(mem.ino, lblk);
+        let word = core.map.get(page);
+        if !word.is_hole() && !word.is_unwritten() {
+            block::read_block(core, page, word, 0, &mut buffer[..])?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends a binding and seals the file. The caller drops the pin if this says that the binding has ended just now. An
+/// error means that the file stays bound, without an adapter.
+pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool, Result<()>) {
+    let _lock = mem.write();
+    if !abandon(core, file) {
+        return (false, Ok(()));
+    }
+    let sealed = core.check_writable().and_then(|()| {
+        if file.take_dirty() {
+            bound::stamp(core, mem)?;
+        }
+        give_window_back(core, mem, file.tell().window)?;
+        seal_locked(core, mem)
+    });
+    (true, sealed)
+}
+
+/// Ends a binding and leaves the file bound: everything is revoked, and the adapter is told. False if it has ended.
+pub(crate) fn abandon(core: &Core, file: &Attached) -> bool {
+    let mut telling = file.tell();
+    let Some(adapter) = telling.end() else {
+        return false;
+    };
+    adapter.revoke(0, u32::MAX);
+    adapter.unbound();
+    drop(telling);
+    core.bindings.detach(file.ino);
+    true
+}
+
+/// Unmaps what appends have reserved in vain. What cannot be unmapped for lack of space stays reserved.
+fn give_window_back(core: &Core, mem: &Arc<InodeMem>, window: PageRange) -> Result<()> {
+    let mut inode = core.load_live(mem)?;
+    let first = window.first.max(lblks(inode.size()));
+    let reserved: Vec<Lblk> = (first..window.end)
+        .map(Lblk::at)
+        .filter(|&lblk| core.map.get(PageId::new(mem.ino, lblk)).is_unwritten())
+        .collect();
+    match cut::unmap_pages(core, mem, &mut inode, &reserved) {
+        Err(FsError::NoSpace(_)) => Ok(()),
+        other => other,
+    }
+}
+
+/// See [`ferrite_vfs::regions::Regions::seal`].
+pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
+    core.check_writable()?;
+    let _lock = mem.write();
+    let inode = core.load_live(mem)?;
+    if core.bindings.of(mem.ino).is_some() {
+        return Err(FsError::Busy);
+    }
+    if !inode.is_bound() {
+        return Ok(());
+    }
+    if ctx.check {
+        may_use(core, ctx, mem, &inode, true)?;
+    }
+    seal_locked(core, mem)
+}
+
+/// Makes the content durable, computes all checksums, and clears the flag. The caller has the inode's exclusive lock,
+/// and no adapter has the file.
+fn seal_locked(core: &Core, mem: &Arc<InodeMem>) -> Result<()> {
+    let mut inode = core.load_live(mem)?;
+    bound::zero_tail(core, mem, &inode)?;
+    if core.superblock.has_data_checksums() {
+        let pages = cut::mapped_pages(core, mem, &inode, 0);
+        for chunk in pages.chunks(SUMS_PER_RECORD) {
+            set_sums(core, mem, chunk)?;
+        }
+    }
+    inode.set_bound(false);
+    let mut tx = Tx::new(core);
+    tx.changes_nothing();
+    tx.put_inode(mem.ino, &mut inode);
+    tx.commit(&[mem])?;
+    core.bindings.forget(mem.ino);
+    Ok(())
+}
+
+fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
+    let mut tx = Tx::new(core);
+    tx.changes_nothing();
+    let mut buffer = PageBuffer::take();
+    for &lblk in pages {
+        let page = PageId::new(mem.ino, lblk);
+        let word = core.map.get(page);
+        if word.is_hole() || word.is_unwritten() {
+            continue;
+        }
+        block::read_bound(core, page, word, 0, &mut buffer[..])?;
+        // Something may have been stored and never fenced: what is summed must be what a crash leaves.
+        if !planted(Flaw::SealWithoutContent) {
+            let offset = core.superblock.block_offset(word.page());
+            core.region.write_back(offset, BLOCK_BYTES);
+        }
+        tx.set_sum(page, word.page(), crc32c(&buffer[..]));
+    }
+    core.region.fence().map_err(|error| core.fail(&error))?;
+    tx.commit(&[mem])
+}

@@ -1,0 +1,271 @@
+//! Bound files: what a local change does around its records, and what adapters are told.
+//!
+//! *Bound* is a state of a file, durable as a flag of its inode: others may change the content in place, without a
+//! record. What lives here: [`Change`], with which every change of a bound file begins; publishing where pages lie; and
+//! the times of what was stored. Binding and sealing are in [`super::bind`], what adapters ask for is in
+//! [`super::region`].
+//!
+//! Invariants of a bound file:
+//! * A page changes its place, or ceases to be one, only after the adapter has given it back ([`Change`]). That happens
+//!   before the transaction begins: it may wait for guards, and a transaction holds the mapping's gate and a ring.
+//! * No page has a log, and no record vouches for what a page holds ([`Tx::on`]): a replay would drop the record if
+//!   somebody had changed the page since.
+//! * While nobody has the inode's exclusive lock, the bytes behind the end in the last page are zeros.
+//! * The adapter knows pages before the end only, and none while the pool is frozen.
+
+use std::sync::Arc;
+
+use ferrite_map::{Lblk, PageId, PageRange, PageWord, TransCache};
+use ferrite_vfs::regions::PageRun;
+use ferrite_vfs::{Result, Timestamp};
+
+use super::cut;
+use crate::cache::bindings::Attached;
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::Inode;
+use crate::format::layout::{BLOCK_BYTES, lblks};
+use crate::format::log_entry::has_log;
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+
+/// Pages looked up at a time.
+const BATCH: usize = 64;
+/// In a longer range, pages are listed instead of looked up one by one.
+const LOOKUPS_MAX: u64 = 4096;
+/// One past the last page that adapters can name.
+const NAMED_END: u64 = u32::MAX as u64;
+
+/// A change of a bound file that has an adapter, from before its transaction to after its commit. Dropping it publishes
+/// what is there then, whatever has become of the change.
+pub(crate) struct Change<'a> {
+    core: &'a Core,
+    mem: &'a InodeMem,
+    file: Arc<Attached>,
+    before: Inode,
+    pages: PageRange,
+}
+
+/// Begins a change after which the file ends at `size`: makes the adapter give `pages` back, and what is behind a new
+/// end. `None` if the file has no adapter; costs one branch if it is not bound.
+///
+/// The caller has the inode's exclusive lock for longer than what is returned, and no transaction. `inode` is as
+/// stored.
+#[inline]
+pub(crate) fn change<'a>(
+    core: &'a Core,
+    mem: &'a InodeMem,
+    inode: &Inode,
+    pages: PageRange,
+    size: u64,
+) -> Option<Change<'a>> {
+    match inode.is_bound() {
+        true => change_bound(core, mem, inode, pages, size),
+        false => None,
+    }
+}
+
+#[cold]
+fn change_bound<'a>(
+    core: &'a Core,
+    mem: &'a InodeMem,
+    inode: &Inode,
+    pages: PageRange,
+    size: u64,
+) -> Option<Change<'a>> {
+    let file = core.bindings.of(mem.ino)?;
+    let mut telling = file.tell();
+    if size < telling.size {
+        telling.size = size;
+        telling.adapter()?.resize(size);
+    }
+    let is_shorter = size < inode.size();
+    let pages = match is_shorter {
+        // The part of the last page that is cut off is zeroed in a copy.
+        true => PageRange::new(size / BLOCK_BYTES, NAMED_END),
+        false => pages,
+    };
+    if let Some((first, end)) = named(pages) {
+        telling.adapter()?.revoke(first, end);
+    }
+    drop(telling);
+    Some(Change {
+        core,
+        mem,
+        file,
+        before: *inode,
+        pages,
+    })
+}
+
+/// Begins a change that leaves all pages in their places, and adds `pages`.
+pub(super) fn addition<'a>(core: &'a Core, mem: &'a InodeMem, inode: &Inode, pages: PageRange) -> Option<Change<'a>> {
+    let file = core.bindings.of(mem.ino)?;
+    Some(Change {
+        core,
+        mem,
+        file,
+        before: *inode,
+        pages,
+    })
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let Change { core, mem, file, .. } = self;
+        let inode = core.load(mem.ino);
+        publish(core, mem, &inode, file, self.pages);
+        tell_size(core, file, inode.size());
+        let owned = |inode: &Inode| (inode.mode_bits(), inode.uid(), inode.gid());
+        if owned(&inode) != owned(&self.before)
+            && let Ok(attr) = core.locked_attr(mem, &inode)
+            && let Some(adapter) = file.tell().adapter()
+        {
+            adapter.attributes_changed(&attr);
+        }
+    }
+}
+
+/// The pages of a range that adapters can name.
+fn named(pages: PageRange) -> Option<(u32, u32)> {
+    let clip = |page: u64| page.min(NAMED_END) as u32;
+    let (first, end) = (clip(pages.first), clip(pages.end));
+    (first < end).then_some((first, end))
+}
+
+/// Publishes where those of `pages` lie that are before the end, unless the pool is frozen or has failed. The caller
+/// has the inode's lock, at least shared; `inode` is as stored. Returns the number of runs.
+pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attached, pages: PageRange) -> u64 {
+    let runs = runs(core, mem, inode, pages);
+    let telling = file.tell();
+    // A freeze is visible here before it makes adapters give everything back.
+    if let Some(adapter) = telling.adapter()
+        && !runs.is_empty()
+        && !core.journal.is_frozen()
+        && !core.has_ended()
+    {
+        adapter.publish(&runs);
+    }
+    runs.len() as u64
+}
+
+/// Tells the adapter the file's size, if it knows another one.
+pub(super) fn tell_size(core: &Core, file: &Attached, size: u64) {
+    let mut telling = file.tell();
+    if telling.size != size && !core.has_ended() {
+        telling.size = size;
+        if let Some(adapter) = telling.adapter() {
+            adapter.resize(size);
+        }
+    }
+}
+
+/// Runs under construction.
+#[derive(Default)]
+struct Runs(Vec<PageRun>);
+
+impl Runs {
+    fn push(&mut self, at: u32, page: Option<u32>, pages: u32) {
+        if let Some(last) = self.0.last_mut() {
+            let follows = match (last.page, page) {
+                (None, None) => true,
+                (Some(first), Some(page)) => first + last.pages == page,
+                _ => false,
+            };
+            if follows && last.at + last.pages == at {
+                last.pages += pages;
+                return;
+            }
+        }
+        self.0.push(PageRun { at, page, pages });
+    }
+
+    /// A page with this word. One that makes no sense is left out: whoever asks for it is told that it is damaged.
+    fn push_word(&mut self, core: &Core, at: u32, word: PageWord) {
+        if word.is_hole() || word.is_unwritten() {
+            self.push(at, None, 1);
+        } else if core.superblock.is_data_block(word.page()) && !has_log(word) {
+            self.push(at, Some(word.page().get()), 1);
+        }
+    }
+}
+
+fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<PageRun> {
+    let clipped = PageRange::new(pages.first, pages.end.min(lblks(inode.size())));
+    let Some((first, end)) = named(clipped) else {
+        return Vec::new();
+    };
+    let mut runs = Runs::default();
+    let cache = TransCache::default();
+    let mut words = [PageWord::HOLE; BATCH];
+    if clipped.pages() <= LOOKUPS_MAX {
+        for at in (first..end).step_by(BATCH) {
+            let words = &mut words[..((end - at) as usize).min(BATCH)];
+            core.map.get_many(PageId::new(mem.ino, Lblk::new(at)), words, &cache);
+            (at..)
+                .zip(words.iter())
+                .for_each(|(at, &word)| runs.push_word(core, at, word));
+        }
+        return runs.0;
+    }
+    let mut next = first;
+    for lblk in cut::mapped_within(core, mem, inode, clipped) {
+        if next < lblk.get() {
+            runs.push(next, None, lblk.get() - next);
+        }
+        runs.push_word(core, lblk.get(), core.map.get(PageId::new(mem.ino, lblk)));
+        next = lblk.get() + 1;
+    }
+    if next < end {
+        runs.push(next, None, end - next);
+    }
+    runs.0
+}
+
+/// Moves the times of a bound file if something was stored since they were set. Not on a frozen pool, which keeps its
+/// times. A failure leaves it for the next time.
+pub(crate) fn settle_times(core: &Core, mem: &Arc<InodeMem>) {
+    let Some(file) = core.bindings.of(mem.ino) else {
+        return;
+    };
+    if core.journal.is_frozen() || core.check_writable().is_err() || !file.take_dirty() {
+        return;
+    }
+    let _lock = mem.write();
+    if stamp(core, mem).is_err() {
+        file.note_store();
+    }
+}
+
+/// Sets the times to now, and later than they were. The caller has the inode's exclusive lock.
+pub(super) fn stamp(core: &Core, mem: &Arc<InodeMem>) -> Result<()> {
+    let mut inode = core.load_live(mem)?;
+    // Two stores within a tick of the clock are two changes.
+    let now = Core::now().max(Timestamp(inode.mtime().0.saturating_add(1)));
+    inode.set_mtime(now);
+    inode.set_ctime(now.max(inode.ctime()));
+    let mut tx = Tx::new(core);
+    tx.does_not_wait();
+    tx.put_inode(mem.ino, &mut inode);
+    tx.commit(&[mem])
+}
+
+/// Zeroes the bytes behind the end in the last page, in place: an append that a crash interrupted may have left some.
+/// Nobody sees them there. The caller has the inode's exclusive lock; `inode` is as stored. Durable when it returns.
+pub(crate) fn zero_tail(core: &Core, mem: &InodeMem, inode: &Inode) -> Result<()> {
+    let (within, lblk) = (inode.size() % BLOCK_BYTES, inode.size() / BLOCK_BYTES);
+    if within == 0 || inode.is_inline() {
+        return Ok(());
+    }
+    let word = core.map.get(PageId::new(mem.ino, Lblk::at(lblk)));
+    if word.is_hole() || word.is_unwritten() || !core.superblock.is_data_block(word.page()) {
+        return Ok(());
+    }
+    let offset = core.superblock.block_offset(word.page()) + within;
+    let mut tail = vec![0; (BLOCK_BYTES - within) as usize];
+    core.region.read(offset, &mut tail);
+    if tail.iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    core.region.stream_zero(offset, BLOCK_BYTES - within);
+    core.region.fence().map_err(|error| core.fail(&error))
+}
