@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use common::{connect, connect_leased, export, serve, serve_at};
 use double::Double;
 use ferrite_net::client::Client;
-use ferrite_net::rdma::{Adapter, How, RemoteError, RemoteFile, RemoteOptions};
+use ferrite_net::rdma::{Adapter, How, RegionFiles, RemoteError, RemoteFile, RemoteOptions};
 use ferrite_net::server::{ExportOptions, Rdma, Server, ServerOptions};
 use ferrite_net::wire::{QueuePairTold, UdpPlace};
 use ferrite_rnic::{Initiator, InitiatorOptions, Options};
@@ -101,6 +101,116 @@ impl Place {
         let options = ServerOptions::default().rdma(Some(adapter(&self.files)));
         self.server = Some(serve_at(&self.address, Arc::clone(&self.fs) as _, &options));
     }
+}
+
+/// The same on real pools: pages are found, and what is written is there after the pool was closed.
+#[test]
+fn pages_of_a_pool_are_written_in_place() {
+    let pool = common::make_pool(64 << 20, 1_000);
+    let engine = Arc::new(common::mount(&pool));
+    let fs: Arc<dyn FileSystem> = Arc::clone(&engine) as _;
+    let options = Options {
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        ..Options::default()
+    };
+    let adapter = Adapter::start(&options, Arc::new(RegionFiles::new())).unwrap();
+    let served = ServerOptions::default().rdma(Some(Arc::new(adapter)));
+    let (server, address) = serve(Arc::clone(&fs), vec![export("")], &served);
+    let client = Arc::new(connect(&address));
+    let new = NewFile {
+        mode: 0o600,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    };
+    let made = client.create(SYSTEM, ROOT_INO, b"file", &new).unwrap();
+    let file = RemoteFile::open(&client, SYSTEM, made.attr.ino, crate::options()).unwrap();
+    assert!(by_verbs(&file), "{}", file.how());
+    let data: Vec<u8> = (0..100_000_u32).map(|index| (index * 7) as u8).collect();
+    file.write(10_000, &data).unwrap();
+    file.append(b"appended").unwrap();
+    assert_eq!(file.append_once(b"once").unwrap(), 110_008);
+    let mut read = vec![1; 110_012];
+    assert_eq!(file.read(0, &mut read).unwrap(), read.len());
+    assert!(read[..10_000].iter().all(|byte| *byte == 0) && read[10_000..110_000] == data[..]);
+    // Programs on the server's host see it, change it and cut it, and verbs go on.
+    let local = fs.open(SYSTEM, made.attr.ino, OpenMode::read_write()).unwrap();
+    let mut seen = vec![0; 200_000];
+    assert_eq!(local.read_at(SYSTEM, 0, &mut seen).unwrap(), 110_012);
+    assert!(seen[..110_012] == read[..]);
+    local.write(SYSTEM, Position::At(20_000).into(), &[9; 5_000]).unwrap();
+    let mut part = vec![0; 5_002];
+    assert_eq!(file.read(19_999, &mut part).unwrap(), 5_002);
+    assert!(part[1..5_001].iter().all(|byte| *byte == 9) && part[0] == data[9_999]);
+    file.write(22_000, &[5; 100]).unwrap();
+    assert_eq!(local.read_at(SYSTEM, 21_999, &mut seen[..102]).unwrap(), 102);
+    assert!(seen[0] == 9 && seen[1..101] == [5; 100] && seen[101] == 9);
+    let short = SetAttr {
+        size: Some(30_000),
+        ..SetAttr::default()
+    };
+    fs.setattr(SYSTEM, made.attr.ino, &short).unwrap();
+    assert_eq!(file.read(29_000, &mut part).unwrap(), 1_000);
+    file.append(b"end").unwrap();
+    let told = client.rdma_activity().unwrap().files;
+    assert_eq!((told.len(), told[0].keys, told[0].size), (1, 1, 30_003));
+    assert!(told[0].entries > 0 && told[0].lookups > 10 && told[0].writable);
+    file.close().unwrap();
+    assert_eq!(client.rdma_activity().unwrap().files, []);
+    drop((local, made, client, server, fs));
+    ferrite_vfs::volume::Volume::close(&*engine).unwrap();
+    drop(engine);
+    let again = common::mount(&pool);
+    let ino = again.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+    let file = again.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+    assert_eq!(file.read_at(SYSTEM, 0, &mut seen).unwrap(), 30_003);
+    assert_eq!(seen[29_999..30_003], [data[19_999], b'e', b'n', b'd']);
+}
+
+/// A change of permissions ends the keys of who may not use the file any more, at once, and no other's.
+#[test]
+fn permissions_that_are_taken_away_end_keys() {
+    let pool = common::make_pool(64 << 20, 1_000);
+    let fs: Arc<dyn FileSystem> = Arc::new(common::mount(&pool));
+    let options = Options {
+        listen: vec!["[::1]:0".parse().unwrap(), "127.0.0.1:0".parse().unwrap()],
+        ..Options::default()
+    };
+    let adapter = Adapter::start(&options, Arc::new(RegionFiles::new())).unwrap();
+    let served = ServerOptions::default().rdma(Some(Arc::new(adapter)));
+    let (_server, address) = serve(Arc::clone(&fs), vec![export("")], &served);
+    let client = Arc::new(connect(&address));
+    let new = NewFile {
+        mode: 0o666,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    };
+    let ino = client.create(SYSTEM, ROOT_INO, b"file", &new).unwrap().attr.ino;
+    let user = Ctx::checked(Cred::new(1_000, 1_000));
+    let ours = client.bind(SYSTEM, ino, WRITABLE, false).unwrap();
+    let his = client.bind(&user, ino, WRITABLE, false).unwrap();
+    let (mut one, mut two) = (queue_pair(&client), queue_pair(&client));
+    two.append(his.key, b"his").unwrap();
+    let private = SetAttr {
+        mode: Some(0o600),
+        ..SetAttr::default()
+    };
+    fs.setattr(SYSTEM, ino, &private).unwrap();
+    assert!(matches!(two.append(his.key, b"no"), Err(ferrite_rnic::Error::Access)));
+    one.append(ours.key, b"ours").unwrap();
+    assert!(matches!(
+        client.bind(&user, ino, READABLE, false),
+        Err(FsError::AccessDenied)
+    ));
+    let mut bytes = [0; 9];
+    let file = fs.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+    assert_eq!(file.read_at(SYSTEM, 0, &mut bytes).unwrap(), 7);
+    assert_eq!(bytes[..7], *b"hisours");
+    // 8 bytes in one step.
+    one.reserve(ours.key, 9).unwrap();
+    assert_eq!(one.fetch_add(ours.key, 8, 5).unwrap(), 0);
+    assert_eq!(one.compare_swap(ours.key, 8, 5, 6).unwrap(), 5);
+    assert_eq!(file.read_at(SYSTEM, 8, &mut bytes[..1]).unwrap(), 1);
+    assert_eq!(bytes[0], 6);
 }
 
 fn look(client: &Client, name: &[u8]) -> Ino {
