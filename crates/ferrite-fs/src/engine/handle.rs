@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::background::Background;
 use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::{flusher, mount, region};
+use crate::engine::{flusher, mount, region, sealer};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
@@ -52,6 +52,8 @@ impl Engine {
         let is_writable = !core.is_read_only();
         let started = [
             (options.cleaner && is_writable).then(|| cleaner::start(Arc::clone(&core))),
+            (options.cleaner && is_writable && !core.bindings.left().is_empty())
+                .then(|| sealer::start(Arc::clone(&core))),
             (core.region.is_held() && core.region.medium() == Medium::File).then(|| flusher::start(Arc::clone(&core))),
         ];
         let background = started.into_iter().flatten().collect::<Result<_, _>>();

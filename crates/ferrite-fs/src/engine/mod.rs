@@ -13,6 +13,7 @@ mod mkfs;
 mod mount;
 mod once;
 mod region;
+mod sealer;
 mod volume;
 
 pub use handle::{Engine, identify, is_clean};

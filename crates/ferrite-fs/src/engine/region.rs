@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ferrite_map::{BlockNo, PageRange};
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, REGION_PAGE_BYTES, Region, Regions};
-use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result};
+use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result, SYSTEM};
 
 use super::handle::Engine;
 use crate::cache::bindings::Attached;
@@ -184,8 +184,8 @@ fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
     core.told(sealed)
 }
 
-/// Ends all bindings, and takes no more. With `seals`, the files become ordinary ones again; what cannot be sealed, and
-/// everything without it, stays bound.
+/// Ends all bindings, and takes no more. With `seals`, all bound files become ordinary ones again; what cannot be
+/// sealed, and everything without it, stays bound.
 pub(super) fn end_all(core: &Core, seals: bool) {
     core.bindings.close();
     for file in core.bindings.attached() {
@@ -197,6 +197,12 @@ pub(super) fn end_all(core: &Core, seals: bool) {
                 }
             }
             false => drop(bind::abandon(core, &file)),
+        }
+    }
+    let left = if seals { core.bindings.left() } else { Vec::new() };
+    for ino in left {
+        if let Err(error) = bind::seal(core, SYSTEM, &core.inodes.get(ino)) {
+            tracing::warn!(ino = ino.get(), %error, "a bound file was not sealed");
         }
     }
 }

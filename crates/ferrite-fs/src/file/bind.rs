@@ -199,6 +199,7 @@ pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
         return Err(FsError::Busy);
     }
     if !inode.is_bound() {
+        core.bindings.forget(mem.ino);
         return Ok(());
     }
     if ctx.check {

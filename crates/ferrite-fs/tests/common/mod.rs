@@ -1,6 +1,8 @@
 //! What the engine's tests share: pools in memory, and trees that can be compared.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod remote;
+
 use std::collections::BTreeMap;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs, number_thread};

@@ -1,0 +1,770 @@
+//! Files as memory regions: others write to a bound file in place while programs go on using it.
+//!
+//! What is protected: nobody is lost a byte, local changes and those from elsewhere in any order; the adapter is never
+//! left with a place that a page has left; and the file is an ordinary one again when all is over.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::remote::{Remote, WRITABLE};
+use common::{check, empty_pool, fixed, image_of, make, mount, pattern, write};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, create, fsck, mkfs};
+use ferrite_pm::{Access as Opening, Recorder, Region as Pool};
+use ferrite_vfs::regions::{Access, Binding, Regions};
+use ferrite_vfs::{
+    BadArgument, Cred, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenMode, Position, ROOT_INO, RenameMode, SYSTEM,
+    SetAttr, SpaceOf, Unsupported,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+const POOL_BYTES: u64 = 8 << 20;
+
+fn quiet() -> MountOptions {
+    MountOptions::default().cleaner(false)
+}
+
+fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
+    fixed()
+        .mapping(mapping)
+        .inodes(127)
+        .rings(2)
+        .data_checksum(data_checksum)
+}
+
+/// A new pool in memory, recorded, so that its bytes can be had at any time.
+fn pool(options: &MkfsOptions) -> (Engine, Arc<Recorder>) {
+    reopened(&empty_pool(POOL_BYTES, options))
+}
+
+fn reopened(image: &[u8]) -> (Engine, Arc<Recorder>) {
+    let recorder = Recorder::new(image.to_vec());
+    let mut region = Pool::from_image(image).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    (Engine::mount(region, &quiet()).unwrap(), recorder)
+}
+
+fn read(engine: &Engine, ino: Ino) -> Vec<u8> {
+    let mut content = vec![0; engine.getattr(SYSTEM, ino).unwrap().size as usize];
+    let mode = OpenMode {
+        no_atime: true,
+        ..OpenMode::read_only()
+    };
+    let file = engine.open(SYSTEM, ino, mode).unwrap();
+    assert_eq!(file.read_at(SYSTEM, 0, &mut content).unwrap(), content.len());
+    content
+}
+
+fn truncate(engine: &Engine, ino: Ino, size: u64) {
+    let set = SetAttr {
+        size: Some(size),
+        ..SetAttr::default()
+    };
+    engine.setattr(SYSTEM, ino, &set).unwrap();
+}
+
+fn fallocate(engine: &Engine, ino: Ino, mode: FallocateMode, offset: u64, len: u64) {
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    file.fallocate(SYSTEM, mode, offset, len).unwrap();
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("FERRITE_SEED").map_or_else(|_| rand::rng().next_u64(), |seed| seed.parse().unwrap());
+    println!("FERRITE_SEED={seed}");
+    seed
+}
+
+fn soak() -> bool {
+    std::env::var_os("FERRITE_SOAK").is_some()
+}
+
+/// A file whose content the test knows.
+struct Known {
+    ino: Ino,
+    name: String,
+    content: Vec<u8>,
+}
+
+impl Known {
+    fn put(&mut self, offset: u64, data: &[u8]) {
+        let end = offset as usize + data.len();
+        if self.content.len() < end {
+            self.content.resize(end, 0);
+        }
+        self.content[offset as usize..end].copy_from_slice(data);
+    }
+
+    /// Bytes of it, from a random place.
+    fn span(&self, random: &mut StdRng, most: usize) -> Option<(u64, usize)> {
+        let offset = random.random_range(0..self.content.len().max(1));
+        let len = random.random_range(0..=most.min(self.content.len().saturating_sub(offset)));
+        (len > 0).then_some((offset as u64, len))
+    }
+}
+
+const LONGEST: usize = 150_000;
+
+/// One random local operation.
+fn local(engine: &Engine, file: &mut Known, random: &mut StdRng) -> String {
+    let offset = random.random_range(0..LONGEST as u64);
+    let len = match random.random_range(0..3) {
+        0 => random.random_range(1..100),
+        1 => random.random_range(1..9000),
+        _ => random.random_range(1..60_000),
+    };
+    let zeros = |file: &mut Known, grows: bool| {
+        let end = match grows {
+            true => offset as usize + len,
+            false => (offset as usize + len).min(file.content.len()),
+        };
+        if (offset as usize) < end {
+            file.put(offset, &vec![0; end - offset as usize]);
+        }
+    };
+    match random.random_range(0..9) {
+        0..3 => {
+            let data = pattern(len, random.random());
+            write(engine, file.ino, offset, &data);
+            file.put(offset, &data);
+            format!("local write of {len} at {offset}")
+        }
+        3 => {
+            truncate(engine, file.ino, offset);
+            file.content.resize(offset as usize, 0);
+            format!("truncation to {offset}")
+        }
+        4 => {
+            fallocate(engine, file.ino, FallocateMode::PunchHole, offset, len as u64);
+            zeros(file, false);
+            format!("hole of {len} at {offset}")
+        }
+        5 => {
+            let keep_size = random.random();
+            fallocate(
+                engine,
+                file.ino,
+                FallocateMode::ZeroRange { keep_size },
+                offset,
+                len as u64,
+            );
+            zeros(file, !keep_size);
+            format!("zeros of {len} at {offset}, {keep_size}")
+        }
+        6 => {
+            let keep_size = random.random();
+            let end = (offset as usize + len).max(file.content.len());
+            fallocate(
+                engine,
+                file.ino,
+                FallocateMode::Allocate { keep_size },
+                offset,
+                len as u64,
+            );
+            if !keep_size {
+                file.content.resize(end, 0);
+            }
+            format!("space for {len} at {offset}, {keep_size}")
+        }
+        7 => {
+            let name = format!("name-{}", random.random_range(0..4));
+            let (from, to) = (file.name.as_bytes(), name.as_bytes());
+            engine
+                .rename(SYSTEM, ROOT_INO, from, ROOT_INO, to, RenameMode::Replace)
+                .unwrap();
+            file.name = name;
+            "rename".into()
+        }
+        _ => {
+            let mode = random.random_range(0..0o777);
+            let set = SetAttr {
+                mode: Some(mode),
+                ..SetAttr::default()
+            };
+            engine.setattr(SYSTEM, file.ino, &set).unwrap();
+            format!("mode {mode:o}")
+        }
+    }
+}
+
+/// One random operation from elsewhere.
+fn elsewhere(remote: &Remote, file: &mut Known, random: &mut StdRng) -> String {
+    let span = file.span(random, 20_000);
+    match random.random_range(0..8) {
+        0..3 => {
+            let Some((offset, len)) = span else {
+                return "nothing".into();
+            };
+            let data = pattern(len, random.random());
+            remote.write(offset, &data).unwrap();
+            file.put(offset, &data);
+            format!("remote write of {len} at {offset}")
+        }
+        3 => {
+            let Some((offset, len)) = span else {
+                return "nothing".into();
+            };
+            let found = remote.read(offset, len).unwrap();
+            assert_eq!(found, file.content[offset as usize..][..len], "{len} bytes at {offset}");
+            format!("remote read of {len} at {offset}")
+        }
+        4 => {
+            let sizes = [0, 1, 7, 500, 4096, 9000];
+            let parts: Vec<Vec<u8>> = (0..random.random_range(1..4))
+                .map(|_| pattern(sizes[random.random_range(0..sizes.len())], random.random()))
+                .collect();
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            let at = remote.region.append(&parts).unwrap();
+            assert_eq!(at, file.content.len() as u64);
+            file.content.extend(parts.concat());
+            format!("append of {} at {at}", parts.concat().len())
+        }
+        5 => {
+            let len = random.random_range(0..9000);
+            let at = remote.region.reserve(len).unwrap();
+            assert_eq!(at, file.content.len() as u64);
+            file.content.resize((at + len) as usize, 0);
+            format!("reservation of {len} at {at}")
+        }
+        6 => {
+            let Some((offset, len)) = span else {
+                return "nothing".into();
+            };
+            let data = pattern(len, random.random());
+            remote.region.write_atomic(offset, &data).unwrap();
+            file.put(offset, &data);
+            format!("atomic write of {len} at {offset}")
+        }
+        _ => {
+            let offset = random.random_range(0..LONGEST as u64) / 8 * 8;
+            if offset as usize + 8 > file.content.len() {
+                return "nothing".into();
+            }
+            let before = u64::from_le_bytes(file.content[offset as usize..][..8].try_into().unwrap());
+            let add = random.random();
+            assert_eq!(remote.fetch_add(offset, add).unwrap(), before);
+            let between = before.wrapping_add(add);
+            assert_eq!(remote.compare_swap(offset, between ^ 1, 7).unwrap(), between);
+            assert_eq!(remote.compare_swap(offset, between, !between).unwrap(), between);
+            file.put(offset, &(!between).to_le_bytes());
+            format!("words at {offset}")
+        }
+    }
+}
+
+/// Local operations and those from elsewhere in random order; the file is bound, unbound, sealed, crashed with.
+fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut engine, mut recorder) = pool(&options(mapping, data_checksum));
+    let mut file = Known {
+        ino: make(&engine, ROOT_INO, "name-0"),
+        name: "name-0".into(),
+        content: Vec::new(),
+    };
+    let mut remote: Option<Remote> = None;
+    for step in 0..steps {
+        let chance = random.random_range(0..40);
+        let at = match (chance, &remote) {
+            (0, Some(bound)) => {
+                bound.region.unbind().unwrap();
+                assert!(bound.adapter.is_unbound());
+                bound.adapter.check("unbind");
+                assert_eq!(bound.region.append(&[b"x"]), Err(FsError::Stale));
+                remote = None;
+                "unbind".into()
+            }
+            (1, _) => {
+                engine.freeze().unwrap();
+                if let Some(remote) = &remote {
+                    assert_eq!(remote.adapter.known(), 0, "a frozen pool is out of reach");
+                    assert_eq!(remote.region.fault(0, 1, Access::Write), Err(FsError::Busy));
+                    assert_eq!(remote.region.fault(0, 1, Access::Read), Err(FsError::Busy));
+                }
+                engine.thaw().unwrap();
+                "freeze".into()
+            }
+            (2, _) => {
+                // What a crash leaves of the file's unfenced bytes is not the question here: there are none.
+                let image = recorder.log().final_image();
+                drop(engine);
+                if let Some(remote) = remote.take() {
+                    assert!(remote.adapter.is_unbound());
+                    remote.adapter.check("the last handle");
+                }
+                check(&image);
+                (engine, recorder) = reopened(&image);
+                if random.random() {
+                    engine.seal(SYSTEM, file.ino).unwrap();
+                    assert!(engine.bound().is_empty());
+                }
+                "crash".into()
+            }
+            (_, None) if chance < 20 => {
+                remote = Some(Remote::bind(&engine, file.ino));
+                "bind".into()
+            }
+            (_, Some(remote)) if chance < 22 => elsewhere(remote, &mut file, &mut random),
+            _ => local(&engine, &mut file, &mut random),
+        };
+        let at = format!("{mapping:?}, checksums {data_checksum}, seed {seed}, step {step}: {at}");
+        if file.content.len() > 2 * LONGEST {
+            truncate(&engine, file.ino, 5000);
+            file.content.truncate(5000);
+        }
+        assert!(
+            read(&engine, file.ino) == file.content,
+            "{at}: a local reader finds something else"
+        );
+        if let Some(remote) = &remote {
+            assert_eq!(remote.adapter.size(), file.content.len() as u64, "{at}");
+            assert!(
+                remote.read_all() == file.content,
+                "{at}: somebody elsewhere finds something else"
+            );
+            remote.adapter.check(&at);
+        }
+    }
+    engine.unmount().unwrap();
+    if let Some(remote) = remote {
+        assert!(remote.adapter.is_unbound());
+        remote.adapter.check("unmount");
+    }
+    let image = recorder.log().final_image();
+    check(&image);
+    let engine = mount(&image);
+    assert!(engine.bound().is_empty(), "an unmount seals");
+    assert!(read(&engine, file.ino) == file.content);
+    let scrubbed = engine.scrub(None).unwrap();
+    assert!(scrubbed.findings.is_empty(), "{:?}", scrubbed.findings);
+}
+
+#[test]
+fn nothing_is_lost_in_any_order() {
+    let seed = seed();
+    let rounds = if soak() { 50 } else { 2 };
+    for round in 0..rounds {
+        for &mapping in Mapping::ALL {
+            for data_checksum in [false, true] {
+                in_any_order(mapping, data_checksum, seed.wrapping_add(round), 150);
+            }
+        }
+    }
+}
+
+/// Several threads at once, local and elsewhere. Each has bytes of its own, so that what it wrote last must be there;
+/// pages are shared by all.
+#[test]
+fn threads_keep_what_is_theirs() {
+    const THREADS: usize = 4;
+    const CELLS: u64 = 300;
+    const CELL: u64 = 96;
+    let rounds = if soak() { 20 } else { 1 };
+    for (n, &mapping) in Mapping::ALL
+        .iter()
+        .cycle()
+        .take(Mapping::ALL.len() * rounds)
+        .enumerate()
+    {
+        let (engine, recorder) = pool(&options(mapping, n % 2 == 0));
+        let ino = make(&engine, ROOT_INO, "shared");
+        truncate(&engine, ino, CELLS * CELL);
+        let remote = Remote::bind(&engine, ino);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..THREADS)
+                .map(|me| {
+                    let (engine, remote) = (engine.clone(), remote.clone());
+                    scope.spawn(move || {
+                        let mut random = StdRng::seed_from_u64((n * THREADS + me) as u64);
+                        for step in 0..400 {
+                            let cell = random.random_range(0..CELLS / THREADS as u64) * THREADS as u64 + me as u64;
+                            let data = [random.random::<u8>(); CELL as usize];
+                            match me % 2 {
+                                0 => write(&engine, ino, cell * CELL, &data),
+                                _ => remote.write(cell * CELL, &data).unwrap(),
+                            }
+                            let mut found = [0; CELL as usize];
+                            let file = engine.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+                            file.read_at(SYSTEM, cell * CELL, &mut found).unwrap();
+                            assert_eq!(found, data, "{mapping:?}, thread {me}, step {step}, read here");
+                            let found = remote.read(cell * CELL, CELL as usize).unwrap();
+                            assert_eq!(found, data, "{mapping:?}, thread {me}, step {step}, read elsewhere");
+                        }
+                    })
+                })
+                .collect();
+            // Behind all of that the file grows, shrinks, and is frozen.
+            let (engine, remote, stop) = (&engine, &remote, &stop);
+            let other = scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    remote.region.append(&[&pattern(3000, 1), &pattern(5000, 2)]).unwrap();
+                    fallocate(engine, ino, FallocateMode::PunchHole, CELLS * CELL, 1 << 20);
+                    truncate(engine, ino, CELLS * CELL);
+                    remote.region.attr().unwrap();
+                }
+            });
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            stop.store(true, Ordering::Relaxed);
+            other.join().unwrap();
+        });
+        remote.adapter.check(&format!("{mapping:?}"));
+        engine.unmount().unwrap();
+        check(&recorder.log().final_image());
+    }
+}
+
+#[test]
+fn appends_from_many_threads_are_whole_and_in_some_order() {
+    for &mapping in Mapping::ALL {
+        let (engine, _) = pool(&options(mapping, true));
+        let ino = make(&engine, ROOT_INO, "log");
+        write(&engine, ino, 0, b"head....");
+        let remote = Remote::bind(&engine, ino);
+        std::thread::scope(|scope| {
+            for me in 0..4u8 {
+                let remote = remote.clone();
+                scope.spawn(move || {
+                    for n in 0..50u8 {
+                        let entry = [me, n, !n, me, n, n, n, n];
+                        let at = remote.region.append(&[&entry[..3], &entry[3..]]).unwrap();
+                        assert_eq!(remote.read(at, 8).unwrap(), entry);
+                    }
+                });
+            }
+        });
+        let content = read(&engine, ino);
+        assert_eq!(content.len(), 8 + 4 * 50 * 8);
+        let mut next = [0; 4];
+        for entry in content[8..].chunks(8) {
+            let (me, n) = (entry[0], next[entry[0] as usize]);
+            assert_eq!(entry, [me, n, !n, me, n, n, n, n]);
+            next[me as usize] += 1;
+        }
+        remote.adapter.check("appends");
+    }
+}
+
+#[test]
+fn an_append_on_a_full_pool_leaves_nothing_and_room_is_found_later() {
+    for &mapping in Mapping::ALL {
+        let options = options(mapping, true);
+        let (engine, recorder) = pool(&options);
+        let ino = make(&engine, ROOT_INO, "log");
+        let remote = Remote::bind(&engine, ino);
+        remote.region.append(&[&pattern(5000, 1)]).unwrap();
+        let ballast = make(&engine, ROOT_INO, "ballast");
+        let file = engine.open(SYSTEM, ballast, OpenMode::read_write()).unwrap();
+        let mut filled = 0;
+        while let Ok(count) = file.write_at(SYSTEM, filled, &[1; 4096]) {
+            filled += count as u64;
+        }
+        // What is reserved ahead is used up first.
+        let mut content = pattern(5000, 1);
+        let failed = loop {
+            match remote.region.append(&[&pattern(3000, 2)]) {
+                Ok(at) => assert_eq!(at, content.len() as u64),
+                Err(error) => break error,
+            }
+            content.extend(pattern(3000, 2));
+        };
+        assert!(
+            matches!(failed, FsError::NoSpace(SpaceOf::Blocks | SpaceOf::MapEntries)),
+            "{failed}"
+        );
+        assert_eq!(remote.adapter.size(), content.len() as u64);
+        assert!(read(&engine, ino) == content, "{mapping:?}");
+        // Space for the size alone is not needed.
+        let at = remote.region.reserve(100).unwrap();
+        assert_eq!(at, content.len() as u64);
+        content.resize(content.len() + 100, 0);
+        assert!(
+            remote.read_all() == content,
+            "{mapping:?}: what is reserved reads as zeros"
+        );
+        engine.unlink(SYSTEM, ROOT_INO, b"ballast").unwrap();
+        drop(file);
+        remote.region.append(&[&pattern(3000, 3)]).unwrap();
+        content.extend(pattern(3000, 3));
+        assert!(remote.read_all() == content);
+        remote.adapter.check("full pool");
+        engine.unmount().unwrap();
+        let image = recorder.log().final_image();
+        check(&image);
+        assert!(read(&mount(&image), ino) == content);
+    }
+}
+
+#[test]
+fn times_and_permissions_are_told() {
+    let (engine, _) = pool(&options(Mapping::default(), false));
+    let ino = make(&engine, ROOT_INO, "file");
+    write(&engine, ino, 0, &[1; 5000]);
+    let remote = Remote::bind(&engine, ino);
+    let before = engine.getattr(SYSTEM, ino).unwrap();
+    assert_eq!(remote.region.attr().unwrap(), before, "nothing was stored");
+    for n in 0..3 {
+        let before = engine.getattr(SYSTEM, ino).unwrap();
+        remote.write(100, &[n; 10]).unwrap();
+        let after = match n {
+            0 => engine.getattr(SYSTEM, ino).unwrap(),
+            1 => remote.region.attr().unwrap(),
+            _ => engine.lookup(SYSTEM, ROOT_INO, b"file").unwrap(),
+        };
+        assert!(
+            after.mtime > before.mtime && after.ctime > before.ctime && after.change > before.change,
+            "{n}"
+        );
+        assert_eq!(engine.getattr(SYSTEM, ino).unwrap(), after, "once");
+    }
+    assert!(remote.adapter.take_attributes().is_empty());
+    let set = SetAttr {
+        mode: Some(0o600),
+        uid: Some(7),
+        ..SetAttr::default()
+    };
+    let attr = engine.setattr(SYSTEM, ino, &set).unwrap();
+    assert_eq!(remote.adapter.take_attributes(), [attr]);
+    remote.adapter.check("attributes");
+}
+
+#[test]
+fn who_may_not_use_a_file_binds_none() {
+    let (engine, _) = pool(&options(Mapping::default(), false));
+    let ino = make(&engine, ROOT_INO, "file");
+    let bind = |ctx: &Ctx, ino: Ino, how: Binding| {
+        let adapter = Arc::<common::remote::Checked>::default();
+        engine.bind(ctx, ino, how, adapter).map(drop)
+    };
+    let other = Ctx {
+        check: true,
+        cred: Cred {
+            uid: 7,
+            gid: 7,
+            ..Cred::root()
+        },
+        ..SYSTEM.clone()
+    };
+    assert_eq!(bind(&other, ino, WRITABLE), Err(FsError::AccessDenied));
+    assert_eq!(bind(SYSTEM, ROOT_INO, WRITABLE), Err(FsError::IsDirectory));
+    let link = engine.symlink(SYSTEM, ROOT_INO, b"link", b"file").unwrap().ino;
+    assert_eq!(
+        bind(SYSTEM, link, WRITABLE),
+        Err(FsError::Invalid(BadArgument::RegionKind))
+    );
+    let remote = Remote::bind_as(&engine, ino, Binding::default()).unwrap();
+    assert_eq!(bind(SYSTEM, ino, WRITABLE), Err(FsError::Busy));
+    assert_eq!(engine.seal(SYSTEM, ino), Err(FsError::Busy));
+    assert_eq!(
+        remote.region.append(&[b"x"]),
+        Err(FsError::BadHandle),
+        "it is bound for reading"
+    );
+    assert_eq!(remote.region.write_atomic(0, b"x"), Err(FsError::BadHandle));
+    remote.region.unbind().unwrap();
+    remote.region.unbind().unwrap();
+    let remote = Remote::bind(&engine, ino);
+    assert_eq!(
+        remote.region.write_atomic(0, b"x"),
+        Err(FsError::Invalid(BadArgument::RegionGrows))
+    );
+    let bound = engine.bound();
+    assert_eq!((bound.len(), bound[0].ino, bound[0].is_attached), (1, ino, true));
+    // An adapter that is wrong harms nobody, and is told.
+    for (page, within) in [(0, 0), (1, 0), (u32::MAX, 0)] {
+        remote.region.store(page, within, b"superblock");
+    }
+    assert_eq!(remote.region.fence(), Err(FsError::Invalid(BadArgument::RegionPage)));
+}
+
+/// A torn sector could hit bytes that were acknowledged.
+#[test]
+fn a_pool_in_a_disk_file_is_bound_for_reading_only() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = folder.path().join("pool");
+    create(&path, POOL_BYTES, &options(Mapping::default(), true)).unwrap();
+    for durability in [ferrite_fs::Durability::Process, ferrite_fs::Durability::OnSync] {
+        let pool = Pool::open(&path, Opening::ReadWrite).unwrap();
+        if pool.medium() != ferrite_pm::Medium::File {
+            println!("not on a disk here");
+            return;
+        }
+        let engine = Engine::mount(pool, &quiet().durability(durability)).unwrap();
+        let ino = make(&engine, ROOT_INO, &format!("{durability:?}"));
+        write(&engine, ino, 0, &pattern(9000, 1));
+        let refused = Remote::bind_as(&engine, ino, WRITABLE).map(drop);
+        assert_eq!(refused, Err(FsError::NotSupported(Unsupported::WritableRegion)));
+        let remote = Remote::bind_as(&engine, ino, Binding::default()).unwrap();
+        write(&engine, ino, 4000, &pattern(200, 2));
+        truncate(&engine, ino, 8000);
+        assert!(remote.read_all() == read(&engine, ino));
+        remote.adapter.check("disk");
+        engine.unmount().unwrap();
+        drop((engine, remote));
+        let report = fsck(Pool::open(&path, Opening::ReadWrite).unwrap(), &mut |_, _, _| {}).unwrap();
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+    }
+}
+
+#[test]
+fn a_bound_file_without_a_name_lives_until_it_is_unbound() {
+    for &mapping in Mapping::ALL {
+        let (engine, recorder) = pool(&options(mapping, true));
+        let empty = engine.statfs(SYSTEM).unwrap();
+        let ino = make(&engine, ROOT_INO, "file");
+        write(&engine, ino, 0, &pattern(300_000, 1));
+        let remote = Remote::bind(&engine, ino);
+        engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+        // Others take what is free, and nothing of it.
+        let other = make(&engine, ROOT_INO, "other");
+        write(&engine, other, 0, &pattern(500_000, 2));
+        remote.write(1000, &pattern(5000, 3)).unwrap();
+        remote.region.append(&[&pattern(5000, 4)]).unwrap();
+        assert_eq!(remote.read(1000, 5000).unwrap(), pattern(5000, 3));
+        assert!(read(&engine, other) == pattern(500_000, 2));
+        // A crash forgets it.
+        let image = recorder.log().final_image();
+        let crashed = mount(&image);
+        assert!(crashed.bound().is_empty());
+        remote.region.unbind().unwrap();
+        remote.adapter.check("unlinked");
+        engine.unlink(SYSTEM, ROOT_INO, b"other").unwrap();
+        let left = engine.statfs(SYSTEM).unwrap();
+        assert_eq!(
+            (left.blocks_free, left.inodes_free),
+            (empty.blocks_free, empty.inodes_free),
+            "{mapping:?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_stays_bound_over_a_crash_and_is_sealed_when_nothing_goes_on() {
+    let (engine, recorder) = pool(&options(Mapping::default(), true));
+    let ino = make(&engine, ROOT_INO, "file");
+    write(&engine, ino, 0, &pattern(20_000, 1));
+    let remote = Remote::bind(&engine, ino);
+    remote.write(5000, &pattern(3000, 2)).unwrap();
+    let mut content = pattern(20_000, 1);
+    content[5000..8000].copy_from_slice(&pattern(3000, 2));
+    let image = recorder.log().final_image();
+    check(&image);
+    // Without its adapter it works as any other.
+    let (after, recorder) = reopened(&image);
+    let bound = after.bound();
+    assert_eq!((bound.len(), bound[0].ino, bound[0].is_attached), (1, ino, false));
+    assert!(
+        read(&after, ino) == content,
+        "checksums of bound files count for identity only"
+    );
+    assert!(after.scrub(None).unwrap().findings.is_empty());
+    write(&after, ino, 100, b"logged");
+    content[100..106].copy_from_slice(b"logged");
+    assert!(
+        after.dump(ino).unwrap().iter().all(|page| page.entries.is_empty()),
+        "no logs"
+    );
+    assert!(read(&after, ino) == content);
+    drop(after);
+    let image = recorder.log().final_image();
+    check(&image);
+    // A pool that is not changed is not sealed, and can be read.
+    let look = Engine::mount(Pool::from_image(&image).unwrap(), &MountOptions::look()).unwrap();
+    assert_eq!(look.bound().len(), 1);
+    assert!(read(&look, ino) == content);
+    let idle = Engine::mount(Pool::from_image(&image).unwrap(), &MountOptions::default()).unwrap();
+    for _ in 0..400 {
+        if idle.bound().is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    assert!(idle.bound().is_empty(), "sealed by itself");
+    assert!(read(&idle, ino) == content);
+    assert!(idle.scrub(None).unwrap().findings.is_empty());
+}
+
+/// A frozen pool is a cleanly unmounted one, and stays so.
+#[test]
+fn a_frozen_pool_does_not_change() {
+    let (engine, recorder) = pool(&options(Mapping::default(), true));
+    let ino = make(&engine, ROOT_INO, "file");
+    write(&engine, ino, 0, &pattern(20_000, 1));
+    let remote = Remote::bind(&engine, ino);
+    engine.freeze().unwrap();
+    let image = recorder.log().final_image();
+    std::thread::scope(|scope| {
+        let append = scope.spawn(|| remote.region.append(&[b"later"]));
+        assert_eq!(remote.write(0, b"now"), Err(FsError::Busy));
+        let before = remote.region.attr().unwrap();
+        assert_eq!(engine.getattr(SYSTEM, ino).unwrap(), before);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(recorder.log().final_image() == image, "something was stored");
+        check(&image);
+        assert!(read(&mount(&image), ino) == pattern(20_000, 1));
+        engine.thaw().unwrap();
+        assert_eq!(append.join().unwrap(), Ok(20_000));
+    });
+    remote.write(0, b"now").unwrap();
+    assert_eq!(&remote.read_all()[..3], b"now");
+    // An unmount of a frozen pool cannot seal.
+    engine.freeze().unwrap();
+    engine.unmount().unwrap();
+    assert!(remote.adapter.is_unbound());
+    assert_eq!(mount(&recorder.log().final_image()).bound().len(), 1);
+    remote.adapter.check("frozen");
+}
+
+/// Damage is found when a file is bound: afterwards nobody would notice it.
+#[test]
+fn a_damaged_file_is_not_bound() {
+    let options = options(Mapping::default(), true);
+    let (engine, recorder) = pool(&options);
+    let ino = make(&engine, ROOT_INO, "file");
+    write(&engine, ino, 0, &[0xa7; 4096]);
+    engine.unmount().unwrap();
+    let mut image = recorder.log().final_image();
+    let at = image.windows(64).position(|window| window == [0xa7; 64]).unwrap();
+    image[at + 10] ^= 1;
+    let engine = mount(&image);
+    let refused = Remote::bind_as(&engine, ino, WRITABLE).map(drop);
+    assert!(matches!(refused, Err(FsError::Damaged(_))), "{refused:?}");
+    assert!(engine.bound().is_empty());
+}
+
+/// A local append through a handle, and one from elsewhere, meet at the end.
+#[test]
+fn both_sides_append() {
+    let (engine, _) = pool(&options(Mapping::default(), false));
+    let ino = make(&engine, ROOT_INO, "file");
+    let remote = Remote::bind(&engine, ino);
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    let mut content = Vec::new();
+    for n in 0..200u8 {
+        let data = pattern(usize::from(n) * 3 + 1, n);
+        match n % 3 {
+            0 => drop(file.write(SYSTEM, Position::End.into(), &data).unwrap()),
+            _ => assert_eq!(remote.region.append(&[&data]).unwrap(), content.len() as u64),
+        }
+        content.extend(data);
+    }
+    assert!(read(&engine, ino) == content && remote.read_all() == content);
+    remote.adapter.check("both append");
+}
+
+/// What was made with an older or smaller pool in mind: the largest step is the engine's.
+#[test]
+fn a_step_that_is_too_large_is_refused_whole() {
+    let region = Pool::anonymous(64 << 20).unwrap();
+    mkfs(&region, &options(Mapping::default(), false)).unwrap();
+    let engine = Engine::mount(Pool::from_image(&image_of(&region)).unwrap(), &quiet()).unwrap();
+    let ino = make(&engine, ROOT_INO, "file");
+    let remote = Remote::bind(&engine, ino);
+    let most = pattern(engine.atomic_write_bytes(), 1);
+    assert_eq!(remote.region.append(&[&most]).unwrap(), 0);
+    let refused = remote.region.append(&[&most, b"x"]);
+    assert_eq!(refused, Err(FsError::NotSupported(Unsupported::StepSize)));
+    remote.region.write_atomic(0, &most).unwrap();
+    assert!(read(&engine, ino) == most);
+}
