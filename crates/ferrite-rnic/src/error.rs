@@ -24,6 +24,13 @@ pub enum StartError {
     NoAddress,
 }
 
+impl StartError {
+    /// Whether somebody else has an address.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, StartError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
+    }
+}
+
 fn mend(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
