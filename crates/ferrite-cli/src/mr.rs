@@ -6,7 +6,6 @@
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use ferrite::MountOptions;
@@ -15,7 +14,7 @@ use ferrite_net::client::Client;
 use ferrite_net::rdma::{How, RemoteFile, RemoteOptions};
 use ferrite_net::volume::RemoteVolume;
 use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileKind, FileSystem, Ino, NewFile, OpenFlags, SYSTEM, Start};
+use ferrite_vfs::{Ctx, FileKind, FileSystem, Ino, OpenFlags, Start};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
