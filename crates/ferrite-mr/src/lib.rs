@@ -1,25 +1,44 @@
-//! From pages of a file to pages of memory, as an RDMA adapter does it: FileMR (Yang, Izraelevitz, Swanson, NSDI 2020).
+//! Files as RDMA memory regions: the adapter's half of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020).
 //!
-//! What lives here: two ways to translate, and nothing that knows files. [`Ranges`] follows FileMR: a tree of runs for
-//! each region ([`RangeMtt`]) behind a cache of runs ([`RangeCache`]). [`Pages`] is its rival, what adapters have: an
-//! array of pages ([`PageMtt`]) behind a cache of pages ([`PageCache`]). Both caches have 4096 entries, four to a set,
-//! and count hits and misses. Nothing of the program uses this crate yet other than its tests.
+//! What lives here: [`Binder`], which binds files of any engine with [`ferrite_vfs::regions`] and gives *filekeys* for
+//! them; and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a
+//! call of the file system. `docs/filemr.md` says what each promises.
 //!
-//! Invariant: a cache never gives what its table does not have any more. Whoever removes pages removes them from both,
-//! which [`Ranges`] and [`Pages`] do in one call.
+//! Below that, two ways to translate pages of files, which know no files: FileMR's ([`RangeMtt`], a tree of runs for
+//! each file, behind a [`RangeCache`]) and its rival, what adapters have ([`PageMtt`], an array of pages, behind a
+//! [`PageCache`]). Both caches have 4096 entries, four to a set. [`Ranges`] and [`Pages`] are both as experiments
+//! compare them.
+//!
+//! *Architecture invariant:* nothing here knows an engine, sockets, or the service.
 
 #![forbid(unsafe_code)]
 
+mod appends;
+mod binder;
 mod counters;
+mod faults;
+mod file;
+mod grants;
+mod key;
+mod keys;
+mod memory;
+mod meter;
 mod page_cache;
 mod page_mtt;
 mod range_cache;
 mod range_mtt;
+mod room;
 mod run;
 mod sets;
+mod sync;
 mod translate;
 
+pub use binder::{Binder, Granted, Listed, Options};
 pub use counters::Counters;
+pub use file::{FileMr, FileStatus};
+pub use key::{Holder, KeyCheck, Rights, SessionId, may_keep};
+pub use memory::FileMemory;
+pub use meter::Counts;
 pub use page_cache::PageCache;
 pub use page_mtt::PageMtt;
 pub use range_cache::RangeCache;

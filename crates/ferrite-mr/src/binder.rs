@@ -1,0 +1,355 @@
+//! The room that owns all bound files of a server: who binds, who holds keys, when a binding ends.
+//!
+//! Invariants:
+//!
+//! * A file is bound once, however many sessions have keys for it, and is unbound when the last key is gone.
+//! * Binding and unbinding of a file exclude each other (`Slot::work`), and block nothing that packets need.
+//! * No lock of this file is held by who is called from the engine.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use ferrite_roce::wire::Qpn;
+use ferrite_vfs::regions::Binding;
+use ferrite_vfs::{BadArgument, Ctx, FileSystem, FsError, Ino, Result, Unsupported, posix};
+
+use crate::file::{FileId, FileMr, FileStatus};
+use crate::key::{Holder, KeyCheck, Rights, SessionId, may_keep};
+use crate::memory::FileMemory;
+use crate::room::Room;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+/// How a binder works.
+#[derive(Clone)]
+pub struct Options {
+    /// Threads that ask engines for pages.
+    pub fault_threads: usize,
+    /// Bytes of all messages that are being assembled. Longer messages are refused; others wait.
+    pub assembled_bytes_max: u64,
+    /// Which keys stay when a file's permissions change.
+    pub check: Arc<KeyCheck>,
+}
+
+impl Default for Options {
+    /// Two threads, 64 MiB, and the permission bits.
+    fn default() -> Options {
+        Options {
+            fault_threads: 2,
+            assembled_bytes_max: 64 << 20,
+            check: Arc::new(may_keep),
+        }
+    }
+}
+
+/// A key that was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Granted {
+    /// The filekey.
+    pub key: u32,
+    /// The file's size.
+    pub size: u64,
+    /// Runs that its pages lie in.
+    pub ranges: u64,
+    /// The longest WRITE of a key with [`Rights::atomic_writes`].
+    pub atomic_bytes_max: u64,
+}
+
+/// A bound file, for who looks after the server.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// Whose file it is.
+    pub engine: Weak<dyn FileSystem>,
+    /// Which.
+    pub ino: Ino,
+    /// How it is bound.
+    pub binding: Binding,
+    /// Who has keys.
+    pub holders: Vec<Holder>,
+    /// What has been done with it.
+    pub status: FileStatus,
+}
+
+struct Slot {
+    engine: Weak<dyn FileSystem>,
+    /// Held while the file is bound or unbound. True: this slot is not in the table any more.
+    work: Mutex<bool>,
+    bound: Mutex<Option<(Arc<FileMr>, Binding)>>,
+}
+
+/// All bound files of a server.
+pub struct Binder {
+    room: Arc<Room>,
+    check: Arc<KeyCheck>,
+    files: Mutex<HashMap<FileId, Arc<Slot>>>,
+    next_number: AtomicU64,
+}
+
+fn id_of(engine: &Arc<dyn FileSystem>, ino: Ino) -> FileId {
+    let engine = Arc::as_ptr(engine).cast::<()>() as usize;
+    FileId { engine, ino }
+}
+
+impl Binder {
+    /// A binder without files.
+    ///
+    /// # Errors
+    /// If no threads can be had.
+    pub fn new(options: Options) -> std::io::Result<Binder> {
+        Ok(Binder {
+            room: Arc::new(Room::new(options.fault_threads, options.assembled_bytes_max)?),
+            check: options.check,
+            files: Mutex::default(),
+            next_number: AtomicU64::new(0),
+        })
+    }
+
+    /// A memory for one more RNIC thread.
+    pub fn memory(&self) -> FileMemory {
+        FileMemory::new(Arc::clone(&self.room))
+    }
+
+    /// Gives `session` a key for a file, and binds the file if it is not bound yet. The key can be used when this
+    /// returns. Blocks as [`ferrite_vfs::regions::Regions::bind`] does.
+    ///
+    /// With [`Ctx::check`] the caller needs the permissions that `rights` stand for.
+    ///
+    /// # Errors
+    /// As [`ferrite_vfs::regions::Regions::bind`]. `Invalid` for rights to change a file that is bound for reading by
+    /// this call, `Busy` if it was by an earlier one; `NotSupported` if the engine has no regions.
+    pub fn bind(
+        &self,
+        engine: &Arc<dyn FileSystem>,
+        ctx: &Ctx,
+        ino: Ino,
+        binding: Binding,
+        session: SessionId,
+        rights: Rights,
+    ) -> Result<Granted> {
+        if rights.changes() && !binding.writable {
+            return Err(FsError::Invalid(BadArgument::NotWritable));
+        }
+        self.sweep()?;
+        let id = id_of(engine, ino);
+        let holder = Holder {
+            session,
+            rights,
+            cred: ctx.check.then(|| ctx.cred.clone()),
+        };
+        loop {
+            let slot = Arc::clone(lock(&self.files).entry(id).or_insert_with(|| {
+                Arc::new(Slot {
+                    engine: Arc::downgrade(engine),
+                    work: Mutex::new(false),
+                    bound: Mutex::default(),
+                })
+            }));
+            let mut is_gone = lock(&slot.work);
+            if *is_gone {
+                continue;
+            }
+            let result = self
+                .bound(&slot, engine, ctx, id, binding, rights)
+                .and_then(|file| self.grant(&file, holder));
+            if result.is_err() {
+                // Its error is the one to tell.
+                let _ = self.unbind_unused(id, &slot, &mut is_gone);
+            }
+            return result;
+        }
+    }
+
+    /// The file of a slot, bound now if it was not. The caller holds the slot's `work`.
+    fn bound(
+        &self,
+        slot: &Slot,
+        engine: &Arc<dyn FileSystem>,
+        ctx: &Ctx,
+        id: FileId,
+        binding: Binding,
+        rights: Rights,
+    ) -> Result<Arc<FileMr>> {
+        let bound = lock(&slot.bound).clone();
+        if let Some((file, how)) = bound
+            && !file.has_ended()
+        {
+            return match rights.changes() && !how.writable {
+                true => Err(FsError::Busy),
+                false => Ok(file),
+            };
+        }
+        let regions = engine.regions().ok_or(FsError::NotSupported(Unsupported::Region))?;
+        let number = self.next_number.fetch_add(1, Ordering::SeqCst);
+        let atomic_bytes_max = engine.limits().atomic_write_bytes;
+        let file = Arc::new(FileMr::new(number, id, atomic_bytes_max, Arc::clone(&self.check)));
+        let region = regions.bind(ctx, id.ino, binding, Arc::clone(&file) as _)?;
+        file.bound(region);
+        *lock(&slot.bound) = Some((Arc::clone(&file), binding));
+        Ok(file)
+    }
+
+    /// A key for a bound file.
+    fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Granted> {
+        let key = self.room.keys.grant(file, holder)?;
+        // Asked when the key is known to the file: a change of permissions before this shows in what is asked, one
+        // after it has looked at the key.
+        let attr = file.region().ok_or(FsError::Stale).and_then(|region| region.attr());
+        let allowed = attr.and_then(|attr| match &key.holder.cred {
+            Some(cred) => posix::may_access(&attr, cred, key.holder.rights.access()),
+            None => Ok(()),
+        });
+        if let Err(error) = allowed {
+            self.room.keys.revoke_one(key.holder.session, key.number);
+            file.drain();
+            return Err(error);
+        }
+        let status = file.status();
+        Ok(Granted {
+            key: key.number,
+            size: file.size(),
+            ranges: status.ranges,
+            atomic_bytes_max: file.atomic_bytes_max(),
+        })
+    }
+
+    /// A queue pair belongs to `session` from now on: it may use the session's keys.
+    pub fn attach(&self, session: SessionId, qpn: Qpn) {
+        self.room.keys.attach(session, qpn);
+    }
+
+    /// A queue pair belongs to nobody any more. Its own thread calls this, or has stopped serving it.
+    pub fn detach(&self, qpn: Qpn) {
+        self.room.keys.detach(qpn);
+    }
+
+    /// Takes a key back. When this returns no access by it is under way. Unbinds the file if it was the last.
+    ///
+    /// # Errors
+    /// `NotFound` if the session has no such key; as [`ferrite_vfs::regions::Region::unbind`], the key being gone.
+    pub fn release(&self, session: SessionId, key: u32) -> Result<()> {
+        let file = self.room.keys.revoke_one(session, key).ok_or(FsError::NotFound)?;
+        self.settle(vec![file])
+    }
+
+    /// Takes all keys and queue pairs of a session back, as [`Self::release`] does.
+    ///
+    /// # Errors
+    /// As [`Self::release`]: the first of them; all keys are gone.
+    pub fn end_session(&self, session: SessionId) -> Result<()> {
+        self.room.keys.detach_all(session);
+        let files = self.room.keys.revoke(|key, _| key.holder.session == session);
+        self.settle(files)
+    }
+
+    /// Takes all keys of a file back and unbinds it.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not bound; as [`Self::release`].
+    pub fn unbind_file(&self, engine: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
+        let id = id_of(engine, ino);
+        if !lock(&self.files).contains_key(&id) {
+            return Err(FsError::NotFound);
+        }
+        let files = self.room.keys.revoke(|_, file| file.id() == id);
+        self.settle(files)
+    }
+
+    /// Takes all keys back and unbinds all files: before engines are closed.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub fn unbind_all(&self) -> Result<()> {
+        let files = self.room.keys.revoke(|_, _| true);
+        self.settle(files)
+    }
+
+    /// Forgets keys that were revoked by a change of permissions or by the engine, and unbinds files without others.
+    /// Binding does it, too.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub fn sweep(&self) -> Result<()> {
+        let files = self.room.keys.revoke(|key, _| key.is_revoked());
+        self.settle(files)
+    }
+
+    /// All bound files.
+    pub fn list(&self) -> Vec<Listed> {
+        let slots: Vec<(FileId, Arc<Slot>)> = lock(&self.files)
+            .iter()
+            .map(|(id, slot)| (*id, Arc::clone(slot)))
+            .collect();
+        let mut listed = Vec::new();
+        for (id, slot) in slots {
+            let Some((file, binding)) = lock(&slot.bound).clone() else {
+                continue;
+            };
+            if file.has_ended() {
+                continue;
+            }
+            let keys = file.keys();
+            let live = keys.iter().filter(|key| !key.is_revoked());
+            listed.push(Listed {
+                engine: Weak::clone(&slot.engine),
+                ino: id.ino,
+                binding,
+                holders: live.map(|key| key.holder.clone()).collect(),
+                status: file.status(),
+            });
+        }
+        listed.sort_by_key(|one| one.ino);
+        listed
+    }
+
+    /// Keys that there are.
+    pub fn keys(&self) -> usize {
+        self.room.keys.len()
+    }
+
+    /// Bytes of messages that are being assembled.
+    pub fn assembled_bytes(&self) -> u64 {
+        self.room.assembled_bytes()
+    }
+
+    /// Waits for accesses with keys that were revoked, and unbinds files without others.
+    fn settle(&self, files: Vec<Arc<FileMr>>) -> Result<()> {
+        let mut result = Ok(());
+        for file in files {
+            file.drain();
+            let slot = lock(&self.files).get(&file.id()).cloned();
+            let Some(slot) = slot else {
+                continue;
+            };
+            let mut is_gone = lock(&slot.work);
+            result = result.and(self.unbind_unused(file.id(), &slot, &mut is_gone));
+        }
+        result
+    }
+
+    /// Unbinds the file of a slot that has no keys, and removes the slot. The caller holds its `work`.
+    fn unbind_unused(&self, id: FileId, slot: &Slot, is_gone: &mut bool) -> Result<()> {
+        if *is_gone {
+            return Ok(());
+        }
+        let bound = lock(&slot.bound).clone();
+        let mut result = Ok(());
+        if let Some((file, _)) = bound {
+            if file.has_keys() {
+                return Ok(());
+            }
+            if let Some(region) = file.region() {
+                result = region.unbind();
+            }
+            *lock(&slot.bound) = None;
+        }
+        *is_gone = true;
+        lock(&self.files).remove(&id);
+        result
+    }
+}
+
+impl Drop for Binder {
+    fn drop(&mut self) {
+        // Nobody is left to tell. A file that could not be sealed is, after the next start.
+        let _ = self.unbind_all();
+    }
+}

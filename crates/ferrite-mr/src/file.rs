@@ -1,0 +1,351 @@
+//! A file as a memory region: where its pages lie, who may touch them, and the engine's half of it.
+//!
+//! What lives here: [`FileMr`], the adapter of one bound file, and its *guards*. A guard is the file's lock, taken
+//! beside others; what changes translation takes it alone. So a revocation waits for all guards of the file, not only
+//! for those in its range: a guard lasts for the copy of one packet, and to know who is where would cost every packet
+//! more than the wait costs a revocation. The lock is sharded: threads that take guards share no cache line.
+//!
+//! Invariants:
+//!
+//! * Pages are touched under a guard only, and the engine is not called under one, but for what is meant for guards.
+//! * A guard of a key that is revoked, or of a file that is not bound any more, is not given. Both are looked at under
+//!   the lock, so who revokes and then takes it alone has waited for all accesses.
+//! * Calls of the engine (append, reserve, atomic writes) are made under [`FileMr::call`], which a revocation by the
+//!   server waits for as well. One by the engine must not: it holds the file's lock, which such a call waits for.
+//! * [`State::epoch`] moves when a page that was known lies elsewhere: what threads remember from before is void.
+
+use std::sync::Arc;
+
+use ferrite_roce::memory::Fault;
+use ferrite_vfs::regions::{Adapter, PageRun, Region};
+use ferrite_vfs::{Attr, FsError, Ino, Result};
+
+use crate::appends::Appends;
+use crate::faults::{Faults, Wanted, fault_of};
+use crate::key::{Key, KeyCheck};
+use crate::meter::{Counts, Meter};
+use crate::range_mtt::RangeMtt;
+use crate::run::{Placed, Run};
+use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
+
+/// Where a page lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In a run of memory pages.
+    Run(Placed),
+    /// In a run of holes, which read as zeros.
+    Hole(Placed),
+    /// Not known: to be asked for.
+    Unknown,
+}
+
+/// What guards look at.
+#[derive(Default)]
+pub(crate) struct State {
+    pages: RangeMtt,
+    /// Holes, as runs that lie where they are in the file: neighbours then become one.
+    holes: RangeMtt,
+    size: u64,
+    epoch: u64,
+    region: Option<Arc<dyn Region>>,
+    has_ended: bool,
+}
+
+impl State {
+    /// Where page `page` of the file lies.
+    pub(crate) fn place(&self, page: u32) -> Place {
+        if let Some(found) = self.pages.lookup(page) {
+            return Place::Run(found);
+        }
+        match self.holes.lookup(page) {
+            Some(found) => Place::Hole(found),
+            None => Place::Unknown,
+        }
+    }
+
+    /// Whether `len_bytes` bytes at `at` are in the file.
+    pub(crate) fn has(&self, at: u64, len_bytes: u64) -> bool {
+        at.checked_add(len_bytes).is_some_and(|end| end <= self.size)
+    }
+
+    /// Moves when what was known is void.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn forget(&mut self, first: u32, end: u32) {
+        let count = end.saturating_sub(first);
+        if self.pages.remove(first, count) > 0 {
+            self.epoch += 1;
+        }
+        self.holes.remove(first, count);
+    }
+}
+
+/// The right to touch pages, for the copy of one packet.
+pub(crate) struct Guard<'f> {
+    state: ReadGuard<'f, State>,
+}
+
+impl Guard<'_> {
+    /// Where pages lie.
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The pages themselves.
+    ///
+    /// # Errors
+    /// `Access` if there are none (any more).
+    pub(crate) fn region(&self) -> std::result::Result<&dyn Region, Fault> {
+        self.state.region.as_deref().ok_or(Fault::Access)
+    }
+}
+
+/// A file of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FileId {
+    /// Where the engine is in memory.
+    pub(crate) engine: usize,
+    pub(crate) ino: Ino,
+}
+
+/// A bound file, to its engine.
+pub struct FileMr {
+    number: u64,
+    id: FileId,
+    /// The longest write that the engine makes one step of.
+    atomic_bytes_max: u64,
+    state: SharedLock<State>,
+    /// Held beside others during calls of the engine.
+    calls: SharedLock<()>,
+    keys: Mutex<Vec<Arc<Key>>>,
+    check: Arc<KeyCheck>,
+    faults: Faults,
+    appends: Appends,
+    meters: Mutex<Vec<Arc<Meter>>>,
+    revocations: AtomicU64,
+}
+
+impl FileMr {
+    /// A file that is being bound. `number` is that of no other.
+    pub(crate) fn new(number: u64, id: FileId, atomic_bytes_max: u64, check: Arc<KeyCheck>) -> FileMr {
+        FileMr {
+            number,
+            id,
+            atomic_bytes_max,
+            state: SharedLock::new(State::default()),
+            calls: SharedLock::new(()),
+            keys: Mutex::default(),
+            check,
+            faults: Faults::default(),
+            appends: Appends::default(),
+            meters: Mutex::default(),
+            revocations: AtomicU64::new(0),
+        }
+    }
+
+    /// The engine has bound it. Until then there are no guards.
+    pub(crate) fn bound(&self, region: Arc<dyn Region>) {
+        let mut state = alone(&self.state);
+        if !state.has_ended {
+            state.region = Some(region);
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Which file it is.
+    pub(crate) fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// The longest atomic write.
+    pub(crate) fn atomic_bytes_max(&self) -> u64 {
+        self.atomic_bytes_max
+    }
+
+    /// Takes a guard. Waits for revocations under way, which wait for guards.
+    ///
+    /// # Errors
+    /// `Access` if the key is revoked.
+    pub(crate) fn guard(&self, key: &Key) -> std::result::Result<Guard<'_>, Fault> {
+        let state = shared(&self.state);
+        if key.is_revoked() {
+            return Err(Fault::Access);
+        }
+        Ok(Guard { state })
+    }
+
+    /// Calls the engine for who has `key`. The caller holds no guard.
+    ///
+    /// # Errors
+    /// `Access` if the key is revoked, or the binding has ended; as the engine.
+    pub(crate) fn call<T>(
+        &self,
+        key: &Key,
+        call: impl FnOnce(&dyn Region) -> Result<T>,
+    ) -> std::result::Result<T, Fault> {
+        let _call = shared(&self.calls);
+        let region = self.guard(key)?.state.region.clone().ok_or(Fault::Access)?;
+        call(&*region).map_err(|error| fault_of(&error))
+    }
+
+    /// Appends for who has `key`, maybe together with others.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub(crate) fn append(&self, key: &Key, data: &[u8]) -> std::result::Result<u64, Fault> {
+        self.call(key, |region| self.appends.append(data, &|parts| region.append(parts)))
+    }
+
+    /// The faults under way.
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Asks the engine for pages. Blocks on the file's lock; the caller holds no guard.
+    pub(crate) fn serve(&self, wanted: &Wanted) {
+        let region = shared(&self.state).region.clone();
+        let count = wanted.end.saturating_sub(wanted.first);
+        let result = match region {
+            Some(region) => region.fault(wanted.first, count, wanted.access),
+            None => Err(FsError::Stale),
+        };
+        self.faults.done(wanted, result);
+    }
+
+    /// A new key.
+    pub(crate) fn add_key(&self, key: Arc<Key>) {
+        let mut keys = lock(&self.keys);
+        // The engine may have looked at the others in the meantime: this one is looked at by who adds it, afterwards.
+        keys.push(key);
+    }
+
+    /// Forgets keys that are revoked, and tells whether there are others.
+    pub(crate) fn has_keys(&self) -> bool {
+        let mut keys = lock(&self.keys);
+        keys.retain(|key| !key.is_revoked());
+        !keys.is_empty()
+    }
+
+    /// The keys, revoked ones included.
+    pub(crate) fn keys(&self) -> Vec<Arc<Key>> {
+        lock(&self.keys).clone()
+    }
+
+    /// Waits until whoever had a guard or called the engine when this was called has finished. After keys were revoked
+    /// no access by them is under way then. Not for calls from the engine.
+    pub(crate) fn drain(&self) {
+        drop(alone(&self.calls));
+        drop(alone(&self.state));
+    }
+
+    /// A meter for one more thread.
+    pub(crate) fn meter(&self) -> Arc<Meter> {
+        let meter = Arc::new(Meter::default());
+        lock(&self.meters).push(Arc::clone(&meter));
+        meter
+    }
+
+    /// The engine's half; none when the binding has ended.
+    pub(crate) fn region(&self) -> Option<Arc<dyn Region>> {
+        shared(&self.state).region.clone()
+    }
+
+    /// Whether the engine has ended the binding.
+    pub(crate) fn has_ended(&self) -> bool {
+        shared(&self.state).has_ended
+    }
+
+    /// Its size.
+    pub(crate) fn size(&self) -> u64 {
+        shared(&self.state).size
+    }
+
+    /// What is known of it.
+    pub(crate) fn status(&self) -> FileStatus {
+        let by_thread: Vec<Counts> = lock(&self.meters).iter().map(|meter| meter.read()).collect();
+        let mut total = Counts::default();
+        by_thread.iter().for_each(|counts| total += *counts);
+        let state = shared(&self.state);
+        FileStatus {
+            size: state.size,
+            ranges: state.pages.len() as u64,
+            holes: state.holes.len() as u64,
+            revocations: self.revocations.load(Ordering::SeqCst),
+            total,
+            by_thread,
+        }
+    }
+}
+
+/// A bound file, for statistics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileStatus {
+    /// Its size.
+    pub size: u64,
+    /// Runs that its pages lie in, as far as they are known.
+    pub ranges: u64,
+    /// Runs of holes.
+    pub holes: u64,
+    /// Revocations by the engine.
+    pub revocations: u64,
+    /// What queue pairs did.
+    pub total: Counts,
+    /// The same by thread.
+    pub by_thread: Vec<Counts>,
+}
+
+impl Adapter for FileMr {
+    fn revoke(&self, first: u32, end: u32) {
+        self.revocations.fetch_add(1, Ordering::SeqCst);
+        alone(&self.state).forget(first, end);
+    }
+
+    fn publish(&self, runs: &[PageRun]) {
+        let mut state = alone(&self.state);
+        for run in runs {
+            let end = run.at.saturating_add(run.pages);
+            state.forget(run.at, end);
+            let pages = run.pages;
+            // A run that no file can have is as good as none: its pages are asked for again.
+            let _ = match run.page {
+                Some(page) => state.pages.insert(run.at, Run { page, pages }),
+                None => state.holes.insert(run.at, Run { page: run.at, pages }),
+            };
+        }
+    }
+
+    fn resize(&self, size: u64) {
+        alone(&self.state).size = size;
+    }
+
+    fn attributes_changed(&self, attr: &Attr) {
+        let mut is_any = false;
+        for key in lock(&self.keys).iter() {
+            if !key.is_revoked() && !(self.check)(&key.holder, attr) {
+                key.revoke();
+                is_any = true;
+            }
+        }
+        if is_any {
+            drop(alone(&self.state));
+        }
+    }
+
+    fn unbound(&self) {
+        lock(&self.keys).iter().for_each(|key| key.revoke());
+        let mut state = alone(&self.state);
+        let epoch = state.epoch + 1;
+        let ended = std::mem::take(&mut *state);
+        state.epoch = epoch;
+        state.has_ended = true;
+        drop(state);
+        // The engine's half goes without the lock.
+        drop(ended);
+    }
+}

@@ -1,0 +1,125 @@
+//! What a thread remembers of keys and ranges, so that most packets look into nothing that threads share but the
+//! file's lock.
+//!
+//! Invariants: only what was found is remembered, so strangers fill nothing. What is remembered is void when its key is
+//! revoked, its queue pair detached, or the epoch of its file has moved; each is looked at before use.
+
+use std::sync::Arc;
+
+use ferrite_roce::memory::Fault;
+use ferrite_roce::wire::Qpn;
+use rustc_hash::FxHashMap;
+
+use crate::file::{Place, State};
+use crate::keys::{Grant, Keys};
+use crate::meter::Meter;
+use crate::range_cache::RangeCache;
+
+/// Keys that are remembered.
+const GRANTS_MAX: usize = 4_096;
+
+/// A file, to one thread.
+struct Local {
+    /// Names the file in the cache, since `epoch`. Entries of earlier ones are never found again.
+    tag: u32,
+    epoch: u64,
+    meter: Arc<Meter>,
+}
+
+/// What a thread remembers.
+pub(crate) struct Grants {
+    known: FxHashMap<(Qpn, u32), Grant>,
+    locals: FxHashMap<u64, Local>,
+    cache: RangeCache,
+    last_tag: u32,
+}
+
+/// A key that was found.
+pub(crate) struct Found<'g> {
+    pub(crate) grant: &'g Grant,
+    local: &'g mut Local,
+    cache: &'g mut RangeCache,
+    last_tag: &'g mut u32,
+}
+
+impl Grants {
+    pub(crate) fn new() -> Grants {
+        Grants {
+            known: FxHashMap::default(),
+            locals: FxHashMap::default(),
+            cache: RangeCache::new(),
+            last_tag: 0,
+        }
+    }
+
+    /// What a queue pair may do with a key.
+    ///
+    /// # Errors
+    /// `Access` if nothing.
+    pub(crate) fn find(&mut self, keys: &Keys, qpn: Qpn, key: u32) -> Result<Found<'_>, Fault> {
+        let name = (qpn, key);
+        if !self.known.get(&name).is_some_and(Grant::is_good) {
+            self.tidy();
+            let grant = keys.look_up(qpn, key).ok_or(Fault::Access)?;
+            self.known.insert(name, grant);
+        }
+        let grant = self.known.get(&name).ok_or(Fault::Access)?;
+        let last_tag = &mut self.last_tag;
+        let local = self.locals.entry(grant.file.number()).or_insert_with(|| Local {
+            tag: next(last_tag, &mut self.cache),
+            epoch: 0,
+            meter: grant.file.meter(),
+        });
+        Ok(Found {
+            grant,
+            local,
+            cache: &mut self.cache,
+            last_tag,
+        })
+    }
+
+    /// Forgets what is void, and everything if that is too much.
+    fn tidy(&mut self) {
+        self.known.retain(|_, grant| grant.is_good());
+        if self.known.len() >= GRANTS_MAX {
+            self.known.clear();
+        }
+        self.locals.retain(|_, local| Arc::strong_count(&local.meter) > 1);
+    }
+}
+
+impl Found<'_> {
+    /// Where a page lies: what the cache knows, or the table.
+    pub(crate) fn place(&mut self, state: &State, page: u32) -> Place {
+        let local = &mut *self.local;
+        if local.epoch != state.epoch() {
+            local.epoch = state.epoch();
+            local.tag = next(self.last_tag, self.cache);
+        }
+        if let Some(placed) = self.cache.lookup(local.tag, page) {
+            local.meter.cache_hits.add(1);
+            return Place::Run(placed);
+        }
+        local.meter.cache_misses.add(1);
+        let place = state.place(page);
+        if let Place::Run(placed) = place {
+            self.cache.fill(local.tag, placed);
+        }
+        place
+    }
+
+    /// This thread's meter of the file.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.local.meter
+    }
+}
+
+/// A tag that nothing in the cache has.
+fn next(last: &mut u32, cache: &mut RangeCache) -> u32 {
+    if *last == u32::MAX {
+        *cache = RangeCache::new();
+        *last = 0;
+    }
+    *last += 1;
+    *last
+}

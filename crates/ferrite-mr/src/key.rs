@@ -1,0 +1,118 @@
+//! A filekey: who may do what with a file from afar.
+//!
+//! Invariant: a key that is revoked stays so. Its number is not given to another while this one is in the table of
+//! keys.
+
+use std::fmt;
+
+use ferrite_vfs::posix::{self, Access};
+use ferrite_vfs::{Attr, Cred};
+
+use crate::sync::{AtomicBool, Ordering};
+
+/// A session: who was given keys, and whose queue pairs may use them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// What a key allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Rights {
+    /// READs.
+    pub read: bool,
+    /// WRITEs below the end and, with [`Self::read`], atomics.
+    pub write: bool,
+    /// Appends and reservations.
+    pub append: bool,
+    /// WRITEs are whole or not at all, as local ones are, up to [`ferrite_vfs::Limits::atomic_write_bytes`]. Longer ones
+    /// are refused.
+    pub atomic_writes: bool,
+}
+
+impl Rights {
+    /// Reading alone.
+    pub const READ: Rights = Rights {
+        read: true,
+        write: false,
+        append: false,
+        atomic_writes: false,
+    };
+    /// Everything, in place.
+    pub const ALL: Rights = Rights {
+        read: true,
+        write: true,
+        append: true,
+        atomic_writes: false,
+    };
+
+    /// Whether the file changes.
+    pub fn changes(&self) -> bool {
+        self.write || self.append
+    }
+
+    /// What permissions a user needs for them.
+    pub fn access(&self) -> Access {
+        Access {
+            read: self.read,
+            write: self.changes(),
+            exec: false,
+        }
+    }
+}
+
+/// Who holds a key.
+#[derive(Debug, Clone)]
+pub struct Holder {
+    /// The session.
+    pub session: SessionId,
+    /// What the key allows.
+    pub rights: Rights,
+    /// The user that permissions are checked for; `None`: they are waived.
+    pub cred: Option<Cred>,
+}
+
+/// Decides whether a holder keeps its key when permissions or the owner of a file have changed. Called under the
+/// file's lock: it must not call the engine.
+pub type KeyCheck = dyn Fn(&Holder, &Attr) -> bool + Send + Sync;
+
+/// The usual [`KeyCheck`]: the permission bits.
+pub fn may_keep(holder: &Holder, attr: &Attr) -> bool {
+    match &holder.cred {
+        None => true,
+        Some(cred) => posix::may_access(attr, cred, holder.rights.access()).is_ok(),
+    }
+}
+
+/// A key.
+pub(crate) struct Key {
+    pub(crate) number: u32,
+    pub(crate) holder: Holder,
+    is_revoked: AtomicBool,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The number lets who knows it write: it does not belong into logs.
+        f.debug_struct("Key")
+            .field("holder", &self.holder)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Key {
+    pub(crate) fn new(number: u32, holder: Holder) -> Key {
+        Key {
+            number,
+            holder,
+            is_revoked: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.is_revoked.load(Ordering::SeqCst)
+    }
+
+    /// Who takes a guard after this is refused. Who has one is waited for by [`crate::file::FileMr`].
+    pub(crate) fn revoke(&self) {
+        self.is_revoked.store(true, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,439 @@
+//! The memory behind the queue pairs of one thread: packets in, copies to and from pages of bound files.
+//!
+//! What lives here: [`FileMemory`], what an RNIC's thread gives its `Endpoint`.
+//!
+//! Invariants:
+//!
+//! * A packet is: guard, key, bounds, translation of all its pages, copy, fence, release. Nothing of it is done if one
+//!   page is not translated.
+//! * A call of the engine is made without a guard. Those for pages, which may take long, are made by other threads.
+//! * Each message that was given room gives it back: when it is written, abandoned, or the memory goes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
+use ferrite_roce::wire::Qpn;
+use ferrite_vfs::regions::{Access, REGION_PAGE_BYTES, Region};
+
+use crate::faults::Wanted;
+use crate::file::{Place, State};
+use crate::grants::{Found, Grants};
+use crate::key::Rights;
+use crate::meter::Meter;
+use crate::room::Room;
+
+/// Pages that are asked for at a time.
+const AHEAD_PAGES: u64 = 1_024;
+/// Runs that are looked at ahead of a message.
+const AHEAD_RUNS: usize = 64;
+/// How long a message waits for room to be assembled.
+const ROOM_WAIT_NS: u64 = 500_000;
+
+/// A part of a packet within a page.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    /// Of memory; `None`: a hole.
+    page: Option<u32>,
+    within: u32,
+    len_bytes: u32,
+}
+
+/// Bytes of a file.
+#[derive(Debug, Clone, Copy)]
+struct Bytes {
+    at: u64,
+    len_bytes: u64,
+    access: Access,
+}
+
+impl Bytes {
+    fn first_page(&self) -> u64 {
+        self.at / REGION_PAGE_BYTES
+    }
+
+    /// Behind the last. The bytes are in a file, so nothing overflows.
+    fn end_page(&self) -> u64 {
+        (self.at + self.len_bytes).div_ceil(REGION_PAGE_BYTES)
+    }
+
+    /// Pages from `page` on that are worth asking for, `self` being all of a message.
+    fn wanted(&self, page: u64) -> Result<Wanted, Fault> {
+        let end = self.end_page().min(page + AHEAD_PAGES);
+        Ok(Wanted {
+            first: number(page)?,
+            end: number(end)?,
+            access: self.access,
+        })
+    }
+}
+
+/// A page of a file, if a file can have it.
+fn number(page: u64) -> Result<u32, Fault> {
+    u32::try_from(page).map_err(|_| Fault::Access)
+}
+
+/// Memory of one RNIC thread. Of SENDs it takes none: who wants them puts a memory of his own in front. Immediate data
+/// is ignored.
+pub struct FileMemory {
+    room: Arc<Room>,
+    grants: Grants,
+    /// Room that messages hold.
+    held: HashMap<(Qpn, u64), u64>,
+    pieces: Vec<Piece>,
+}
+
+impl FileMemory {
+    pub(crate) fn new(room: Arc<Room>) -> FileMemory {
+        FileMemory {
+            room,
+            grants: Grants::new(),
+            held: HashMap::new(),
+            pieces: Vec::new(),
+        }
+    }
+
+    /// Does something with a key that has the rights for it, and counts what became of it.
+    fn with<T>(
+        &mut self,
+        qpn: Qpn,
+        key: u32,
+        allows: impl Fn(&Rights) -> bool,
+        act: impl FnOnce(&Room, &mut Found<'_>, &mut Vec<Piece>) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut found = self.grants.find(&self.room.keys, qpn, key)?;
+        let result = match allows(&found.grant.key.holder.rights) {
+            true => act(&self.room, &mut found, &mut self.pieces),
+            false => Err(Fault::Access),
+        };
+        let meter = found.meter();
+        match result {
+            Ok(_) => {}
+            Err(Fault::NotReady { .. }) => meter.faults.add(1),
+            Err(Fault::Access) => meter.refused.add(1),
+            Err(Fault::Operational) => meter.failed.add(1),
+        }
+        result
+    }
+
+    /// Takes room for a message that is assembled.
+    fn hold(&mut self, message: &Message) -> Result<Delivery, Fault> {
+        let len_bytes = u64::from(message.len_bytes);
+        if len_bytes > self.room.assembled_bytes_max() {
+            return Err(Fault::Access);
+        }
+        if !self.room.hold(len_bytes) {
+            return Err(Fault::NotReady { wait_ns: ROOM_WAIT_NS });
+        }
+        self.held.insert((message.qpn, message.number), len_bytes);
+        Ok(Delivery::Whole)
+    }
+
+    fn let_go(&mut self, message: &Message) {
+        if let Some(len_bytes) = self.held.remove(&(message.qpn, message.number)) {
+            self.room.let_go(len_bytes);
+        }
+    }
+}
+
+impl Drop for FileMemory {
+    fn drop(&mut self) {
+        for (_, len_bytes) in self.held.drain() {
+            self.room.let_go(len_bytes);
+        }
+    }
+}
+
+/// Does something under a guard with pages that are all translated. `all` is the message that `bytes` belong to.
+fn access<T>(
+    room: &Room,
+    found: &mut Found<'_>,
+    pieces: &mut Vec<Piece>,
+    (bytes, all): (Bytes, Bytes),
+    act: impl FnOnce(&dyn Region, &[Piece], &Meter) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let file = &found.grant.file;
+    let guard = file.guard(&found.grant.key)?;
+    let region = guard.region()?;
+    if !guard.state().has(bytes.at, bytes.len_bytes) {
+        return Err(Fault::Access);
+    }
+    match translate(found, guard.state(), &bytes, pieces)? {
+        None => act(region, pieces, found.meter()),
+        Some(page) => {
+            drop(guard);
+            Err(room.fault(&found.grant.file, all.wanted(page)?))
+        }
+    }
+}
+
+/// Translates all of `bytes`, or gives a page that must be asked for.
+fn translate(
+    found: &mut Found<'_>,
+    state: &State,
+    bytes: &Bytes,
+    pieces: &mut Vec<Piece>,
+) -> Result<Option<u64>, Fault> {
+    pieces.clear();
+    let mut at = bytes.at;
+    let end = bytes.at + bytes.len_bytes;
+    while at < end {
+        let page = at / REGION_PAGE_BYTES;
+        let within = (at % REGION_PAGE_BYTES) as u32;
+        let len_bytes = (REGION_PAGE_BYTES - u64::from(within)).min(end - at) as u32;
+        let place = match found.place(state, number(page)?) {
+            Place::Run(placed) => Some(placed.from(number(page)?).run.page),
+            Place::Hole(_) if bytes.access == Access::Read => None,
+            Place::Hole(_) | Place::Unknown => return Ok(Some(page)),
+        };
+        pieces.push(Piece {
+            page: place,
+            within,
+            len_bytes,
+        });
+        at += u64::from(len_bytes);
+    }
+    Ok(None)
+}
+
+/// Checks that all of a message is in the file, and asks for pages that it will need.
+///
+/// # Errors
+/// `NotReady` if its first page is one of them.
+fn prepare(room: &Room, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault> {
+    let file = &found.grant.file;
+    let guard = file.guard(&found.grant.key)?;
+    if !guard.state().has(all.at, all.len_bytes) {
+        return Err(Fault::Access);
+    }
+    let mut page = all.first_page();
+    let mut missing = None;
+    for _ in 0..AHEAD_RUNS {
+        if page >= all.end_page() {
+            break;
+        }
+        page = match found.place(guard.state(), number(page)?) {
+            Place::Run(run) => u64::from(run.end()),
+            Place::Hole(run) if all.access == Access::Read => u64::from(run.end()),
+            Place::Hole(_) | Place::Unknown => {
+                missing = Some(page);
+                break;
+            }
+        };
+    }
+    drop(guard);
+    let Some(page) = missing else {
+        return Ok(());
+    };
+    match room.fault(&found.grant.file, all.wanted(page)?) {
+        // The others may be there when their turn comes; if not, they are asked for again.
+        _ if page > all.first_page() => Ok(()),
+        fault => Err(fault),
+    }
+}
+
+/// All bytes of a message.
+fn all_of(message: &Message, access: Access) -> Bytes {
+    Bytes {
+        at: message.at,
+        len_bytes: u64::from(message.len_bytes),
+        access,
+    }
+}
+
+/// What was stored is durable, and what was loaded is right.
+fn fence(region: &dyn Region) -> Result<(), Fault> {
+    region.fence().map_err(|_| Fault::Operational)
+}
+
+fn append(found: &Found<'_>, data: &[u8]) -> Result<(), Fault> {
+    found.grant.file.append(&found.grant.key, data)?;
+    found.meter().appends.add(1);
+    found.meter().bytes_appended.add(data.len() as u64);
+    Ok(())
+}
+
+impl Memory for FileMemory {
+    fn begin(&mut self, message: &Message) -> Result<Delivery, Fault> {
+        let all = all_of(message, Access::Write);
+        let is_append = message.is_append();
+        let allows = |rights: &Rights| if is_append { rights.append } else { rights.write };
+        let delivery = self.with(message.qpn, message.key, allows, |room, found, _| {
+            let is_atomic = found.grant.key.holder.rights.atomic_writes;
+            if is_append {
+                return Ok(Delivery::Whole);
+            }
+            if !is_atomic {
+                return prepare(room, found, &all).map(|()| Delivery::Parts);
+            }
+            let guard = found.grant.file.guard(&found.grant.key)?;
+            let is_short = all.len_bytes <= found.grant.file.atomic_bytes_max();
+            if is_short && guard.state().has(all.at, all.len_bytes) {
+                Ok(Delivery::Whole)
+            } else {
+                Err(Fault::Access)
+            }
+        })?;
+        match delivery {
+            Delivery::Parts => Ok(Delivery::Parts),
+            Delivery::Whole => self.hold(message).inspect_err(|fault| {
+                if let Ok(found) = self.grants.find(&self.room.keys, message.qpn, message.key) {
+                    match fault {
+                        Fault::NotReady { .. } => found.meter().put_off.add(1),
+                        _ => found.meter().refused.add(1),
+                    }
+                }
+            }),
+        }
+    }
+
+    fn write(&mut self, message: &Message, part: &Part<'_>) -> Result<(), Fault> {
+        if message.len_bytes == 0 {
+            return Ok(());
+        }
+        let Some(at) = message.at.checked_add(u64::from(part.offset_bytes)) else {
+            return Err(Fault::Access);
+        };
+        let all = all_of(message, Access::Write);
+        let bytes = Bytes {
+            at,
+            len_bytes: part.data.len() as u64,
+            access: Access::Write,
+        };
+        let allows = |rights: &Rights| rights.write && !rights.atomic_writes;
+        self.with(message.qpn, message.key, allows, |room, found, pieces| {
+            access(room, found, pieces, (bytes, all), |region, pieces, meter| {
+                let mut data = part.data;
+                for piece in pieces {
+                    let (now, later) = data.split_at(piece.len_bytes as usize);
+                    region.store(piece.page.ok_or(Fault::Operational)?, piece.within, now);
+                    data = later;
+                }
+                fence(region)?;
+                meter.packets_written.add(1);
+                meter.bytes_written.add(bytes.len_bytes);
+                Ok(())
+            })
+        })
+    }
+
+    fn write_whole(&mut self, message: &Message, data: &[u8], _: Option<u32>) -> Result<(), Fault> {
+        let is_append = message.is_append();
+        let allows = |rights: &Rights| if is_append { rights.append } else { rights.write };
+        self.with(message.qpn, message.key, allows, |_, found, _| {
+            if is_append {
+                return append(found, data);
+            }
+            let (file, key) = (&found.grant.file, &found.grant.key);
+            file.call(key, |region| region.write_atomic(message.at, data))?;
+            found.meter().atomic_writes.add(1);
+            found.meter().bytes_written.add(data.len() as u64);
+            Ok(())
+        })?;
+        self.let_go(message);
+        Ok(())
+    }
+
+    fn abandon(&mut self, message: &Message, _arrived_bytes: u32) {
+        self.let_go(message);
+    }
+
+    fn may_read(&mut self, message: &Message) -> Result<(), Fault> {
+        let all = all_of(message, Access::Read);
+        self.with(
+            message.qpn,
+            message.key,
+            |rights| rights.read,
+            |room, found, _| prepare(room, found, &all),
+        )
+    }
+
+    fn read(&mut self, message: &Message, offset_bytes: u32, into: &mut [u8]) -> Result<(), Fault> {
+        let Some(at) = message.at.checked_add(u64::from(offset_bytes)) else {
+            return Err(Fault::Access);
+        };
+        let all = all_of(message, Access::Read);
+        let bytes = Bytes {
+            at,
+            len_bytes: into.len() as u64,
+            access: Access::Read,
+        };
+        self.with(
+            message.qpn,
+            message.key,
+            |rights| rights.read,
+            |room, found, pieces| {
+                access(room, found, pieces, (bytes, all), |region, pieces, meter| {
+                    let mut rest = into;
+                    for piece in pieces {
+                        let (now, later) = rest.split_at_mut(piece.len_bytes as usize);
+                        match piece.page {
+                            Some(page) => region.load(page, piece.within, now),
+                            None => now.fill(0),
+                        }
+                        rest = later;
+                    }
+                    fence(region)?;
+                    meter.packets_read.add(1);
+                    meter.bytes_read.add(bytes.len_bytes);
+                    Ok(())
+                })
+            },
+        )
+    }
+
+    fn fetch_add(&mut self, qpn: Qpn, key: u32, at: u64, add: u64) -> Result<u64, Fault> {
+        if at == RESERVE_AT {
+            return self.with(
+                qpn,
+                key,
+                |rights| rights.append,
+                |_, found, _| {
+                    let end = found.grant.file.call(&found.grant.key, |region| region.reserve(add))?;
+                    found.meter().reservations.add(1);
+                    Ok(end)
+                },
+            );
+        }
+        self.atomic(qpn, key, at, |region, page, within| region.fetch_add(page, within, add))
+    }
+
+    fn compare_swap(&mut self, qpn: Qpn, key: u32, at: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        self.atomic(qpn, key, at, |region, page, within| {
+            region.compare_swap(page, within, compare, swap)
+        })
+    }
+
+    /// Always refused.
+    fn receive(&mut self, _: Qpn, _: &Received<'_>) -> Result<(), Fault> {
+        Err(Fault::Access)
+    }
+}
+
+impl FileMemory {
+    /// Changes 8 bytes in one step.
+    fn atomic(
+        &mut self,
+        qpn: Qpn,
+        key: u32,
+        at: u64,
+        change: impl FnOnce(&dyn Region, u32, u32) -> u64,
+    ) -> Result<u64, Fault> {
+        let bytes = Bytes {
+            at,
+            len_bytes: 8,
+            access: Access::Write,
+        };
+        let allows = |rights: &Rights| rights.read && rights.write && at.is_multiple_of(8);
+        self.with(qpn, key, allows, |room, found, pieces| {
+            access(room, found, pieces, (bytes, bytes), |region, pieces, meter| {
+                let piece = pieces.first().ok_or(Fault::Operational)?;
+                let page = piece.page.ok_or(Fault::Operational)?;
+                let before = change(region, page, piece.within);
+                fence(region)?;
+                meter.atomics.add(1);
+                Ok(before)
+            })
+        })
+    }
+}

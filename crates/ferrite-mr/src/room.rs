@@ -1,0 +1,71 @@
+//! What the threads of a server share: keys, threads for faults, and room for messages that are assembled.
+
+use std::sync::Arc;
+
+use ferrite_roce::memory::Fault;
+use ferrite_vfs::workers::Workers;
+
+use crate::faults::{Answer, Wanted};
+use crate::file::FileMr;
+use crate::keys::Keys;
+use crate::sync::{AtomicU64, Ordering};
+
+/// What threads share.
+pub(crate) struct Room {
+    pub(crate) keys: Keys,
+    workers: Workers,
+    assembled_bytes: AtomicU64,
+    assembled_bytes_max: u64,
+}
+
+impl Room {
+    /// # Errors
+    /// If no threads can be had.
+    pub(crate) fn new(fault_threads: usize, assembled_bytes_max: u64) -> std::io::Result<Room> {
+        Ok(Room {
+            keys: Keys::new(),
+            workers: Workers::start(fault_threads)?,
+            assembled_bytes: AtomicU64::new(0),
+            assembled_bytes_max,
+        })
+    }
+
+    /// The most that all messages may hold.
+    pub(crate) fn assembled_bytes_max(&self) -> u64 {
+        self.assembled_bytes_max
+    }
+
+    /// What messages hold now.
+    pub(crate) fn assembled_bytes(&self) -> u64 {
+        self.assembled_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Takes room for a message; false if there is none now.
+    pub(crate) fn hold(&self, len_bytes: u64) -> bool {
+        let before = self.assembled_bytes.fetch_add(len_bytes, Ordering::SeqCst);
+        let fits = before + len_bytes <= self.assembled_bytes_max;
+        if !fits {
+            self.let_go(len_bytes);
+        }
+        fits
+    }
+
+    /// Gives it back.
+    pub(crate) fn let_go(&self, len_bytes: u64) {
+        self.assembled_bytes.fetch_sub(len_bytes, Ordering::SeqCst);
+    }
+
+    /// Has the engine asked for pages, unless somebody has already. Gives what to tell the packet.
+    pub(crate) fn fault(&self, file: &Arc<FileMr>, wanted: Wanted) -> Fault {
+        let wait_ns = match file.faults().want(&wanted) {
+            Answer::Ask { wait_ns } => {
+                let file = Arc::clone(file);
+                self.workers.add(move || file.serve(&wanted));
+                wait_ns
+            }
+            Answer::Wait { wait_ns } => wait_ns,
+            Answer::Failed(fault) => return fault,
+        };
+        Fault::NotReady { wait_ns }
+    }
+}
