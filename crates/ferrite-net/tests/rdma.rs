@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use common::{connect, connect_leased, export, serve, serve_at};
 use double::Double;
 use ferrite_net::client::Client;
-use ferrite_net::rdma::{Adapter, How, RegionFiles, RemoteError, RemoteFile, RemoteOptions};
+use ferrite_net::rdma::{Adapter, BoundFiles, How, RemoteError, RemoteFile, RemoteOptions};
 use ferrite_net::server::{ExportOptions, Rdma, Server, ServerOptions};
 use ferrite_net::wire::{QueuePairTold, UdpPlace};
 use ferrite_rnic::{Initiator, InitiatorOptions, Options};
@@ -113,7 +113,7 @@ fn pages_of_a_pool_are_written_in_place() {
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         ..Options::default()
     };
-    let adapter = Adapter::start(&options, Arc::new(RegionFiles::new())).unwrap();
+    let adapter = Adapter::start(&options, Arc::new(BoundFiles::new().unwrap())).unwrap();
     let served = ServerOptions::default().rdma(Some(Arc::new(adapter)));
     let (server, address) = serve(Arc::clone(&fs), vec![export("")], &served);
     let client = Arc::new(connect(&address));
@@ -179,7 +179,7 @@ fn permissions_that_are_taken_away_end_keys() {
         listen: vec!["[::1]:0".parse().unwrap(), "127.0.0.1:0".parse().unwrap()],
         ..Options::default()
     };
-    let adapter = Adapter::start(&options, Arc::new(RegionFiles::new())).unwrap();
+    let adapter = Adapter::start(&options, Arc::new(BoundFiles::new().unwrap())).unwrap();
     let served = ServerOptions::default().rdma(Some(Arc::new(adapter)));
     let (_server, address) = serve(Arc::clone(&fs), vec![export("")], &served);
     let client = Arc::new(connect(&address));

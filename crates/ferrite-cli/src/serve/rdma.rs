@@ -10,7 +10,7 @@ use crate::Failure;
 /// Starts it at these addresses; `None` without any.
 #[cfg(feature = "rdma")]
 pub(super) fn start(addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, Failure> {
-    use ferrite_net::rdma::{Adapter, RegionFiles};
+    use ferrite_net::rdma::{Adapter, BoundFiles};
 
     if addresses.is_empty() {
         return Ok(None);
@@ -20,10 +20,11 @@ pub(super) fn start(addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, F
         service_port: Some(crate::mr::SERVICE_PORT),
         ..ferrite_rnic::Options::default()
     };
+    let files = Arc::new(BoundFiles::new()?);
     // An earlier server may just be ending.
     let start = std::time::Instant::now();
     loop {
-        match Adapter::start(&options, Arc::new(RegionFiles::new())) {
+        match Adapter::start(&options, Arc::clone(&files)) {
             Ok(adapter) => return Ok(Some(Arc::new(adapter))),
             Err(error) if error.is_in_use() && start.elapsed() < super::plan::PORT_FREED_WITHIN => {
                 std::thread::sleep(std::time::Duration::from_millis(20));

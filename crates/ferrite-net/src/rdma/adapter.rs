@@ -20,6 +20,17 @@ use parking_lot::Mutex;
 use crate::server::Rdma;
 use crate::wire::{BoundTold, GrantedKey, PASS_BYTES, QueuePairTold, RdmaCounters, UdpPlace};
 
+/// A key that was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// The key.
+    pub number: u32,
+    /// The file's size.
+    pub size: u64,
+    /// The longest WRITE that is one step, if the key asks for such.
+    pub atomic_bytes_max: u64,
+}
+
 /// What stands behind keys.
 pub trait Files: Send + Sync + 'static {
     /// What a thread of the adapter reaches them by.
@@ -34,7 +45,7 @@ pub trait Files: Send + Sync + 'static {
     /// A queue pair is gone, or refused everything already.
     fn detach(&self, qpn: Qpn);
 
-    /// Binds a file and gives a key and its size. See [`Rdma::bind`].
+    /// Binds a file and gives a key. See [`Rdma::bind`].
     ///
     /// # Errors
     /// As there.
@@ -46,7 +57,7 @@ pub trait Files: Send + Sync + 'static {
         ino: Ino,
         binding: Binding,
         atomic: bool,
-    ) -> Result<(u32, u64)>;
+    ) -> Result<Key>;
 
     /// A key ends; when this returns, nothing is done with it any more.
     fn release(&self, session: u64, key: u32);
@@ -198,10 +209,11 @@ impl<F: Files> Rdma for Adapter<F> {
         binding: Binding,
         atomic: bool,
     ) -> Result<GrantedKey> {
-        let (key, size) = self.inside.files.bind(session, fs, ctx, ino, binding, atomic)?;
+        let key = self.inside.files.bind(session, fs, ctx, ino, binding, atomic)?;
         Ok(GrantedKey {
-            key,
-            size,
+            key: key.number,
+            size: key.size,
+            atomic_bytes_max: key.atomic_bytes_max,
             append_at: APPEND_AT,
             reserve_at: RESERVE_AT,
             pass: self.pass(session)?,

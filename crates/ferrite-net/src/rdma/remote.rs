@@ -158,6 +158,8 @@ struct Bound {
     initiator: Initiator,
     qpn: u32,
     key: u32,
+    /// Of a message.
+    write_bytes_max: usize,
 }
 
 struct State {
@@ -269,7 +271,9 @@ impl RemoteFile {
                     let missing = end - *size;
                     *size = bound.initiator.reserve(bound.key, missing)? + missing;
                 }
-                bound.initiator.write(bound.key, offset, data)
+                bound
+                    .initiator
+                    .write_in_pieces(bound.key, offset, data, bound.write_bytes_max)
             },
             || self.write_by_requests(Some(offset), data).map(drop),
         )
@@ -529,6 +533,10 @@ impl RemoteFile {
                     initiator,
                     qpn: theirs.qpn,
                     key: granted.key,
+                    write_bytes_max: match self.options.atomic {
+                        true => usize::try_from(granted.atomic_bytes_max).unwrap_or(usize::MAX),
+                        false => usize::MAX,
+                    },
                 }),
                 granted.size,
             )),

@@ -56,6 +56,8 @@ pub struct GrantedKey {
     pub append_at: u64,
     /// The address of a FETCH_ADD that reserves.
     pub reserve_at: u64,
+    /// The longest WRITE, if each is to be one step.
+    pub atomic_bytes_max: u64,
     /// What a client of rdma_cm shows, as private data, to get a queue pair of this session.
     pub pass: [u8; PASS_BYTES],
 }
@@ -65,6 +67,7 @@ fields!(GrantedKey {
     size,
     append_at,
     reserve_at,
+    atomic_bytes_max,
     pass
 });
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ferrite_net::rdma::Files;
+use ferrite_net::rdma::{self, Files};
 use ferrite_net::wire::BoundTold;
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
@@ -80,7 +80,7 @@ impl Files for Double {
         ino: Ino,
         binding: Binding,
         _atomic: bool,
-    ) -> Result<(u32, u64)> {
+    ) -> Result<rdma::Key> {
         if let Some(why) = self.refuses {
             return Err(FsError::NotSupported(why));
         }
@@ -99,7 +99,11 @@ impl Files for Double {
             file,
         };
         self.inner.lock().keys.insert(number, key);
-        Ok((number, size))
+        Ok(rdma::Key {
+            number,
+            size,
+            atomic_bytes_max: 4_096,
+        })
     }
 
     fn release(&self, _session: u64, key: u32) {

@@ -34,14 +34,23 @@ impl Initiator {
     /// # Errors
     /// See [`Error`].
     pub fn write(&mut self, key: u32, at: u64, data: &[u8]) -> Result<(), Error> {
+        self.write_in_pieces(key, at, data, PIECE_BYTES)
+    }
+
+    /// The same in messages of so many bytes at most.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn write_in_pieces(&mut self, key: u32, at: u64, data: &[u8], piece_bytes: usize) -> Result<(), Error> {
+        let piece_bytes = piece_bytes.clamp(1, PIECE_BYTES);
         let mut under_way = VecDeque::new();
-        for (index, piece) in data.chunks(PIECE_BYTES).enumerate() {
+        for (index, piece) in data.chunks(piece_bytes).enumerate() {
             if under_way.len() == PIECES {
                 self.await_first(&mut under_way)?;
             }
             under_way.push_back(self.post(Request::Write {
                 key,
-                at: at + (index * PIECE_BYTES) as u64,
+                at: at + (index * piece_bytes) as u64,
                 data: piece.to_vec(),
                 immediate: None,
             })?);
