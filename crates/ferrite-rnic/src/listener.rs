@@ -1,7 +1,7 @@
 //! Queue pairs by rdma_cm: a manager of connections, and what it wants of the threads.
 //!
-//! It lives on the thread that gets datagrams for queue pair 1. Queue pairs of its connections live on all threads; they
-//! are asked for by commands, and nobody waits for another thread.
+//! It lives on the thread that gets datagrams for queue pair 1. Queue pairs of its connections live on all threads;
+//! they are asked for by commands, and nobody waits for another thread.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -151,7 +151,8 @@ impl Rnic {
         Ok(QueuePair { address, qpn, psn, mtu })
     }
 
-    /// Removes a queue pair. When this returns, none of its packets does anything any more. A client of rdma_cm is told.
+    /// Removes a queue pair. When this returns, none of its packets does anything any more. A client of rdma_cm is
+    /// told.
     /// No effect if there is none.
     pub fn close(&self, qpn: Qpn) {
         let (done, is_done) = mpsc::channel();

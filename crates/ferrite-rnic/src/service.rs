@@ -89,7 +89,8 @@ pub struct Asked<'a> {
     pub private: &'a [u8],
 }
 
-/// The program behind an adapter. It is called by the adapter's threads, which wait for it: it must not call the adapter.
+/// The program behind an adapter. It is called by the adapter's threads, which wait for it: it must not call the
+/// adapter.
 pub trait Service: Send + Sync {
     /// Decides about a client of rdma_cm, and gives private data for it: up to 196 bytes, the rest is cut.
     ///

@@ -10,7 +10,8 @@ use super::Client;
 use crate::wire::{GrantedKey, QueuePairTold, RdmaActivity, Request, UdpPlace};
 
 impl Client {
-    /// Where the server's RDMA is to be had, the most promising place first; empty if it has none. Blocks as every call.
+    /// Where the server's RDMA is to be had, the most promising place first; empty if it has none. Blocks as every
+    /// call.
     ///
     /// # Errors
     /// If the server cannot be asked.
