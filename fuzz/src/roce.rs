@@ -190,7 +190,8 @@ pub(crate) fn session(bytes: &[u8]) -> u64 {
     let qpn = endpoint.allocate();
     let connected = endpoint.connect(Connection {
         local,
-        peer: peer.ip(),
+        peer,
+        ids: Ids::Any,
         requester: requester::Config::new(7, Mtu::B256, Psn::new(0xff_fffe)),
         responder: responder::Config::new(qpn, 7, Mtu::B256, Psn::new(0xff_fffe)),
     });

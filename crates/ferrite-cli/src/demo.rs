@@ -157,6 +157,9 @@ fn run(command: &mut Command) -> Result<(), Failure> {
 /// Where the demo mounts what the server exports.
 const REMOTE: &str = "remote";
 
+/// What is written by RDMA.
+const REMARK: &[u8] = b"The server's file system was not called for this.\n";
+
 /// A server of the demo; killed when dropped.
 struct Server {
     process: Child,
@@ -170,6 +173,7 @@ impl Server {
             .arg("serve")
             .arg(pool)
             .args(["--listen", listen, "--no-root-squash"])
+            .args(cfg!(feature = "rdma").then_some("--rdma=127.0.0.1:0"))
             .stdout(Stdio::piped())
             .spawn()?;
         let mut server = Server {
@@ -199,6 +203,28 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Appends to a file by RDMA, and reads it through the mount.
+fn by_rdma(us: &Path, server: &Server, remote: &Path) -> Result<(), Failure> {
+    let mut append = Command::new(us)
+        .args(["mr", "append", "--json", &format!("{}:/rdma.txt", server.listen())])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    if let Some(mut input) = append.stdin.take() {
+        input.write_all(REMARK)?;
+    }
+    let ended = append.wait_with_output()?;
+    let found = fs::read(remote.join("rdma.txt"))?;
+    if !ended.status.success() || found != REMARK {
+        return Err(Failure::new(FAILED, "what was appended by RDMA is not in the file"));
+    }
+    say(format!(
+        "   a file was written by RDMA in software, and read through the mount: {}",
+        String::from_utf8_lossy(&ended.stdout).trim()
+    ));
+    Ok(())
 }
 
 /// Writes a database through a mount of a server that is killed meanwhile. The pool is mounted on `mount` before and
@@ -255,6 +281,9 @@ fn network(us: &Path, pool: &Path, mount: &Path, remote: &Path) -> Result<(), Fa
             FAILED,
             format!("the database is not whole: sqlite3 ended with {status} and said {last}"),
         ));
+    }
+    if cfg!(feature = "rdma") {
+        by_rdma(us, &server, remote)?;
     }
     run(Command::new(us).arg("umount").arg(remote))?;
     drop(server);

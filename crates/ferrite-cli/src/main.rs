@@ -30,6 +30,8 @@ mod mkfs;
 mod mount;
 mod mount_options;
 mod mounts;
+#[cfg(feature = "rdma")]
+mod mr;
 #[cfg(feature = "nvme")]
 mod nvme;
 mod opening;
@@ -169,6 +171,9 @@ enum Command {
     Mkdir(files::Mkdir),
     /// Rename files and directories within a volume that is not mounted
     Mv(files::Mv),
+    /// Write and read files of a server by RDMA, without its file system being called
+    #[cfg(feature = "rdma")]
+    Mr(mr::Mr),
     /// Block changes on a mount, so that its pool can be copied or a snapshot taken
     Freeze(freeze::Freeze),
     /// Allow changes on a frozen mount again
@@ -245,6 +250,8 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Rm(command) => command.run(),
         Command::Mkdir(command) => command.run(),
         Command::Mv(command) => command.run(),
+        #[cfg(feature = "rdma")]
+        Command::Mr(command) => command.run(),
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),
         Command::Df(command) => command.run(),

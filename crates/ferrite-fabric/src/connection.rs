@@ -5,7 +5,7 @@
 //! may go on over a fabric ([`Fabric`]) if it is not encrypted.
 
 use std::io::{self, IoSlice, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -144,6 +144,14 @@ impl Connection {
             line: None,
         };
         Ok((connection, receiver))
+    }
+
+    /// Where the server is.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn peer(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
     }
 
     /// Whether what travels is encrypted.

@@ -28,7 +28,7 @@ pub mod reactor;
 mod receiver;
 pub mod secure;
 mod socket;
-mod spin;
+pub mod spin;
 pub mod watch;
 
 pub use error::{FabricError, HandshakeError, Trouble};

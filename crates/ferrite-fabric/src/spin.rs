@@ -1,6 +1,7 @@
 //! Looking for something again and again before sleeping, where that pays.
 //!
-//! What lives here: [`Spin`], for whoever waits for a socket: the threads of a server, and the receiver of a client.
+//! What lives here: [`Spin`], for whoever waits for a socket: the threads of a server, the receiver of a client, and the
+//! adapter of `ferrite-rnic` at both ends.
 //! Waking a thread on another core takes longer than most requests, so who sleeps for each answer waits mostly for
 //! that. But looking takes a core from others, and is in vain if what is waited for comes from somebody who needs this
 //! very core.
@@ -22,14 +23,16 @@ const RESTS: (u32, u32) = (1, 1024);
 
 /// What time it is, and the way to offer the core to others. A test has one of its own: nothing is certain about how
 /// long something takes on a busy machine.
-pub(crate) trait Core {
+pub trait Core {
+    /// What time it is.
     fn now(&self) -> Instant;
+    /// Offers the core.
     fn offer(&self);
 }
 
 /// The machine's.
 #[derive(Debug, Default)]
-pub(crate) struct Machine;
+pub struct Machine;
 
 impl Core for Machine {
     fn now(&self) -> Instant {
@@ -43,7 +46,7 @@ impl Core for Machine {
 
 /// How long to look before sleeping.
 #[derive(Debug)]
-pub(crate) struct Spin<C = Machine> {
+pub struct Spin<C = Machine> {
     core: C,
     most: Duration,
     window: Duration,
@@ -54,7 +57,7 @@ pub(crate) struct Spin<C = Machine> {
 
 impl Spin {
     /// One that looks for `most` at most; zero: not at all.
-    pub(crate) fn new(most: Duration) -> Spin {
+    pub fn new(most: Duration) -> Spin {
         Spin::on(Machine, most)
     }
 }
@@ -72,7 +75,7 @@ impl<C: Core> Spin<C> {
 
     /// Looks until something is found, or it is time to sleep. `sleep` also tells whether it ended because something
     /// came.
-    pub(crate) fn wait<T>(&mut self, look: impl FnMut() -> Option<T>, sleep: impl FnOnce() -> (T, bool)) -> T {
+    pub fn wait<T>(&mut self, look: impl FnMut() -> Option<T>, sleep: impl FnOnce() -> (T, bool)) -> T {
         if self.rests > 0 || self.most.is_zero() {
             self.rests = self.rests.saturating_sub(1);
             return sleep().0;

@@ -6,10 +6,14 @@
 //! that of RUFS, section 2.3.2 (handles and their state) and 2.3.3 (messages and bulk data), with sessions as in
 //! NFSv4.1 and tokens ([`ferrite_vfs::once`]) that make a change happen once though its answer is lost.
 //!
+//! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]).
+//!
 //! Messages travel by `ferrite-fabric`. This crate names no engine.
 #![forbid(unsafe_code)]
 
 pub mod client;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod server;
 pub mod volume;
 pub mod wire;

@@ -230,6 +230,11 @@ impl RemoteVolume {
         })
     }
 
+    /// The client behind it.
+    pub fn client(&self) -> Arc<Client> {
+        Arc::clone(&self.fs)
+    }
+
     /// What the server says was done with the export, and by whom.
     pub fn server_activity(&self) -> Result<Activity, FsError> {
         self.fs.activity()

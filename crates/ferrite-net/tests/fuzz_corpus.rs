@@ -24,7 +24,7 @@ const TARGETS: [network::Target; 3] = [
 /// Seeds of a corpus.
 const SEEDS: u64 = 40;
 /// Numbers of requests.
-const NUMBERS: u64 = 54;
+const NUMBERS: u64 = 61;
 
 fn corpus(target: &str) -> PathBuf {
     Path::new("../../fuzz/corpus").join(target)

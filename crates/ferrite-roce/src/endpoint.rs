@@ -32,8 +32,11 @@ const MANAGEMENT_MAX: usize = 1_024;
 pub struct Connection {
     /// Our address.
     pub local: SocketAddr,
-    /// The peer's. Its packets come from any port.
-    pub peer: IpAddr,
+    /// Where answers and requests go. Packets of a peer at [`UDP_PORT`] come from any port, as adapters send them; those
+    /// of another port come from there.
+    pub peer: SocketAddr,
+    /// Which identifications the peer's IPv4 packets may have.
+    pub ids: Ids,
     /// How we ask.
     pub requester: requester::Config,
     /// How we answer.
@@ -109,7 +112,8 @@ pub enum Taken<'d> {
 #[derive(Debug)]
 struct QueuePair {
     local: SocketAddr,
-    peer: IpAddr,
+    peer: SocketAddr,
+    ids: Ids,
     requester: Requester,
     responder: Responder,
     /// Whether it is in the queue of those that may have something to send.
@@ -140,7 +144,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint without queue pairs. `seed` decides where their numbers begin: one that differs after each start
+    /// An endpoint without queue pairs. `ids` is for packets that are for none of them: management. `seed` decides where their numbers begin: one that differs after each start
     /// keeps packets from before the start away.
     pub fn new(ids: Ids, seed: u32) -> Endpoint {
         Endpoint {
@@ -183,6 +187,7 @@ impl Endpoint {
         let pair = QueuePair {
             local: connection.local,
             peer: connection.peer,
+            ids: connection.ids,
             requester: Requester::new(connection.requester),
             responder: Responder::new(connection.responder),
             is_queued: false,
@@ -212,9 +217,25 @@ impl Endpoint {
         self.table.get(&qpn).map(|pair| (&pair.requester, &pair.responder))
     }
 
+    /// Sets how often a queue pair sends packets again without progress, from now on. No effect if there is none.
+    pub fn set_retry_count(&mut self, qpn: Qpn, retry_count: u32) {
+        if let Some(pair) = self.table.get_mut(&qpn) {
+            pair.requester.set_retry_count(retry_count);
+        }
+    }
+
     /// The numbers of all queue pairs.
     pub fn numbers(&self) -> impl Iterator<Item = Qpn> {
         self.table.keys().copied()
+    }
+
+    /// Whether [`Endpoint::post`] would take this.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn may_post(&self, qpn: Qpn, request: &Request) -> Result<(), PostError> {
+        let pair = self.table.get(&qpn).ok_or(PostError::Broken)?;
+        pair.requester.may_post(request)
     }
 
     /// Takes work for a queue pair.
@@ -268,7 +289,11 @@ impl Endpoint {
     ) -> Result<Taken<'d>, Dropped> {
         let view = Packet::new_checked(datagram).map_err(Dropped::Malformed)?;
         let packet = Repr::parse(&view).map_err(Dropped::Malformed)?;
-        if !icrc::verify(flow, datagram, self.ids) {
+        let ids = self
+            .table
+            .get(&packet.bth.destination)
+            .map_or(self.ids, |pair| pair.ids);
+        if !icrc::verify(flow, datagram, ids) {
             return Err(Dropped::Icrc);
         }
         // The highest bit tells full members from limited ones.
@@ -280,7 +305,9 @@ impl Endpoint {
             return take_management(&packet);
         }
         let pair = self.table.get_mut(&qpn).ok_or(Dropped::UnknownQueuePair)?;
-        if flow.source.ip() != pair.peer || flow.destination.ip() != pair.local.ip() {
+        let is_from_peer = flow.source.ip() == pair.peer.ip()
+            && (pair.peer.port() == UDP_PORT || flow.source.port() == pair.peer.port());
+        if !is_from_peer || flow.destination.ip() != pair.local.ip() {
             return Err(Dropped::ForeignAddress);
         }
         if packet.bth.opcode.has_deth() {
@@ -306,7 +333,8 @@ impl Endpoint {
     /// Queues a management datagram. If too many wait it is lost, as any may be.
     pub fn send_management(&mut self, local: SocketAddr, peer: IpAddr, datagram: [u8; mad::BYTES]) {
         if self.management.len() < MANAGEMENT_MAX {
-            self.management.push_back((flow_to(local, peer), datagram));
+            self.management
+                .push_back((flow_to(local, SocketAddr::new(peer, UDP_PORT)), datagram));
         }
     }
 
@@ -389,10 +417,10 @@ impl Endpoint {
     }
 }
 
-fn flow_to(local: SocketAddr, peer: IpAddr) -> Flow {
+fn flow_to(local: SocketAddr, peer: SocketAddr) -> Flow {
     Flow {
         source: local,
-        destination: SocketAddr::new(peer, UDP_PORT),
+        destination: peer,
     }
 }
 

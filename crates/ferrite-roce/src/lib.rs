@@ -1,7 +1,6 @@
 //! RoCEv2 in software: RDMA's packets over UDP, without sockets, threads and clocks.
 //!
-//! Bytes and a time go in; bytes, times to wake and completions come out. Nothing of the program uses this crate yet
-//! other than its tests. The adapter that gives it sockets, and the files behind its keys, come next.
+//! Bytes and a time go in; bytes, times to wake and completions come out. `ferrite-rnic` gives it sockets.
 //!
 //! * [`wire`]: packets as values.
 //! * [`memory`]: what stands behind the keys, as a trait.

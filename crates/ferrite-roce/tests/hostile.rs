@@ -6,17 +6,17 @@ mod support;
 
 use std::net::SocketAddr;
 
-use ferrite_roce::endpoint::{Connection, Dropped, InUse};
+use ferrite_roce::endpoint::{Connection, Dropped, Endpoint, InUse};
 use ferrite_roce::requester::{self, Failure, Outcome, Request};
 use ferrite_roce::responder;
 use ferrite_roce::wire::cm::Mtu;
-use ferrite_roce::wire::icrc::{self, Flow};
+use ferrite_roce::wire::icrc::{self, Flow, Ids};
 use ferrite_roce::wire::packet::Repr;
 use ferrite_roce::wire::{Error, Opcode, Psn, QPN_MANAGEMENT, deth, mad, reth};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 
-use support::{File, Hosts};
+use support::{Array, File, Hosts};
 
 fn hosts_with_file() -> Hosts {
     let mut hosts = Hosts::new(1, true);
@@ -50,6 +50,24 @@ fn sealed(flow: &Flow, packet: &Repr<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet.emit(&mut bytes);
     icrc::seal(flow, &mut bytes);
+    bytes
+}
+
+/// As a sender with this identification in its IPv4 headers seals it: the CRC from the header on, bit by bit.
+fn sealed_with_id(flow: &Flow, packet: &Repr<'_>, id: u16) -> Vec<u8> {
+    let mut bytes = sealed(flow, packet);
+    let crc_at = bytes.len() - icrc::BYTES;
+    // What the identification changes, its two bytes and all behind them zero but for itself.
+    let mut register = 0_u32;
+    let behind = 14 + 8 + crc_at;
+    for byte in id.to_be_bytes().into_iter().chain(std::iter::repeat_n(0, behind)) {
+        register ^= u32::from(byte);
+        for _ in 0..8 {
+            register = register >> 1 ^ if register & 1 == 1 { 0xedb8_8320 } else { 0 };
+        }
+    }
+    let crc = u32::from_le_bytes(*bytes.last_chunk().unwrap()) ^ register;
+    bytes[crc_at..].copy_from_slice(&crc.to_le_bytes());
     bytes
 }
 
@@ -141,6 +159,57 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
     assert_eq!(hosts.memories[1].files[&3].bytes[..4], *b"evil");
 }
 
+/// A peer behind a port of its own gets its answers there, and nobody else on its host is taken for it. Which
+/// identifications of IPv4 pass is for each queue pair to say.
+#[test]
+fn a_queue_pair_knows_the_port_and_the_kind_of_its_peer() {
+    let [local, peer, neighbour] = ["127.0.0.1:4791", "127.0.0.1:5000", "127.0.0.1:5001"].map(|it| it.parse().unwrap());
+    let mut memory = Array::new(1);
+    memory.files.insert(
+        3,
+        File {
+            bytes: vec![0; 4_096],
+            ..File::default()
+        },
+    );
+    let mut endpoint = Endpoint::new(Ids::Any, 1);
+    let mut connect = |peer: SocketAddr, ids: Ids| {
+        let qpn = endpoint.allocate();
+        let connection = Connection {
+            local,
+            peer,
+            ids,
+            requester: requester::Config::new(9, Mtu::B1024, Psn::new(5)),
+            responder: responder::Config::new(qpn, 9, Mtu::B1024, Psn::new(5)),
+        };
+        endpoint.connect(connection).expect("a number of its own");
+        qpn
+    };
+    let ours = connect(peer, Ids::Zero);
+    let stock = connect(SocketAddr::new(peer.ip(), 4_791), Ids::Any);
+    let mut receive = |source: SocketAddr, packet: &Repr<'_>, id: u16| {
+        let flow = Flow {
+            source,
+            destination: local,
+        };
+        let bytes = sealed_with_id(&flow, packet, id);
+        endpoint.receive(1, &flow, &bytes, &mut memory).map(drop)
+    };
+    let mut asking = write(ours, 5);
+    asking.bth.ack_request = true;
+    assert_eq!(receive(neighbour, &asking, 0), Err(Dropped::ForeignAddress));
+    assert_eq!(receive(peer, &asking, 77), Err(Dropped::Icrc));
+    assert_eq!(receive(peer, &asking, 0), Ok(()));
+    assert_eq!(
+        receive(neighbour, &write(stock, 5), 0),
+        Ok(()),
+        "adapters choose ports as they like"
+    );
+    assert_eq!(receive(peer, &write(stock, 6), 77), Ok(()));
+    let answer = endpoint.poll_transmit(2, &mut memory, &mut Vec::new());
+    assert_eq!(answer.map(|flow| (flow.source, flow.destination)), Some((local, peer)));
+}
+
 /// Late packets of a queue pair that is gone, or that was broken by a refusal.
 #[test]
 fn dead_queue_pairs_do_nothing() {
@@ -156,7 +225,8 @@ fn dead_queue_pairs_do_nothing() {
     // Nor can it be taken while somebody has it.
     let again = Connection {
         local: hosts.address(1),
-        peer: hosts.address(0).ip(),
+        peer: hosts.address(0),
+        ids: Ids::Any,
         requester: requester::Config::new(asking, Mtu::B1024, Psn::new(0)),
         responder: responder::Config::new(other, asking, Mtu::B1024, Psn::new(0)),
     };

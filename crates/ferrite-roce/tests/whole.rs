@@ -7,6 +7,7 @@ use ferrite_roce::endpoint::Connection;
 use ferrite_roce::requester::{self, Failure, Outcome, Request};
 use ferrite_roce::responder;
 use ferrite_roce::wire::cm::Mtu;
+use ferrite_roce::wire::icrc::Ids;
 use ferrite_roce::wire::{Psn, Qpn};
 use ferrite_testkit::rng::pattern;
 use ferrite_testkit::seed_from_env;
@@ -40,10 +41,11 @@ fn connect(hosts: &mut Hosts, peer: &Peer) {
     let mut requester = requester::Config::new(peer.theirs, peer.mtu, offer(peer.ours).psn);
     (requester.timeout_ns, requester.retry_count) = (200_000, 30);
     let responder = responder::Config::new(peer.ours, peer.theirs, peer.mtu, peer.psn);
-    let (local, other) = (hosts.address(peer.end), hosts.address(1 - peer.end).ip());
+    let (local, other) = (hosts.address(peer.end), hosts.address(1 - peer.end));
     let connected = hosts.ends[peer.end].connect(Connection {
         local,
         peer: other,
+        ids: Ids::Any,
         requester,
         responder,
     });

@@ -103,7 +103,7 @@ impl Operand {
     }
 
     /// Accepts what is in a volume.
-    fn parser_in_volume() -> impl TypedValueParser<Value = Operand> {
+    pub(crate) fn parser_in_volume() -> impl TypedValueParser<Value = Operand> {
         OsStringValueParser::new().try_map(|text| match Operand::parse(text)? {
             Operand::Standard => Err(
                 "it must be in a volume: tcp://HOST:PORT/EXPORT:/PATH, pm:POOL:/PATH or nvme:POOL.toml:/PATH"
@@ -207,14 +207,14 @@ impl Volumes {
 }
 
 /// The user who runs the command, with all groups.
-fn caller() -> Cred {
+pub(crate) fn caller() -> Cred {
     let groups = rustix::process::getgroups().unwrap_or_default();
     let groups: Vec<u32> = groups.iter().map(|group| group.as_raw()).collect();
     Cred::new(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()).with_groups(&groups)
 }
 
 /// The permission bits that new files of this process do not get.
-fn umask() -> u32 {
+pub(crate) fn umask() -> u32 {
     // It can only be read by setting it; commands call this while they have one thread.
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);

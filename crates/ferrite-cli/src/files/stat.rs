@@ -1,7 +1,9 @@
 //! `ferrite stat`: show the attributes of files in volumes.
 
 use super::show::{self, Json};
-use super::{OPERANDS, Operand, Volumes, shown};
+use ferrite_net::volume::RemoteVolume;
+
+use super::{OPERANDS, Opened, Operand, Volumes, shown};
 use crate::{FAILED, Outcome, complain, output, say_json};
 
 /// Show the attributes of files in volumes that are not mounted
@@ -17,6 +19,32 @@ pub(crate) struct Stat {
     /// Print one line of JSON per file
     #[arg(long)]
     json: bool,
+}
+
+/// What is told of a file that is bound for RDMA; nothing of others.
+fn region_of(volume: &Opened, ino: u64) -> Option<String> {
+    let remote = volume.volume.as_any().downcast_ref::<RemoteVolume>()?;
+    let told = remote.client().rdma_activity().ok()?;
+    let file = told.files.into_iter().find(|file| file.ino == ino)?;
+    let keys = if file.keys == 1 { "key" } else { "keys" };
+    let hits = match file.lookups {
+        0 => String::new(),
+        lookups => format!(
+            ", {} % of {lookups} translations from the cache",
+            100 * file.hits / lookups
+        ),
+    };
+    let of = told.counters;
+    Some(format!(
+        "Region: {} {keys}, {} entries{hits}{}\n  RDMA: {} packets in, {} out, {} put off, {} dropped (all files)\n",
+        file.keys,
+        file.entries,
+        if file.writable { ", writable" } else { "" },
+        of.received,
+        of.sent,
+        of.not_ready,
+        of.dropped,
+    ))
 }
 
 impl Stat {
@@ -77,6 +105,9 @@ impl Stat {
                 .into_bytes(),
             );
             output::write(&text);
+            if let Some(bound) = region_of(&volume, found.ino()) {
+                output::write(bound.as_bytes());
+            }
         }
         volumes.close()?;
         Ok(code)

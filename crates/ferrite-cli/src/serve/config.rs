@@ -4,6 +4,7 @@
 //! one that keeps others out.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,6 +27,10 @@ struct FileText {
     lease: Option<Spanned<u64>>,
     busy: Option<u64>,
     metrics: Option<String>,
+    #[serde(default)]
+    rdma: Vec<Spanned<String>>,
+    #[serde(default)]
+    rdma_unprotected: bool,
     #[serde(default)]
     keys: BTreeMap<String, Spanned<PathBuf>>,
     #[serde(default, rename = "pool")]
@@ -115,6 +120,8 @@ pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
                 lease: None,
                 busy: None,
                 metrics: None,
+                rdma: Vec::new(),
+                rdma_unprotected: false,
                 keys: BTreeMap::new(),
                 pools: Vec::new(),
             })
@@ -170,6 +177,7 @@ impl Reading<'_> {
                 .lease(Duration::from_secs(lease))
                 .busy(Duration::from_micros(file.busy.unwrap_or(plan::BUSY_US))),
             metrics: file.metrics,
+            rdma: self.rdma(file.rdma, file.rdma_unprotected),
             pools: self.pools(file.pools),
         };
         let unreachable = plan.unreachable().into_iter().map(|problem| Problem {
@@ -208,6 +216,22 @@ impl Reading<'_> {
             }
         }
         listen
+    }
+
+    fn rdma(&mut self, given: Vec<Spanned<String>>, is_allowed: bool) -> Vec<SocketAddr> {
+        let mut addresses = Vec::new();
+        for text in given {
+            let checked = plan::rdma_address(text.get_ref()).and_then(|address| {
+                plan::check_rdma(address, is_allowed)
+                    .map_err(|why| format!("{why}; `rdma_unprotected = true` allows it"))?;
+                Ok(address)
+            });
+            match checked {
+                Ok(address) => addresses.push(address),
+                Err(why) => self.wrong(self.line_of(&text), format!("rdma = \"{}\": {why}", text.get_ref())),
+            }
+        }
+        addresses
     }
 
     fn pools(&mut self, given: Vec<PoolText>) -> Vec<Pool> {

@@ -11,6 +11,7 @@ mod check;
 mod config;
 mod notify;
 mod plan;
+mod rdma;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume};
-use ferrite_net::secure::Encryption;
+use ferrite_net::secure::{Encryption, is_loopback};
 use ferrite_net::server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -44,6 +45,9 @@ both ends prove that they have it, and what travels is encrypted:
 A file can have several pools and exports; docs/operations.md describes it, and share/ferrite/server.toml is an example:
   ferrite serve --config /etc/ferrite/server.toml
 
+With --rdma, programs write and read files without the server's file system being called (`ferrite mr`); only pools in \
+memory can be written like that.
+
 A key proves that a host may use an export. Its users are believed who they are, but for root, who is nobody.
 
 When it is stopped or killed, clients wait, and go on when it is started again: with their files open, their locks \
@@ -58,7 +62,7 @@ pub(crate) struct Serve {
     /// File that says what to export
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
-    #[arg(conflicts_with_all = ["threads", "lease", "busy", "metrics"])]
+    #[arg(conflicts_with_all = ["threads", "lease", "busy", "metrics", "rdma", "rdma_unprotected"])]
     config: Option<PathBuf>,
     /// Only check the file and what it names; says nothing if all is well
     #[arg(long, requires = "config")]
@@ -99,6 +103,14 @@ pub(crate) struct Serve {
     /// them
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
+    /// Let clients write and read files by RDMA in software (RoCEv2), there; without an address on 127.0.0.1 only. The
+    /// port is 4791 unless given
+    #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = plan::RDMA, require_equals = true)]
+    rdma: Option<String>,
+    /// Allow --rdma at addresses that other machines can reach. What travels by RDMA is neither encrypted nor
+    /// authenticated, whatever keys the exports have: whoever can send packets in a client's name can write its files
+    #[arg(long, requires = "rdma")]
+    rdma_unprotected: bool,
 }
 
 /// [`Encryption`], as users say it.
@@ -165,7 +177,15 @@ impl Serve {
             exports: vec![Export { options, line: None }],
             line: None,
         };
+        let rdma = self.rdma.as_deref().map(|text| {
+            let wrong = |why: String| Problem::new(USAGE, None, format!("--rdma={text}: {why}"));
+            let address = plan::rdma_address(text).map_err(wrong)?;
+            plan::check_rdma(address, self.rdma_unprotected)
+                .map_err(|why| wrong(format!("{why}; --rdma-unprotected allows it")))?;
+            Ok(address)
+        });
         let plan = Plan {
+            rdma: rdma.transpose()?.into_iter().collect(),
             listen: listen.collect::<Result<_, _>>()?,
             options: ServerOptions::default()
                 .threads(usize::from(self.threads))
@@ -233,7 +253,19 @@ fn serve(plan: Plan) -> Outcome {
     if let Some(fabric) = &mut fabric {
         fabric.spin = fabric.spin.max(plan.options.busy);
     }
-    let served = Server::start(listeners, engines, &plan.options.fabric(fabric));
+    let rdma = rdma::start(&plan.rdma)?;
+    if let Some(rdma) = &rdma {
+        let places = rdma.places();
+        said.extend(places.iter().map(|place| format!("files by RDMA at UDP {place}")));
+        for place in places.iter().filter(|place| !is_loopback(place.ip())) {
+            complain(format_args!(
+                "ferrite: RDMA at UDP {place} is neither encrypted nor authenticated: everybody who can send packets in \
+                 a client's name can write its files"
+            ));
+        }
+    }
+    let options = plan.options.fabric(fabric).rdma(rdma);
+    let served = Server::start(listeners, engines, &options);
     let mut server = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;
     let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
     let metrics = metrics.transpose()?;

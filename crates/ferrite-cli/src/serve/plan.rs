@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,12 @@ pub(super) const THREADS: u16 = 1;
 pub(super) const LEASE_SECONDS: u64 = 30;
 /// Microseconds for which a thread looks for work, unless told otherwise.
 pub(super) const BUSY_US: u64 = 200;
+/// Where RDMA is to be had if nothing but that it is said.
+pub(super) const RDMA: &str = "127.0.0.1:4791";
+/// RoCE's port.
+const RDMA_PORT: u16 = 4791;
 /// How long to wait for a port.
-const PORT_FREED_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const PORT_FREED_WITHIN: Duration = Duration::from_secs(5);
 
 /// See the module's head.
 pub(super) struct Plan {
@@ -31,6 +35,8 @@ pub(super) struct Plan {
     /// Where metrics are shown.
     pub(super) metrics: Option<String>,
     pub(super) pools: Vec<Pool>,
+    /// Where RDMA is to be had.
+    pub(super) rdma: Vec<SocketAddr>,
 }
 
 /// A place to listen: as the user wrote it, and the addresses that it means.
@@ -109,6 +115,31 @@ impl Plan {
             Problem::new(USAGE, export.line, text)
         };
         open.map(problem).collect()
+    }
+}
+
+/// Reads an address of RDMA: `ADDRESS` or `ADDRESS:PORT`.
+pub(super) fn rdma_address(text: &str) -> Result<SocketAddr, String> {
+    if !cfg!(feature = "rdma") {
+        return Err("this build has no RDMA; build it with the cargo feature `rdma`".into());
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    match (text.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {
+        (Ok(address), _) => Ok(address),
+        (_, Ok(ip)) => Ok(SocketAddr::new(ip, RDMA_PORT)),
+        _ => Err("give an IP address, or one with a port: 10.0.0.1 or [fd00::1]:4791".into()),
+    }
+}
+
+/// Refuses what others could misuse, unless that is wanted.
+pub(super) fn check_rdma(address: SocketAddr, is_allowed: bool) -> Result<(), String> {
+    match is_allowed || is_loopback(address.ip()) {
+        true => Ok(()),
+        false => Err(
+            "can be reached from other machines, and RDMA is neither encrypted nor authenticated: whoever can send \
+             packets in a client's name can write its files"
+                .into(),
+        ),
     }
 }
 

@@ -156,6 +156,12 @@ impl Link {
         self.reconnects.load(Ordering::Relaxed)
     }
 
+    /// The server's address, while there is a connection.
+    pub(super) fn peer(&self) -> Option<std::net::IpAddr> {
+        let peer = self.line.lock().up.as_ref()?.connection.peer().ok()?;
+        Some(peer.ip().to_canonical())
+    }
+
     pub(super) fn is_encrypted(&self) -> Option<bool> {
         let up = self.line.lock().up.clone();
         up.map(|up| up.connection.is_encrypted())

@@ -25,6 +25,7 @@ mod requests;
 mod slots;
 mod submit;
 mod taking_back;
+mod verbs;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -396,7 +396,14 @@ impl<'s> Answering<'s> {
             | Request::Unlock { .. }
             | Request::ConflictingLock { .. }
             | Request::CancelLock { .. }
-            | Request::ReleaseClient { .. } => {
+            | Request::ReleaseClient { .. }
+            | Request::Rdma {}
+            | Request::OpenQueuePair { .. }
+            | Request::CloseQueuePair { .. }
+            | Request::Bind { .. }
+            | Request::ReleaseKey { .. }
+            | Request::Unbind { .. }
+            | Request::RdmaActivity {} => {
                 put::<()>(
                     out,
                     id,

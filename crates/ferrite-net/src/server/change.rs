@@ -58,7 +58,13 @@ fn touched(session: &Session, request: &Request<'_>) -> Touched {
         Request::Setattr { node, .. }
         | Request::Setxattr { node, .. }
         | Request::Removexattr { node, .. }
-        | Request::Open { node, .. } => vec![ino(node)],
+        | Request::Open { node, .. }
+        | Request::Bind {
+            node, writable: true, ..
+        }
+        | Request::Unbind { node } => vec![ino(node)],
+        // What is only read may be trusted still.
+        Request::Bind { .. } => vec![],
         Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
             vec![session.file(*file).ok().map(|file| file.ino())]
         }
@@ -102,8 +108,8 @@ struct Change {
 }
 
 /// Makes a change when nobody trusts any more what it changes, and answers it then. One that is repeated meanwhile is
-/// answered once.
-pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>) {
+/// answered once. One that `is_long` is left to a thread that receives nothing.
+pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>, is_long: bool) {
     if !session.park(id) {
         return;
     }
@@ -118,7 +124,10 @@ pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, receive
         },
         asked: received.asked,
     };
-    inner.work(&session.export.store, move || change.begin());
+    match is_long {
+        true => inner.go_on(Box::new(move || change.begin())),
+        false => inner.work(&session.export.store, move || change.begin()),
+    }
 }
 
 impl Change {

@@ -12,6 +12,7 @@
 //! * Nobody waits here: a change that has to wait is work that is given back when it may go on.
 //! * That there may be leases is in the pool before the first is granted. After a restart changes wait until those of
 //!   the earlier run are over.
+//! * On an inode that others write without a word to this table, by RDMA, there are no leases ([`Leases::bar`]).
 //! * A change that does not know of leases is counted ([`Leases::pass`]), and there are no grants while one is under
 //!   way. Both sides write first and look then, so one of them sees the other.
 //!
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::workers::Work;
 use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, XattrMode};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::state::random;
 
@@ -73,6 +74,8 @@ struct Table {
     last_recall: u64,
     /// Changes under way, by inode.
     changing: FxHashMap<Ino, u32>,
+    /// Inodes that are changed without a word to this table.
+    barred: FxHashSet<Ino>,
     /// Those among them that may touch anything.
     changing_everything: u32,
     waiting: Vec<Waiting>,
@@ -181,7 +184,7 @@ impl Leases {
             return false;
         }
         let mut table = self.table.lock();
-        if table.changing_everything > 0 || table.changing.contains_key(&ino) {
+        if table.changing_everything > 0 || table.changing.contains_key(&ino) || table.barred.contains(&ino) {
             return false;
         }
         let now = Instant::now();
@@ -213,6 +216,17 @@ impl Leases {
             }
         }
         true
+    }
+
+    /// From now on an inode may be changed without a word to this table, so there are no leases on it. Called while a
+    /// change of it is under way, when those that there were are over.
+    pub(super) fn bar(&self, ino: Ino) {
+        self.table.lock().barred.insert(ino);
+    }
+
+    /// That is over.
+    pub(super) fn unbar(&self, ino: Ino) {
+        self.table.lock().barred.remove(&ino);
     }
 
     /// Has `work` done when no other change of names is under way: gives it back if none is. Who is done says so

@@ -21,9 +21,11 @@ mod lock;
 mod meter;
 mod observe;
 mod options;
+mod rdma;
 mod seal;
 mod session;
 mod state;
+mod verbs;
 
 use std::collections::hash_map::Entry;
 use std::net::{SocketAddr, TcpListener};
@@ -48,7 +50,9 @@ use leases::Leases;
 use meter::Received;
 use seal::Sealer;
 use session::Session;
-use state::{State, random};
+use state::State;
+pub(crate) use state::random;
+use verbs::Verbs;
 
 use crate::wire::{Head, MAGIC, Promises, Reader, Request, SessionState, Ticket, VERSION, Welcome};
 
@@ -56,6 +60,7 @@ pub use export::{ExportOptions, NOBODY};
 pub use ferrite_fabric::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
 pub use options::ServerOptions;
+pub use rdma::Rdma;
 
 /// How often a worker that found no buffer looks again.
 const BUFFER_WAIT: Duration = Duration::from_millis(1);
@@ -81,6 +86,8 @@ struct Inner {
     /// For changes that had to wait for leases.
     patient: Workers,
     keeper: OnceLock<std::thread::Thread>,
+    /// What sessions have of the adapter, if there is one.
+    verbs: Option<Verbs>,
     /// More than one thread answers without a worker, so that a request may still be under way when its repetition
     /// comes over another connection.
     may_overlap: bool,
@@ -146,6 +153,7 @@ impl Server {
             workers: workers.map_err(|error| no_resources(&error))?,
             patient: Workers::start(1).map_err(|error| no_resources(&error))?,
             keeper: OnceLock::new(),
+            verbs: options.rdma.clone().map(Verbs::new),
             may_overlap: options.threads > 1,
             stop: AtomicBool::new(false),
         });
@@ -199,7 +207,7 @@ impl Drop for Server {
         self.stop();
         // An engine that goes on without this server has no use for what its sessions had.
         let sessions = std::mem::take(&mut *self.inner.sessions.lock());
-        sessions.into_values().for_each(|session| session.end());
+        sessions.into_values().for_each(|session| self.inner.close(&session));
     }
 }
 
@@ -523,10 +531,12 @@ impl Inner {
                 let ready = store.leases.recalled(&**session, &recalls);
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
+            // Moving a file's pages takes long.
+            Request::Bind { .. } | Request::Unbind { .. } => change::begin(self, session, id, received, true),
             request => {
                 let passing = request.is_change().then(|| store.leases.pass());
                 if let Some(None) = passing {
-                    change::begin(self, session, id, received);
+                    change::begin(self, session, id, received, false);
                     return Ok(Served::Yes);
                 }
                 if store.limits.submits && self.submit(session, &head, &request, &received) {
@@ -574,6 +584,13 @@ impl Inner {
                 put(out, id, lock::conflicting(session, node, client, &lock));
             }
             Request::ReleaseClient { client } => put(out, id, lock::release_client(session, client)),
+            request @ (Request::Rdma {}
+            | Request::OpenQueuePair { .. }
+            | Request::CloseQueuePair { .. }
+            | Request::Bind { .. }
+            | Request::ReleaseKey { .. }
+            | Request::Unbind { .. }
+            | Request::RdmaActivity {}) => verbs::answer(self.verbs.as_ref(), session, head, &request, out),
             request => match Answering::new(session, head, &self.pool) {
                 Ok(answering) => return answering.answer(request, data, out),
                 Err(error) => put::<()>(out, id, Err(error)),
@@ -600,10 +617,18 @@ impl Inner {
         let store = &session.export.store;
         // First: once its locks are another's, it must not come back for them.
         store.state.session_ends(&*store.fs, session.ticket.session);
-        session.end();
+        self.close(session);
         self.locks_are_back(session);
         if !self.grace(store).is_on() {
             store.state.note_end(&*store.fs);
+        }
+    }
+
+    /// What a session has is let go, keys and queue pairs at last: none is given any more then.
+    fn close(&self, session: &Session) {
+        session.end();
+        if let Some(verbs) = &self.verbs {
+            verbs.end_session(session);
         }
     }
 

@@ -1,10 +1,12 @@
 //! How a server runs: [`ServerOptions`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_fabric::connection::SPIN;
+use ferrite_fabric::reactor::FabricOptions;
 
-use super::FabricOptions;
+use super::rdma::Rdma;
 
 /// How a server runs.
 #[derive(Debug, Clone)]
@@ -25,6 +27,8 @@ pub struct ServerOptions {
     pub buffers_bytes: usize,
     /// Lets clients go on over a fabric. A build without the feature `fabric` tells them that it cannot.
     pub fabric: Option<FabricOptions>,
+    /// The adapter by which clients may write and read files.
+    pub rdma: Option<Arc<dyn Rdma>>,
 }
 
 impl Default for ServerOptions {
@@ -37,6 +41,7 @@ impl Default for ServerOptions {
             cache_term: Duration::from_secs(5),
             buffers_bytes: 64 << 20,
             fabric: None,
+            rdma: None,
         }
     }
 }
@@ -64,6 +69,12 @@ impl ServerOptions {
     #[must_use]
     pub fn busy(self, busy: Duration) -> Self {
         ServerOptions { busy, ..self }
+    }
+
+    /// Sets [`Self::rdma`].
+    #[must_use]
+    pub fn rdma(self, rdma: Option<Arc<dyn Rdma>>) -> Self {
+        ServerOptions { rdma, ..self }
     }
 
     /// Sets [`Self::fabric`].

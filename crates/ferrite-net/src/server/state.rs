@@ -402,7 +402,7 @@ impl Kept {
 }
 
 /// Bytes that nobody can guess.
-pub(super) fn random<const N: usize>() -> Result<[u8; N], FsError> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], FsError> {
     let mut bytes = [0; N];
     let mut filled = 0;
     while filled < N {

@@ -7,6 +7,7 @@ use ferrite_vfs::{
 };
 
 use super::codec::{Malformed, Reader, Wire, fields};
+use super::rdma::QueuePairTold;
 
 /// An inode as the server named it. The client cannot make one up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -407,7 +408,10 @@ impl Request<'_> {
             | Request::Removexattr { .. }
             | Request::FileSetattr { .. }
             | Request::Write { .. }
-            | Request::Fallocate { .. } => true,
+            | Request::Fallocate { .. }
+            | Request::Unbind { .. } => true,
+            // What is written later comes by another way, and nobody asks for leases then.
+            Request::Bind { writable, .. } => *writable,
             Request::Open { mode, .. } => mode.truncate,
             Request::OpenPath { flags, .. } => flags.create || flags.truncate,
             // All others, so that a new request is decided on. A file that is opened again is not cut again.
@@ -445,7 +449,12 @@ impl Request<'_> {
             | Request::Close { .. }
             | Request::ReadPiece { .. }
             | Request::Leases { .. }
-            | Request::Recalled { .. } => false,
+            | Request::Recalled { .. }
+            | Request::Rdma {}
+            | Request::OpenQueuePair { .. }
+            | Request::CloseQueuePair { .. }
+            | Request::ReleaseKey { .. }
+            | Request::RdmaActivity {} => false,
         }
     }
 
@@ -538,4 +547,20 @@ requests! {
     52 Leases { relied_on: bool }
     /// What these recalls told of is not in the client's cache any more.
     53 Recalled { recalls: Vec<u64> }
+    /// Where RDMA is to be had; answered with a list of places, empty if it is not. An unspecified address is the one
+    /// that the client has reached.
+    54 Rdma {}
+    /// Opens a queue pair for the client's; answered with the server's end.
+    55 OpenQueuePair { client: QueuePairTold }
+    /// Closes one, by the server's number.
+    56 CloseQueuePair { qpn: u32 }
+    /// Gives a key of a regular file, for queue pairs of the session; answered with a [`GrantedKey`]. `atomic`: each
+    /// WRITE is one step, as a local write is.
+    57 Bind { node: Node, writable: bool, arrange: bool, atomic: bool }
+    /// A key is not valid any more when this is answered.
+    58 ReleaseKey { key: u32 }
+    /// All keys of a file are not valid any more, and it is an ordinary file again.
+    59 Unbind { node: Node }
+    /// What RDMA does, and which files of the export are bound; answered with an [`RdmaActivity`](super::RdmaActivity).
+    60 RdmaActivity {}
 }

@@ -1,7 +1,7 @@
 //! The wire format: what the messages between client and server are, byte by byte. `docs/wire.md` describes it.
 //!
 //! What lives here: the encoding of values (`codec`) and of the trait's types (`types`); the requests and what answers
-//! them (`message`; `activity`, what a server tells of itself).
+//! them (`message`; `activity`, what a server tells of itself; `rdma`, what is said about RDMA).
 //!
 //! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message
 //! needs a new [`VERSION`].
@@ -9,13 +9,15 @@
 mod activity;
 pub mod codec;
 mod message;
+mod rdma;
 mod types;
 
 pub use activity::*;
 pub use codec::{Malformed, Reader, Wire};
 pub use message::*;
+pub use rdma::*;
 
 /// The version of the protocol that this program speaks.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// The first bytes of a client's first message.
 pub const MAGIC: [u8; 8] = *b"FERRITE\n";

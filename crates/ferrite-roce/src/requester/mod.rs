@@ -271,6 +271,11 @@ impl Requester {
         self.counters
     }
 
+    /// Sets [`Config::retry_count`] from now on.
+    pub fn set_retry_count(&mut self, retry_count: u32) {
+        self.config.retry_count = retry_count;
+    }
+
     /// Whether work failed; nothing more is sent then.
     pub fn is_broken(&self) -> bool {
         self.is_broken
@@ -287,6 +292,28 @@ impl Requester {
     /// # Errors
     /// See [`PostError`]; the work was not taken.
     pub fn post(&mut self, id: u64, request: Request) -> Result<(), PostError> {
+        let packets = self.packets_for(&request)?;
+        self.queue.push_back(Work {
+            id,
+            request,
+            first: self.end,
+            packets,
+            got: Vec::new(),
+        });
+        self.end = self.end.plus(packets);
+        Ok(())
+    }
+
+    /// Whether [`Requester::post`] would take this.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn may_post(&self, request: &Request) -> Result<(), PostError> {
+        self.packets_for(request).map(drop)
+    }
+
+    /// How many sequence numbers it needs, if there are so many.
+    fn packets_for(&self, request: &Request) -> Result<u32, PostError> {
         if self.is_broken {
             return Err(PostError::Broken);
         }
@@ -299,15 +326,7 @@ impl Requester {
         if waiting + packets > MESSAGE_PACKETS_MAX {
             return Err(PostError::Full);
         }
-        self.queue.push_back(Work {
-            id,
-            request,
-            first: self.end,
-            packets,
-            got: Vec::new(),
-        });
-        self.end = self.end.plus(packets);
-        Ok(())
+        Ok(packets)
     }
 
     /// The next finished work.

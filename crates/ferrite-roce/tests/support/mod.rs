@@ -299,7 +299,8 @@ impl<M: Memory> Hosts<M> {
             responder.resources = 4;
             let connected = self.ends[end].connect(Connection {
                 local: self.addresses[end],
-                peer: self.addresses[1 - end].ip(),
+                peer: self.addresses[1 - end],
+                ids: Ids::Any,
                 requester,
                 responder,
             });

@@ -1,0 +1,524 @@
+//! `ferrite mr`: files of a server as memory regions, for RDMA.
+//!
+//! What lives here: the commands, and how they tell what was done. Bytes come from standard input and go to standard
+//! output, so with `--json` the report of `read` is on standard error.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use ferrite::MountOptions;
+use ferrite::volume::{Address, Volume};
+use ferrite_net::client::Client;
+use ferrite_net::rdma::{How, RemoteFile, RemoteOptions};
+use ferrite_net::volume::RemoteVolume;
+use ferrite_vfs::regions::Binding;
+use ferrite_vfs::{Ctx, FileKind, FileSystem, Ino, OpenFlags, Start};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::files::{Operand, caller, umask};
+use crate::{FAILED, Failure, Outcome, USAGE, complain, opening, output, say, say_json};
+
+/// The port that clients of rdma_cm ask for: that of the server's ordinary protocol.
+pub(crate) const SERVICE_PORT: u16 = ferrite_net::volume::PORT;
+
+/// What is moved at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Write and read files of a server by RDMA, without its file system being called
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The server must offer it (`ferrite serve POOL --rdma`), and the pool must be one in memory: /dev/shm, or a DAX device. \
+Elsewhere the same commands work by ordinary requests, and `--json` says why. No RDMA hardware is needed.
+
+Examples:
+  ferrite serve /dev/shm/pool --rdma --no-root-squash
+  date | ferrite mr append tcp://127.0.0.1:7447:/log
+  ferrite mr read tcp://127.0.0.1:7447:/log --json
+  ferrite mr write tcp://127.0.0.1:7447:/data --offset 4096 < block
+  ferrite mr list tcp://127.0.0.1:7447
+  ferrite mr bind tcp://127.0.0.1:7447:/data          for verbs programs: prints the key, and holds it
+
+What is acknowledged is durable. docs/roce.md has the wire, and what appends promise if a connection breaks.")]
+pub(crate) struct Mr {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Bind a file, print its key, and hold it until a signal comes
+    Bind(Bind),
+    /// Show what is bound in an export, and what its server's adapter has done
+    List(List),
+    /// Take all keys of a file back; it is an ordinary file then
+    Unbind(Unbind),
+    /// Print a file, or a part of it
+    Read(ReadFile),
+    /// Write standard input into a file, which is made if it is not there
+    Write(WriteFile),
+    /// Append standard input to a file, which is made if it is not there
+    Append(Append),
+}
+
+#[derive(Debug, Args)]
+struct Bind {
+    /// The file: tcp://HOST:PORT/EXPORT:/PATH
+    #[arg(value_name = "URL", value_parser = Operand::parser_in_volume())]
+    file: Operand,
+    /// For reading only
+    #[arg(long)]
+    read_only: bool,
+    /// First move the file's pages together, so that fewer entries are needed to find them
+    #[arg(long)]
+    arrange: bool,
+    /// Make each message one step, as a local write is; slower
+    #[arg(long)]
+    atomic: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// The export: tcp://HOST:PORT/EXPORT
+    #[arg(value_name = "URL")]
+    export: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Unbind {
+    /// The file: tcp://HOST:PORT/EXPORT:/PATH
+    #[arg(value_name = "URL", value_parser = Operand::parser_in_volume())]
+    file: Operand,
+}
+
+/// What all commands that move bytes know.
+#[derive(Debug, Args)]
+struct Moving {
+    /// The file: tcp://HOST:PORT/EXPORT:/PATH
+    #[arg(value_name = "URL", value_parser = Operand::parser_in_volume())]
+    file: Operand,
+    /// Say in JSON how it was done
+    #[arg(long)]
+    json: bool,
+    /// Do not use verbs, to compare
+    #[arg(long)]
+    no_verbs: bool,
+}
+
+#[derive(Debug, Args)]
+struct ReadFile {
+    #[command(flatten)]
+    moving: Moving,
+    /// Where to begin
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    offset: u64,
+    /// How many bytes, at most
+    #[arg(long, value_name = "N")]
+    length: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct WriteFile {
+    #[command(flatten)]
+    moving: Moving,
+    /// Where to begin
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    offset: u64,
+    /// How many bytes of standard input, at most
+    #[arg(long, value_name = "N")]
+    length: Option<u64>,
+    /// Make each message one step, as a local write is; slower
+    #[arg(long)]
+    atomic: bool,
+}
+
+#[derive(Debug, Args)]
+struct Append {
+    #[command(flatten)]
+    moving: Moving,
+    /// How many bytes of standard input, at most
+    #[arg(long, value_name = "N")]
+    length: Option<u64>,
+    /// First reserve room, then write there: exactly once also if the connection breaks, but zeros may be seen
+    #[arg(long)]
+    reserve: bool,
+}
+
+/// How bytes were moved.
+#[derive(Serialize)]
+struct Report {
+    how: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<usize>,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<u64>,
+    packets: u64,
+    answers: u64,
+    retries: u64,
+    not_ready: u64,
+    reconnects: u64,
+}
+
+/// A key, for programs of verbs.
+#[derive(Serialize)]
+struct KeyReport {
+    key: u32,
+    size: u64,
+    append_at: u64,
+    reserve_at: u64,
+    udp: Vec<String>,
+    service_port: u16,
+    pass: String,
+}
+
+#[derive(Serialize)]
+struct FileReport {
+    inode: u64,
+    size: u64,
+    attached: bool,
+    writable: bool,
+    keys: u32,
+    entries: u64,
+    lookups: u64,
+    hits: u64,
+}
+
+#[derive(Serialize)]
+struct ListReport {
+    udp: Vec<String>,
+    queue_pairs: u64,
+    received: u64,
+    sent: u64,
+    executed: u64,
+    duplicates: u64,
+    not_ready: u64,
+    dropped: u64,
+    files: Vec<FileReport>,
+}
+
+/// A server's export that is open.
+struct Opened {
+    volume: Arc<dyn Volume>,
+    client: Arc<Client>,
+}
+
+impl Opened {
+    fn export(address: &Address) -> Result<Opened, Failure> {
+        let volume = opening::volume(address, &MountOptions::default())?;
+        let Some(client) = volume.as_any().downcast_ref::<RemoteVolume>().map(RemoteVolume::client) else {
+            let text = "only files of a server have RDMA: tcp://HOST:PORT/EXPORT:/PATH; see `ferrite serve --rdma`";
+            return Err(Failure::new(USAGE, text));
+        };
+        Ok(Opened { volume, client })
+    }
+
+    /// The export of a file, and the path in it.
+    fn of(file: &Operand) -> Result<(Opened, &Path), Failure> {
+        match file {
+            Operand::There { address, path, .. } => Ok((Opened::export(address)?, path)),
+            _ => Err(Failure::new(
+                USAGE,
+                "give a file of a server: tcp://HOST:PORT/EXPORT:/PATH",
+            )),
+        }
+    }
+
+    /// The file's inode; with `makes` one that is not there is made.
+    fn find(&self, path: &Path, makes: bool) -> Result<Ino, Failure> {
+        use std::os::unix::ffi::OsStrExt;
+        let (ctx, bytes) = (&context(), path.as_os_str().as_bytes());
+        let failed = |error: ferrite_vfs::FsError| Failure::new(FAILED, format!("{}: {error}", path.display()));
+        if makes {
+            let flags = OpenFlags {
+                read: true,
+                write: true,
+                create: true,
+                mode: 0o666 & !umask(),
+                ..OpenFlags::default()
+            };
+            let opened = self.client.open_path(ctx, &Start::default(), bytes, &flags);
+            return Ok(opened.map_err(failed)?.attr.ino);
+        }
+        let attr = self
+            .client
+            .resolve(ctx, &Start::default(), bytes, true)
+            .map_err(failed)?;
+        match attr.kind {
+            FileKind::File => Ok(attr.ino),
+            _ => Err(Failure::new(FAILED, format!("{}: is no regular file", path.display()))),
+        }
+    }
+
+    fn close(self) -> Result<(), Failure> {
+        Ok(self.volume.close()?)
+    }
+}
+
+fn context() -> Ctx {
+    Ctx::checked(caller())
+}
+
+impl Moving {
+    fn open(&self, options: RemoteOptions, makes: bool) -> Result<(Opened, RemoteFile), Failure> {
+        let (opened, path) = Opened::of(&self.file)?;
+        let ino = opened.find(path, makes)?;
+        let options = options.only_requests(self.no_verbs);
+        let file = RemoteFile::open(&opened.client, &context(), ino, options)
+            .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
+        Ok((opened, file))
+    }
+
+    /// Ends, and tells how it was done.
+    fn end(
+        &self,
+        opened: Opened,
+        file: RemoteFile,
+        (bytes, offset): (u64, Option<u64>),
+        tell: impl FnOnce(&Report) -> Result<(), Failure>,
+    ) -> Outcome {
+        file.flush()?;
+        let (how, traffic) = (file.how(), file.traffic());
+        file.close()?;
+        opened.close()?;
+        if self.json {
+            let (how, why, mtu) = match how {
+                How::Verbs { mtu_bytes } => ("verbs", None, Some(mtu_bytes)),
+                How::Requests { why } => ("rpc", Some(why), None),
+            };
+            tell(&Report {
+                how,
+                why,
+                mtu,
+                bytes,
+                offset,
+                packets: traffic.packets.sent,
+                answers: traffic.packets.received,
+                retries: traffic.packets.sent_again,
+                not_ready: traffic.packets.not_ready,
+                reconnects: traffic.reconnects,
+            })?;
+        }
+        Ok(0)
+    }
+}
+
+/// Gives pieces of standard input to `take`, up to `length` bytes; gives how many there were.
+fn each_piece(
+    length: Option<u64>,
+    piece_bytes: usize,
+    mut take: impl FnMut(&[u8], u64) -> Result<(), Failure>,
+) -> Result<u64, Failure> {
+    let mut input = std::io::stdin().lock().take(length.unwrap_or(u64::MAX));
+    let (mut buffer, mut done) = (vec![0; piece_bytes], 0);
+    loop {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match input.read(&mut buffer[filled..])? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        if filled == 0 {
+            return Ok(done);
+        }
+        take(&buffer[..filled], done)?;
+        done += filled as u64;
+    }
+}
+
+impl Mr {
+    pub(crate) fn run(self) -> Outcome {
+        match self.command {
+            Command::Bind(command) => command.run(),
+            Command::List(command) => command.run(),
+            Command::Unbind(command) => command.run(),
+            Command::Read(command) => command.run(),
+            Command::Write(command) => command.run(),
+            Command::Append(command) => command.run(),
+        }
+    }
+}
+
+impl ReadFile {
+    fn run(self) -> Outcome {
+        let (opened, file) = self.moving.open(RemoteOptions::default().writable(false), false)?;
+        let mut rest = self.length.unwrap_or(u64::MAX);
+        let (mut buffer, mut done) = (vec![0; PIECE_BYTES], 0);
+        while rest > 0 {
+            let len = rest.min(PIECE_BYTES as u64) as usize;
+            let count = file.read(self.offset + done, &mut buffer[..len])?;
+            if count == 0 || !output::write(&buffer[..count]) {
+                break;
+            }
+            done += count as u64;
+            rest -= count as u64;
+        }
+        self.moving.end(opened, file, (done, Some(self.offset)), |report| {
+            complain(serde_json::to_string(report)?);
+            Ok(())
+        })
+    }
+}
+
+impl WriteFile {
+    fn run(self) -> Outcome {
+        let options = RemoteOptions::default().atomic(self.atomic);
+        let (opened, file) = self.moving.open(options, true)?;
+        let written = each_piece(self.length, PIECE_BYTES, |piece, done| {
+            Ok(file.write(self.offset + done, piece)?)
+        })?;
+        self.moving.end(opened, file, (written, Some(self.offset)), say_json)
+    }
+}
+
+impl Append {
+    fn run(self) -> Outcome {
+        let (opened, file) = self.moving.open(RemoteOptions::default(), true)?;
+        let mut offset = None;
+        let appended = each_piece(self.length, PIECE_BYTES, |piece, _| {
+            match self.reserve {
+                true => offset = offset.or(Some(file.append_once(piece)?)),
+                false => file.append(piece)?,
+            }
+            Ok(())
+        })?;
+        self.moving.end(opened, file, (appended, offset), say_json)
+    }
+}
+
+impl Bind {
+    fn run(self) -> Outcome {
+        let (opened, path) = Opened::of(&self.file)?;
+        let ino = opened.find(path, false)?;
+        let binding = Binding {
+            writable: !self.read_only,
+            arrange: self.arrange,
+        };
+        // Before the key is there, so that a signal that comes now gives it back.
+        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+        let granted = opened
+            .client
+            .bind(&context(), ino, binding, self.atomic)
+            .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
+        let places = opened.client.rdma_places()?;
+        let report = KeyReport {
+            key: granted.key,
+            size: granted.size,
+            append_at: granted.append_at,
+            reserve_at: granted.reserve_at,
+            udp: places.iter().map(ToString::to_string).collect(),
+            service_port: SERVICE_PORT,
+            pass: granted.pass.iter().map(|byte| format!("{byte:02x}")).collect(),
+        };
+        if self.json {
+            say_json(&report)?;
+        } else {
+            say(format_args!("key         {:#010x}", report.key));
+            say(format_args!("size        {}", report.size));
+            say(format_args!("UDP         {}", report.udp.join(", ")));
+            say(format_args!(
+                "append at   {:#x}, reserve at {:#x}",
+                report.append_at, report.reserve_at
+            ));
+            say(format_args!(
+                "rdma_cm     port {}, private data {}",
+                report.service_port, report.pass
+            ));
+            say("held until this command ends (Ctrl-C)");
+        }
+        signals.forever().next();
+        opened.client.release_key(granted.key)?;
+        opened.close()?;
+        Ok(0)
+    }
+}
+
+impl List {
+    fn run(self) -> Outcome {
+        let address = Address::parse(&self.export).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+        let opened = Opened::export(&address)?;
+        let told = opened.client.rdma_activity()?;
+        opened.close()?;
+        let counters = told.counters;
+        let report = ListReport {
+            udp: told.places.iter().map(|place| place.0.to_string()).collect(),
+            queue_pairs: counters.queue_pairs,
+            received: counters.received,
+            sent: counters.sent,
+            executed: counters.executed,
+            duplicates: counters.duplicates,
+            not_ready: counters.not_ready,
+            dropped: counters.dropped,
+            files: told
+                .files
+                .iter()
+                .map(|file| FileReport {
+                    inode: file.ino,
+                    size: file.size,
+                    attached: file.is_attached,
+                    writable: file.writable,
+                    keys: file.keys,
+                    entries: file.entries,
+                    lookups: file.lookups,
+                    hits: file.hits,
+                })
+                .collect(),
+        };
+        if self.json {
+            say_json(&report)?;
+            return Ok(0);
+        }
+        if report.udp.is_empty() {
+            say("the server offers no RDMA; see `ferrite serve --rdma`");
+            return Ok(0);
+        }
+        say(format_args!(
+            "UDP {}: {} queue pairs, {} packets in, {} out, {} carried out, {} put off, {} dropped",
+            report.udp.join(", "),
+            report.queue_pairs,
+            report.received,
+            report.sent,
+            report.executed,
+            report.not_ready,
+            report.dropped
+        ));
+        say("     inode           size  keys  entries     lookups");
+        for file in &report.files {
+            say(format_args!(
+                "{:>10} {:>14} {:>5} {:>8} {:>11}{}{}",
+                file.inode,
+                file.size,
+                file.keys,
+                file.entries,
+                file.lookups,
+                if file.writable { "  writable" } else { "" },
+                if file.attached { "" } else { "  bound before a restart" },
+            ));
+        }
+        Ok(0)
+    }
+}
+
+impl Unbind {
+    fn run(self) -> Outcome {
+        let (opened, path) = Opened::of(&self.file)?;
+        let ino = opened.find(path, false)?;
+        opened
+            .client
+            .unbind(&context(), ino)
+            .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
+        opened.close()?;
+        Ok(0)
+    }
+}

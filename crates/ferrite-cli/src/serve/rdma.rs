@@ -1,0 +1,41 @@
+//! The adapter by which clients write and read files, if there is one in this build.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ferrite_net::server::Rdma;
+
+use crate::Failure;
+
+/// Starts it at these addresses; `None` without any.
+#[cfg(feature = "rdma")]
+pub(super) fn start(addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, Failure> {
+    use ferrite_net::rdma::{Adapter, BoundFiles};
+
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    let options = ferrite_rnic::Options {
+        listen: addresses.to_vec(),
+        service_port: Some(crate::mr::SERVICE_PORT),
+        ..ferrite_rnic::Options::default()
+    };
+    let files = Arc::new(BoundFiles::new()?);
+    // An earlier server may just be ending.
+    let start = std::time::Instant::now();
+    loop {
+        match Adapter::start(&options, Arc::clone(&files)) {
+            Ok(adapter) => return Ok(Some(Arc::new(adapter))),
+            Err(error) if error.is_in_use() && start.elapsed() < super::plan::PORT_FREED_WITHIN => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// None: addresses are refused before this.
+#[cfg(not(feature = "rdma"))]
+pub(super) fn start(_addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, Failure> {
+    Ok(None)
+}

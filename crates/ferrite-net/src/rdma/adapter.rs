@@ -1,0 +1,276 @@
+//! A server's adapter: which session has which queue pairs.
+//!
+//! Invariants: a queue pair is attached to its session before its first packet can come, and detached when none can any
+//! more. A client of rdma_cm gets a queue pair of the session whose pass it has; passes are random, and end with their
+//! session.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ferrite_rnic::{Asked, End, Options, Peer, Rnic, Service, StartError};
+use ferrite_roce::memory::{APPEND_AT, Memory, RESERVE_AT};
+use ferrite_roce::wire::cm::Mtu;
+use ferrite_roce::wire::icrc::Ids;
+use ferrite_roce::wire::{Psn, Qpn};
+use ferrite_vfs::regions::Binding;
+use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Result};
+use parking_lot::Mutex;
+
+use crate::server::Rdma;
+use crate::wire::{BoundTold, GrantedKey, PASS_BYTES, QueuePairTold, RdmaCounters, UdpPlace};
+
+/// A key that was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// The key.
+    pub number: u32,
+    /// The file's size.
+    pub size: u64,
+    /// The longest WRITE that is one step, if the key asks for such.
+    pub atomic_bytes_max: u64,
+}
+
+/// What stands behind keys.
+pub trait Files: Send + Sync + 'static {
+    /// What a thread of the adapter reaches them by.
+    type Memory: Memory + Send + 'static;
+
+    /// For another thread.
+    fn memory(&self) -> Self::Memory;
+
+    /// Queue pairs of this number belong to a session from now on.
+    fn attach(&self, session: u64, qpn: Qpn);
+
+    /// A queue pair is gone, or refused everything already.
+    fn detach(&self, qpn: Qpn);
+
+    /// Binds a file and gives a key. See [`Rdma::bind`].
+    ///
+    /// # Errors
+    /// As there.
+    fn bind(
+        &self,
+        session: u64,
+        fs: &Arc<dyn FileSystem>,
+        ctx: &Ctx,
+        ino: Ino,
+        binding: Binding,
+        atomic: bool,
+    ) -> Result<Key>;
+
+    /// A key ends; when this returns, nothing is done with it any more.
+    fn release(&self, session: u64, key: u32);
+
+    /// All keys of a session end.
+    fn end_session(&self, session: u64);
+
+    /// All keys of a file end, and it is an ordinary one.
+    ///
+    /// # Errors
+    /// As [`Rdma::unbind`].
+    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()>;
+
+    /// Bound files of an engine.
+    fn list(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold>;
+}
+
+#[derive(Debug, Default)]
+struct OfSession {
+    pass: [u8; PASS_BYTES],
+    queue_pairs: Vec<Qpn>,
+}
+
+/// Who has what.
+#[derive(Debug, Default)]
+struct Sessions {
+    sessions: HashMap<u64, OfSession>,
+    by_pass: HashMap<[u8; PASS_BYTES], u64>,
+}
+
+struct Inside<F> {
+    files: Arc<F>,
+    sessions: Mutex<Sessions>,
+}
+
+impl<F: Files> Service for Inside<F> {
+    fn accept(&self, asked: &Asked<'_>) -> std::result::Result<Vec<u8>, Vec<u8>> {
+        let mut sessions = self.sessions.lock();
+        let pass = asked.private.first_chunk::<PASS_BYTES>();
+        let session = pass.and_then(|pass| sessions.by_pass.get(pass).copied());
+        let Some(session) = session else {
+            return Err(b"no session has this pass".to_vec());
+        };
+        if let Some(of_session) = sessions.sessions.get_mut(&session) {
+            of_session.queue_pairs.push(asked.qpn);
+        }
+        drop(sessions);
+        self.files.attach(session, asked.qpn);
+        Ok(Vec::new())
+    }
+
+    fn ended(&self, qpn: Qpn, end: End) {
+        tracing::info!(qpn, ?end, "an RDMA queue pair ended");
+        let mut sessions = self.sessions.lock();
+        for of_session in sessions.sessions.values_mut() {
+            of_session.queue_pairs.retain(|one| *one != qpn);
+        }
+        drop(sessions);
+        self.files.detach(qpn);
+    }
+}
+
+/// An adapter in software, with files behind its keys.
+pub struct Adapter<F> {
+    // Before what its threads use.
+    rnic: Rnic,
+    inside: Arc<Inside<F>>,
+}
+
+impl<F: Files> Adapter<F> {
+    /// Starts an adapter.
+    ///
+    /// # Errors
+    /// If it cannot have its addresses, or threads.
+    pub fn start(options: &Options, files: Arc<F>) -> std::result::Result<Adapter<F>, StartError> {
+        let inside = Arc::new(Inside {
+            files: Arc::clone(&files),
+            sessions: Mutex::default(),
+        });
+        let service = Arc::clone(&inside) as Arc<dyn Service>;
+        Ok(Adapter {
+            rnic: Rnic::start(options, service, |_| files.memory())?,
+            inside,
+        })
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        self.rnic.addresses()
+    }
+}
+
+/// The client's end of a queue pair, if it says what there is.
+fn peer_of(client: &QueuePairTold) -> Option<Peer> {
+    Some(Peer {
+        address: client.place.0,
+        qpn: client.qpn,
+        psn: Psn::new(client.psn),
+        mtu: Mtu::from_code(client.mtu)?,
+        ids: Ids::Zero,
+        local: None,
+    })
+}
+
+impl<F: Files> Rdma for Adapter<F> {
+    fn places(&self) -> Vec<SocketAddr> {
+        self.rnic.addresses().to_vec()
+    }
+
+    fn open(&self, session: u64, client: &QueuePairTold) -> Result<QueuePairTold> {
+        let refused = |why: &dyn std::fmt::Display| FsError::Io(format!("no queue pair: {why}"));
+        let peer = peer_of(client).ok_or_else(|| refused(&"there is no such path MTU"))?;
+        let mut given = None;
+        let opened = self.rnic.open(&peer, |qpn| {
+            given = Some(qpn);
+            let mut sessions = self.inside.sessions.lock();
+            sessions.sessions.entry(session).or_default().queue_pairs.push(qpn);
+            drop(sessions);
+            self.inside.files.attach(session, qpn);
+        });
+        match opened {
+            Ok(ours) => Ok(QueuePairTold {
+                place: UdpPlace(ours.address),
+                qpn: ours.qpn,
+                psn: ours.psn.value(),
+                mtu: ours.mtu.code(),
+            }),
+            Err(error) => {
+                given.into_iter().for_each(|qpn| self.close(session, qpn));
+                Err(refused(&error))
+            }
+        }
+    }
+
+    fn close(&self, session: u64, qpn: u32) {
+        if let Some(of_session) = self.inside.sessions.lock().sessions.get_mut(&session) {
+            of_session.queue_pairs.retain(|one| *one != qpn);
+        }
+        self.rnic.close(qpn);
+        self.inside.files.detach(qpn);
+    }
+
+    fn bind(
+        &self,
+        session: u64,
+        fs: &Arc<dyn FileSystem>,
+        ctx: &Ctx,
+        ino: Ino,
+        binding: Binding,
+        atomic: bool,
+    ) -> Result<GrantedKey> {
+        let key = self.inside.files.bind(session, fs, ctx, ino, binding, atomic)?;
+        Ok(GrantedKey {
+            key: key.number,
+            size: key.size,
+            atomic_bytes_max: key.atomic_bytes_max,
+            append_at: APPEND_AT,
+            reserve_at: RESERVE_AT,
+            pass: self.pass(session)?,
+        })
+    }
+
+    fn release(&self, session: u64, key: u32) {
+        self.inside.files.release(session, key);
+    }
+
+    fn end_session(&self, session: u64) {
+        let ended = {
+            let mut sessions = self.inside.sessions.lock();
+            let ended = sessions.sessions.remove(&session);
+            sessions.by_pass.retain(|_, of| *of != session);
+            ended
+        };
+        // First: whoever is just being refused by them learns it from an answer.
+        self.inside.files.end_session(session);
+        for qpn in ended.into_iter().flat_map(|of_session| of_session.queue_pairs) {
+            self.rnic.close(qpn);
+            self.inside.files.detach(qpn);
+        }
+    }
+
+    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
+        self.inside.files.unbind(fs, ino)
+    }
+
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+        self.inside.files.list(fs)
+    }
+
+    fn counters(&self) -> RdmaCounters {
+        let counters = self.rnic.counters();
+        RdmaCounters {
+            queue_pairs: counters.queue_pairs,
+            received: counters.received,
+            sent: counters.sent,
+            executed: counters.executed,
+            duplicates: counters.duplicates,
+            not_ready: counters.not_ready,
+            dropped: counters.dropped,
+        }
+    }
+}
+
+impl<F: Files> Adapter<F> {
+    /// What a client of rdma_cm shows for a queue pair of this session.
+    fn pass(&self, session: u64) -> Result<[u8; PASS_BYTES]> {
+        let mut sessions = self.inside.sessions.lock();
+        let sessions = &mut *sessions;
+        let of_session = sessions.sessions.entry(session).or_default();
+        if of_session.pass == [0; PASS_BYTES] {
+            of_session.pass = crate::server::random()?;
+            sessions.by_pass.insert(of_session.pass, session);
+        }
+        Ok(of_session.pass)
+    }
+}

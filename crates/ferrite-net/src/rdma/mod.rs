@@ -1,0 +1,15 @@
+//! RDMA at both ends: the adapter of a server, and files that a client writes and reads by one-sided verbs.
+//!
+//! What lives here: [`Adapter`], which puts queue pairs ([`ferrite_rnic`]) and keys of files ([`Files`]) together for
+//! a server; [`BoundFiles`], those of engines that have regions; [`RemoteFile`], which uses them, or the server's
+//! ordinary requests where there are none.
+//!
+//! Built with the cargo feature `rdma` only; servers and clients without it say and hear that there is no RDMA.
+
+mod adapter;
+mod files;
+mod remote;
+
+pub use adapter::{Adapter, Files, Key};
+pub use files::BoundFiles;
+pub use remote::{How, RemoteError, RemoteFile, RemoteOptions, Traffic};

@@ -1,0 +1,586 @@
+//! A file of a server that is written and read by one-sided verbs, where the server has them, and else by requests.
+//!
+//! Invariants:
+//! * What a call says is done is durable at the server, by verbs; by requests it is what the engine promises.
+//! * A write or read whose connection broke is made again, on a new queue pair and with a new key: both can be done
+//!   twice. **An append is not made again**: [`RemoteFile::append`] says that it does not know.
+//!   [`RemoteFile::append_once`] reserves room and writes there, which can be done twice; if the answer to the
+//!   reservation is lost, what was reserved stays, as zeros.
+//! * The file's size is known to be at least what was last heard. A read at its end, and a write behind it, asks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferrite_rnic::{Error as VerbError, Initiator, InitiatorCounters, InitiatorOptions, QueuePair};
+use ferrite_roce::wire::Psn;
+use ferrite_roce::wire::cm::Mtu;
+use ferrite_vfs::regions::Binding;
+use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, WriteMode};
+use parking_lot::Mutex;
+
+use crate::client::Client;
+use crate::wire::{QueuePairTold, UdpPlace};
+
+/// How often a key that is refused is asked for anew, in a row.
+const KEYS: u32 = 3;
+/// Tries of the first packet, until UDP is taken not to get through.
+const PROBES: u32 = 4;
+/// Bytes that are appended in one message at most: longer ones are for [`RemoteFile::append_once`].
+const APPEND_BYTES_MAX: usize = 8 << 20;
+
+/// How a remote file is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RemoteOptions {
+    /// Also write, not only read.
+    pub writable: bool,
+    /// First move the file's pages together.
+    pub arrange: bool,
+    /// Each message is one step, as a local write is.
+    pub atomic: bool,
+    /// Never by verbs.
+    pub only_requests: bool,
+    /// How long a call may take in which the connection breaks.
+    pub patience: Duration,
+    /// Of queue pairs.
+    pub initiator: InitiatorOptions,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> RemoteOptions {
+        RemoteOptions {
+            writable: true,
+            arrange: false,
+            atomic: false,
+            only_requests: false,
+            patience: Duration::from_secs(60),
+            initiator: InitiatorOptions::default(),
+        }
+    }
+}
+
+impl RemoteOptions {
+    /// Sets [`Self::writable`].
+    #[must_use]
+    pub fn writable(self, writable: bool) -> Self {
+        RemoteOptions { writable, ..self }
+    }
+
+    /// Sets [`Self::arrange`].
+    #[must_use]
+    pub fn arrange(self, arrange: bool) -> Self {
+        RemoteOptions { arrange, ..self }
+    }
+
+    /// Sets [`Self::atomic`].
+    #[must_use]
+    pub fn atomic(self, atomic: bool) -> Self {
+        RemoteOptions { atomic, ..self }
+    }
+
+    /// Sets [`Self::only_requests`].
+    #[must_use]
+    pub fn only_requests(self, only_requests: bool) -> Self {
+        RemoteOptions { only_requests, ..self }
+    }
+
+    /// Sets [`Self::initiator`].
+    #[must_use]
+    pub fn initiator(self, initiator: InitiatorOptions) -> Self {
+        RemoteOptions { initiator, ..self }
+    }
+}
+
+/// How a remote file is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum How {
+    /// By one-sided verbs.
+    Verbs {
+        /// The payload of full packets.
+        mtu_bytes: usize,
+    },
+    /// By requests.
+    Requests {
+        /// Why not by verbs.
+        why: String,
+    },
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            How::Verbs { mtu_bytes } => write!(f, "by verbs, {mtu_bytes} bytes a packet"),
+            How::Requests { why } => write!(f, "by requests: {why}"),
+        }
+    }
+}
+
+/// What has been done by verbs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets, of all queue pairs that there were.
+    pub packets: InitiatorCounters,
+    /// Queue pairs that were opened because one broke.
+    pub reconnects: u64,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    /// The engine, or the connection to the server.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// A verb.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+    /// The connection broke before an append was acknowledged.
+    #[error(
+        "the connection broke before the append was acknowledged, so it may be there, whole or in part: look at the end \
+         of the file before appending again, or append by reserving room first"
+    )]
+    Unacknowledged,
+    /// More than one append may have.
+    #[error(
+        "an append is one message of at most {APPEND_BYTES_MAX} bytes; append in parts, or by reserving room first"
+    )]
+    AppendTooLong,
+    /// It was opened for reading.
+    #[error("the file was opened for reading only")]
+    ReadOnly,
+}
+
+type Result<T> = std::result::Result<T, RemoteError>;
+
+/// A queue pair and a key for it.
+struct Bound {
+    initiator: Initiator,
+    qpn: u32,
+    key: u32,
+    /// Of a message.
+    write_bytes_max: usize,
+}
+
+struct State {
+    bound: Option<Bound>,
+    /// Why there is none.
+    why: String,
+    size: u64,
+    traffic: Traffic,
+}
+
+/// See the head of this module. One call at a time; others wait.
+pub struct RemoteFile {
+    client: Arc<Client>,
+    ctx: Ctx,
+    ino: Ino,
+    options: RemoteOptions,
+    file: Arc<dyn OpenFile>,
+    state: Mutex<State>,
+}
+
+fn add(to: &mut InitiatorCounters, of: InitiatorCounters) {
+    to.sent += of.sent;
+    to.received += of.received;
+    to.sent_again += of.sent_again;
+    to.timeouts += of.timeouts;
+    to.not_ready += of.not_ready;
+}
+
+/// What became of an attempt to have verbs.
+enum Attempt {
+    Bound(Box<Bound>, u64),
+    /// There will be none.
+    Not(String),
+}
+
+impl RemoteFile {
+    /// Opens a regular file, as `ctx` may, and binds it if the server has RDMA and can. Blocks, as long as moving its
+    /// pages takes if that is asked for.
+    ///
+    /// # Errors
+    /// If it cannot be opened; if the file may not be bound by this caller.
+    pub fn open(client: &Arc<Client>, ctx: &Ctx, ino: Ino, options: RemoteOptions) -> Result<RemoteFile> {
+        let mode = OpenMode {
+            read: true,
+            write: options.writable,
+            ..OpenMode::default()
+        };
+        let file = client.open(ctx, ino, mode)?;
+        let remote = RemoteFile {
+            client: Arc::clone(client),
+            ctx: ctx.clone(),
+            ino,
+            options,
+            file,
+            state: Mutex::new(State {
+                bound: None,
+                why: String::new(),
+                size: 0,
+                traffic: Traffic::default(),
+            }),
+        };
+        remote.connect(&mut remote.state.lock(), true)?;
+        Ok(remote)
+    }
+
+    /// How it is reached now.
+    pub fn how(&self) -> How {
+        let state = self.state.lock();
+        match &state.bound {
+            Some(bound) => How::Verbs {
+                mtu_bytes: bound.initiator.mtu().bytes(),
+            },
+            None => How::Requests { why: state.why.clone() },
+        }
+    }
+
+    /// What has been done by verbs.
+    pub fn traffic(&self) -> Traffic {
+        let state = self.state.lock();
+        let mut traffic = state.traffic;
+        if let Some(bound) = &state.bound {
+            add(&mut traffic.packets, bound.initiator.counters());
+        }
+        traffic
+    }
+
+    /// Its size, as the server says. Blocks.
+    ///
+    /// # Errors
+    /// If the server cannot be asked.
+    pub fn size(&self) -> Result<u64> {
+        let size = self.file.getattr(&self.ctx)?.size;
+        self.state.lock().size = size;
+        Ok(size)
+    }
+
+    /// Writes at `offset`. Behind the end the file grows first, so that zeros may be seen there.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]. A part may have been written.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.may_write()?;
+        let end = offset.checked_add(data.len() as u64).ok_or(FsError::FileTooBig)?;
+        let mut state = self.state.lock();
+        self.run(
+            &mut state,
+            |bound, size| {
+                while *size < end {
+                    let missing = end - *size;
+                    *size = bound.initiator.reserve(bound.key, missing)? + missing;
+                }
+                bound
+                    .initiator
+                    .write_in_pieces(bound.key, offset, data, bound.write_bytes_max)
+            },
+            || self.write_by_requests(Some(offset), data).map(drop),
+        )
+    }
+
+    /// Reads at `offset`; less than there is room for only at the end of the file.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let mut state = self.state.lock();
+        if state.bound.is_some() && offset.saturating_add(into.len() as u64) > state.size {
+            state.size = self.file.getattr(&self.ctx)?.size;
+        }
+        let into = std::cell::RefCell::new(into);
+        self.run(
+            &mut state,
+            |bound, size| {
+                let into = &mut **into.borrow_mut();
+                let len = size.saturating_sub(offset).min(into.len() as u64) as usize;
+                bound.initiator.read(bound.key, offset, &mut into[..len])?;
+                Ok(len)
+            },
+            || self.read_by_requests(offset, &mut into.borrow_mut()),
+        )
+    }
+
+    /// Appends as one message, behind what others append meanwhile.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]; `Unacknowledged` if nobody knows whether it is there.
+    pub fn append(&self, data: &[u8]) -> Result<()> {
+        self.may_write()?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        if data.len() > APPEND_BYTES_MAX {
+            return Err(RemoteError::AppendTooLong);
+        }
+        let mut state = self.state.lock();
+        self.connect_again(&mut state)?;
+        let Some(bound) = &mut state.bound else {
+            return self.write_by_requests(None, data).map(drop);
+        };
+        // One that is refused in its first packet was not begun; of a longer one the beginning may be there.
+        let is_one_packet = data.len() <= bound.initiator.mtu().bytes();
+        match bound.initiator.append(bound.key, data) {
+            Ok(()) => {
+                state.size += data.len() as u64;
+                Ok(())
+            }
+            Err(error @ VerbError::Access) => {
+                self.disconnect(&mut state);
+                // The next one may go well; this one was not done, or not whole.
+                self.connect_again(&mut state)?;
+                Err(match is_one_packet {
+                    true => error.into(),
+                    false => RemoteError::Unacknowledged,
+                })
+            }
+            Err(error) if error.is_of_connection() => {
+                self.disconnect(&mut state);
+                Err(RemoteError::Unacknowledged)
+            }
+            Err(error) => {
+                self.disconnect(&mut state);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Appends once, also if the connection breaks, and says where: it reserves room, and writes there. Others may see
+    /// zeros meanwhile; they stay if the answer to the reservation is lost, and the data is behind them.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn append_once(&self, data: &[u8]) -> Result<u64> {
+        self.may_write()?;
+        let has_verbs = {
+            let mut state = self.state.lock();
+            self.connect_again(&mut state)?;
+            state.bound.is_some()
+        };
+        if !has_verbs {
+            return self.write_by_requests(None, data);
+        }
+        let offset = self.reserve(data.len() as u64)?;
+        self.write(offset, data)?;
+        Ok(offset)
+    }
+
+    /// Moves the end by `len_bytes`, and gives where it was. If the connection breaks meanwhile, it may move twice.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn reserve(&self, len_bytes: u64) -> Result<u64> {
+        self.may_write()?;
+        let mut state = self.state.lock();
+        self.run(
+            &mut state,
+            |bound, size| {
+                let offset = bound.initiator.reserve(bound.key, len_bytes)?;
+                *size = (*size).max(offset + len_bytes);
+                Ok(offset)
+            },
+            || {
+                let zeros = vec![0; usize::try_from(len_bytes).map_err(|_| FsError::FileTooBig)?];
+                self.write_by_requests(None, &zeros)
+            },
+        )
+    }
+
+    /// Makes durable what was written. By verbs it is already.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn flush(&self) -> Result<()> {
+        let has_verbs = self.state.lock().bound.is_some();
+        if !has_verbs {
+            self.file.fsync(&self.ctx)?;
+        }
+        Ok(())
+    }
+
+    /// Gives key and queue pair back. Dropping it does that, too, without saying whether the server heard it.
+    ///
+    /// # Errors
+    /// If the server cannot be told.
+    pub fn close(self) -> Result<()> {
+        let bound = self.state.lock().bound.take();
+        if let Some(bound) = bound {
+            self.client.release_key(bound.key)?;
+            self.client.close_queue_pair(bound.qpn)?;
+        }
+        Ok(())
+    }
+
+    fn may_write(&self) -> Result<()> {
+        match self.options.writable {
+            true => Ok(()),
+            false => Err(RemoteError::ReadOnly),
+        }
+    }
+
+    /// Does something by verbs until it is done, or by requests.
+    fn run<T>(
+        &self,
+        state: &mut State,
+        mut by_verbs: impl FnMut(&mut Bound, &mut u64) -> std::result::Result<T, VerbError>,
+        by_requests: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let began = Instant::now();
+        let mut refused = 0;
+        loop {
+            self.connect_again(state)?;
+            let Some(bound) = &mut state.bound else {
+                return by_requests();
+            };
+            match by_verbs(bound, &mut state.size) {
+                Ok(value) => return Ok(value),
+                Err(error) => {
+                    self.disconnect(state);
+                    refused += u32::from(matches!(error, VerbError::Access));
+                    let may_go_on = error.is_of_connection() || matches!(error, VerbError::Access);
+                    if !may_go_on || refused > KEYS || began.elapsed() > self.options.patience {
+                        return Err(error.into());
+                    }
+                    tracing::info!(%error, "a queue pair broke; opening another");
+                }
+            }
+        }
+    }
+
+    /// The queue pair is broken.
+    fn disconnect(&self, state: &mut State) {
+        if let Some(bound) = state.bound.take() {
+            add(&mut state.traffic.packets, bound.initiator.counters());
+            self.client.forget_verbs(bound.key, bound.qpn);
+        }
+        state.why.clear();
+    }
+
+    /// Opens another queue pair if the last one broke.
+    fn connect_again(&self, state: &mut State) -> Result<()> {
+        if state.bound.is_none() && state.why.is_empty() {
+            self.connect(state, false)?;
+            state.traffic.reconnects += 1;
+        }
+        Ok(())
+    }
+
+    /// Opens a queue pair and gets a key, or notes why there is none.
+    fn connect(&self, state: &mut State, is_first: bool) -> Result<()> {
+        match self.attempt(is_first)? {
+            Attempt::Bound(bound, size) => {
+                state.size = size;
+                state.bound = Some(*bound);
+            }
+            Attempt::Not(why) => state.why = why,
+        }
+        Ok(())
+    }
+
+    fn attempt(&self, is_first: bool) -> Result<Attempt> {
+        let not = |why: &dyn fmt::Display| Ok(Attempt::Not(why.to_string()));
+        if self.options.only_requests {
+            return not(&"verbs were not wanted");
+        }
+        let Some(&place) = self.client.rdma_places()?.first() else {
+            return not(&"the server offers no RDMA (serve --rdma)");
+        };
+        let mut options = self.options.initiator.clone();
+        let retries = options.retries;
+        if is_first {
+            options.retries = options.retries.min(PROBES);
+        }
+        let mut initiator = match Initiator::new(place, options) {
+            Ok(initiator) => initiator,
+            Err(error) => return not(&error),
+        };
+        let offer = initiator.offer();
+        let ours = QueuePairTold {
+            place: UdpPlace(offer.address),
+            qpn: offer.qpn,
+            psn: offer.psn.value(),
+            mtu: offer.mtu.code(),
+        };
+        let theirs = match self.client.open_queue_pair(&ours) {
+            Ok(theirs) => theirs,
+            Err(error @ (FsError::TimedOut | FsError::Disconnected)) => return Err(error.into()),
+            Err(error) => return not(&error),
+        };
+        let give_back = |client: &Client| drop(client.close_queue_pair(theirs.qpn));
+        let Some(mtu) = Mtu::from_code(theirs.mtu) else {
+            give_back(&self.client);
+            return not(&"the server answered with a path MTU that there is not");
+        };
+        initiator.connect(&QueuePair {
+            address: theirs.place.0,
+            qpn: theirs.qpn,
+            psn: Psn::new(theirs.psn),
+            mtu,
+        });
+        // It needs no key, and reaches no file: whether datagrams come and go is seen here.
+        if let Err(error) = initiator.probe() {
+            give_back(&self.client);
+            return not(&error);
+        }
+        initiator.set_retries(retries);
+        let binding = Binding {
+            writable: self.options.writable,
+            arrange: self.options.arrange && is_first,
+        };
+        match self.client.bind(&self.ctx, self.ino, binding, self.options.atomic) {
+            Ok(granted) => Ok(Attempt::Bound(
+                Box::new(Bound {
+                    initiator,
+                    qpn: theirs.qpn,
+                    key: granted.key,
+                    write_bytes_max: match self.options.atomic {
+                        true => usize::try_from(granted.atomic_bytes_max).unwrap_or(usize::MAX),
+                        false => usize::MAX,
+                    },
+                }),
+                granted.size,
+            )),
+            Err(error) => {
+                give_back(&self.client);
+                match error {
+                    FsError::NotSupported(_) | FsError::Busy => not(&error),
+                    error => Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// Gives where the first byte is.
+    fn write_by_requests(&self, offset: Option<u64>, data: &[u8]) -> Result<u64> {
+        let (mut first, mut done) = (None, 0);
+        while done < data.len() {
+            // Others may append between the parts of a long one.
+            let position = offset.map_or(Position::End, |offset| Position::At(offset + done as u64));
+            let mode = WriteMode::from(position);
+            let written = self.file.write(&self.ctx, mode, &data[done..])?;
+            first = first.or(Some(written.offset));
+            if written.len_bytes == 0 {
+                return Err(FsError::Io("the server wrote nothing".into()).into());
+            }
+            done += written.len_bytes;
+        }
+        Ok(first.or(offset).unwrap_or_default())
+    }
+
+    fn read_by_requests(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            match self.file.read_at(&self.ctx, offset + done as u64, &mut into[done..])? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        self.disconnect(&mut self.state.lock());
+    }
+}

@@ -1,0 +1,417 @@
+//! What sockets do that safe Rust has no words for: many datagrams in one call, and the options of RoCE.
+//!
+//! What lives here: all `unsafe` of this crate. [`Inbox`] and [`Outbox`] own the memory that the kernel reads and
+//! writes; pointers to it exist during a call only.
+//!
+//! Invariants: the kernel never gets a pointer that outlives its call, nor a length beyond what is behind it. What it
+//! says of lengths is cut to the room there is before it is used.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{MaybeUninit, size_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use ferrite_roce::wire::icrc::Flow;
+
+/// Datagrams in one call, at most.
+pub(crate) const BATCH: usize = 32;
+/// Room for a datagram: a path MTU of 4096, all headers, and some more, so that what is too long is seen.
+const ROOM_BYTES: usize = 4096 + 256;
+/// Words of room for what comes beside a datagram: the larger kind of `pktinfo`, with its head.
+const CONTROL_WORDS: usize = 8;
+
+/// `UDP_NO_CHECK6_RX` of linux/udp.h.
+const UDP_NO_CHECK6_RX: libc::c_int = 102;
+
+/// Datagrams that arrived.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    room: Vec<u8>,
+    /// Of each datagram: who sent it, to which address if that is told, its length.
+    got: Vec<(SocketAddr, Option<IpAddr>, usize)>,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Inbox {
+        Inbox {
+            room: vec![0; BATCH * ROOM_BYTES],
+            got: Vec::with_capacity(BATCH),
+        }
+    }
+
+    /// Takes what has arrived, without waiting; gives how many. What was there before is gone. Those that were too long
+    /// or of no known family are left out.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.got.clear();
+        // SAFETY: all fields of these are integers and pointers, for which zeros are values.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+        // SAFETY: as above.
+        let mut rooms: [libc::iovec; BATCH] = unsafe { zeroed() };
+        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCH];
+        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
+        for (index, room) in self.room.chunks_exact_mut(ROOM_BYTES).enumerate() {
+            rooms[index].iov_base = room.as_mut_ptr().cast();
+            rooms[index].iov_len = ROOM_BYTES;
+            let header = &mut headers[index].msg_hdr;
+            header.msg_iov = &raw mut rooms[index];
+            header.msg_iovlen = 1;
+            header.msg_name = names[index].as_mut_ptr().cast();
+            header.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
+            header.msg_control = controls[index].as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(&controls[index]) as _;
+        }
+        // SAFETY: the headers, and what they point to, live until the end of this function, with the lengths they say.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                BATCH as u32,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+                _ => Err(error),
+            };
+        }
+        for (index, header) in headers.iter().take(count as usize).enumerate() {
+            let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let source = address_of(&names[index]);
+            let local = local_of(&header.msg_hdr);
+            let (source, len) = match source {
+                Some(source) if !is_cut => (source, (header.msg_len as usize).min(ROOM_BYTES)),
+                // Not a packet: it stays in its place, empty, and is counted as malformed.
+                source => (source.unwrap_or(NOWHERE), 0),
+            };
+            self.got.push((source, local, len));
+        }
+        Ok(self.got.len())
+    }
+
+    /// One of those that arrived: who sent it, to which address if that was told, its bytes.
+    pub(crate) fn get(&self, index: usize) -> (SocketAddr, Option<IpAddr>, &[u8]) {
+        let (source, local, len) = self.got[index];
+        (source, local, &self.room[index * ROOM_BYTES..][..len])
+    }
+}
+
+/// The address of a sender that has none.
+const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
+
+fn address_of(name: &MaybeUninit<libc::sockaddr_storage>) -> Option<SocketAddr> {
+    // SAFETY: it was zeroed, and any bytes are a value of it.
+    let storage = unsafe { name.assume_init_ref() };
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the storage is large enough and aligned for all kinds of addresses, and any bytes are a value.
+            let name = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
+            Some(SocketAddr::new(ip.into(), u16::from_be(name.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let name = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
+            let port = u16::from_be(name.sin6_port);
+            Some(SocketAddrV6::new(ip, port, 0, name.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+/// The address that a datagram was sent to, if the kernel tells.
+fn local_of(header: &libc::msghdr) -> Option<IpAddr> {
+    // SAFETY: the kernel has filled `msg_controllen` bytes behind `msg_control`, which are still there.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !control.is_null() {
+        // SAFETY: it points to a whole header within the control bytes, says the macro that gave it.
+        let head = unsafe { &*control };
+        // SAFETY: as above; its data follow it.
+        let data = unsafe { libc::CMSG_DATA(control) };
+        match (head.cmsg_level, head.cmsg_type) {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                // SAFETY: the kernel puts a whole `in_pktinfo` behind this kind of header. It may not be aligned.
+                let info = unsafe { data.cast::<libc::in_pktinfo>().read_unaligned() };
+                return Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into());
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                // SAFETY: as above.
+                let info = unsafe { data.cast::<libc::in6_pktinfo>().read_unaligned() };
+                return Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+            }
+            _ => {}
+        }
+        // SAFETY: both are of one message, whose control bytes are still there.
+        control = unsafe { libc::CMSG_NXTHDR(header, control) };
+    }
+    None
+}
+
+/// Datagrams to be sent.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    datagrams: Vec<Vec<u8>>,
+    flows: Vec<Flow>,
+    /// So many of them have left.
+    sent: usize,
+}
+
+impl Outbox {
+    pub(crate) fn new() -> Outbox {
+        Outbox {
+            datagrams: (0..BATCH).map(|_| Vec::with_capacity(ROOM_BYTES)).collect(),
+            flows: Vec::with_capacity(BATCH),
+            sent: 0,
+        }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.flows.len() == BATCH
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Takes a datagram in exchange for room for the next one. There must be room.
+    pub(crate) fn push(&mut self, flow: Flow, datagram: &mut Vec<u8>) {
+        std::mem::swap(&mut self.datagrams[self.flows.len()], datagram);
+        self.flows.push(flow);
+    }
+
+    /// Sends as many as the socket takes; gives how many left. What waits stays. With `names_source`, each leaves from
+    /// the address in its flow, though the socket has none. With `is_connected` the socket knows where to.
+    ///
+    /// # Errors
+    /// Of the next datagram, which is gone.
+    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, names_source: bool, is_connected: bool) -> io::Result<usize> {
+        let count = self.flows.len() - self.sent;
+        if count == 0 {
+            self.clear();
+            return Ok(0);
+        }
+        // SAFETY: all fields of these are integers and pointers, for which zeros are values.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+        // SAFETY: as above.
+        let mut bytes: [libc::iovec; BATCH] = unsafe { zeroed() };
+        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCH];
+        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
+        for index in 0..count {
+            let flow = &self.flows[self.sent + index];
+            let datagram = &self.datagrams[self.sent + index];
+            // The kernel does not write to what is sent.
+            bytes[index].iov_base = datagram.as_ptr().cast_mut().cast();
+            bytes[index].iov_len = datagram.len();
+            let header = &mut headers[index].msg_hdr;
+            header.msg_iov = &raw mut bytes[index];
+            header.msg_iovlen = 1;
+            if !is_connected {
+                header.msg_namelen = put_address(&mut names[index], &flow.destination);
+                header.msg_name = names[index].as_mut_ptr().cast();
+            }
+            if names_source {
+                header.msg_control = controls[index].as_mut_ptr().cast();
+                header.msg_controllen = size_of_val(&controls[index]) as _;
+                header.msg_controllen = put_source(header, flow.source.ip()) as _;
+            }
+        }
+        // SAFETY: the headers, and what they point to, live until the end of this function, with the lengths they say.
+        let sent = unsafe {
+            libc::sendmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                count as u32,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        if sent < 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+                _ => {
+                    self.advance(1);
+                    Err(error)
+                }
+            };
+        }
+        self.advance(sent as usize);
+        Ok(sent as usize)
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.sent += count;
+        if self.sent >= self.flows.len() {
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.flows.clear();
+        self.sent = 0;
+    }
+}
+
+fn put_address(name: &mut MaybeUninit<libc::sockaddr_storage>, address: &SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V4(address) => {
+            // SAFETY: the storage is zeroed, large enough and aligned for all kinds of addresses.
+            let name = unsafe { &mut *name.as_mut_ptr().cast::<libc::sockaddr_in>() };
+            name.sin_family = libc::AF_INET as u16;
+            name.sin_port = address.port().to_be();
+            name.sin_addr.s_addr = u32::from(*address.ip()).to_be();
+            size_of::<libc::sockaddr_in>() as u32
+        }
+        SocketAddr::V6(address) => {
+            // SAFETY: as above.
+            let name = unsafe { &mut *name.as_mut_ptr().cast::<libc::sockaddr_in6>() };
+            name.sin6_family = libc::AF_INET6 as u16;
+            name.sin6_port = address.port().to_be();
+            name.sin6_addr.s6_addr = address.ip().octets();
+            name.sin6_scope_id = address.scope_id();
+            size_of::<libc::sockaddr_in6>() as u32
+        }
+    }
+}
+
+/// Says from which address a message leaves, in its control bytes; gives how many of them are used.
+fn put_source(header: &libc::msghdr, source: IpAddr) -> usize {
+    // SAFETY: `msg_control` has room for a header and the larger kind of data, aligned as words.
+    let control = unsafe { libc::CMSG_FIRSTHDR(header) };
+    if control.is_null() {
+        return 0;
+    }
+    // SAFETY: as above.
+    let (head, data) = unsafe { (&mut *control, libc::CMSG_DATA(control)) };
+    match source {
+        IpAddr::V4(source) => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from(source).to_be(),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            (head.cmsg_level, head.cmsg_type) = (libc::IPPROTO_IP, libc::IP_PKTINFO);
+            // SAFETY: there is room for it behind the header.
+            unsafe { data.cast::<libc::in_pktinfo>().write_unaligned(info) };
+            finish_control(head, size_of::<libc::in_pktinfo>())
+        }
+        IpAddr::V6(source) => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: source.octets(),
+                },
+                ipi6_ifindex: 0,
+            };
+            (head.cmsg_level, head.cmsg_type) = (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO);
+            // SAFETY: there is room for it behind the header.
+            unsafe { data.cast::<libc::in6_pktinfo>().write_unaligned(info) };
+            finish_control(head, size_of::<libc::in6_pktinfo>())
+        }
+    }
+}
+
+fn finish_control(head: &mut libc::cmsghdr, data_bytes: usize) -> usize {
+    // SAFETY: these only compute lengths.
+    let (len, space) = unsafe { (libc::CMSG_LEN(data_bytes as u32), libc::CMSG_SPACE(data_bytes as u32)) };
+    head.cmsg_len = len as _;
+    space as usize
+}
+
+/// Sets an option that is a number.
+fn set(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the value is a local variable of the length that is said.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as u32,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Makes a socket's datagrams what RoCE wants: no fragments, so that the identification of IPv4 is 0; and takes those
+/// of adapters, whose UDP checksum on IPv6 is 0.
+pub(crate) fn as_roce(socket: BorrowedFd<'_>, is_ipv4: bool, tells_local: bool) -> io::Result<()> {
+    if is_ipv4 {
+        set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        if tells_local {
+            set(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        }
+    } else {
+        set(
+            socket,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_DO,
+        )?;
+        set(socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+        if tells_local {
+            set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets the sockets of a group have the datagrams whose destination queue pair, modulo `count`, is their place in it.
+/// Set at one of them it holds for all.
+pub(crate) fn divide_by_queue_pair(socket: BorrowedFd<'_>, count: u32) -> io::Result<()> {
+    const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+    const MODULO: u16 = (libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
+    let step = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+    // The program sees the UDP payload. The base header has the queue pair in bytes 5 to 7.
+    let mut steps = [
+        step(LOAD_WORD, 4),
+        step(AND, 0xff_ffff),
+        step(MODULO, count),
+        step(RETURN, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: steps.len() as u16,
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: the program and its steps live during the call, and the lengths are theirs.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as u32,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Bytes that a packet to whom the socket is connected may have, IP header included.
+pub(crate) fn path_bytes(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<u32> {
+    let (level, name) = if is_ipv4 {
+        (libc::IPPROTO_IP, libc::IP_MTU)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+    };
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as u32;
+    // SAFETY: both are local variables, and the length is that of the value.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(value.max(0) as u32)
+}

@@ -1,0 +1,18 @@
+//! Time as state machines have it: nanoseconds since some moment.
+
+use std::time::Instant;
+
+/// A clock of one thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn new() -> Clock {
+        Clock(Instant::now())
+    }
+
+    /// Nanoseconds since it began; never 0, which is no time.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.0.elapsed().as_nanos() as u64 + 1
+    }
+}

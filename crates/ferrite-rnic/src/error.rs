@@ -1,0 +1,101 @@
+//! What goes wrong at an adapter, with its cause and what helps.
+
+use std::io;
+use std::net::SocketAddr;
+
+use ferrite_roce::requester::Failure;
+
+/// Why an adapter does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address cannot be had.
+    #[error("cannot listen for RDMA on UDP {address}: {source}{}", mend(source))]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel gives no thread, or no means to wake one.
+    #[error("cannot start a thread for RDMA: {0}")]
+    Thread(#[source] io::Error),
+    /// There is no address to listen on.
+    #[error("no address to listen on for RDMA was given")]
+    NoAddress,
+}
+
+impl StartError {
+    /// Whether somebody else has an address.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, StartError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
+    }
+}
+
+fn mend(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; another program has the port (a kernel with rdma_rxe has 4791): end it, or choose another port"
+        }
+        io::ErrorKind::AddrNotAvailable => "; no interface of this host has the address",
+        _ => "",
+    }
+}
+
+/// Why a verb, or a connection, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket.
+    #[error("cannot reach {peer} by UDP: {source}; is there a route, and is RDMA allowed on it?")]
+    Socket {
+        /// Whom.
+        peer: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nobody listens there.
+    #[error("nobody listens on UDP {peer}: the server has ended, or was started again without RDMA")]
+    Refused {
+        /// Where.
+        peer: SocketAddr,
+    },
+    /// Nobody answers.
+    #[error("no answer from UDP {peer}: the server is gone, or a firewall drops UDP; open a new queue pair")]
+    NoAnswer {
+        /// Where.
+        peer: SocketAddr,
+    },
+    /// The key does not allow it.
+    #[error("remote access error: the key is unknown or was revoked, or does not allow this; bind the file again")]
+    Access,
+    /// The server was not ready for too long.
+    #[error("the server was not ready for too long; it may be out of space, or moves the file")]
+    NotReady,
+    /// The server failed.
+    #[error("remote operational error: the medium failed or is full; the server's log says more")]
+    Operational,
+    /// One end breaks the protocol.
+    #[error("the request or its answer breaks the protocol ({0}); are both ends of the same version?")]
+    Protocol(Failure),
+    /// The queue pair ended before this was done; whether it was is not known.
+    #[error("the queue pair ended before this was acknowledged; open a new one")]
+    Ended,
+    /// It took too long.
+    #[error("not finished in time; the network may be overloaded")]
+    Deadline,
+    /// More than a message may have.
+    #[error("longer than a message may be")]
+    TooLong,
+    /// No queue pair can be had.
+    #[error("the adapter has no queue pair left, or has ended")]
+    NoQueuePair,
+}
+
+impl Error {
+    /// Whether a new queue pair helps: nothing is wrong with what was asked.
+    pub fn is_of_connection(&self) -> bool {
+        !matches!(
+            self,
+            Error::Access | Error::Operational | Error::Protocol(_) | Error::TooLong
+        )
+    }
+}

@@ -1,0 +1,146 @@
+//! Verbs that wait. Long ones are cut into messages of which several are under way.
+
+use std::collections::VecDeque;
+
+use ferrite_roce::memory::{APPEND_AT, RESERVE_AT};
+use ferrite_roce::requester::{Outcome, Request};
+
+use super::{Initiator, Ticket};
+use crate::error::Error;
+
+/// Bytes of a message into which long WRITEs and READs are cut. READs of this size, so many at a time, fit into the
+/// socket's buffer: nothing is lost for lack of room.
+const PIECE_BYTES: usize = 128 << 10;
+/// Messages under way at a time.
+const PIECES: usize = 8;
+
+impl Initiator {
+    /// Whether the adapter answers: a WRITE of nothing, which needs no key and reaches no memory.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn probe(&mut self) -> Result<(), Error> {
+        let ticket = self.post(Request::Write {
+            key: 0,
+            at: 0,
+            data: Vec::new(),
+            immediate: None,
+        })?;
+        self.wait(ticket).map(drop)
+    }
+
+    /// Writes; all of it is durable when this returns. If it fails, a part may be there.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn write(&mut self, key: u32, at: u64, data: &[u8]) -> Result<(), Error> {
+        self.write_in_pieces(key, at, data, PIECE_BYTES)
+    }
+
+    /// The same in messages of so many bytes at most.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn write_in_pieces(&mut self, key: u32, at: u64, data: &[u8], piece_bytes: usize) -> Result<(), Error> {
+        let piece_bytes = piece_bytes.clamp(1, PIECE_BYTES);
+        let mut under_way = VecDeque::new();
+        for (index, piece) in data.chunks(piece_bytes).enumerate() {
+            if under_way.len() == PIECES {
+                self.await_first(&mut under_way)?;
+            }
+            under_way.push_back(self.post(Request::Write {
+                key,
+                at: at + (index * piece_bytes) as u64,
+                data: piece.to_vec(),
+                immediate: None,
+            })?);
+        }
+        while !under_way.is_empty() {
+            self.await_first(&mut under_way)?;
+        }
+        Ok(())
+    }
+
+    /// Reads as many bytes as there is room for. All of them must be there.
+    ///
+    /// # Errors
+    /// See [`Error`]; `Access` also behind the end.
+    pub fn read(&mut self, key: u32, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        let mut under_way = VecDeque::new();
+        let mut rest = into.chunks_mut(PIECE_BYTES).enumerate();
+        loop {
+            if under_way.len() < PIECES
+                && let Some((index, piece)) = rest.next()
+            {
+                let ticket = self.post(Request::Read {
+                    key,
+                    at: at + (index * PIECE_BYTES) as u64,
+                    len_bytes: piece.len() as u32,
+                })?;
+                under_way.push_back((ticket, piece));
+            } else if let Some((ticket, piece)) = under_way.pop_front() {
+                match self.wait(ticket)? {
+                    Outcome::Read(bytes) if bytes.len() == piece.len() => piece.copy_from_slice(&bytes),
+                    _ => return Err(Error::Ended),
+                }
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Appends as one message, behind what others append; durable when this returns. If the connection ends first, it
+    /// may be there, whole or as a prefix: who must know reserves, and writes.
+    ///
+    /// # Errors
+    /// See [`Error`]; `TooLong` beyond 2 GiB.
+    pub fn append(&mut self, key: u32, data: &[u8]) -> Result<(), Error> {
+        let ticket = self.post(Request::Write {
+            key,
+            at: APPEND_AT,
+            data: data.to_vec(),
+            immediate: None,
+        })?;
+        self.wait(ticket).map(drop)
+    }
+
+    /// Moves the end by so many bytes, durably, and gives where it was. The caller writes there.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn reserve(&mut self, key: u32, len_bytes: u64) -> Result<u64, Error> {
+        self.fetch_add(key, RESERVE_AT, len_bytes)
+    }
+
+    /// Adds to the 8 bytes at `at`, a multiple of 8, and gives what was there.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn fetch_add(&mut self, key: u32, at: u64, add: u64) -> Result<u64, Error> {
+        let ticket = self.post(Request::FetchAdd { key, at, add })?;
+        self.await_word(ticket)
+    }
+
+    /// Puts `swap` into the 8 bytes at `at`, a multiple of 8, if they are `compare`, and gives what was there.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn compare_swap(&mut self, key: u32, at: u64, compare: u64, swap: u64) -> Result<u64, Error> {
+        let ticket = self.post(Request::CompareSwap { key, at, compare, swap })?;
+        self.await_word(ticket)
+    }
+
+    fn await_word(&mut self, ticket: Ticket) -> Result<u64, Error> {
+        match self.wait(ticket)? {
+            Outcome::Atomic(value) => Ok(value),
+            _ => Err(Error::Ended),
+        }
+    }
+
+    fn await_first(&mut self, under_way: &mut VecDeque<Ticket>) -> Result<(), Error> {
+        match under_way.pop_front() {
+            Some(ticket) => self.wait(ticket).map(drop),
+            None => Ok(()),
+        }
+    }
+}

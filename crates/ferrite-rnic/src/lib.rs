@@ -1,0 +1,33 @@
+//! An RDMA adapter in software: RoCEv2 over UDP sockets.
+//!
+//! [`ferrite_roce`] knows packets, queue pairs and connections, and neither sockets nor clocks. This crate has both, at
+//! both ends:
+//!
+//! * [`Rnic`]: threads that answer. Each has its own queue pairs and its own [`Memory`](ferrite_roce::memory::Memory).
+//! * [`Initiator`]: who asks. A queue pair with verbs, driven by whoever calls, for hosts without RDMA hardware.
+//! * [`path`]: which addresses and which packets lead to a peer.
+//!
+//! Invariant: nothing here knows a file. What keys mean is for the memory, who may have a queue pair for who opens it.
+
+#![deny(unsafe_code)]
+
+mod batch;
+mod clock;
+mod counters;
+mod error;
+mod initiator;
+mod listener;
+mod mailbox;
+mod numbers;
+pub mod path;
+mod port;
+mod rnic;
+mod service;
+mod shared;
+mod worker;
+
+pub use counters::Counters;
+pub use error::{Error, StartError};
+pub use initiator::{Counters as InitiatorCounters, Initiator, Options as InitiatorOptions, Ticket};
+pub use rnic::{Rnic, everywhere};
+pub use service::{Asked, End, NoService, Options, Peer, QueuePair, Service};

@@ -1,0 +1,104 @@
+//! Numbers of queue pairs, shared by the threads of an adapter.
+//!
+//! A queue pair belongs to the thread whose index is its number modulo the number of threads, since that is how the
+//! kernel hands out datagrams. Numbers are given in a circle: late packets of a dead queue pair meet nobody.
+
+use std::collections::HashSet;
+
+use ferrite_roce::wire::{Psn, QPN_MASK, Qpn};
+use parking_lot::Mutex;
+
+/// Smaller ones have a meaning of their own.
+const FIRST: Qpn = 16;
+
+#[derive(Debug)]
+struct State {
+    next: Qpn,
+    taken: HashSet<Qpn>,
+}
+
+/// Numbers, and which are taken.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    state: Mutex<State>,
+    most: usize,
+}
+
+impl Numbers {
+    pub(crate) fn new(most: usize) -> Numbers {
+        let state = State {
+            next: (random() & QPN_MASK).max(FIRST),
+            taken: HashSet::new(),
+        };
+        Numbers {
+            state: Mutex::new(state),
+            // There must always be a free one.
+            most: most.min(QPN_MASK as usize / 2),
+        }
+    }
+
+    /// One that was not given for long; none if too many are taken.
+    pub(crate) fn take(&self) -> Option<Qpn> {
+        let mut state = self.state.lock();
+        if state.taken.len() >= self.most {
+            return None;
+        }
+        loop {
+            let qpn = state.next;
+            state.next = if qpn == QPN_MASK { FIRST } else { qpn + 1 };
+            if state.taken.insert(qpn) {
+                return Some(qpn);
+            }
+        }
+    }
+
+    pub(crate) fn give_back(&self, qpn: Qpn) {
+        self.state.lock().taken.remove(&qpn);
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.state.lock().taken.len()
+    }
+}
+
+/// Bits that nobody guesses.
+pub(crate) fn random() -> u32 {
+    let mut bytes = [0; 4];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            // A kernel without it: the address of a variable and the time are what is left.
+            Err(_) => return std::process::id() ^ std::time::UNIX_EPOCH.elapsed().map_or(0, |it| it.subsec_nanos()),
+        }
+    }
+    u32::from_ne_bytes(bytes)
+}
+
+/// A first sequence number.
+pub(crate) fn random_psn() -> Psn {
+    Psn::new(random() & QPN_MASK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_given_in_a_circle_and_so_many_at_a_time() {
+        let numbers = Numbers::new(2);
+        let first = numbers.take().unwrap();
+        let second = numbers.take().unwrap();
+        assert_ne!(first, second);
+        assert_eq!(numbers.take(), None);
+        numbers.give_back(first);
+        let third = numbers.take().unwrap();
+        assert!(third != first && third != second, "a number was given again at once");
+        numbers.state.lock().next = QPN_MASK;
+        numbers.give_back(second);
+        numbers.give_back(third);
+        assert_eq!([numbers.take(), numbers.take()], [Some(QPN_MASK), Some(FIRST)]);
+        assert_eq!(numbers.count(), 2);
+    }
+}

@@ -1,0 +1,27 @@
+//! What the threads of an adapter have in common.
+
+use std::sync::Arc;
+
+use ferrite_roce::wire::{QPN_MANAGEMENT, Qpn};
+
+use crate::mailbox::Mailbox;
+use crate::numbers::Numbers;
+use crate::service::Service;
+
+/// What threads have in common.
+pub(crate) struct Shared {
+    pub(crate) numbers: Numbers,
+    pub(crate) service: Arc<dyn Service>,
+    pub(crate) mailboxes: Vec<Arc<Mailbox>>,
+}
+
+impl Shared {
+    pub(crate) fn mailbox_of(&self, qpn: Qpn) -> Arc<Mailbox> {
+        Arc::clone(&self.mailboxes[qpn as usize % self.mailboxes.len()])
+    }
+
+    /// That of the thread which gets management datagrams.
+    pub(crate) fn mailbox_of_manager(&self) -> Arc<Mailbox> {
+        self.mailbox_of(QPN_MANAGEMENT)
+    }
+}

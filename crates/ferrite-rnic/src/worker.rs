@@ -1,0 +1,308 @@
+//! A thread of an adapter: what comes goes to its endpoint, what the endpoint wants to send leaves in batches.
+//!
+//! Invariants:
+//!
+//! * A turn takes a batch from each socket before anything is sent, so requests in a row get one acknowledgement.
+//! * A turn sends so many packets at most: a long READ floods neither the network nor other queue pairs.
+//! * A queue pair that was refused stays for a while, to say so again, and then goes. The service hears of it once.
+//! * While the kernel takes no more datagrams, none is made.
+
+use std::collections::{HashSet, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ferrite_fabric::spin::Spin;
+use ferrite_roce::endpoint::{Endpoint, Taken};
+use ferrite_roce::memory::Memory;
+use ferrite_roce::wire::Qpn;
+use ferrite_roce::wire::icrc::{Flow, Ids};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::batch::BATCH;
+use crate::clock::Clock;
+use crate::counters::Counters;
+use crate::listener::Listener;
+use crate::mailbox::{Command, Mailbox};
+use crate::port::{self, Port};
+use crate::service::{End, Options};
+use crate::shared::Shared;
+
+/// Packets that a turn sends, at most.
+const BURST: usize = 2 * BATCH;
+/// How long a queue pair that was refused says so.
+const LINGER_NS: u64 = 2_000_000_000;
+
+/// A thread's things.
+pub(crate) struct Worker<M> {
+    ports: Vec<Port>,
+    sockets: Vec<Arc<OwnedFd>>,
+    endpoint: Endpoint,
+    memory: M,
+    listener: Option<Listener>,
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    clock: Clock,
+    spin: Spin,
+    /// The service knows that they have ended.
+    ended: HashSet<Qpn>,
+    /// When those go.
+    lingering: VecDeque<(u64, Qpn)>,
+    /// Counted by queue pairs that are gone.
+    counters: Counters,
+    datagram: Vec<u8>,
+}
+
+impl<M: Memory> Worker<M> {
+    pub(crate) fn new(
+        ports: Vec<Port>,
+        memory: M,
+        shared: Arc<Shared>,
+        index: usize,
+        options: &Options,
+        service_port: Option<u16>,
+    ) -> Worker<M> {
+        Worker {
+            sockets: ports.iter().map(Port::socket).collect(),
+            ports,
+            // Numbers come from all threads' common store.
+            endpoint: Endpoint::new(Ids::Any, 0),
+            memory,
+            listener: service_port.map(|port| Listener::new(port, options.queue_pairs_max)),
+            mailbox: shared.mailbox_of(index as Qpn),
+            shared,
+            clock: Clock::new(),
+            spin: Spin::new(options.spin),
+            ended: HashSet::new(),
+            lingering: VecDeque::new(),
+            counters: Counters::default(),
+            datagram: Vec::new(),
+        }
+    }
+
+    /// Works until it is told to stop.
+    pub(crate) fn run(mut self) {
+        loop {
+            for command in self.mailbox.take() {
+                if matches!(command, Command::Stop) {
+                    return self.stop();
+                }
+                self.obey(command);
+            }
+            let has_received = self.receive();
+            self.handle_time();
+            let has_sent = self.transmit();
+            if !has_received && !has_sent {
+                self.wait();
+            }
+        }
+    }
+
+    fn stop(mut self) {
+        self.mailbox.close();
+        let numbers: Vec<Qpn> = self.endpoint.numbers().collect();
+        for qpn in numbers {
+            self.remove(qpn);
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now_ns = self.clock.now_ns();
+        match command {
+            Command::Open { connection, done } => {
+                // A number is given once.
+                if self.endpoint.connect(*connection).is_ok() {
+                    done();
+                }
+            }
+            Command::Close { qpn, end, done } => {
+                if self.endpoint.get(qpn).is_some() {
+                    match end {
+                        Some(end) => self.tell_end(qpn, end),
+                        None => drop(self.ended.insert(qpn)),
+                    }
+                    self.remove(qpn);
+                }
+                drop(done);
+            }
+            Command::Accept { id } => {
+                if let Some(listener) = &mut self.listener {
+                    listener.accept(now_ns, id, &self.shared);
+                }
+            }
+            Command::Gone { qpn } => {
+                if let Some(listener) = &mut self.listener {
+                    listener.gone(now_ns, qpn);
+                }
+            }
+            Command::Count { done } => drop(done.send(self.count())),
+            Command::Stop => {}
+        }
+    }
+
+    fn count(&self) -> Counters {
+        let mut counters = self.counters;
+        counters.note_dropped(&self.endpoint.counters());
+        for port in &self.ports {
+            let of_port = port.counters();
+            counters.received += of_port.received;
+            counters.sent += of_port.sent;
+            counters.not_sent += of_port.failed;
+        }
+        for qpn in self.endpoint.numbers() {
+            if let Some((_, responder)) = self.endpoint.get(qpn) {
+                counters.note_responder(&responder.counters());
+            }
+        }
+        counters
+    }
+
+    /// A queue pair goes.
+    fn remove(&mut self, qpn: Qpn) {
+        if let Some((_, responder)) = self.endpoint.get(qpn) {
+            self.counters.note_responder(&responder.counters());
+            self.endpoint.remove(qpn, &mut self.memory);
+            self.shared.numbers.give_back(qpn);
+        }
+        self.ended.remove(&qpn);
+    }
+
+    fn tell_end(&mut self, qpn: Qpn, end: End) {
+        if self.ended.insert(qpn) {
+            self.shared.service.ended(qpn, end);
+        }
+    }
+
+    /// Takes what has come; says whether something has.
+    fn receive(&mut self) -> bool {
+        let mut has_received = false;
+        let mut broken = Vec::new();
+        for port in &mut self.ports {
+            if !port.look() {
+                continue;
+            }
+            has_received = true;
+            let now_ns = self.clock.now_ns();
+            port.take(|flow, datagram| {
+                match self.endpoint.receive(now_ns, flow, datagram, &mut self.memory) {
+                    Ok(Taken::Request(qpn)) => {
+                        let nak = self.endpoint.get(qpn).and_then(|(_, responder)| responder.broken());
+                        broken.extend(nak.map(|nak| (qpn, nak)));
+                    }
+                    Ok(Taken::Management { datagram }) => {
+                        if let Some(listener) = &mut self.listener {
+                            listener.handle(now_ns, flow.destination, flow.source.ip(), datagram, &self.shared);
+                        }
+                    }
+                    // We ask for nothing, so answers answer nothing.
+                    Ok(Taken::Answer(_)) | Err(_) => {}
+                }
+            });
+        }
+        for (qpn, nak) in broken {
+            self.note_broken(qpn, End::Refused(nak));
+        }
+        has_received
+    }
+
+    fn note_broken(&mut self, qpn: Qpn, end: End) {
+        if !self.ended.contains(&qpn) {
+            self.tell_end(qpn, end);
+            self.lingering.push_back((self.clock.now_ns() + LINGER_NS, qpn));
+        }
+    }
+
+    fn handle_time(&mut self) {
+        if self.timeout_ns().is_none() {
+            return;
+        }
+        let now_ns = self.clock.now_ns();
+        self.endpoint.handle_timeout(now_ns);
+        if let Some(listener) = &mut self.listener {
+            listener.handle_timeout(now_ns, &self.shared);
+        }
+        while let Some(&(at_ns, qpn)) = self.lingering.front()
+            && at_ns <= now_ns
+        {
+            self.lingering.pop_front();
+            // It may have been closed meanwhile.
+            if self.ended.contains(&qpn) {
+                self.remove(qpn);
+                self.shared.mailbox_of_manager().post(Command::Gone { qpn });
+            }
+        }
+    }
+
+    /// Sends what there is, so much at most; says whether there may be more.
+    fn transmit(&mut self) -> bool {
+        if let Some(listener) = &mut self.listener {
+            listener.transmit(&mut self.endpoint);
+        }
+        self.ports.iter_mut().for_each(Port::flush);
+        if self.ports.iter().any(Port::is_blocked) {
+            return false;
+        }
+        let now_ns = self.clock.now_ns();
+        let mut has_more = true;
+        for _ in 0..BURST {
+            let Some(flow) = self
+                .endpoint
+                .poll_transmit(now_ns, &mut self.memory, &mut self.datagram)
+            else {
+                has_more = false;
+                break;
+            };
+            self.push(flow);
+        }
+        self.ports.iter_mut().for_each(Port::flush);
+        has_more && !self.ports.iter().any(Port::is_blocked)
+    }
+
+    fn push(&mut self, flow: Flow) {
+        let Some(port) = self.ports.iter_mut().find(|port| port.is_from(flow.source)) else {
+            return;
+        };
+        if !port.has_room() {
+            port.flush();
+        }
+        // Else the kernel takes no more; the datagram is lost, as any may be.
+        if port.has_room() {
+            port.push(flow, &mut self.datagram);
+        }
+    }
+
+    fn timeout_ns(&self) -> Option<u64> {
+        let of_listener = self.listener.as_ref().and_then(Listener::poll_timeout_ns);
+        let of_lingering = self.lingering.front().map(|(at_ns, _)| *at_ns);
+        let all = [self.endpoint.poll_timeout_ns(), of_listener, of_lingering];
+        all.into_iter().flatten().min()
+    }
+
+    fn wait(&mut self) {
+        let timeout_ns = self.timeout_ns();
+        let (clock, mailbox, sockets) = (self.clock, &self.mailbox, &self.sockets);
+        let is_blocked = self.ports.iter().any(Port::is_blocked);
+        let is_due = || timeout_ns.is_some_and(|at_ns| clock.now_ns() >= at_ns);
+        let ports = &mut self.ports;
+        self.spin.wait(
+            || {
+                let has_come = ports.iter_mut().filter_map(|port| port.look().then_some(())).count() > 0;
+                (has_come || mailbox.has_some() || is_due()).then_some(())
+            },
+            || {
+                let wanted = match is_blocked {
+                    true => PollFlags::IN | PollFlags::OUT,
+                    false => PollFlags::IN,
+                };
+                let of_sockets = sockets
+                    .iter()
+                    .map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), wanted));
+                let mut fds: Vec<PollFd<'_>> = of_sockets.collect();
+                fds.push(PollFd::from_borrowed_fd(mailbox.bell(), PollFlags::IN));
+                (
+                    (),
+                    port::sleep(&mut fds, timeout_ns.map(|at_ns| at_ns.saturating_sub(clock.now_ns()))),
+                )
+            },
+        );
+    }
+}

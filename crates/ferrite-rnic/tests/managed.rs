@@ -1,0 +1,252 @@
+//! Clients of rdma_cm, as stock verbs programs are: they send from and to port 4791, and know the server by its address
+//! and a port of a service.
+//!
+//! What is protected: one that the service wants gets a queue pair on whichever thread, and loses it when it says so;
+//! one that it does not want gets none.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferrite_rnic::{End, Options, Rnic};
+use ferrite_roce::cm::{self, Event, Manager, Offer, Target};
+use ferrite_roce::endpoint::{Connection, Endpoint, Taken};
+use ferrite_roce::requester::{self, Outcome, Request};
+use ferrite_roce::responder;
+use ferrite_roce::wire::cm::Mtu;
+use ferrite_roce::wire::icrc::{Flow, Ids};
+use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
+
+use support::{Ends, Files, KEY};
+
+const SERVICE: u16 = 7_471;
+
+/// An address of loopback that no other test has, also of other runs at the same time.
+fn address(index: u8) -> SocketAddr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    SocketAddr::new([127, 100 + index, high, low.max(1)].into(), UDP_PORT)
+}
+
+/// A stock client: one thread, one socket, one connection.
+struct Client {
+    socket: UdpSocket,
+    local: SocketAddr,
+    server: SocketAddr,
+    endpoint: Endpoint,
+    manager: Manager,
+    memory: Files,
+    qpn: Qpn,
+    began: Instant,
+}
+
+impl Client {
+    fn new(local: SocketAddr, server: SocketAddr) -> Client {
+        let socket = UdpSocket::bind(local).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut endpoint = Endpoint::new(Ids::Any, 77);
+        Client {
+            socket,
+            local,
+            server,
+            qpn: endpoint.allocate(),
+            endpoint,
+            manager: Manager::new(cm::Config {
+                seed: 5,
+                ..cm::Config::default()
+            }),
+            memory: Files::default(),
+            began: Instant::now(),
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64 + 1
+    }
+
+    fn ask(&mut self, private: &[u8]) -> cm::Id {
+        let target = Target {
+            local: self.local,
+            peer: self.server.ip(),
+            port: SERVICE,
+            mtu: Mtu::B1024,
+            retry_count: 7,
+            ack_timeout: 14,
+        };
+        let offer = Offer {
+            qpn: self.qpn,
+            psn: Psn::new(100),
+            responder_resources: 4,
+            initiator_depth: 4,
+            rnr_retry_count: 7,
+            private,
+        };
+        self.manager.connect(self.now_ns(), &target, &offer).unwrap()
+    }
+
+    fn turn(&mut self) {
+        let now_ns = self.now_ns();
+        self.manager.handle_timeout(now_ns);
+        self.endpoint.handle_timeout(now_ns);
+        while let Some((local, peer, datagram)) = self.manager.poll_transmit() {
+            self.endpoint.send_management(local, peer, datagram);
+        }
+        let mut out = Vec::new();
+        while let Some(flow) = self.endpoint.poll_transmit(now_ns, &mut self.memory, &mut out) {
+            self.socket.send_to(&out, flow.destination).unwrap();
+        }
+        let mut room = [0; 5_000];
+        while let Ok((len, source)) = self.socket.recv_from(&mut room) {
+            let flow = Flow {
+                source,
+                destination: self.local,
+            };
+            let taken = self.endpoint.receive(now_ns, &flow, &room[..len], &mut self.memory);
+            if let Ok(Taken::Management { datagram }) = taken {
+                let peer: IpAddr = source.ip();
+                let _ = self.manager.handle(now_ns, self.local, peer, datagram);
+            }
+        }
+    }
+
+    fn event(&mut self) -> Event {
+        let began = Instant::now();
+        loop {
+            if let Some(event) = self.manager.poll_event() {
+                return event;
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "nothing happens");
+            self.turn();
+        }
+    }
+
+    fn connect(&mut self, private: &[u8]) -> (cm::Id, Qpn) {
+        let id = self.ask(private);
+        let Event::Connected { reply, .. } = self.event() else {
+            panic!("not connected");
+        };
+        assert!(reply.private.starts_with(b"welcome"));
+        self.endpoint
+            .connect(Connection {
+                local: self.local,
+                peer: self.server,
+                ids: Ids::Any,
+                requester: requester::Config::new(reply.qpn, Mtu::B1024, Psn::new(100)),
+                responder: responder::Config::new(self.qpn, reply.qpn, Mtu::B1024, reply.psn),
+            })
+            .unwrap();
+        (id, reply.qpn)
+    }
+
+    fn run(&mut self, request: Request) -> Outcome {
+        self.endpoint.post(self.qpn, 1, request).unwrap();
+        let began = Instant::now();
+        loop {
+            self.turn();
+            if let Some(completion) = self.endpoint.poll_completion(self.qpn) {
+                return completion.result.unwrap();
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "nothing completes");
+        }
+    }
+}
+
+fn server(index: u8, threads: usize, files: &Files, ends: &Arc<Ends>) -> (Rnic, SocketAddr) {
+    let address = address(index);
+    let options = Options {
+        listen: vec![address],
+        threads,
+        service_port: Some(SERVICE),
+        ..Options::default()
+    };
+    let service = Arc::clone(ends);
+    (Rnic::start(&options, service, |_| files.clone()).unwrap(), address)
+}
+
+fn write(data: &[u8]) -> Request {
+    Request::Write {
+        key: KEY,
+        at: 0,
+        data: data.to_vec(),
+        immediate: None,
+    }
+}
+
+fn await_end(ends: &Ends, count: usize) -> Vec<(Qpn, End)> {
+    let began = Instant::now();
+    loop {
+        let seen = ends.0.lock().unwrap().clone();
+        if seen.len() >= count {
+            return seen;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "the service hears of no end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_client_connects_works_and_leaves() {
+    let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
+    let (rnic, server) = server(0, 3, &files, &ends);
+    let mut threads = std::collections::HashSet::new();
+    for round in 0..3 {
+        let mut client = Client::new(address(1), server);
+        // Names of connections that ended are remembered, so each has its own.
+        client.manager = Manager::new(cm::Config {
+            seed: 100 * (round + 1),
+            ..cm::Config::default()
+        });
+        let (id, theirs) = client.connect(b"let me in");
+        threads.insert(theirs % 3);
+        let data = vec![round as u8; 3_000];
+        assert_eq!(client.run(write(&data)), Outcome::Done);
+        assert_eq!(files.bytes()[..3_000], data);
+        let read = Request::Read {
+            key: KEY,
+            at: 0,
+            len_bytes: 3_000,
+        };
+        assert_eq!(client.run(read), Outcome::Read(data));
+        client.manager.disconnect(client.now_ns(), id).unwrap();
+        assert_eq!(client.event(), Event::Closed { id });
+        let seen = await_end(&ends, round as usize + 1);
+        assert_eq!(seen[round as usize], (theirs, End::Closed));
+        assert_eq!(rnic.counters().queue_pairs, 0);
+    }
+    assert_eq!(threads.len(), 3, "queue pairs are spread");
+}
+
+#[test]
+fn who_is_not_wanted_gets_no_queue_pair() {
+    let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
+    let (rnic, server) = server(2, 1, &files, &ends);
+    let mut client = Client::new(address(3), server);
+    let id = client.ask(b"please");
+    match client.event() {
+        Event::Rejected {
+            id: rejected,
+            rejection,
+        } => {
+            assert_eq!(rejected, id);
+            assert!(rejection.private.starts_with(b"no"));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(rnic.counters().queue_pairs, 0);
+    assert!(ends.0.lock().unwrap().is_empty());
+}
+
+/// The program takes a queue pair away; its client hears of it by rdma_cm.
+#[test]
+fn a_client_hears_that_its_queue_pair_was_closed() {
+    let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
+    let (rnic, server) = server(4, 2, &files, &ends);
+    let mut client = Client::new(address(5), server);
+    let (id, theirs) = client.connect(b"let me in");
+    assert_eq!(client.run(write(b"before")), Outcome::Done);
+    rnic.close(theirs);
+    assert_eq!(client.event(), Event::Closed { id });
+    assert_eq!(rnic.counters().queue_pairs, 0);
+    assert!(ends.0.lock().unwrap().is_empty(), "who closes it needs not be told");
+}
