@@ -159,15 +159,16 @@ impl Queue<'_> {
             Event::Asked(slot) => match self.serve(slot) {
                 Some(slot) => self.uring.commit(slot)?,
                 None => {
-                    self.empty_inbox()?;
                     if self.uring.waiting() + left < SPARE && self.uring.slots() < SLOTS_MAX && !self.is_gone {
                         self.uring.register(true)?;
                     }
                 }
             },
-            Event::Woken => self.empty_inbox()?,
+            Event::Woken => {}
             Event::Ended(error) => self.ended(&error)?,
         }
+        // A request may have answered others: one that unlocks does.
+        self.empty_inbox()?;
         match left {
             // The next wait passes it on.
             0 => Ok(()),
