@@ -208,7 +208,8 @@ fn locks_that_wait_leave_the_cpus_others_alone_and_can_be_interrupted() {
     if !has_rings() {
         return;
     }
-    let test = on_rings(&["locks=engine"]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let test = on_rings(&["locks=engine", &format!("log={}", log.path().display())]);
     let path = test.path("locked");
     std::fs::write(&path, "x").unwrap();
     let holder = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX, 1); print('got', \
@@ -240,6 +241,8 @@ fn locks_that_wait_leave_the_cpus_others_alone_and_can_be_interrupted() {
     }
     holder.wait().unwrap();
     test.finish();
+    // An interrupt is on its way to a request that fuser does not know.
+    assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "");
 }
 
 #[test]

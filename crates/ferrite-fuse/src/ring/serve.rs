@@ -2,8 +2,10 @@
 //!
 //! What lives here: [`serve`]: which request may be carried out now, and which later.
 //!
-//! Invariant: each slot is answered exactly once: it is returned with its reply in it, or it is passed to `later`.
+//! Invariant: each slot is answered exactly once: it is returned with its reply in it, or it is passed to `later`, also
+//! if who was to answer forgets it or panics. Without an answer its caller would wait for good.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ferrite_vfs::Ctx;
@@ -15,6 +17,27 @@ use super::uring::Slot;
 use crate::caller;
 use crate::locks::Asker;
 use crate::service::{Answer, Service};
+
+/// A slot that is to be answered and passed on.
+struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
+
+impl<F: FnOnce(Slot)> Owed<F> {
+    fn pay(mut self, answer: impl FnOnce(&mut Slot)) {
+        if let Some((mut slot, later)) = self.0.take() {
+            answer(&mut slot);
+            later(slot);
+        }
+    }
+}
+
+impl<F: FnOnce(Slot)> Drop for Owed<F> {
+    fn drop(&mut self) {
+        if let Some((mut slot, later)) = self.0.take() {
+            slot.answer(Err(Errno::EIO));
+            later(slot);
+        }
+    }
+}
 
 /// Carries a request out. `None`: it has to wait, for a lock or until the mount is thawed, and `later` gets it when it
 /// is answered, perhaps at once, perhaps by another thread.
@@ -39,9 +62,9 @@ pub(crate) fn serve(
                 may_wait,
                 is_flock: Some(is_flock),
             };
+            let owed = Owed(Some((slot, later)));
             service.setlk((asked.ino, fh), owner, wanted, asker, move |outcome| {
-                slot.answer(outcome.map(|()| 0));
-                later(slot);
+                owed.pay(|slot| slot.answer(outcome.map(|()| 0)));
             });
             return None;
         }
@@ -58,11 +81,8 @@ pub(crate) fn serve(
             Some(slot)
         }
         None => {
-            let held = Arc::clone(service);
-            service.freezer().hold_back(move || {
-                answer(&held, &mut slot);
-                later(slot);
-            });
+            let (held, owed) = (Arc::clone(service), Owed(Some((slot, later))));
+            service.freezer().hold_back(move || owed.pay(|slot| answer(&held, slot)));
             None
         }
     }
@@ -73,7 +93,9 @@ fn answer(service: &Service, slot: &mut Slot) {
     let (header, payload) = slot.parts();
     let ctx = caller::ctx(asked.pid, asked.uid, asked.gid);
     let used = payload.len().min(header.payload_bytes as usize);
-    let outcome = perform(service, &ctx, asked.ino, header, (payload, used));
+    let perform = || perform(service, &ctx, asked.ino, header, (payload, used));
+    // A thread that is gone would leave its CPU without any. Whoever panics has said why.
+    let outcome = catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO));
     slot.answer(outcome);
 }
 
