@@ -108,7 +108,8 @@ fn turn(dir: &Path, number: usize) -> std::io::Result<()> {
     (&file).read_to_end(&mut back)?;
     assert!(back.len() == 5000 && back[101..] == content[101..] && back[100] == b'x');
     std::fs::rename(&path, dir.join("other"))?;
-    assert_eq!(std::fs::read_dir(dir)?.count(), 1);
+    let names = std::fs::read_dir(dir)?.collect::<std::io::Result<Vec<_>>>()?;
+    assert_eq!(names.len(), 1);
     std::fs::remove_file(dir.join("other"))
 }
 
@@ -169,13 +170,17 @@ fn changes_that_a_freeze_holds_back_leave_the_cpus_others_alone() {
     }
     let test = on_rings(&[]);
     std::fs::write(test.path("there"), "content").unwrap();
+    // Made before: the kernel locks a directory as long as a new name waits in it.
+    let files: Vec<_> = (0..MANY)
+        .map(|number| File::create(test.path(&format!("new{number}"))).unwrap())
+        .collect();
     ok(ferrite().arg("freeze").arg(&test.dir));
     let done = Arc::new(AtomicUsize::new(0));
-    let writers: Vec<_> = (0..MANY)
-        .map(|number| {
-            let (path, done) = (test.path(&format!("new{number}")), Arc::clone(&done));
+    let writers: Vec<_> = (files.into_iter().enumerate())
+        .map(|(number, file)| {
+            let done = Arc::clone(&done);
             std::thread::spawn(move || {
-                std::fs::write(path, vec![number as u8; 300_000]).unwrap();
+                file.write_all_at(&vec![number as u8; 300_000], 0).unwrap();
                 done.fetch_add(1, Ordering::Relaxed);
             })
         })
