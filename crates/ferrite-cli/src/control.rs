@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite::volume::Volume;
+use ferrite::volume::{InfoLine, Volume, VolumeInfo};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::frost::Frost;
@@ -138,13 +138,15 @@ pub(crate) struct Server {
 
 impl Server {
     /// Answers for `volume`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
-    /// dropped. The mount works without a socket, too.
+    /// dropped. `way` tells how requests come. The mount works without a socket, too.
     pub(crate) fn start(
         pool: Option<&Metadata>,
         mount: Option<&MountPoint>,
         volume: Arc<dyn Volume>,
         frost: Frost,
+        way: &str,
     ) -> std::io::Result<Server> {
+        let way: Arc<str> = way.into();
         // A remote volume has none, and cannot be frozen, which is what the numbers are for.
         let file = pool.map_or((0, 0), |pool| (pool.dev(), pool.ino()));
         std::fs::DirBuilder::new()
@@ -174,10 +176,10 @@ impl Server {
         std::fs::remove_file(&new)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (volume, frost) = (Arc::clone(&volume), frost.clone());
+                let (volume, frost, way) = (Arc::clone(&volume), frost.clone(), Arc::clone(&way));
                 // A scrub takes long; other clients must not wait for it.
                 let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
-                    if let Err(error) = answer(stream, &*volume, &frost, file) {
+                    if let Err(error) = answer(stream, &*volume, (&frost, &way), file) {
                         tracing::debug!(%error, "control connection");
                     }
                 });
@@ -200,7 +202,12 @@ impl Drop for Server {
     }
 }
 
-fn answer(mut stream: UnixStream, volume: &dyn Volume, frost: &Frost, file: (u64, u64)) -> std::io::Result<()> {
+fn answer(
+    mut stream: UnixStream,
+    volume: &dyn Volume,
+    (frost, way): (&Frost, &str),
+    file: (u64, u64),
+) -> std::io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut request = String::new();
@@ -212,15 +219,15 @@ fn answer(mut stream: UnixStream, volume: &dyn Volume, frost: &Frost, file: (u64
         return scrub_telling(stream, volume, limit);
     }
     let reply =
-        reply(&request, volume, frost).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
+        reply(&request, volume, frost, way).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
 }
 
-fn reply(request: &str, volume: &dyn Volume, frost: &Frost) -> Result<serde_json::Value, Failure> {
+fn reply(request: &str, volume: &dyn Volume, frost: &Frost, way: &str) -> Result<serde_json::Value, Failure> {
     let request = serde_json::from_str(request)
         .map_err(|error| Failure::new(FAILED, format!("the daemon does not know this request ({error})")))?;
     Ok(match request {
-        Request::Info => serde_json::to_value(volume.info()?)?,
+        Request::Info => serde_json::to_value(with_way(volume.info()?, way)?)?,
         Request::IsReadOnly => serde_json::to_value(volume.is_read_only())?,
         Request::Dump(path) => serde_json::to_value(pages(volume, &path)?)?,
         Request::Scrub(limit) => serde_json::to_value(volume.scrub(Some(limit), &mut |_, _, _| {})?)?,
@@ -232,6 +239,19 @@ fn reply(request: &str, volume: &dyn Volume, frost: &Frost) -> Result<serde_json
         // Answered by the thread that has the connection.
         Request::Hold | Request::ScrubTelling(_) => false.into(),
     })
+}
+
+/// What a volume says of itself, and how requests come to it.
+fn with_way(mut info: VolumeInfo, way: &str) -> Result<VolumeInfo, Failure> {
+    info.lines.push(InfoLine {
+        name: "requests".into(),
+        value: way.into(),
+    });
+    // An object of at least one member; as text, so that the engine's order stays.
+    if let Some(members) = info.json.trim_end().strip_suffix('}') {
+        info.json = format!("{members},\"requests\":{}}}", serde_json::to_string(way)?);
+    }
+    Ok(info)
 }
 
 /// The client may disconnect: the scrub's findings are for the log as well.

@@ -98,7 +98,8 @@ pub(crate) fn serve(
     let unmounter = mounted.unmounter();
     let frost = Frost::new(Arc::clone(&volume), mounted.freezer());
     let mount = mounts::with_path(&dir);
-    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), frost.clone());
+    let way = mounted.way().to_string();
+    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), frost.clone(), &way);
     if let Err(error) = &server {
         tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
     }
@@ -119,7 +120,7 @@ pub(crate) fn serve(
         });
     let ended = match started {
         Ok(()) => {
-            tracing::info!(pool = %pool.display(), dir = %dir.display(), "mounted");
+            tracing::info!(pool = %pool.display(), dir = %dir.display(), requests = way, "mounted");
             mounted.serve().map_err(Failure::from)
         }
         Err(failure) => {

@@ -100,7 +100,7 @@ fn devices(prefix: &str) -> Vec<String> {
 }
 
 fn checks() -> Vec<Check> {
-    let mut checks = vec![fuse(), fusermount(), allow_other()];
+    let mut checks = vec![fuse(), rings(), fusermount(), allow_other()];
     checks.extend(capability());
     checks.extend(cpu());
     checks.extend(memory());
@@ -137,6 +137,18 @@ fn fuse() -> Check {
     let mend = "load it with `modprobe fuse`; in a container, pass --device /dev/fuse and --cap-add SYS_ADMIN. The \
         library does not need it";
     Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
+}
+
+/// Requests of mounts answered on the CPU where they were asked.
+fn rings() -> Check {
+    const NAME: &str = "FUSE over io_uring";
+    match ferrite_fuse::rings_offered() {
+        Ok(()) => Check::new(NAME, true, State::Missing, "fuse.enable_uring is on", ""),
+        Err((why, mend)) => {
+            let mend = format!("{mend} (a small request costs less than half; mounts made from then on use it)");
+            Check::new(NAME, false, State::Missing, why, &mend)
+        }
+    }
 }
 
 /// Root mounts without a helper, which takes a capability that a container's root may lack.

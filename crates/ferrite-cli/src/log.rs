@@ -105,6 +105,10 @@ pub(crate) fn leave_stderr() {
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
+/// What fuser says if the request is gone that it answers. On a mount with rings that is so for each interrupt, which
+/// users may cause as often as they like; they must not be able to fill the log.
+const NOBODY_WAITS: &[u8] = b"Failed to send FUSE reply: No such file or directory";
+
 /// Makes a writer for each line, which knows its level.
 struct Lines;
 
@@ -136,6 +140,9 @@ impl Write for Line {
 impl Log {
     /// Writes one line, including its line end, to all destinations. Errors cannot be reported.
     fn write(&mut self, level: Level, line: &[u8]) {
+        if line.windows(NOBODY_WAITS.len()).any(|part| part == NOBODY_WAITS) {
+            return;
+        }
         if self.stderr.is_some_and(|most| level <= most) {
             let _ = std::io::stderr().write_all(line);
         }
@@ -210,6 +217,10 @@ mod tests {
         };
         log.write(Level::ERROR, b"first\n");
         log.write(Level::INFO, b"second\n");
+        log.write(
+            Level::ERROR,
+            b"ERROR log: Failed to send FUSE reply: No such file or directory (os error 2)\n",
+        );
         log.write(Level::WARN, b"third\n");
         let text = std::fs::read_to_string(path).unwrap();
         let words: Vec<_> = text.lines().map(|line| line.split_once(' ').unwrap()).collect();

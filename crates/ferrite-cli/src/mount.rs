@@ -54,7 +54,11 @@ Options for -o:
   scrub=MIB            verify all checksums once a day, reading MIB MiB a second; findings go to
                        the log and to `ferrite info`
   log=FILE             as --log
-  threads=N            serve requests with N threads [default: one per CPU]
+  rings=on|off|auto    answer requests on the CPU where they are asked, over io_uring; auto: if the
+                       kernel offers it, see `ferrite doctor` [default: auto, or what the
+                       environment's FERRITE_RINGS says]
+  threads=N            serve requests with N threads [default: one per CPU]; with rings: those that
+                       wait for a device or a server [default: 8, or one per CPU]
   trace=FILE           record which parts of which files are written (no names, no content);
                        replaces an existing trace
   nofail               a missing pool is not an error, nor is a server that cannot be reached

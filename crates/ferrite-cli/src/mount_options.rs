@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ferrite::volume::Address;
 use ferrite::{AtimePolicy, Durability, MountOptions};
-use ferrite_fuse::FuseOptions;
+use ferrite_fuse::{FuseOptions, Rings};
 use ferrite_net::volume::{RemoteAddress, parse_caching, parse_encrypt};
 
 use super::{Failure, USAGE, scrub};
@@ -53,6 +53,27 @@ impl Options {
     }
 }
 
+/// Where the default of the option `rings` comes from, for all mounts of a service.
+const RINGS: &str = "FERRITE_RINGS";
+
+fn rings(value: &str) -> Option<Rings> {
+    Some(match value {
+        "on" => Rings::On,
+        "off" => Rings::Off,
+        "auto" => Rings::Auto,
+        _ => return None,
+    })
+}
+
+/// The default of the option `rings`.
+fn rings_default() -> Result<Rings, Failure> {
+    let Some(value) = std::env::var_os(RINGS) else {
+        return Ok(Rings::default());
+    };
+    rings(&value.to_string_lossy())
+        .ok_or_else(|| Failure::new(USAGE, format!("the environment's {RINGS}: it is on, off or auto")))
+}
+
 /// The value of an option that is a number within limits.
 fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, Failure> {
     value
@@ -86,6 +107,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
     let mut fuse = FuseOptions {
         allow_other: root,
         suid_dev: root,
+        rings: rings_default()?,
         ..FuseOptions::default()
     };
     let (mut daily, mut trace, mut log) = (None, None, None);
@@ -160,6 +182,10 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
                 Some(("cache", value)) => match parse_caching(value) {
                     Some(_) => cache = Some(value.to_owned()),
                     None => return Err(Failure::new(USAGE, format!("`{word}`: give leased or off"))),
+                },
+                Some(("rings", value)) => match rings(value) {
+                    Some(rings) => fuse.rings = rings,
+                    None => return Err(Failure::new(USAGE, format!("`{word}`: give on, off or auto"))),
                 },
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
                 _ if sloppy => {}
@@ -245,6 +271,11 @@ mod tests {
         assert!(failure.message.contains("colour=red"));
         assert_eq!(failure.code, USAGE);
         assert!(parse(&words("threads=0"), false).is_err());
+        for (value, chosen) in [("on", Rings::On), ("off", Rings::Off), ("auto", Rings::Auto)] {
+            let options = parse(&words(&format!("rings={value}")), false).unwrap();
+            assert_eq!(options.fuse.rings, chosen);
+        }
+        assert!(parse(&words("rings=maybe"), true).is_err_and(|failure| failure.message.contains("rings=maybe")));
         assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
         assert!(parse(&words("trace="), true).is_err());
         assert_eq!(

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, ferrite, has_fuse, ok};
+use common::{TestPool, ferrite, has_fuse, ok, ways};
 use ferrite::{Fs, LockKind, OpenOptions, Wait};
 use ferrite_fuse::FuseOptions;
 use ferrite_vfs::memfs::MemFs;
@@ -145,24 +145,30 @@ impl Drop for Locker {
     }
 }
 
-/// Runs `test` with two names of a directory: on one mount, with each keeper of locks, and on two mounts of a server.
+/// Runs `test` with two names of a directory: on one mount, with each keeper of locks, and on two mounts of a server;
+/// requests come by each way.
 fn with_all(test: impl Fn(&Path, &Path)) {
     if !has_fuse() {
         return;
     }
-    for keeper in ["locks=kernel", "locks=engine"] {
-        println!("{keeper}");
-        let pool = TestPool::new_in(Path::new("/dev/shm"), "32M", &[], &["-o", keeper]);
-        test(&pool.dir, &pool.dir);
+    for way in ways() {
+        for keeper in ["locks=kernel", "locks=engine"] {
+            println!("{keeper}, {way}");
+            let options = format!("{keeper},{way}");
+            let pool = TestPool::new_in(Path::new("/dev/shm"), "32M", &[], &["-o", &options]);
+            test(&pool.dir, &pool.dir);
+            pool.finish();
+        }
+        println!("two mounts of a server, {way}");
+        let pool = TestPool::served("32M");
+        pool.umount();
+        pool.mount(&["-o", way]);
+        let other = Second(pool.scratch());
+        pool.mount_on(&other.0, &["-o", way]);
+        test(&pool.dir, &other.0);
+        ok(ferrite().arg("umount").arg(&other.0));
         pool.finish();
     }
-    println!("two mounts of a server");
-    let pool = TestPool::served("32M");
-    let other = Second(pool.scratch());
-    pool.mount_on(&other.0, &[]);
-    test(&pool.dir, &other.0);
-    ok(ferrite().arg("umount").arg(&other.0));
-    pool.finish();
 }
 
 /// Another mount; gone when dropped, whatever happened.

@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use common::{TestPool, has_fuse};
+use common::{TestPool, has_fuse, ways};
 use posix::{Answer, GivenTime, Run, System, Times, User, given_time, number, octal};
 
 fn check(result: impl Into<i64>) -> Result<i64, i32> {
@@ -323,10 +323,12 @@ fn every_line_of_the_tables_holds() {
         posix::run_sticky(&Kernel, text(scratch.path())).assert_good("sticky directories elsewhere", 3500);
         return posix::run_all(&Kernel, text(scratch.path())).assert_good("elsewhere", 900);
     }
-    let test = TestPool::new("64M", &[]);
-    posix::run_all(&Kernel, text(&test.dir)).assert_good("mount", 900);
-    posix::run_sticky(&Kernel, text(&test.dir)).assert_good("sticky directories on a mount", 3500);
-    test.finish();
+    for way in ways() {
+        let test = TestPool::new_in(Path::new("/dev/shm"), "64M", &[], &["-o", way]);
+        posix::run_all(&Kernel, text(&test.dir)).assert_good(way, 900);
+        posix::run_sticky(&Kernel, text(&test.dir)).assert_good("sticky directories on a mount", 3500);
+        test.finish();
+    }
 }
 
 /// All permissions are checked by the server, all the rest by engine and kernel.

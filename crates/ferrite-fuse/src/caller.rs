@@ -1,18 +1,14 @@
 //! Who makes a request, as the engine is told.
 
 use ferrite_vfs::{Cred, Ctx, Groups};
-use fuser::Request;
 
-/// The context of a request: the kernel has checked permissions, and keeps the numbers it is told. It names one group
-/// of the caller; the others are looked up if a rule asks for them.
-pub(crate) fn ctx(req: &Request) -> Ctx {
-    let groups = Groups::OfProcess {
-        pid: req.pid(),
-        list: groups_of,
-    };
+/// The context of a request by process `pid` of this user and group: the kernel has checked permissions, and keeps the
+/// numbers it is told. It names one group of the caller; the others are looked up if a rule asks for them.
+pub(crate) fn ctx(pid: u32, uid: u32, gid: u32) -> Ctx {
+    let groups = Groups::OfProcess { pid, list: groups_of };
     let cred = Cred {
         groups,
-        ..Cred::new(req.uid(), req.gid())
+        ..Cred::new(uid, gid)
     };
     Ctx::trusted(cred).pinning()
 }

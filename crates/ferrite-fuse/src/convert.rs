@@ -7,7 +7,7 @@ use ferrite_vfs::{Attr, FileKind, FsError, Ino, OpenMode, SetTime, Timestamp};
 use fuser::{Errno, FileAttr, FileType, INodeNo, OpenAccMode, OpenFlags, TimeOrNow};
 
 /// Preferred size of an I/O request.
-const BLOCK_BYTES: u32 = 4096;
+pub(crate) const BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn errno(error: &FsError) -> Errno {
     Errno::from_i32(error.errno())

@@ -3,7 +3,9 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | `mount` | options, [`mount`], [`Mounted`]: the session and its end |
-//! | `bridge` | one FUSE request = one call of the engine |
+//! | `service` | one FUSE request = one call of the engine: what is answered, however it was asked |
+//! | `bridge` | the classic way: fuser's callbacks |
+//! | `ring` | FUSE over io_uring: requests answered on the CPU where they were asked |
 //! | `caller` | who makes a request |
 //! | `convert` | attributes and errors, ours to theirs |
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
@@ -13,7 +15,10 @@
 //! | `vouched` | what the kernel keeps until an engine that others use takes it back |
 //!
 //! Decisions, with reasons:
-//! * Requests run on the thread that read them: waking another costs more than the work.
+//! * Requests run on the thread that read them: waking another costs more than the work. With rings that thread is on
+//!   the caller's CPU, too ([`Rings`]).
+//! * fuser stays below both ways: it mounts, answers `INIT`, and serves what the kernel does not send to rings. Its
+//!   types for requests and replies cannot be made outside of it, so rings decode and encode by themselves.
 //! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, we do not.
 //! * Names, attributes and pages stay cached in the kernel for a day if the engine says that nobody else changes
 //!   anything. If its answers are not to be trusted at all, nothing is cached, and files are read directly. If it
@@ -26,7 +31,7 @@
 //!   [`FuseOptions::engine_locks`] has it keep those of `fcntl`.
 //!
 //! *Architecture invariant:* this crate knows no engine.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod bridge;
 mod caller;
@@ -36,10 +41,13 @@ mod handles;
 mod locks;
 mod mount;
 mod notify;
+mod ring;
+mod service;
 mod vouched;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
 pub use freezer::Freezer;
-pub use mount::{FuseError, FuseOptions, Mounted, Unmounter, mount, remount};
+pub use mount::{FuseError, FuseOptions, Mounted, Rings, Unmounter, Way, mount, remount};
 pub use notify::Notifications;
+pub use ring::rings_offered;

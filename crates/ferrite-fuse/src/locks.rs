@@ -13,7 +13,8 @@
 //! waits, whether its thread has a signal to handle, and answers `EINTR` then.
 //!
 //! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other.
-//! fuser 0.18 drops the flag that tells them apart, but the caller sleeps in the very system call ([`is_flock`]). A
+//! A ring has the flag that tells them apart. fuser 0.18 drops it, but the caller sleeps in the very system call
+//! ([`is_flock`]), and the kernel never says beforehand which way a request will come. A
 //! mount that may not look at every process leaves `flock` to the kernel ([`sees_callers`]); one that may, refuses
 //! what it cannot tell. A `flock` belongs to the handle: the kernel's number for its owner may be the next open
 //! file's before the handle is released.
@@ -38,7 +39,7 @@ const CAP_SYS_PTRACE: u32 = 19;
 const LAST_BYTE: u64 = i64::MAX as u64;
 
 /// A lock in the words of a request.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wire {
     pub(crate) start: u64,
     /// The last byte.
@@ -94,6 +95,16 @@ impl Wire {
             pid: lock.pid,
         }
     }
+}
+
+/// Who asks for a lock.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    /// Its thread, which sleeps in the kernel until it is answered.
+    pub(crate) thread: u32,
+    pub(crate) may_wait: bool,
+    /// Whether it called `flock`, if the request tells.
+    pub(crate) is_flock: Option<bool>,
 }
 
 /// A caller that waits.
@@ -162,12 +173,14 @@ impl Locks {
         (ino, fh): (Ino, u64),
         owner: u64,
         lock: Wire,
-        (thread, may_wait): (u32, bool),
+        asker: Asker,
         done: LockDone,
     ) {
-        let is_flock = match self.keeps_flock && lock.is_whole() {
-            true => is_flock(thread),
-            false => Some(false),
+        let Asker { thread, may_wait, .. } = asker;
+        let is_flock = match asker.is_flock {
+            None if self.keeps_flock && lock.is_whole() => is_flock(thread),
+            None => Some(false),
+            told => told,
         };
         let request = match (lock.record(owner), is_flock) {
             (Ok(Some(wanted)), Some(true)) => LockRequest::Flock(LockOwner(fh), wanted.kind),

@@ -1,9 +1,10 @@
 //! Mounting and unmounting: options in, a running session out.
 
 use std::ffi::CString;
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use thiserror::Error;
 use crate::bridge::Bridge;
 use crate::freezer::Freezer;
 use crate::notify::Notifications;
-use crate::vouched;
+use crate::service::Service;
+use crate::{ring, vouched};
 
 /// Options of a mount.
 #[derive(Debug, Clone)]
@@ -31,13 +33,45 @@ pub struct FuseOptions {
     pub suid_dev: bool,
     /// Refuse to execute programs.
     pub noexec: bool,
-    /// Threads that serve requests; 0 means one per CPU.
+    /// Threads that serve requests in the classic way, or call an engine that may block; 0 means a number that suits.
     pub threads: usize,
     /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs
     /// a request for each lock, and for each `close`.
     pub engine_locks: bool,
+    /// Whether each CPU's requests are answered on that CPU.
+    pub rings: Rings,
     /// What `df` and `/proc/mounts` show as the source.
     pub source: String,
+}
+
+/// Whether a mount uses FUSE over io_uring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rings {
+    /// If the kernel offers it.
+    #[default]
+    Auto,
+    /// Without it there is no mount.
+    On,
+    /// Requests are read from `/dev/fuse`.
+    Off,
+}
+
+/// By which way a mount gets its requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// FUSE over io_uring, with so many rings: one for each CPU that there could be.
+    Rings(usize),
+    /// `/dev/fuse`, and why.
+    Classic(String),
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Rings(count) => write!(f, "rings (io_uring), {count}, one a CPU"),
+            Way::Classic(why) => write!(f, "classic (/dev/fuse): {why}"),
+        }
+    }
 }
 
 impl Default for FuseOptions {
@@ -50,6 +84,7 @@ impl Default for FuseOptions {
             noexec: false,
             threads: 0,
             engine_locks: false,
+            rings: Rings::default(),
             source: "ferrite".into(),
         }
     }
@@ -70,6 +105,14 @@ pub enum FuseError {
         /// What is wrong with it.
         why: String,
     },
+    /// Rings were asked for, and cannot be had.
+    #[error("`rings=on`: {why}; {mend}, or mount with `rings=auto`")]
+    NoRings {
+        /// The cause.
+        why: String,
+        /// What to do about it.
+        mend: String,
+    },
     /// The session could not start, or ended with an error.
     #[error("mount failed: {0}; see `ferrite doctor`")]
     Session(#[from] io::Error),
@@ -79,6 +122,7 @@ pub enum FuseError {
 pub struct Mounted {
     session: Session<Bridge>,
     freezer: Freezer,
+    way: Way,
     /// Where we mounted it ourselves; fuser's helper undoes its own mounts.
     dir: Option<PathBuf>,
 }
@@ -125,48 +169,95 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     if !metadata.is_dir() {
         return Err(wrong("not a directory"));
     }
+    let classic = |why: String| mount_in(&fs, dir, options, Err(why));
+    let offered = match options.rings {
+        Rings::Off => return classic("rings=off".into()),
+        Rings::Auto | Rings::On => ring::rings_offered(),
+    };
+    let refused = match offered {
+        Err(refused) => refused,
+        Ok(()) => match mount_in(&fs, dir, options, Ok(())) {
+            Err(FuseError::NoRings { why, mend }) => (why, mend),
+            mounted => return mounted,
+        },
+    };
+    match (options.rings, refused) {
+        (Rings::On, (why, mend)) => Err(FuseError::NoRings { why, mend }),
+        (_, (why, _)) => classic(why),
+    }
+}
+
+/// Mounts with rings, or without, for a reason.
+fn mount_in(
+    fs: &Arc<dyn FileSystem>,
+    dir: &Path,
+    options: &FuseOptions,
+    rings: Result<(), String>,
+) -> Result<Mounted, FuseError> {
+    let no_rings = |error: io::Error| FuseError::NoRings {
+        why: format!("io_uring cannot be used ({error})"),
+        mend: "see `sysctl kernel.io_uring_disabled`, and what a container forbids".into(),
+    };
     let device = OpenOptions::new()
         .read(true)
         .write(true)
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
     let freezer = Freezer::default();
-    let bridge = Bridge::new(Arc::clone(&fs), freezer.clone(), options.engine_locks);
-    let vouched = bridge.vouched();
-    let watched = |session: &Session<Bridge>| {
-        if let Some(vouched) = &vouched {
-            vouched::watch(&*fs, vouched, Notifications::new(session.notifier()));
+    let service = Arc::new(Service::new(Arc::clone(fs), freezer.clone(), options.engine_locks));
+    let vouched = service.vouched().cloned();
+    let user = rustix::process::geteuid();
+    let only = (!options.allow_other).then_some(user.as_raw());
+    let (rings, why) = match rings {
+        Ok(()) => {
+            let rings = ring::Rings::prepare(&service, options.threads, only).map_err(no_rings)?;
+            (Some(rings), String::new())
+        }
+        Err(why) => (None, why),
+    };
+    let bridge = Bridge::new(service, rings.clone());
+    let mounted = if user.is_root() {
+        // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
+        let dir = std::fs::canonicalize(dir)?;
+        let device = OwnedFd::from(device);
+        kernel_mount(&device, &dir, options)?;
+        let acl = choose_acl(options.allow_other);
+        match Session::from_fd(bridge, device, acl, config(options)) {
+            Ok(session) => Ok((session, Some(dir))),
+            Err(error) => {
+                let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
+                Err(error)
+            }
+        }
+    } else {
+        drop(device);
+        Session::new(bridge, dir, &config(options)).map(|session| (session, None))
+    };
+    let (session, dir) = mounted?;
+    let way = match &rings {
+        None => Way::Classic(why),
+        Some(rings) => {
+            // It may have been switched off just now.
+            let not_granted = || io::Error::other("the kernel does not take them");
+            let granted = rings.is_granted().then_some(()).ok_or_else(not_granted);
+            if let Err(error) = granted.and_then(|()| rings.start(session.as_fd())) {
+                if let Some(dir) = &dir {
+                    let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
+                }
+                return Err(no_rings(error));
+            }
+            Way::Rings(rings.count())
         }
     };
-    if !rustix::process::geteuid().is_root() {
-        drop(device);
-        let session = Session::new(bridge, dir, &config(options))?;
-        watched(&session);
-        return Ok(Mounted {
-            session,
-            freezer,
-            dir: None,
-        });
+    if let Some(vouched) = &vouched {
+        vouched::watch(&**fs, vouched, Notifications::new(session.notifier()));
     }
-    // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
-    let dir = std::fs::canonicalize(dir)?;
-    let device = OwnedFd::from(device);
-    kernel_mount(&device, &dir, options)?;
-    let acl = choose_acl(options.allow_other);
-    match Session::from_fd(bridge, device, acl, config(options)) {
-        Ok(session) => {
-            watched(&session);
-            Ok(Mounted {
-                session,
-                freezer,
-                dir: Some(dir),
-            })
-        }
-        Err(error) => {
-            let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
-            Err(error.into())
-        }
-    }
+    Ok(Mounted {
+        session,
+        freezer,
+        way,
+        dir,
+    })
 }
 
 fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(), FuseError> {
@@ -270,6 +361,11 @@ impl Mounted {
             Some(dir) => Undo::Ours(dir.clone()),
             None => Undo::Helper(Arc::new(parking_lot::Mutex::new(self.session.unmount_callable()))),
         })
+    }
+
+    /// By which way requests come.
+    pub fn way(&self) -> &Way {
+        &self.way
     }
 
     /// Holds changes back while [`Self::serve`] runs.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_fuse::{FuseOptions, mount};
+use ferrite_fuse::{FuseOptions, Rings, mount};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
@@ -27,10 +27,21 @@ fn what_the_kernel_remembers_is_dropped_when_it_is_told() {
         Path::new("/dev/fuse").exists(),
         "no /dev/fuse: run `modprobe fuse`, or set FERRITE_SKIP_FUSE=1"
     );
+    for rings in [Rings::Off, Rings::Auto] {
+        told(rings);
+    }
+}
+
+fn told(rings: Rings) {
     let dir = tempfile::tempdir().unwrap();
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let (ino, file) = make(&*fs, b"file", b"before");
-    let mut mounted = mount(Arc::clone(&fs), dir.path(), &FuseOptions::default()).unwrap();
+    let options = FuseOptions {
+        rings,
+        ..FuseOptions::default()
+    };
+    let mut mounted = mount(Arc::clone(&fs), dir.path(), &options).unwrap();
+    eprintln!("{rings:?}: {}", mounted.way());
     let (unmounter, notifications) = (mounted.unmounter(), mounted.notifications());
     let served = std::thread::spawn(move || mounted.serve());
     let path = dir.path().join("file");

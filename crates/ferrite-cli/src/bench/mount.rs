@@ -1,7 +1,9 @@
 //! A mount compared with libfuse's `passthrough_ll` over tmpfs: same kernel, same requests, another daemon.
 //!
 //! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
-//! daemon on one core, and on two (docs/benchmarks.md).
+//! daemon on one core, and on two (docs/benchmarks.md). That is the classic way; `rings` has a mount on rings beside it.
+
+mod rings;
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -18,7 +20,17 @@ use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::{FAILED, Failure};
 
 /// What is measured here.
-pub(crate) const NAMES: &[&str] = &["write_4k", "read_4k", "create", "stat", "lookup_absent"];
+pub(crate) const NAMES: &[&str] = &[
+    "write_4k",
+    "read_4k",
+    "create",
+    "stat",
+    "lookup_absent",
+    rings::NAMES[0],
+    rings::NAMES[1],
+    rings::NAMES[2],
+    rings::NAMES[3],
+];
 const FILE_BYTES: u64 = 64 << 20;
 const POOL_BYTES: u64 = 256 << 20;
 /// Where Debian's libfuse3-dev puts the source of the peer.
@@ -146,7 +158,21 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
             placed(effort, out, &tmpfs.0, &peer, placement, daemon_core)
         });
     sched_setaffinity(None, &before)?;
-    result
+    result?;
+    rings::run(effort, out, &tmpfs.0)
+}
+
+fn make_pool(pool: &Path) -> Result<(), Failure> {
+    let made = Command::new(std::env::current_exe()?)
+        .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
+        .args(["--mapping", super::options().mapping.name()])
+        .arg(pool)
+        .stdout(Stdio::null())
+        .status()?;
+    match made.success() {
+        true => Ok(()),
+        false => Err(Failure::new(FAILED, "no pool for the benchmark")),
+    }
 }
 
 fn placed(
@@ -160,20 +186,12 @@ fn placed(
     let pool = base.join("pool");
     let us = std::env::current_exe()?;
     let text = |path: &Path| path.display().to_string();
-    let made = Command::new(&us)
-        .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
-        .args(["--mapping", super::options().mapping.name()])
-        .arg(&pool)
-        .stdout(Stdio::null())
-        .status()?;
-    if !made.success() {
-        return Err(Failure::new(FAILED, "no pool for the benchmark"));
-    }
+    make_pool(&pool)?;
     let backing = base.join("backing");
     std::fs::create_dir_all(&backing)?;
     let (our_dir, their_dir) = (base.join("ferrite"), base.join("peer"));
     let (our_text, their_text) = (text(&our_dir), text(&their_dir));
-    let our_arguments = ["mount", "-f", "-o", "noatime", &text(&pool), &our_text];
+    let our_arguments = ["mount", "-f", "-o", "noatime,rings=off", &text(&pool), &our_text];
     let _ours = Daemon::start(Some(daemon_core), &us, &our_arguments, our_dir.clone())?;
     let source = format!("source={}", backing.display());
     let their_arguments = ["-f", "-o", &source, "-o", "cache=auto", &their_text];

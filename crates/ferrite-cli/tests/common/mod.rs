@@ -85,6 +85,38 @@ pub(crate) fn has_fuse() -> bool {
     true
 }
 
+/// Whether mounts can have rings, if necessary after root has switched them on. Otherwise their tests are skipped, aloud.
+pub(crate) fn has_rings() -> bool {
+    const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+    if !has_fuse() {
+        return false;
+    }
+    if std::env::var("FERRITE_RINGS").is_ok_and(|way| way == "off") {
+        eprintln!("skipped: FERRITE_RINGS=off");
+        return false;
+    }
+    if ferrite_fuse::rings_offered().is_err() {
+        let _ = std::fs::write(SWITCH, "1");
+    }
+    match ferrite_fuse::rings_offered() {
+        Ok(()) => true,
+        Err((why, mend)) => {
+            eprintln!("skipped: no rings: {why}; {mend}");
+            false
+        }
+    }
+}
+
+/// The ways in which a test that is worth it should mount: both, or the one that `FERRITE_RINGS` says.
+pub(crate) fn ways() -> Vec<&'static str> {
+    match std::env::var("FERRITE_RINGS").as_deref() {
+        Ok("off") => vec!["rings=off"],
+        Ok("on") => vec!["rings=on"],
+        _ if has_rings() => vec!["rings=off", "rings=on"],
+        _ => vec!["rings=off"],
+    }
+}
+
 /// Whether the long version of a test was asked for.
 pub(crate) fn soak() -> bool {
     std::env::var_os("FERRITE_SOAK").is_some()

@@ -1,0 +1,478 @@
+//! FUSE requests as they lie in a ring's memory.
+//!
+//! What lives here: the layouts of the kernel's `linux/fuse.h` (protocol 7.42) that requests have, [`Request`] and
+//! [`decode`]. No request is carried out here, and replies are written by [`super::reply`].
+//!
+//! Invariant: nothing that a message holds makes this panic; what makes no sense is `EIO`, an opcode that is not known
+//! `ENOSYS`, after which the kernel does without it.
+//!
+//! An entry has three parts: the request's header, which the reply's replaces; the opcode's own header, 128 bytes of
+//! which it uses as many as it needs; and the payload, which has everything else. In a reply everything but its header
+//! is payload.
+
+use ferrite_vfs::{SetAttr, SetTime, Timestamp};
+use fuser::Errno;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::locks::Wire;
+
+/// Bytes of the opcode's own header.
+const OP_BYTES: usize = 128;
+
+/// `struct fuse_in_header`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct InHeader {
+    pub(crate) len_bytes: u32,
+    pub(crate) opcode: u32,
+    pub(crate) unique: u64,
+    pub(crate) ino: u64,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+    pub(crate) padding: u32,
+}
+
+/// `struct fuse_uring_req_header`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct EntryHeader {
+    /// [`InHeader`], or [`OutHeader`] in a reply.
+    in_out: [u8; 128],
+    op: [u8; OP_BYTES],
+    flags: u64,
+    /// Names the request when it is answered.
+    pub(crate) commit_id: u64,
+    /// Bytes of the payload that are used.
+    pub(crate) payload_bytes: u32,
+    padding: u32,
+    reserved: u64,
+}
+
+impl EntryHeader {
+    /// That of the request.
+    pub(crate) fn request(&self) -> InHeader {
+        // There is room for it: the error cannot be.
+        InHeader::read_from_prefix(&self.in_out).map_or_else(|_| InHeader::new_zeroed(), |(header, _)| header)
+    }
+
+    /// Makes it the header of a reply with so many bytes of payload.
+    pub(crate) fn answer(&mut self, unique: u64, outcome: Result<usize, Errno>) {
+        let (payload_bytes, error) = match outcome {
+            Ok(len) => (len as u32, 0),
+            Err(errno) => (0, -errno.code()),
+        };
+        let header = OutHeader {
+            len_bytes: size_of::<OutHeader>() as u32 + payload_bytes,
+            error,
+            unique,
+        };
+        self.in_out[..size_of::<OutHeader>()].copy_from_slice(header.as_bytes());
+        self.payload_bytes = payload_bytes;
+    }
+}
+
+/// `struct fuse_out_header`.
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct OutHeader {
+    len_bytes: u32,
+    error: i32,
+    unique: u64,
+}
+
+/// What is asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Request<'a> {
+    Lookup(&'a [u8]),
+    GetAttr,
+    SetAttr(SetAttr),
+    ReadLink,
+    Symlink { name: &'a [u8], target: &'a [u8] },
+    MkNod { name: &'a [u8], mode: u32, rdev: u32 },
+    MkDir { name: &'a [u8], mode: u32 },
+    Unlink(&'a [u8]),
+    RmDir(&'a [u8]),
+    Rename { name: &'a [u8], to: u64, new: &'a [u8], flags: u32 },
+    Link { ino: u64, name: &'a [u8] },
+    Open { flags: i32 },
+    Create { name: &'a [u8], mode: u32, flags: i32 },
+    Read { fh: u64, offset: u64, len_bytes: usize },
+    Write { fh: u64, offset: u64, how: u32, flags: i32, data: &'a [u8] },
+    StatFs,
+    Release { fh: u64 },
+    FSync { fh: u64 },
+    SetXattr { name: &'a [u8], value: &'a [u8], flags: i32 },
+    GetXattr { name: &'a [u8], len_bytes: u32 },
+    ListXattr { len_bytes: u32 },
+    RemoveXattr(&'a [u8]),
+    Flush { fh: u64, owner: u64 },
+    OpenDir,
+    ReadDir { offset: u64, len_bytes: usize },
+    ReadDirPlus { offset: u64, len_bytes: usize },
+    ReleaseDir,
+    FSyncDir,
+    GetLk { owner: u64, wanted: Wire },
+    SetLk { fh: u64, owner: u64, wanted: Wire, may_wait: bool, is_flock: bool },
+    Fallocate { fh: u64, offset: u64, length: u64, mode: i32 },
+    LSeek { fh: u64, offset: i64, whence: i32 },
+    /// There are none.
+    Ioctl,
+}
+
+/// The opcodes of [`Request`], by their numbers.
+mod opcode {
+    pub(super) const LOOKUP: u32 = 1;
+    pub(super) const GETATTR: u32 = 3;
+    pub(super) const SETATTR: u32 = 4;
+    pub(super) const READLINK: u32 = 5;
+    pub(super) const SYMLINK: u32 = 6;
+    pub(super) const MKNOD: u32 = 8;
+    pub(super) const MKDIR: u32 = 9;
+    pub(super) const UNLINK: u32 = 10;
+    pub(super) const RMDIR: u32 = 11;
+    pub(super) const RENAME: u32 = 12;
+    pub(super) const LINK: u32 = 13;
+    pub(super) const OPEN: u32 = 14;
+    pub(super) const READ: u32 = 15;
+    pub(super) const WRITE: u32 = 16;
+    pub(super) const STATFS: u32 = 17;
+    pub(super) const RELEASE: u32 = 18;
+    pub(super) const FSYNC: u32 = 20;
+    pub(super) const SETXATTR: u32 = 21;
+    pub(super) const GETXATTR: u32 = 22;
+    pub(super) const LISTXATTR: u32 = 23;
+    pub(super) const REMOVEXATTR: u32 = 24;
+    pub(super) const FLUSH: u32 = 25;
+    pub(super) const OPENDIR: u32 = 27;
+    pub(super) const READDIR: u32 = 28;
+    pub(super) const RELEASEDIR: u32 = 29;
+    pub(super) const FSYNCDIR: u32 = 30;
+    pub(super) const GETLK: u32 = 31;
+    pub(super) const SETLK: u32 = 32;
+    pub(super) const SETLKW: u32 = 33;
+    pub(super) const CREATE: u32 = 35;
+    pub(super) const IOCTL: u32 = 39;
+    pub(super) const FALLOCATE: u32 = 43;
+    pub(super) const READDIRPLUS: u32 = 44;
+    pub(super) const RENAME2: u32 = 45;
+    pub(super) const LSEEK: u32 = 46;
+}
+
+/// Bits of `fuse_setattr_in.valid`.
+mod valid {
+    pub(super) const MODE: u32 = 1 << 0;
+    pub(super) const UID: u32 = 1 << 1;
+    pub(super) const GID: u32 = 1 << 2;
+    pub(super) const SIZE: u32 = 1 << 3;
+    pub(super) const ATIME: u32 = 1 << 4;
+    pub(super) const MTIME: u32 = 1 << 5;
+    pub(super) const ATIME_NOW: u32 = 1 << 7;
+    pub(super) const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// `FUSE_LK_FLOCK`.
+const LK_FLOCK: u32 = 1;
+/// `FUSE_IOCTL_UNRESTRICTED`.
+const IOCTL_UNRESTRICTED: u32 = 1;
+
+/// `struct fuse_setattr_in`.
+#[repr(C)]
+#[derive(FromBytes)]
+struct SetAttrIn {
+    valid: u32,
+    _padding: u32,
+    _fh: u64,
+    size: u64,
+    _lock_owner: u64,
+    /// Seconds of the three times.
+    times: [i64; 3],
+    /// And nanoseconds.
+    nanos: [u32; 3],
+    mode: u32,
+    _unused4: u32,
+    uid: u32,
+    gid: u32,
+    _unused5: u32,
+}
+
+/// `struct fuse_read_in`, `struct fuse_write_in`.
+#[repr(C)]
+#[derive(FromBytes)]
+struct ReadWriteIn {
+    fh: u64,
+    offset: u64,
+    len_bytes: u32,
+    how: u32,
+    _lock_owner: u64,
+    flags: i32,
+    _padding: u32,
+}
+
+/// `struct fuse_lk_in`.
+#[repr(C)]
+#[derive(FromBytes)]
+struct LkIn {
+    fh: u64,
+    owner: u64,
+    start: u64,
+    last: u64,
+    kind: i32,
+    pid: u32,
+    flags: u32,
+    _padding: u32,
+}
+
+/// `struct fuse_fallocate_in`; the first two fields are also all that `struct fuse_lseek_in` begins with.
+#[repr(C)]
+#[derive(FromBytes)]
+struct FallocateIn {
+    fh: u64,
+    offset: u64,
+    length: u64,
+    mode: i32,
+    _padding: u32,
+}
+
+/// `struct fuse_lseek_in`.
+#[repr(C)]
+#[derive(FromBytes)]
+struct LSeekIn {
+    fh: u64,
+    offset: i64,
+    whence: i32,
+    _padding: u32,
+}
+
+fn op<T: FromBytes>(header: &EntryHeader) -> Result<T, Errno> {
+    const { assert!(size_of::<T>() <= OP_BYTES) };
+    T::read_from_prefix(&header.op)
+        .map(|(value, _)| value)
+        .map_err(|_| Errno::EIO)
+}
+
+/// A name up to its zero byte, and what comes after that.
+fn name(payload: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
+    let end = payload.iter().position(|&byte| byte == 0).ok_or(Errno::EIO)?;
+    let (name, rest) = payload.split_at_checked(end).ok_or(Errno::EIO)?;
+    Ok((name, rest.get(1..).unwrap_or_default()))
+}
+
+/// An offset in a file, which is signed for its callers.
+fn offset(offset: u64) -> Result<u64, Errno> {
+    i64::try_from(offset).map(|_| offset).map_err(|_| Errno::EINVAL)
+}
+
+fn set_attr(it: &SetAttrIn) -> SetAttr {
+    let given = |bit| it.valid & bit != 0;
+    let time = |bit, now, which: usize| match () {
+        () if given(bit) && given(now) => Some(SetTime::Now),
+        () if given(bit) => Some(SetTime::To(Timestamp::new(it.times[which], it.nanos[which]))),
+        () => None,
+    };
+    SetAttr {
+        mode: given(valid::MODE).then_some(it.mode),
+        uid: given(valid::UID).then_some(it.uid),
+        gid: given(valid::GID).then_some(it.gid),
+        size: given(valid::SIZE).then_some(it.size),
+        atime: time(valid::ATIME, valid::ATIME_NOW, 0),
+        mtime: time(valid::MTIME, valid::MTIME_NOW, 1),
+        kill_priv: false,
+    }
+}
+
+/// Whether a request may change something, so that a freeze holds it back.
+pub(crate) fn changes(opcode: u32) -> bool {
+    use opcode::*;
+    matches!(
+        opcode,
+        SETATTR
+            | SYMLINK
+            | MKNOD
+            | MKDIR
+            | UNLINK
+            | RMDIR
+            | RENAME
+            | LINK
+            | WRITE
+            | RELEASE
+            | SETXATTR
+            | REMOVEXATTR
+            | CREATE
+            | FALLOCATE
+            | RENAME2
+    )
+}
+
+/// Whether only the owner of a mount that is his alone may ask for it. The kernel asks for the others by itself, too.
+pub(crate) fn is_users(opcode: u32) -> bool {
+    use opcode::*;
+    !matches!(
+        opcode,
+        READ | READDIR | READDIRPLUS | WRITE | FSYNC | FSYNCDIR | RELEASE | RELEASEDIR
+    )
+}
+
+/// Whether the engine is asked, which may take its time.
+pub(crate) fn asks_engine(opcode: u32) -> bool {
+    !matches!(opcode, opcode::OPENDIR | opcode::RELEASEDIR | opcode::IOCTL)
+}
+
+/// Understands a request, whose payload is all of `payload`.
+pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+    use opcode::*;
+    let opcode = header.request().opcode;
+    let only_name = || name(payload).map(|(name, _)| name);
+    Ok(match opcode {
+        LOOKUP => Request::Lookup(only_name()?),
+        GETATTR => Request::GetAttr,
+        SETATTR => Request::SetAttr(set_attr(&op(header)?)),
+        READLINK => Request::ReadLink,
+        SYMLINK => {
+            let (name_, rest) = name(payload)?;
+            let (target, _) = name(rest)?;
+            Request::Symlink { name: name_, target }
+        }
+        MKNOD => {
+            let [mode, rdev, _, _] = op::<[u32; 4]>(header)?;
+            let name = only_name()?;
+            Request::MkNod { name, mode, rdev }
+        }
+        MKDIR => {
+            let [mode, _] = op::<[u32; 2]>(header)?;
+            let name = only_name()?;
+            Request::MkDir { name, mode }
+        }
+        UNLINK => Request::Unlink(only_name()?),
+        RMDIR => Request::RmDir(only_name()?),
+        RENAME | RENAME2 => {
+            let [to, flags] = op::<[u64; 2]>(header)?;
+            // What `RENAME` has there is not its own.
+            let flags = if opcode == RENAME2 { flags as u32 } else { 0 };
+            let (name_, rest) = name(payload)?;
+            let (new, _) = name(rest)?;
+            Request::Rename { name: name_, to, new, flags }
+        }
+        LINK => {
+            let [ino] = op::<[u64; 1]>(header)?;
+            let name = only_name()?;
+            Request::Link { ino, name }
+        }
+        OPEN => {
+            let [flags] = op::<[i32; 1]>(header)?;
+            Request::Open { flags }
+        }
+        CREATE => {
+            let [flags, mode] = op::<[u32; 2]>(header)?;
+            let (name, flags) = (only_name()?, flags as i32);
+            Request::Create { name, mode, flags }
+        }
+        READ => {
+            let it = op::<ReadWriteIn>(header)?;
+            Request::Read {
+                fh: it.fh,
+                offset: offset(it.offset)?,
+                len_bytes: it.len_bytes as usize,
+            }
+        }
+        WRITE => {
+            let it = op::<ReadWriteIn>(header)?;
+            Request::Write {
+                fh: it.fh,
+                offset: offset(it.offset)?,
+                how: it.how,
+                flags: it.flags,
+                data: payload.get(..it.len_bytes as usize).ok_or(Errno::EIO)?,
+            }
+        }
+        STATFS => Request::StatFs,
+        RELEASE => {
+            let [fh] = op::<[u64; 1]>(header)?;
+            Request::Release { fh }
+        }
+        FSYNC => {
+            let [fh] = op::<[u64; 1]>(header)?;
+            Request::FSync { fh }
+        }
+        SETXATTR => {
+            let [len_bytes, flags] = op::<[u32; 2]>(header)?;
+            let (name, rest) = name(payload)?;
+            let value = rest.get(..len_bytes as usize).ok_or(Errno::EIO)?;
+            let flags = flags as i32;
+            Request::SetXattr { name, value, flags }
+        }
+        GETXATTR => {
+            let [len_bytes] = op::<[u32; 1]>(header)?;
+            let name = only_name()?;
+            Request::GetXattr { name, len_bytes }
+        }
+        LISTXATTR => {
+            let [len_bytes] = op::<[u32; 1]>(header)?;
+            Request::ListXattr { len_bytes }
+        }
+        REMOVEXATTR => Request::RemoveXattr(only_name()?),
+        FLUSH => {
+            let [fh, _, owner] = op::<[u64; 3]>(header)?;
+            Request::Flush { fh, owner }
+        }
+        OPENDIR => Request::OpenDir,
+        READDIR | READDIRPLUS => {
+            let it = op::<ReadWriteIn>(header)?;
+            let (offset, len_bytes) = (it.offset, it.len_bytes as usize);
+            match opcode {
+                READDIR => Request::ReadDir { offset, len_bytes },
+                _ => Request::ReadDirPlus { offset, len_bytes },
+            }
+        }
+        RELEASEDIR => Request::ReleaseDir,
+        FSYNCDIR => Request::FSyncDir,
+        GETLK | SETLK | SETLKW => {
+            let it = op::<LkIn>(header)?;
+            let wanted = Wire {
+                start: it.start,
+                last: it.last,
+                kind: it.kind,
+                pid: it.pid,
+            };
+            let (fh, owner) = (it.fh, it.owner);
+            match opcode {
+                GETLK => Request::GetLk { owner, wanted },
+                _ => Request::SetLk {
+                    fh,
+                    owner,
+                    wanted,
+                    may_wait: opcode == SETLKW,
+                    is_flock: it.flags & LK_FLOCK != 0,
+                },
+            }
+        }
+        FALLOCATE => {
+            let it = op::<FallocateIn>(header)?;
+            Request::Fallocate {
+                fh: it.fh,
+                offset: offset(it.offset)?,
+                length: offset(it.length)?,
+                mode: it.mode,
+            }
+        }
+        LSEEK => {
+            let it = op::<LSeekIn>(header)?;
+            Request::LSeek {
+                fh: it.fh,
+                offset: it.offset,
+                whence: it.whence,
+            }
+        }
+        IOCTL => {
+            let [_, _, flags] = op::<[u32; 3]>(header)?;
+            match flags & IOCTL_UNRESTRICTED {
+                0 => Request::Ioctl,
+                _ => return Err(Errno::ENOSYS),
+            }
+        }
+        _ => return Err(Errno::ENOSYS),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A request as the kernel lays it out.
+fn entry(opcode: u32, op: &[u8], payload: &[u8]) -> EntryHeader {
+    let mut header = EntryHeader::new_zeroed();
+    let request = InHeader {
+        len_bytes: 0,
+        opcode,
+        unique: 77,
+        ino: 5,
+        uid: 1000,
+        gid: 1001,
+        pid: 42,
+        padding: 0,
+    };
+    header.in_out[..size_of::<InHeader>()].copy_from_slice(request.as_bytes());
+    header.op[..op.len()].copy_from_slice(op);
+    header.payload_bytes = payload.len() as u32;
+    header
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn halves(halves: &[u32]) -> Vec<u8> {
+    halves.iter().flat_map(|half| half.to_ne_bytes()).collect()
+}
+
+#[test]
+fn layouts_are_the_kernels() {
+    assert_eq!(size_of::<EntryHeader>(), 128 + 128 + 32);
+    assert_eq!(std::mem::offset_of!(EntryHeader, commit_id), 128 + 128 + 8);
+    assert_eq!(std::mem::offset_of!(EntryHeader, payload_bytes), 128 + 128 + 16);
+    assert_eq!((size_of::<InHeader>(), size_of::<OutHeader>()), (40, 16));
+    assert_eq!((size_of::<SetAttrIn>(), size_of::<ReadWriteIn>()), (88, 40));
+    assert_eq!(
+        (size_of::<LkIn>(), size_of::<FallocateIn>(), size_of::<LSeekIn>()),
+        (48, 32, 24)
+    );
+}
+
+#[test]
+fn requests_are_understood() {
+    let rename = [&b"old\0"[..], b"new\0"].concat();
+    let lock = [words(&[3, 9, 10, 20]), halves(&[1, 42, 1, 0])].concat();
+    let write = [words(&[3, 4096]), halves(&[4, 2]), words(&[9]), halves(&[libc::O_APPEND as u32, 0])].concat();
+    let wanted = Wire {
+        start: 10,
+        last: 20,
+        kind: 1,
+        pid: 42,
+    };
+    let cases: [(u32, Vec<u8>, &[u8], Request<'_>); 12] = [
+        (1, vec![], b"name\0", Request::Lookup(b"name")),
+        (
+            45,
+            words(&[8, u64::from(libc::RENAME_EXCHANGE)]),
+            &rename,
+            Request::Rename {
+                name: b"old",
+                to: 8,
+                new: b"new",
+                flags: libc::RENAME_EXCHANGE,
+            },
+        ),
+        (
+            12,
+            words(&[8, 99]),
+            &rename,
+            Request::Rename {
+                name: b"old",
+                to: 8,
+                new: b"new",
+                flags: 0,
+            },
+        ),
+        (
+            6,
+            vec![],
+            b"link\0to/there\0",
+            Request::Symlink {
+                name: b"link",
+                target: b"to/there",
+            },
+        ),
+        (
+            16,
+            write,
+            b"data, and more",
+            Request::Write {
+                fh: 3,
+                offset: 4096,
+                how: 2,
+                flags: libc::O_APPEND,
+                data: b"data",
+            },
+        ),
+        (
+            21,
+            halves(&[5, 1]),
+            b"user.a\0value",
+            Request::SetXattr {
+                name: b"user.a",
+                value: b"value",
+                flags: 1,
+            },
+        ),
+        (
+            33,
+            lock.clone(),
+            b"",
+            Request::SetLk {
+                fh: 3,
+                owner: 9,
+                wanted,
+                may_wait: true,
+                is_flock: true,
+            },
+        ),
+        (31, lock, b"", Request::GetLk { owner: 9, wanted }),
+        (
+            35,
+            halves(&[libc::O_RDWR as u32, 0o644, 0o22, 0]),
+            b"new\0",
+            Request::Create {
+                name: b"new",
+                mode: 0o644,
+                flags: libc::O_RDWR,
+            },
+        ),
+        (
+            25,
+            words(&[3, 0, 9]),
+            b"",
+            Request::Flush { fh: 3, owner: 9 },
+        ),
+        (
+            44,
+            [words(&[0, 7]), halves(&[4096, 0])].concat(),
+            b"",
+            Request::ReadDirPlus {
+                offset: 7,
+                len_bytes: 4096,
+            },
+        ),
+        (
+            46,
+            [words(&[3, u64::MAX]), halves(&[4, 0])].concat(),
+            b"",
+            Request::LSeek {
+                fh: 3,
+                offset: -1,
+                whence: 4,
+            },
+        ),
+    ];
+    for (opcode, op, payload, request) in cases {
+        let header = entry(opcode, &op, payload);
+        assert_eq!(decode(&header, payload).as_ref(), Ok(&request), "opcode {opcode}");
+    }
+}
+
+#[test]
+fn attributes_are_set_where_the_bits_say_so() {
+    let mut op = words(&[0, 0, 4096, 0, (-100i64) as u64, 7, 0]);
+    op.extend(halves(&[5, 6, 0, 0o100_644, 0, 11, 12, 0]));
+    let decoded = |bits: u32| {
+        let mut op = op.clone();
+        op[..4].copy_from_slice(&bits.to_ne_bytes());
+        match decode(&entry(4, &op, b""), b"") {
+            Ok(Request::SetAttr(set)) => set,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(decoded(0), SetAttr::default());
+    let all = decoded(valid::MODE | valid::UID | valid::GID | valid::SIZE | valid::ATIME | valid::MTIME);
+    let expected = SetAttr {
+        mode: Some(0o100_644),
+        uid: Some(11),
+        gid: Some(12),
+        size: Some(4096),
+        // Seconds below 0 and nanoseconds above them.
+        atime: Some(SetTime::To(Timestamp(-100_000_000_000 + 5))),
+        mtime: Some(SetTime::To(Timestamp(7_000_000_006))),
+        kill_priv: false,
+    };
+    assert_eq!(all, expected);
+    let now = decoded(valid::ATIME | valid::ATIME_NOW | valid::MTIME | valid::MTIME_NOW);
+    assert_eq!((now.atime, now.mtime), (Some(SetTime::Now), Some(SetTime::Now)));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let refused = |opcode, op: &[u8], payload: &[u8]| decode(&entry(opcode, op, payload), payload).err();
+    assert_eq!(refused(1, &[], b"no end"), Some(Errno::EIO));
+    assert_eq!(refused(6, &[], b"only one\0"), Some(Errno::EIO));
+    let long = [words(&[3, 0]), halves(&[1000, 0])].concat();
+    assert_eq!(refused(16, &long, b"short"), Some(Errno::EIO));
+    assert_eq!(refused(15, &words(&[3, u64::MAX]), b""), Some(Errno::EINVAL));
+    assert_eq!(refused(21, &halves(&[6, 0]), b"a\0value"), Some(Errno::EIO));
+    for unknown in [0, 2, 26, 36, 47, 51, 52, 4096, u32::MAX] {
+        assert_eq!(refused(unknown, &[], b"x\0"), Some(Errno::ENOSYS), "{unknown}");
+    }
+}
+
+#[test]
+fn a_reply_replaces_the_request() {
+    let mut header = entry(1, &[], b"name\0");
+    header.commit_id = 77;
+    header.answer(77, Ok(128));
+    assert_eq!(header.payload_bytes, 128);
+    assert_eq!(&header.in_out[..16], [&halves(&[144, 0])[..], &words(&[77])].concat());
+    header.answer(77, Err(Errno::ENOENT));
+    assert_eq!((header.payload_bytes, header.commit_id), (0, 77));
+    let error = i32::from_ne_bytes(header.in_out[4..8].try_into().unwrap());
+    assert_eq!(error, -libc::ENOENT);
+}
+
+proptest! {
+    #[test]
+    fn no_message_makes_it_panic(
+        opcode in prop_oneof![0u32..64, any::<u32>()],
+        op in proptest::collection::vec(any::<u8>(), 128),
+        payload in proptest::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..300),
+    ) {
+        let header = entry(opcode, &op, &payload);
+        if let Ok(Request::Write { data, .. } | Request::SetXattr { value: data, .. }) = decode(&header, &payload) {
+            prop_assert!(data.len() <= payload.len());
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! FUSE over io_uring: each CPU's requests are answered on that CPU.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `mod` | [`Rings`]: all queues of a mount, from before it is mounted until it is gone |
+//! | `queue` | the thread of one CPU |
+//! | `serve` | a request in a slot becomes its reply |
+//! | `abi`, `reply` | the kernel's layouts: requests decoded, replies encoded |
+//! | `uring` | the shared memory and the io_uring |
+//!
+//! What a request costs in the classic way is mostly that a thread on another CPU has to wake. The kernel queues a
+//! request at the ring of the CPU where it was asked, and the thread there is pinned to it.
+//!
+//! Decisions, with reasons:
+//! * The kernel takes rings once every CPU that there could ever be has one; until then all requests wait. So the rings
+//!   are made before the mount, and if one cannot be had, the kernel is not told that there will be any.
+//! * A queue has [`DEPTH`] slots of [`PAYLOAD_BYTES`]: a thread serves one request at a time, so that more would only
+//!   wait in another place. That is 4 MiB of addresses for each CPU; memory is had as it is touched, and the kernel
+//!   takes the slot that came back last, so most stay empty. Slots are added while some are away.
+//! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as the classic way.
+//! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
+
+mod abi;
+mod queue;
+mod reply;
+mod serve;
+mod uring;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use ferrite_vfs::workers::Workers;
+use parking_lot::Mutex;
+
+use self::queue::{Inbox, Task};
+use crate::service::Service;
+
+/// Largest write request. The engine takes each as one atomic step.
+pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
+/// Memory of a slot for everything but headers. The kernel wants room for the largest write, for as many pages as a
+/// request may have (fuser derives that from the largest write and read-ahead), and for 8 KiB.
+const PAYLOAD_BYTES: usize = MAX_WRITE_BYTES as usize;
+/// Slots of a queue at first.
+const DEPTH: usize = 4;
+/// Threads for an engine that may block, at least.
+const WORKERS_MIN: usize = 8;
+/// The switch.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// What to do about it.
+const MEND: &str = "as root: `echo 1 > /sys/module/fuse/parameters/enable_uring`, and for good \
+    `echo options fuse enable_uring=1 > /etc/modprobe.d/fuse-uring.conf`";
+
+/// Whether the kernel offers rings to mounts that are made now; if not, why, and what to do about it.
+///
+/// # Errors
+/// The reason and the mend.
+pub fn rings_offered() -> Result<(), (String, String)> {
+    match std::fs::read_to_string(SWITCH) {
+        Ok(value) if matches!(value.trim(), "Y" | "1") => Ok(()),
+        Ok(_) => Err(("the module parameter fuse.enable_uring is off".into(), MEND.into())),
+        Err(_) => Err((
+            "this kernel has no FUSE over io_uring".into(),
+            "it takes Linux 6.14 or later, built with CONFIG_FUSE_IO_URING; and `modprobe fuse`".into(),
+        )),
+    }
+}
+
+/// How many CPUs there could ever be, by the kernel's list of them.
+fn count_cpus(list: &str) -> Option<u16> {
+    let mut count = 0u16;
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+struct Thread {
+    handle: JoinHandle<()>,
+    inbox: Arc<Inbox>,
+    told: Receiver<io::Result<Arc<Inbox>>>,
+    device: Option<Sender<std::os::fd::OwnedFd>>,
+}
+
+/// All queues of a mount.
+pub(crate) struct Rings {
+    threads: Mutex<Vec<Thread>>,
+    count: usize,
+    is_granted: AtomicBool,
+}
+
+impl Rings {
+    /// Starts the threads, which make their rings.
+    ///
+    /// `only` is the only user who may ask. An engine that may block is called by as many threads as `workers` says; 0
+    /// stands for a number that suits.
+    pub(crate) fn prepare(service: &Arc<Service>, workers: usize, only: Option<u32>) -> io::Result<Arc<Rings>> {
+        let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+        let count = count_cpus(&list).ok_or_else(|| io::Error::other(format!("possible CPUs: {}", list.trim())))?;
+        let workers = match (service.may_block(), workers) {
+            (false, _) => None,
+            (true, 0) => Some(Workers::start(WORKERS_MIN.max(usize::from(count)))?),
+            (true, workers) => Some(Workers::start(workers)?),
+        };
+        let workers = workers.map(Arc::new);
+        let rings = Rings {
+            threads: Mutex::default(),
+            count: usize::from(count),
+            is_granted: AtomicBool::new(false),
+        };
+        for cpu in 0..count {
+            let task = Task {
+                service: Arc::clone(service),
+                workers: workers.clone(),
+                cpu,
+                only,
+            };
+            let (tell, told) = channel();
+            let (give, device) = channel();
+            let handle = std::thread::Builder::new()
+                .name(format!("ferrite-ring-{cpu}"))
+                .spawn(move || queue::run(&task, &tell, &device))?;
+            // Dropping what was made so far ends it.
+            let inbox = told.recv().map_err(|_| io::Error::other("a ring's thread ended"))??;
+            rings.threads.lock().push(Thread {
+                handle,
+                inbox,
+                told,
+                device: Some(give),
+            });
+        }
+        Ok(Arc::new(rings))
+    }
+
+    /// The kernel takes rings, or does not.
+    pub(crate) fn grant(&self, is_granted: bool) {
+        self.is_granted.store(is_granted, Ordering::Release);
+    }
+
+    pub(crate) fn is_granted(&self) -> bool {
+        self.is_granted.load(Ordering::Acquire)
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Has the kernel send requests to the rings, after `INIT` was answered on this device. They are served when this
+    /// returns. After an error the mount is of no use.
+    pub(crate) fn start(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        let mut threads = self.threads.lock();
+        for thread in threads.iter_mut() {
+            let device = device.try_clone_to_owned()?;
+            if let Some(give) = thread.device.take() {
+                let _ = give.send(device);
+            }
+        }
+        for thread in threads.iter() {
+            thread.told.recv().map_err(|_| io::Error::other("a ring's thread ended"))??;
+        }
+        Ok(())
+    }
+
+    /// Ends the threads. Blocks until they have ended.
+    pub(crate) fn end(&self) {
+        for thread in self.threads.lock().drain(..) {
+            drop(thread.device);
+            thread.inbox.end();
+            // A panic of a thread was reported when it happened.
+            let _ = thread.handle.join();
+        }
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::count_cpus;
+
+    #[test]
+    fn possible_cpus_are_counted() {
+        for (list, count) in [("0\n", 1), ("0-1\n", 2), ("0-3,8,10-11", 7), ("0-511", 512)] {
+            assert_eq!(count_cpus(list), Some(count), "{list}");
+        }
+        for wrong in ["", "a", "3-1", "0-65535", "1,,2"] {
+            assert_eq!(count_cpus(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The thread of one CPU: it takes requests from its ring, and passes replies back.
+//!
+//! What lives here: [`run`], the thread; [`Inbox`], by which others give back slots that they have answered.
+//!
+//! Invariants:
+//! * The thread never waits for anything but its ring: what may take time is the workers', and what has to wait (for a
+//!   lock, for a thaw) keeps its slot, but not the thread.
+//! * However many slots are away, some wait for requests: more are registered as they are needed, up to
+//!   [`SLOTS_MAX`]. With more requests waiting than that, others of the same CPU have to wait, too.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use ferrite_vfs::workers::Workers;
+use fuser::Errno;
+use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+
+use super::abi;
+use super::serve::serve;
+use super::uring::{Event, Slot, Uring, Wake, ring};
+use super::{DEPTH, PAYLOAD_BYTES};
+use crate::service::Service;
+
+/// Slots that wait for requests while others are away.
+const SPARE: usize = 2;
+/// Slots of one queue.
+const SLOTS_MAX: usize = 4096;
+/// How often a thread that is on another CPU tries to get back, after its own was away.
+const PIN_EVERY: Duration = Duration::from_secs(1);
+/// Errors of the ring in a row that are put up with, a while apart.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
+
+/// Where slots that others have answered wait for their thread.
+pub(crate) struct Inbox {
+    answered: Mutex<Vec<Slot>>,
+    wake: Arc<Wake>,
+    owner: ThreadId,
+    is_over: AtomicBool,
+}
+
+impl Inbox {
+    fn give(&self, slot: Slot) {
+        let mut answered = self.answered.lock();
+        answered.push(slot);
+        // The thread itself looks without being woken, and one call wakes it for all.
+        let is_told = answered.len() > 1 || std::thread::current().id() == self.owner;
+        drop(answered);
+        if !is_told {
+            self.wake.wake();
+        }
+    }
+
+    /// Has the thread end.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+}
+
+/// What a thread is for.
+pub(crate) struct Task {
+    pub(crate) service: Arc<Service>,
+    /// Threads for what may take its time; without them the engine never waits.
+    pub(crate) workers: Option<Arc<Workers>>,
+    pub(crate) cpu: u16,
+    /// The only user who may ask, if there is only one.
+    pub(crate) only: Option<u32>,
+}
+
+/// The thread. It reports on `told` that it has a ring, takes the device's descriptor from `device`, reports that the
+/// kernel has its slots, and then serves until the mount is gone.
+pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &Receiver<OwnedFd>) {
+    let prepared = ring().and_then(|ring| Ok((ring, Arc::new(Wake::new()?))));
+    let (ring, wake) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => return drop(told.send(Err(error))),
+    };
+    let inbox = Arc::new(Inbox {
+        answered: Mutex::default(),
+        wake: Arc::clone(&wake),
+        owner: std::thread::current().id(),
+        is_over: AtomicBool::new(false),
+    });
+    let _ = told.send(Ok(Arc::clone(&inbox)));
+    // Nobody sends if the kernel does not want it, or fuser could not mount.
+    let Ok(device) = device.recv() else { return };
+    let mut pinned = Pinned::new(task.cpu);
+    let registered = Uring::new(ring, (device, task.cpu), wake, PAYLOAD_BYTES).and_then(|mut uring| {
+        register(&mut uring)?;
+        Ok(uring)
+    });
+    let uring = match registered {
+        Ok(uring) => uring,
+        Err(error) => return drop(told.send(Err(error))),
+    };
+    let mut queue = Queue {
+        task,
+        uring,
+        inbox: Arc::clone(&inbox),
+        is_gone: false,
+    };
+    let _ = told.send(Ok(inbox));
+    let mut events = Vec::new();
+    while !queue.is_over() {
+        if let Err(error) = queue.uring.wait(&mut events) {
+            // No memory, perhaps; requests wait for us, so that we must not give up.
+            tracing::debug!(%error, "a ring of the mount");
+            std::thread::sleep(RETRY_AFTER);
+        }
+        pinned.look();
+        let mut left = events.len();
+        for event in events.drain(..) {
+            left -= 1;
+            if let Err(error) = queue.take(event, left) {
+                tracing::debug!(%error, "a ring of the mount");
+            }
+        }
+    }
+}
+
+/// Registers the first slots, and sees that the kernel took them.
+fn register(uring: &mut Uring) -> io::Result<()> {
+    for _ in 0..DEPTH {
+        uring.register(false)?;
+    }
+    uring.submit()?;
+    let mut events = Vec::new();
+    uring.reap(&mut events);
+    for event in events {
+        if let Event::Ended(error) = event {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+struct Queue<'t> {
+    task: &'t Task,
+    uring: Uring,
+    inbox: Arc<Inbox>,
+    /// The kernel has ended the connection.
+    is_gone: bool,
+}
+
+impl Queue<'_> {
+    fn is_over(&self) -> bool {
+        self.inbox.is_over.load(Ordering::Acquire) || (self.is_gone && self.uring.waiting() == 0)
+    }
+
+    /// Deals with an event, after which `left` others wait.
+    fn take(&mut self, event: Event, left: usize) -> io::Result<()> {
+        match event {
+            Event::Asked(slot) => match self.serve(slot) {
+                Some(slot) => self.uring.commit(slot)?,
+                None => {
+                    if self.uring.waiting() + left < SPARE && self.uring.slots() < SLOTS_MAX && !self.is_gone {
+                        self.uring.register(true)?;
+                    }
+                }
+            },
+            Event::Woken => {}
+            Event::Ended(error) => self.ended(&error)?,
+        }
+        // A request may have answered others: one that unlocks does.
+        self.empty_inbox()?;
+        match left {
+            // The next wait passes it on.
+            0 => Ok(()),
+            // The reply need not wait until the others are done.
+            _ => self.uring.submit(),
+        }
+    }
+
+    fn serve(&self, mut slot: Slot) -> Option<Slot> {
+        let asked = slot.header().request();
+        if self.task.only.is_some_and(|only| only != asked.uid) && abi::is_users(asked.opcode) {
+            slot.answer(Err(Errno::EACCES));
+            return Some(slot);
+        }
+        let inbox = Arc::clone(&self.inbox);
+        match &self.task.workers {
+            Some(workers) if abi::asks_engine(asked.opcode) => {
+                let service = Arc::clone(&self.task.service);
+                // Their number is that of the slots.
+                workers.add(move || {
+                    let later = Arc::clone(&inbox);
+                    if let Some(slot) = serve(&service, slot, move |slot| later.give(slot)) {
+                        inbox.give(slot);
+                    }
+                });
+                None
+            }
+            _ => serve(&self.task.service, slot, move |slot| inbox.give(slot)),
+        }
+    }
+
+    fn empty_inbox(&mut self) -> io::Result<()> {
+        let answered = std::mem::take(&mut *self.inbox.answered.lock());
+        answered.into_iter().try_for_each(|slot| self.uring.commit(slot))
+    }
+
+    fn ended(&mut self, error: &io::Error) -> io::Result<()> {
+        let number = error.raw_os_error().unwrap_or_default();
+        if [libc::ENOTCONN, libc::ECONNABORTED, libc::ENODEV, libc::ECANCELED].contains(&number) {
+            self.is_gone = true;
+            return Ok(());
+        }
+        // Another slot takes its place: without any, requests of this CPU would wait for good.
+        tracing::warn!(%error, "the kernel gave a request of the mount up");
+        match self.uring.slots() < SLOTS_MAX {
+            true => self.uring.register(false),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Keeps the thread on its CPU.
+struct Pinned {
+    cpu: usize,
+    tried: Instant,
+}
+
+impl Pinned {
+    fn new(cpu: u16) -> Pinned {
+        let pinned = Pinned {
+            cpu: usize::from(cpu),
+            tried: Instant::now(),
+        };
+        pinned.pin();
+        pinned
+    }
+
+    /// A CPU that is offline, or not ours to use, is served from another.
+    fn pin(&self) {
+        let mut cpus = CpuSet::new();
+        if self.cpu < CpuSet::MAX_CPU {
+            cpus.set(self.cpu);
+            let _ = sched_setaffinity(None, &cpus);
+        }
+    }
+
+    /// A CPU that went offline pushed its threads away for good: comes back what was pushed.
+    fn look(&mut self) {
+        if sched_getcpu() != self.cpu && self.tried.elapsed() > PIN_EVERY {
+            self.tried = Instant::now();
+            self.pin();
+        }
+    }
+}

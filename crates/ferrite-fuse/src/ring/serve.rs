@@ -1,0 +1,190 @@
+//! A request in a slot becomes its reply.
+//!
+//! What lives here: [`serve`]: which request may be carried out now, and which later.
+//!
+//! Invariant: each slot is answered exactly once: it is returned with its reply in it, or it is passed to `later`, also
+//! if who was to answer forgets it or panics. Without an answer its caller would wait for good.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use ferrite_vfs::Ctx;
+use fuser::{Errno, WriteFlags};
+
+use super::abi::{self, Request, decode};
+use super::reply::{Encode, Reply, Written, Xattr};
+use super::uring::Slot;
+use crate::caller;
+use crate::locks::Asker;
+use crate::service::{Answer, Service};
+
+/// A slot that is to be answered and passed on.
+struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
+
+impl<F: FnOnce(Slot)> Owed<F> {
+    fn pay(mut self, answer: impl FnOnce(&mut Slot)) {
+        if let Some((mut slot, later)) = self.0.take() {
+            answer(&mut slot);
+            later(slot);
+        }
+    }
+}
+
+impl<F: FnOnce(Slot)> Drop for Owed<F> {
+    fn drop(&mut self) {
+        if let Some((mut slot, later)) = self.0.take() {
+            slot.answer(Err(Errno::EIO));
+            later(slot);
+        }
+    }
+}
+
+/// Carries a request out. `None`: it has to wait, for a lock or until the mount is thawed, and `later` gets it when it
+/// is answered, perhaps at once, perhaps by another thread.
+pub(crate) fn serve(
+    service: &Arc<Service>,
+    mut slot: Slot,
+    later: impl FnOnce(Slot) + Send + 'static,
+) -> Option<Slot> {
+    let asked = slot.header().request();
+    let (header, payload) = slot.parts();
+    let used = payload.len().min(header.payload_bytes as usize);
+    match decode(header, &payload[..used]) {
+        Ok(Request::SetLk {
+            fh,
+            owner,
+            wanted,
+            may_wait,
+            is_flock,
+        }) => {
+            let asker = Asker {
+                thread: asked.pid,
+                may_wait,
+                is_flock: Some(is_flock),
+            };
+            let owed = Owed(Some((slot, later)));
+            service.setlk((asked.ino, fh), owner, wanted, asker, move |outcome| {
+                owed.pay(|slot| slot.answer(outcome.map(|()| 0)));
+            });
+            return None;
+        }
+        Ok(Request::Release { fh }) => service.release_locks(asked.ino, fh),
+        _ => {}
+    }
+    if !abi::changes(asked.opcode) {
+        answer(service, &mut slot);
+        return Some(slot);
+    }
+    match service.freezer().pass() {
+        Some(_passage) => {
+            answer(service, &mut slot);
+            Some(slot)
+        }
+        None => {
+            let (held, owed) = (Arc::clone(service), Owed(Some((slot, later))));
+            service.freezer().hold_back(move || owed.pay(|slot| answer(&held, slot)));
+            None
+        }
+    }
+}
+
+fn answer(service: &Service, slot: &mut Slot) {
+    let asked = slot.header().request();
+    let (header, payload) = slot.parts();
+    let ctx = caller::ctx(asked.pid, asked.uid, asked.gid);
+    let used = payload.len().min(header.payload_bytes as usize);
+    let perform = || perform(service, &ctx, asked.ino, header, (payload, used));
+    // A thread that is gone would leave its CPU without any. Whoever panics has said why.
+    let outcome = catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO));
+    slot.answer(outcome);
+}
+
+fn reply<T: Encode>(answer: Answer<T>, payload: &mut [u8]) -> Answer<usize> {
+    answer.and_then(|value| value.encode(payload))
+}
+
+/// Carries out a request whose payload is the first `used` bytes, and overwrites it with that of the reply; how long
+/// that is.
+fn perform(
+    service: &Service,
+    ctx: &Ctx,
+    ino: u64,
+    header: &abi::EntryHeader,
+    (payload, used): (&mut [u8], usize),
+) -> Answer<usize> {
+    match decode(header, &payload[..used])? {
+        Request::Lookup(name) => reply(service.lookup(ctx, ino, name), payload),
+        Request::GetAttr => reply(service.getattr(ctx, ino), payload),
+        Request::SetAttr(set) => reply(service.setattr(ctx, ino, &set), payload),
+        Request::ReadLink => reply(service.readlink(ctx, ino), payload),
+        Request::Symlink { name, target } => reply(service.symlink(ctx, ino, name, target), payload),
+        Request::MkNod { name, mode, rdev } => reply(service.mknod(ctx, (ino, name), mode, rdev), payload),
+        Request::MkDir { name, mode } => reply(service.mkdir(ctx, ino, name, mode), payload),
+        Request::Unlink(name) => reply(service.unlink(ctx, ino, name), payload),
+        Request::RmDir(name) => reply(service.rmdir(ctx, ino, name), payload),
+        Request::Rename { name, to, new, flags } => {
+            reply(service.rename(ctx, (ino, name), (to, new), flags), payload)
+        }
+        Request::Link { ino: of, name } => reply(service.link(ctx, of, ino, name), payload),
+        Request::Open { flags } => reply(service.open(ctx, ino, flags), payload),
+        Request::Create { name, mode, flags } => reply(service.create(ctx, (ino, name), mode, flags), payload),
+        Request::Read { fh, offset, len_bytes } => {
+            let into = payload.get_mut(..len_bytes).ok_or(Errno::EIO)?;
+            service.read(ctx, fh, offset, into)
+        }
+        Request::Write {
+            fh,
+            offset,
+            how,
+            flags,
+            data,
+        } => {
+            let how = WriteFlags::from_bits_retain(how);
+            let written = service.write(ctx, (fh, offset), data, how, flags);
+            reply(written.map(Written), payload)
+        }
+        Request::StatFs => reply(service.statfs(ctx), payload),
+        Request::Release { fh } => {
+            service.release(fh);
+            Ok(0)
+        }
+        Request::FSync { fh } => reply(service.fsync(ctx, fh), payload),
+        Request::SetXattr { name, value, flags } => reply(service.setxattr(ctx, ino, name, value, flags), payload),
+        Request::GetXattr { name, len_bytes } => {
+            let value = service.getxattr(ctx, ino, name);
+            reply(value.map(|value| Xattr(value, len_bytes)), payload)
+        }
+        Request::ListXattr { len_bytes } => {
+            let names = service.listxattr(ctx, ino);
+            reply(names.map(|names| Xattr(names, len_bytes)), payload)
+        }
+        Request::RemoveXattr(name) => reply(service.removexattr(ctx, ino, name), payload),
+        Request::Flush { fh, owner } => reply(service.flush(ino, fh, owner), payload),
+        Request::OpenDir => reply(Ok(service.opendir()), payload),
+        Request::ReadDir { offset, len_bytes } => {
+            let mut list = Reply::within(payload, len_bytes);
+            service.readdir(ctx, ino, offset, |ino, next, kind, name| {
+                list.dirent(ino, next, kind, name)
+            })?;
+            Ok(list.len_bytes())
+        }
+        Request::ReadDirPlus { offset, len_bytes } => {
+            let mut list = Reply::within(payload, len_bytes);
+            service.readdirplus(ctx, ino, offset, |it| list.dirent_plus(it))?;
+            Ok(list.len_bytes())
+        }
+        Request::ReleaseDir => Ok(0),
+        Request::FSyncDir => reply(service.fsyncdir(ctx), payload),
+        Request::GetLk { owner, wanted } => reply(service.getlk(ino, owner, wanted), payload),
+        // The caller of this does that.
+        Request::SetLk { .. } => Err(Errno::EIO),
+        Request::Fallocate {
+            fh,
+            offset,
+            length,
+            mode,
+        } => reply(service.fallocate(ctx, fh, offset, length, mode), payload),
+        Request::LSeek { fh, offset, whence } => reply(service.lseek(ctx, fh, offset, whence), payload),
+        Request::Ioctl => Err(Errno::ENOTTY),
+    }
+}

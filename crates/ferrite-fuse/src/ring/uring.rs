@@ -1,0 +1,290 @@
+//! The memory that the kernel shares, and the io_uring that passes it to and fro. The only module of this crate with
+//! `unsafe`.
+//!
+//! What lives here: [`Slot`], one entry's memory; [`Uring`], the ring of one queue; [`Wake`], which ends its wait.
+//!
+//! Invariant: a slot is with the kernel or with us. [`Uring::register`] and [`Uring::commit`] take it away from its
+//! holder, and [`Uring::wait`] gives it back. Memory that the kernel may still write to is never freed: what is with
+//! the kernel when the ring goes stays mapped for good, which happens only if a mount ends before it is unmounted.
+#![allow(unsafe_code, reason = "the kernel reads and writes memory that it is told of once")]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use fuser::Errno;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::abi::EntryHeader;
+
+/// In front of the payload: the header, and the two vectors that tell the kernel of both.
+const HEADER_BYTES: usize = 4096;
+/// Where the vectors are.
+const VECTORS_AT: usize = 2048;
+const _: () = assert!(size_of::<EntryHeader>() == 288 && size_of::<EntryHeader>() <= VECTORS_AT);
+/// What a spare slot keeps of a large request once that is answered.
+const KEPT_BYTES: usize = 4096;
+
+/// `FUSE_IO_URING_CMD_REGISTER`.
+const REGISTER: u32 = 1;
+/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
+const COMMIT_AND_FETCH: u32 = 2;
+/// Submissions at a time; more are passed on at once.
+const SUBMISSIONS: u32 = 64;
+/// The number of the wait for [`Wake`], where slots have their index.
+const WOKEN: u64 = u64::MAX;
+/// Where `struct io_uring_sqe` has `len`.
+const SQE_LEN_AT: usize = 24;
+const _: () = assert!(size_of::<squeue::Entry128>() == 128);
+
+/// One entry of a queue: a request, then its reply.
+pub(crate) struct Slot {
+    map: MmapMut,
+    index: usize,
+    /// Of the request, which the reply overwrites.
+    unique: u64,
+    is_spare: bool,
+}
+
+impl Slot {
+    /// Memory for one of `payload_bytes`, which is had as it is used.
+    fn new(index: usize, payload_bytes: usize, is_spare: bool) -> io::Result<Slot> {
+        let mut map = MmapOptions::new()
+            .len(HEADER_BYTES + payload_bytes)
+            .no_reserve_swap()
+            .map_anon()?;
+        let base = map.as_mut_ptr();
+        let vectors = [(0, size_of::<EntryHeader>()), (HEADER_BYTES, payload_bytes)].map(|(at, len)| libc::iovec {
+            // SAFETY: both lie in the mapping, whose length is the sum.
+            iov_base: unsafe { base.add(at) }.cast(),
+            iov_len: len,
+        });
+        // SAFETY: in the first page of the mapping, behind the header, and aligned.
+        unsafe { base.add(VECTORS_AT).cast::<[libc::iovec; 2]>().write(vectors) };
+        Ok(Slot {
+            map,
+            index,
+            unique: 0,
+            is_spare,
+        })
+    }
+
+    /// The header of the request.
+    pub(crate) fn header(&self) -> &EntryHeader {
+        // SAFETY: the mapping begins with a page, of which any bytes are a header, and the kernel does not have it:
+        // else nobody had the slot.
+        unsafe { &*self.map.as_ptr().cast() }
+    }
+
+    /// The header and the payload.
+    pub(crate) fn parts(&mut self) -> (&EntryHeader, &mut [u8]) {
+        let (header, payload) = self.map.split_at_mut(HEADER_BYTES);
+        // SAFETY: as for `header`; the payload does not overlap.
+        (unsafe { &*header.as_ptr().cast() }, payload)
+    }
+
+    /// Makes it a reply, of which so many bytes are in the payload.
+    pub(crate) fn answer(&mut self, outcome: Result<usize, Errno>) {
+        let asked_bytes = self.header().payload_bytes as usize;
+        let outcome = outcome.map(|len| len.min(self.map.len() - HEADER_BYTES));
+        let unique = self.unique;
+        // SAFETY: as for `header`; it is borrowed mutably.
+        let header: &mut EntryHeader = unsafe { &mut *self.map.as_mut_ptr().cast() };
+        header.answer(unique, outcome);
+        let is_short = outcome.is_ok_and(|len| len <= KEPT_BYTES) || outcome.is_err();
+        if self.is_spare && is_short && asked_bytes > 16 * KEPT_BYTES {
+            let (from, len) = (HEADER_BYTES + KEPT_BYTES, self.map.len() - HEADER_BYTES - KEPT_BYTES);
+            // SAFETY: private memory without references into it; of what is dropped, nobody needs anything.
+            let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, len) };
+        }
+    }
+}
+
+/// Ends a wait.
+pub(crate) struct Wake(OwnedFd);
+
+impl Wake {
+    pub(crate) fn new() -> io::Result<Wake> {
+        Ok(Wake(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub(crate) fn wake(&self) {
+        // It fails if the count is full, and then it wakes in any case.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// What ends a wait.
+pub(crate) enum Event {
+    /// A request.
+    Asked(Slot),
+    /// Somebody called [`Wake::wake`].
+    Woken,
+    /// The kernel takes no more from this slot.
+    Ended(io::Error),
+}
+
+/// The ring of one queue. Only the thread that made it uses it.
+pub(crate) struct Uring {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    device: OwnedFd,
+    queue: u16,
+    wake: Arc<Wake>,
+    payload_bytes: usize,
+    /// By index, those that are with the kernel.
+    slots: Vec<Option<Slot>>,
+    with_kernel: usize,
+}
+
+/// A ring without a queue yet.
+pub(crate) fn ring() -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
+    IoUring::builder()
+        .setup_single_issuer()
+        // What the kernel has to do for a request is done when we wait, not when it likes.
+        .setup_defer_taskrun()
+        .build(SUBMISSIONS)
+}
+
+impl Uring {
+    pub(crate) fn new(
+        ring: IoUring<squeue::Entry128, cqueue::Entry>,
+        (device, queue): (OwnedFd, u16),
+        wake: Arc<Wake>,
+        payload_bytes: usize,
+    ) -> io::Result<Uring> {
+        let mut uring = Uring {
+            ring,
+            device,
+            queue,
+            wake,
+            payload_bytes,
+            slots: Vec::new(),
+            with_kernel: 0,
+        };
+        uring.watch_wake()?;
+        Ok(uring)
+    }
+
+    /// How many slots there are, wherever they are.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many slots wait for requests.
+    pub(crate) fn waiting(&self) -> usize {
+        self.with_kernel
+    }
+
+    fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
+        // SAFETY: the descriptors are open as long as the ring, and memory that an entry names is that of a slot which
+        // is kept in `slots`, or leaked, until the entry completes.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    fn watch_wake(&mut self) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(types::Fd(self.wake.0.as_raw_fd()), libc::POLLIN as u32);
+        self.push(&poll.build().user_data(WOKEN).into())
+    }
+
+    /// Has the kernel put requests into one slot more. It is refused by an [`Event::Ended`].
+    pub(crate) fn register(&mut self, is_spare: bool) -> io::Result<()> {
+        let slot = Slot::new(self.slots.len(), self.payload_bytes, is_spare)?;
+        self.slots.push(None);
+        // SAFETY: the vectors are in the slot's mapping.
+        let vectors = unsafe { slot.map.as_ptr().add(VECTORS_AT) } as u64;
+        self.give(slot, REGISTER, Some(vectors), 0)
+    }
+
+    /// Passes a reply on, and has the kernel put the next request into its slot.
+    pub(crate) fn commit(&mut self, slot: Slot) -> io::Result<()> {
+        let commit_id = slot.header().commit_id;
+        self.give(slot, COMMIT_AND_FETCH, None, commit_id)
+    }
+
+    fn give(&mut self, slot: Slot, command: u32, vectors: Option<u64>, commit_id: u64) -> io::Result<()> {
+        // `struct fuse_uring_cmd_req`: flags, the request, the queue.
+        let mut request = [0; 80];
+        request[8..16].copy_from_slice(&commit_id.to_ne_bytes());
+        request[16..18].copy_from_slice(&self.queue.to_ne_bytes());
+        let entry = opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command)
+            .cmd(request)
+            .addr(vectors);
+        let mut entry = entry.build().user_data(slot.index as u64);
+        if vectors.is_some() {
+            // The crate's type has no field for it.
+            // SAFETY: an entry is a `struct io_uring_sqe`, 128 bytes, with `len` at this place.
+            unsafe { (&raw mut entry).cast::<u8>().add(SQE_LEN_AT).cast::<u32>().write(2) };
+        }
+        let index = slot.index;
+        self.slots[index] = Some(slot);
+        self.with_kernel += 1;
+        self.push(&entry)
+    }
+
+    /// Passes on what was given.
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        loop {
+            match self.ring.submit() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.map(drop),
+            }
+        }
+    }
+
+    /// Passes on what was given, and waits for something to happen, which is added to `events`. May add nothing.
+    pub(crate) fn wait(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        self.reap(events);
+        Ok(())
+    }
+
+    /// What has happened.
+    pub(crate) fn reap(&mut self, events: &mut Vec<Event>) {
+        let mut woken = false;
+        for done in self.ring.completion() {
+            if done.user_data() == WOKEN {
+                woken = true;
+                continue;
+            }
+            let slot = usize::try_from(done.user_data()).ok();
+            let Some(mut slot) = slot.and_then(|index| self.slots.get_mut(index)?.take()) else {
+                continue;
+            };
+            self.with_kernel -= 1;
+            events.push(match done.result() {
+                error if error < 0 => Event::Ended(io::Error::from_raw_os_error(-error)),
+                _ => {
+                    slot.unique = slot.header().request().unique;
+                    Event::Asked(slot)
+                }
+            });
+        }
+        if woken {
+            self.wake.clear();
+            events.push(Event::Woken);
+            // Without it, what others answer would wait for the next request; the queue is never that full.
+            let _ = self.watch_wake();
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..).flatten() {
+            // The kernel lets go of it some time after the ring is closed.
+            std::mem::forget(slot);
+        }
+    }
+}

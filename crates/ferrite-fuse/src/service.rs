@@ -1,0 +1,484 @@
+//! What the engine is asked for one request: one call, one value.
+//!
+//! What lives here: [`Service`], and the values it answers with. It knows nothing of how a request came or how its
+//! answer goes: that is the business of the edges, `bridge` (fuser's callbacks) and `ring` (FUSE over io_uring).
+//!
+//! Invariants: the engine pins every inode whose number a reply gives the kernel, in the call that finds it, and
+//! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
+//! never pinned. Nothing here asks the freezer: an edge calls what may change something only with a passage.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_vfs::locks::LockDone;
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, Position,
+    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
+};
+use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
+
+use crate::convert::{errno, open_mode};
+use crate::freezer::Freezer;
+use crate::handles::Handles;
+use crate::locks::{Asker, Locks, Wire};
+use crate::vouched::Vouched;
+
+/// Longest time that the kernel is told to trust an answer: it takes no infinite one.
+const TRUST_MAX: Duration = Duration::from_secs(86_400);
+/// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
+const FIRST_COOKIE: u64 = 2;
+
+/// What is answered, or the number of the error.
+pub(crate) type Answer<T> = std::result::Result<T, Errno>;
+
+/// What a name leads to.
+pub(crate) struct Entry {
+    /// `None`: there is no such name, which the kernel caches, too.
+    pub(crate) attr: Option<Attr>,
+    pub(crate) name_ttl: Duration,
+    pub(crate) attr_ttl: Duration,
+}
+
+/// Attributes, and for how long the kernel may keep them.
+pub(crate) struct Known {
+    pub(crate) attr: Attr,
+    pub(crate) ttl: Duration,
+}
+
+/// An open file.
+pub(crate) struct Opened {
+    pub(crate) fh: u64,
+    pub(crate) flags: FopenFlags,
+}
+
+/// A name in a listing with attributes.
+pub(crate) struct Listed<'a> {
+    pub(crate) ino: Ino,
+    /// Where the next one is.
+    pub(crate) next: u64,
+    pub(crate) kind: FileKind,
+    pub(crate) name: &'a [u8],
+    /// `None`: the kernel gets no more than the name, see [`crate::convert::unknown`].
+    pub(crate) attr: Option<Attr>,
+    pub(crate) ttl: Duration,
+}
+
+/// One mount's engine, and what is known of its users.
+pub(crate) struct Service {
+    fs: Arc<dyn FileSystem>,
+    handles: Handles,
+    /// Every operation is durable when it returns, so the kernel need not ask for `fsync`.
+    durable_operations: bool,
+    may_block: bool,
+    /// How long the kernel may keep names and attributes.
+    trust: Duration,
+    freezer: Freezer,
+    /// If the engine keeps record locks, and not the kernel.
+    locks: Option<Arc<Locks>>,
+    /// If the engine vouches for what it tells, until it takes that back.
+    vouched: Option<Arc<Vouched>>,
+}
+
+fn check_xattr(name: &[u8]) -> Result<&[u8]> {
+    posix::check_xattr_name(name).map(|()| name)
+}
+
+fn told<T>(result: Result<T>) -> Answer<T> {
+    result.map_err(|error| errno(&error))
+}
+
+impl Service {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, engine_locks: bool) -> Service {
+        let limits = fs.limits();
+        let vouched = fs.vouching().map(|_| Arc::default());
+        let locks = engine_locks.then(|| Locks::new(Arc::clone(&fs)));
+        Service {
+            fs,
+            handles: Handles::default(),
+            durable_operations: limits.durable_operations,
+            may_block: limits.may_block,
+            trust: limits.trust.min(TRUST_MAX),
+            freezer,
+            locks,
+            vouched,
+        }
+    }
+
+    /// What is to be taken back from the kernel, if the engine wants that.
+    pub(crate) fn vouched(&self) -> Option<&Arc<Vouched>> {
+        self.vouched.as_ref()
+    }
+
+    pub(crate) fn freezer(&self) -> &Freezer {
+        &self.freezer
+    }
+
+    pub(crate) fn locks(&self) -> Option<&Arc<Locks>> {
+        self.locks.as_ref()
+    }
+
+    /// Whether the kernel may keep anything at all.
+    pub(crate) fn is_trusted(&self) -> bool {
+        !self.trust.is_zero()
+    }
+
+    /// Whether a call may wait for a device or a network.
+    pub(crate) fn may_block(&self) -> bool {
+        self.may_block
+    }
+
+    /// The mount is gone.
+    pub(crate) fn end(&self) {
+        if let Some(locks) = &self.locks {
+            locks.end();
+        }
+    }
+
+    fn entry(&self, result: Result<Attr>) -> Answer<Entry> {
+        told(result).map(|attr| Entry {
+            attr: Some(attr),
+            name_ttl: self.trust,
+            attr_ttl: self.trust,
+        })
+    }
+
+    fn handle(&self, fh: u64) -> Result<Arc<dyn OpenFile>> {
+        self.handles.get(fh).ok_or(FsError::BadHandle)
+    }
+
+    fn insert(&self, file: Arc<dyn OpenFile>) -> Opened {
+        let flags = match self.trust.is_zero() {
+            // Others write to the same files: each read is the engine's.
+            true => FopenFlags::FOPEN_DIRECT_IO,
+            false => FopenFlags::FOPEN_KEEP_CACHE,
+        };
+        let fh = self.handles.insert(file);
+        Opened { fh, flags }
+    }
+
+    pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let looked = self.fs.lookup(ctx, parent, name);
+        let found = looked.as_ref().ok().map(|attr| attr.ino);
+        let name_ttl = match &self.vouched {
+            Some(vouched) => vouched.name(&*self.fs, parent, OsStr::from_bytes(name), found),
+            None => self.trust,
+        };
+        let attr = match looked {
+            Ok(attr) => Some(attr),
+            Err(FsError::NotFound) => None,
+            Err(error) => return Err(errno(&error)),
+        };
+        Ok(Entry {
+            attr,
+            name_ttl,
+            attr_ttl: self.trust,
+        })
+    }
+
+    /// May free a file without a name.
+    pub(crate) fn forget(&self, ino: Ino, nlookup: u64) {
+        if ino != ROOT_INO {
+            self.fs.forget(SYSTEM, ino, nlookup);
+        }
+    }
+
+    pub(crate) fn getattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Known> {
+        let attr = told(self.fs.getattr(ctx, ino))?;
+        let ttl = match &self.vouched {
+            Some(_) => Vouched::attr(&*self.fs, &attr),
+            None => self.trust,
+        };
+        Ok(Known { attr, ttl })
+    }
+
+    /// `set` as the request has it.
+    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Answer<Known> {
+        let set = SetAttr {
+            mode: set.mode.map(|mode| mode & 0o7777),
+            kill_priv: false,
+            ..*set
+        };
+        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, like
+        // the request that precedes a fallocate), and a truncate by an unprivileged caller.
+        let chown = set.uid.is_some() || set.gid.is_some() || set == SetAttr::default();
+        let kill_priv = set.mode.is_none() && (chown || (set.size.is_some() && !ctx.cred.is_root()));
+        let attr = told(self.fs.setattr(ctx, ino, &SetAttr { kill_priv, ..set }))?;
+        Ok(Known { attr, ttl: self.trust })
+    }
+
+    pub(crate) fn readlink(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
+        told(self.fs.readlink(ctx, ino))
+    }
+
+    pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Answer<Entry> {
+        let kind = FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
+        let mode = mode & 0o7777;
+        self.entry(self.fs.mknod(ctx, parent, name, &NewNode { kind, mode, rdev }))
+    }
+
+    pub(crate) fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
+        self.entry(self.fs.mkdir(ctx, parent, name, mode & 0o7777))
+    }
+
+    pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
+        told(self.fs.unlink(ctx, parent, name))
+    }
+
+    pub(crate) fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
+        told(self.fs.rmdir(ctx, parent, name))
+    }
+
+    pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
+        self.entry(self.fs.symlink(ctx, parent, name, target))
+    }
+
+    /// `flags` as `renameat2` has them.
+    pub(crate) fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Answer<()> {
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+            libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::EINVAL),
+        };
+        if let Some(vouched) = &self.vouched {
+            vouched.moves(to.0, OsStr::from_bytes(to.1));
+            vouched.moves(from.0, OsStr::from_bytes(from.1));
+        }
+        told(self.fs.rename(ctx, from.0, from.1, to.0, to.1, mode))
+    }
+
+    pub(crate) fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        self.entry(self.fs.link(ctx, ino, parent, name))
+    }
+
+    /// `flags` as `open` has them.
+    pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Answer<Opened> {
+        told(self.fs.open(ctx, ino, open_mode(OpenFlags(flags)))).map(|file| self.insert(file))
+    }
+
+    pub(crate) fn create(
+        &self,
+        ctx: &Ctx,
+        (parent, name): (Ino, &[u8]),
+        mode: u32,
+        flags: i32,
+    ) -> Answer<(Known, Opened)> {
+        // Without O_EXCL: the kernel looked the name up before it asked, so if it is taken, another caller was faster.
+        let new = NewFile {
+            mode: mode & 0o7777,
+            open: open_mode(OpenFlags(flags)),
+            exclusive: flags & libc::O_EXCL != 0,
+        };
+        let made = told(self.fs.create(ctx, parent, name, &new))?;
+        let known = Known {
+            attr: made.attr,
+            ttl: self.trust,
+        };
+        Ok((known, self.insert(made.file)))
+    }
+
+    /// Reads into `into`; how much there was.
+    pub(crate) fn read(&self, ctx: &Ctx, fh: u64, offset: u64, into: &mut [u8]) -> Answer<usize> {
+        told(self.handle(fh).and_then(|file| file.read_at(ctx, offset, into)))
+    }
+
+    pub(crate) fn write(
+        &self,
+        ctx: &Ctx,
+        (fh, offset): (u64, u64),
+        data: &[u8],
+        how: WriteFlags,
+        flags: i32,
+    ) -> Answer<u32> {
+        // Where the end is, the engine knows best. Pages of a mapping have their place, however the file was opened.
+        let appends = flags & libc::O_APPEND != 0 && !how.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let mode = WriteMode {
+            position: if appends { Position::End } else { Position::At(offset) },
+            kill_priv: how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        };
+        let written = self.handle(fh).and_then(|file| file.write(ctx, mode, data));
+        told(written).map(|written| written.len_bytes as u32)
+    }
+
+    pub(crate) fn flush(&self, ino: Ino, fh: u64, owner: u64) -> Answer<()> {
+        // Without locks there is nothing to flush; after one such reply the kernel stops asking.
+        let locks = self.locks.as_ref().ok_or(Errno::ENOSYS)?;
+        told(locks.flush(ino, fh, owner))
+    }
+
+    pub(crate) fn getlk(&self, ino: Ino, owner: u64, wanted: Wire) -> Answer<Wire> {
+        let locks = self.locks.as_ref().ok_or(Errno::ENOSYS)?;
+        told(locks.get(ino, owner, wanted))
+    }
+
+    /// Locks or unlocks. `done` may be called later, by another thread. Locks change nothing on the medium, so no
+    /// freeze holds them back.
+    pub(crate) fn setlk(
+        &self,
+        file: (Ino, u64),
+        owner: u64,
+        wanted: Wire,
+        asker: Asker,
+        done: impl FnOnce(Answer<()>) + Send + 'static,
+    ) {
+        let Some(locks) = &self.locks else {
+            return done(Err(Errno::ENOSYS));
+        };
+        let done: LockDone = Box::new(move |outcome| done(told(outcome)));
+        locks.set(file, owner, wanted, asker, done);
+    }
+
+    /// Before [`Self::release`]: ends the locks of a handle, which no freeze holds back.
+    pub(crate) fn release_locks(&self, ino: Ino, fh: u64) {
+        if let Some(locks) = &self.locks {
+            locks.release(ino, fh);
+        }
+    }
+
+    /// The last close frees a file without a name.
+    pub(crate) fn release(&self, fh: u64) {
+        drop(self.handles.remove(fh));
+    }
+
+    pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Answer<()> {
+        told(self.handle(fh).and_then(|file| file.fsync(ctx)))?;
+        match self.durable_operations {
+            // All is durable already. After one such reply the kernel stops asking, which saves a database one round
+            // trip per commit.
+            true => Err(Errno::ENOSYS),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn fsyncdir(&self, ctx: &Ctx) -> Answer<()> {
+        told(self.fs.sync(ctx))
+    }
+
+    /// Directories are known by their inodes.
+    pub(crate) fn opendir(&self) -> Opened {
+        Opened {
+            fh: 0,
+            flags: FopenFlags::empty(),
+        }
+    }
+
+    /// Lists `.` and `..`, which engines do not; false if there was no room.
+    fn list_dots(&self, ino: Ino, offset: u64, mut add: impl FnMut(Ino, u64, &[u8]) -> bool) -> bool {
+        if offset == 0 && !add(ino, 1, b".") {
+            return false;
+        }
+        offset > 1 || add(self.fs.parent(SYSTEM, ino).unwrap_or(ino), FIRST_COOKIE, b"..")
+    }
+
+    /// Lists until `add` (inode, where the next one is, kind, name) says that there is no room.
+    pub(crate) fn readdir(
+        &self,
+        ctx: &Ctx,
+        ino: Ino,
+        offset: u64,
+        mut add: impl FnMut(Ino, u64, FileKind, &[u8]) -> bool,
+    ) -> Answer<()> {
+        if !self.list_dots(ino, offset, |ino, next, name| {
+            add(ino, next, FileKind::Directory, name)
+        }) {
+            return Ok(());
+        }
+        let start = offset.saturating_sub(FIRST_COOKIE);
+        told(self.fs.readdir(ctx, ino, start, &mut |entry| {
+            add(entry.ino, entry.next_cookie + FIRST_COOKIE, entry.kind, entry.name)
+        }))
+    }
+
+    /// Lists with attributes until `add` says that there is no room.
+    pub(crate) fn readdirplus(
+        &self,
+        ctx: &Ctx,
+        ino: Ino,
+        offset: u64,
+        mut add: impl FnMut(&Listed<'_>) -> bool,
+    ) -> Answer<()> {
+        // The kernel takes only the number from these two.
+        if !self.list_dots(ino, offset, |ino, next, name| {
+            add(&Listed {
+                ino,
+                next,
+                kind: FileKind::Directory,
+                name,
+                attr: None,
+                ttl: Duration::ZERO,
+            })
+        }) {
+            return Ok(());
+        }
+        let start = offset.saturating_sub(FIRST_COOKIE);
+        told(self.fs.readdir_plus(ctx, ino, start, &mut |entry, attr| {
+            // A damaged inode still has a name: a program that copies the directory must fail on it.
+            let attr = attr.ok();
+            add(&Listed {
+                ino: entry.ino,
+                next: entry.next_cookie + FIRST_COOKIE,
+                kind: entry.kind,
+                name: entry.name,
+                ttl: attr.map_or(Duration::ZERO, |_| self.trust),
+                attr,
+            })
+        }))
+    }
+
+    pub(crate) fn statfs(&self, ctx: &Ctx) -> Answer<StatFs> {
+        told(self.fs.statfs(ctx))
+    }
+
+    pub(crate) fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Answer<()> {
+        let mode = match flags {
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => XattrMode::Any,
+        };
+        told(check_xattr(name).and_then(|name| self.fs.setxattr(ctx, ino, name, value, mode)))
+    }
+
+    pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        told(check_xattr(name).and_then(|name| self.fs.getxattr(ctx, ino, name)))
+    }
+
+    /// A list of names, each with its terminating zero.
+    pub(crate) fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
+        let names = told(self.fs.listxattr(ctx, ino))?;
+        Ok(names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect())
+    }
+
+    pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Answer<()> {
+        told(check_xattr(name).and_then(|name| self.fs.removexattr(ctx, ino, name)))
+    }
+
+    pub(crate) fn fallocate(&self, ctx: &Ctx, fh: u64, offset: u64, length: u64, mode: i32) -> Answer<()> {
+        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+        const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
+        const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+        const ZERO_KEEP: i32 = ZERO | KEEP;
+        let mode = match mode {
+            0 => FallocateMode::Allocate { keep_size: false },
+            KEEP => FallocateMode::Allocate { keep_size: true },
+            PUNCH => FallocateMode::PunchHole,
+            ZERO => FallocateMode::ZeroRange { keep_size: false },
+            ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        told(
+            self.handle(fh)
+                .and_then(|file| file.fallocate(ctx, mode, offset, length)),
+        )
+    }
+
+    pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
+        let offset = u64::try_from(offset).map_err(|_| errno(&FsError::NoSuchAddress))?;
+        told(self.handle(fh).and_then(|file| match whence {
+            libc::SEEK_DATA => file.seek_data(ctx, offset),
+            libc::SEEK_HOLE => file.seek_hole(ctx, offset),
+            _ => Err(FsError::Invalid(BadArgument::SeekKind)),
+        }))
+    }
+}
