@@ -215,11 +215,14 @@ struct Opened {
 
 impl Opened {
     fn export(address: &Address) -> Result<Opened, Failure> {
-        let volume = opening::volume(address, &MountOptions::default())?;
-        let Some(client) = volume.as_any().downcast_ref::<RemoteVolume>().map(RemoteVolume::client) else {
-            let text = "only files of a server have RDMA: tcp://HOST:PORT/EXPORT:/PATH; see `ferrite serve --rdma`";
+        let text = "only files of a server have RDMA: tcp://HOST:PORT/EXPORT:/PATH; see `ferrite serve --rdma`";
+        // Before it is opened: a pool would be mounted.
+        if !address.is_remote() {
             return Err(Failure::new(USAGE, text));
-        };
+        }
+        let volume = opening::volume(address, &MountOptions::default())?;
+        let client = volume.as_any().downcast_ref::<RemoteVolume>().map(RemoteVolume::client);
+        let client = client.ok_or_else(|| Failure::new(USAGE, text))?;
         Ok(Opened { volume, client })
     }
 

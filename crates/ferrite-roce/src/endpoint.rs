@@ -32,8 +32,8 @@ const MANAGEMENT_MAX: usize = 1_024;
 pub struct Connection {
     /// Our address.
     pub local: SocketAddr,
-    /// Where answers and requests go. Packets of a peer at [`UDP_PORT`] come from any port, as adapters send them; those
-    /// of another port come from there.
+    /// Where answers and requests go. Packets of a peer at [`UDP_PORT`] come from any port, as adapters send them;
+    /// those of another port come from there.
     pub peer: SocketAddr,
     /// Which identifications the peer's IPv4 packets may have.
     pub ids: Ids,
@@ -144,8 +144,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint without queue pairs. `ids` is for packets that are for none of them: management. `seed` decides where their numbers begin: one that differs after each start
-    /// keeps packets from before the start away.
+    /// An endpoint without queue pairs. `ids` is for packets that are for none of them: management. `seed` decides
+    /// where their numbers begin: one that differs after each start keeps packets from before the start away.
     pub fn new(ids: Ids, seed: u32) -> Endpoint {
         Endpoint {
             ids,
