@@ -12,7 +12,7 @@
 //! Invariants:
 //!
 //! * A page is noted before the first store to it. Who streams writes the file first and looks afterwards, with a full
-//!   barrier between. So either the page is found noted and gets the bytes, or it is copied after they were in the file.
+//!   barrier between. So either the page is found noted and gets the bytes, or it is copied after the file had them.
 //! * Copies are dropped only while nobody stores to any.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -327,8 +327,9 @@ impl Region {
         }
     }
 
-    /// Changes a word through the cache, in one step, to what `change` makes of it, unless that is `None`; gives what was
-    /// there. `change` may be called several times. Durable as [`Self::store`]. Not for a region that holds stores back.
+    /// Changes a word through the cache, in one step, to what `change` makes of it, unless that is `None`; gives what
+    /// was there. `change` may be called several times. Durable as [`Self::store`]. Not for a region that holds stores
+    /// back.
     pub fn update(&self, offset: u64, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let word = &self.words(offset, 1)[0];
         let mut set = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, &mut change);
@@ -483,8 +484,8 @@ impl Region {
         }
     }
 
-    /// Gives back the memory of pages of the view that hold what the file holds. The caller knows that all but those that
-    /// `keep` names do, by page of 4096 bytes, and that nobody stores words to the others meanwhile.
+    /// Gives back the memory of pages of the view that hold what the file holds. The caller knows that all but those
+    /// that `keep` names do, by page of 4096 bytes, and that nobody stores words to the others meanwhile.
     pub fn drop_copies(&self, keep: &dyn Fn(u64) -> bool) {
         if let (Some(held), Some(_)) = (&self.held, &self.mapping.file) {
             held.drop_copies(keep, |offset, len| self.mapping.drop_copies(offset, len));

@@ -1,7 +1,8 @@
 //! A mount compared with libfuse's `passthrough_ll` over tmpfs: same kernel, same requests, another daemon.
 //!
 //! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
-//! daemon on one core, and on two (docs/benchmarks.md). That is the classic way; `rings` has a mount on rings beside it.
+//! daemon on one core, and on two (docs/benchmarks.md). That is the classic way; `rings` has a mount on rings beside
+//! it.
 
 mod rings;
 

@@ -85,7 +85,8 @@ pub(crate) fn has_fuse() -> bool {
     true
 }
 
-/// Whether mounts can have rings, if necessary after root has switched them on. Otherwise their tests are skipped, aloud.
+/// Whether mounts can have rings, if necessary after root has switched them on. Otherwise their tests are skipped,
+/// aloud.
 pub(crate) fn has_rings() -> bool {
     const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
     if !has_fuse() {

@@ -554,7 +554,7 @@ requests! {
     55 OpenQueuePair { client: QueuePairTold }
     /// Closes one, by the server's number.
     56 CloseQueuePair { qpn: u32 }
-    /// Gives a key of a regular file, for queue pairs of the session; answered with a [`GrantedKey`]. `atomic`: each
+    /// Gives a key of a regular file, for queue pairs of the session; answered with a `GrantedKey`. `atomic`: each
     /// WRITE is one step, as a local write is.
     57 Bind { node: Node, writable: bool, arrange: bool, atomic: bool }
     /// A key is not valid any more when this is answered.

@@ -1,3 +1,5 @@
+//! Any bytes are read without a panic, and what the kernel lays out is read as it is.
+
 use proptest::prelude::*;
 
 use super::*;
