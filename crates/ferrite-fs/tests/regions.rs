@@ -765,6 +765,27 @@ fn a_damaged_file_is_not_bound() {
     assert!(engine.bound().is_empty());
 }
 
+/// What a service sends or keeps must not change under it.
+#[test]
+fn pages_of_a_bound_file_are_not_lent_and_its_reads_have_no_version() {
+    let (engine, _) = pool(&options(Mapping::default(), false));
+    let ino = make(&engine, ROOT_INO, "file");
+    write(&engine, ino, 0, &pattern(9000, 1));
+    let mode = OpenMode {
+        no_atime: true,
+        ..OpenMode::read_only()
+    };
+    let file = engine.open(SYSTEM, ino, mode).unwrap();
+    let has_version = || file.read_versioned(SYSTEM, 0, &mut [0; 9000]).unwrap().1.is_some();
+    let is_lent = || file.lend(SYSTEM, 0, 9000, &mut |_, _| {}).unwrap();
+    assert!(has_version() && is_lent());
+    let remote = Remote::bind(&engine, ino);
+    assert!(!has_version() && !is_lent());
+    remote.region.unbind().unwrap();
+    assert!(has_version() && is_lent());
+    assert!(engine.regions().is_some());
+}
+
 /// A local append through a handle, and one from elsewhere, meet at the end.
 #[test]
 fn both_sides_append() {

@@ -76,6 +76,10 @@ impl Engine {
 }
 
 impl FileSystem for Engine {
+    fn regions(&self) -> Option<&dyn ferrite_vfs::regions::Regions> {
+        Some(self)
+    }
+
     fn limits(&self) -> Limits {
         let core = self.core();
         let durability = match core.region.medium() {
