@@ -1,4 +1,5 @@
-//! Local changes of a bound file, and those from elsewhere, in any order: nobody is lost a byte. `FERRITE_SEED` replays.
+//! Local changes of a bound file, and those from elsewhere, in any order: no byte is lost.
+//! `FERRITE_SEED` replays.
 
 mod common;
 
