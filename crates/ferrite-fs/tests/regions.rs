@@ -9,349 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use common::bound::{POOL_BYTES, fallocate, options, pool, quiet, read, reopened, soak, truncate};
 use common::remote::{Remote, WRITABLE};
-use common::{check, empty_pool, fixed, image_of, make, mount, pattern, write};
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, create, fsck, mkfs};
-use ferrite_pm::{Access as Opening, Recorder, Region as Pool};
-use ferrite_vfs::regions::{Access, Binding, Regions};
+use common::{check, image_of, make, mount, pattern, write};
+use ferrite_fs::{Engine, Mapping, MountOptions, create, fsck, mkfs};
+use ferrite_pm::{Access as Opening, Region as Pool};
+use ferrite_vfs::regions::{Binding, Regions};
 use ferrite_vfs::{
-    BadArgument, Cred, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenMode, Position, ROOT_INO, RenameMode, SYSTEM,
-    SetAttr, SpaceOf, Unsupported,
+    BadArgument, Cred, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenMode, Position, ROOT_INO, SYSTEM, SetAttr,
+    SpaceOf, Unsupported,
 };
 use rand::rngs::StdRng;
-use rand::{Rng, RngExt, SeedableRng};
-
-const POOL_BYTES: u64 = 8 << 20;
-
-fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false)
-}
-
-fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
-    fixed()
-        .mapping(mapping)
-        .inodes(127)
-        .rings(2)
-        .data_checksum(data_checksum)
-}
-
-/// A new pool in memory, recorded, so that its bytes can be had at any time.
-fn pool(options: &MkfsOptions) -> (Engine, Arc<Recorder>) {
-    reopened(&empty_pool(POOL_BYTES, options))
-}
-
-fn reopened(image: &[u8]) -> (Engine, Arc<Recorder>) {
-    let recorder = Recorder::new(image.to_vec());
-    let mut region = Pool::from_image(image).unwrap();
-    region.attach_recorder(Arc::clone(&recorder));
-    (Engine::mount(region, &quiet()).unwrap(), recorder)
-}
-
-fn read(engine: &Engine, ino: Ino) -> Vec<u8> {
-    let mut content = vec![0; engine.getattr(SYSTEM, ino).unwrap().size as usize];
-    let mode = OpenMode {
-        no_atime: true,
-        ..OpenMode::read_only()
-    };
-    let file = engine.open(SYSTEM, ino, mode).unwrap();
-    assert_eq!(file.read_at(SYSTEM, 0, &mut content).unwrap(), content.len());
-    content
-}
-
-fn truncate(engine: &Engine, ino: Ino, size: u64) {
-    let set = SetAttr {
-        size: Some(size),
-        ..SetAttr::default()
-    };
-    engine.setattr(SYSTEM, ino, &set).unwrap();
-}
-
-fn fallocate(engine: &Engine, ino: Ino, mode: FallocateMode, offset: u64, len: u64) {
-    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
-    file.fallocate(SYSTEM, mode, offset, len).unwrap();
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("FERRITE_SEED").map_or_else(|_| rand::rng().next_u64(), |seed| seed.parse().unwrap());
-    println!("FERRITE_SEED={seed}");
-    seed
-}
-
-fn soak() -> bool {
-    std::env::var_os("FERRITE_SOAK").is_some()
-}
-
-/// A file whose content the test knows.
-struct Known {
-    ino: Ino,
-    name: String,
-    content: Vec<u8>,
-}
-
-impl Known {
-    fn put(&mut self, offset: u64, data: &[u8]) {
-        let end = offset as usize + data.len();
-        if self.content.len() < end {
-            self.content.resize(end, 0);
-        }
-        self.content[offset as usize..end].copy_from_slice(data);
-    }
-
-    /// Bytes of it, from a random place.
-    fn span(&self, random: &mut StdRng, most: usize) -> Option<(u64, usize)> {
-        let offset = random.random_range(0..self.content.len().max(1));
-        let len = random.random_range(0..=most.min(self.content.len().saturating_sub(offset)));
-        (len > 0).then_some((offset as u64, len))
-    }
-}
-
-const LONGEST: usize = 150_000;
-
-/// One random local operation.
-fn local(engine: &Engine, file: &mut Known, random: &mut StdRng) -> String {
-    let offset = random.random_range(0..LONGEST as u64);
-    let len = match random.random_range(0..3) {
-        0 => random.random_range(1..100),
-        1 => random.random_range(1..9000),
-        _ => random.random_range(1..60_000),
-    };
-    let zeros = |file: &mut Known, grows: bool| {
-        let end = match grows {
-            true => offset as usize + len,
-            false => (offset as usize + len).min(file.content.len()),
-        };
-        if (offset as usize) < end {
-            file.put(offset, &vec![0; end - offset as usize]);
-        }
-    };
-    match random.random_range(0..9) {
-        0..3 => {
-            let data = pattern(len, random.random());
-            write(engine, file.ino, offset, &data);
-            file.put(offset, &data);
-            format!("local write of {len} at {offset}")
-        }
-        3 => {
-            truncate(engine, file.ino, offset);
-            file.content.resize(offset as usize, 0);
-            format!("truncation to {offset}")
-        }
-        4 => {
-            fallocate(engine, file.ino, FallocateMode::PunchHole, offset, len as u64);
-            zeros(file, false);
-            format!("hole of {len} at {offset}")
-        }
-        5 => {
-            let keep_size = random.random();
-            fallocate(
-                engine,
-                file.ino,
-                FallocateMode::ZeroRange { keep_size },
-                offset,
-                len as u64,
-            );
-            zeros(file, !keep_size);
-            format!("zeros of {len} at {offset}, {keep_size}")
-        }
-        6 => {
-            let keep_size = random.random();
-            let end = (offset as usize + len).max(file.content.len());
-            fallocate(
-                engine,
-                file.ino,
-                FallocateMode::Allocate { keep_size },
-                offset,
-                len as u64,
-            );
-            if !keep_size {
-                file.content.resize(end, 0);
-            }
-            format!("space for {len} at {offset}, {keep_size}")
-        }
-        7 => {
-            let name = format!("name-{}", random.random_range(0..4));
-            let (from, to) = (file.name.as_bytes(), name.as_bytes());
-            engine
-                .rename(SYSTEM, ROOT_INO, from, ROOT_INO, to, RenameMode::Replace)
-                .unwrap();
-            file.name = name;
-            "rename".into()
-        }
-        _ => {
-            let mode = random.random_range(0..0o777);
-            let set = SetAttr {
-                mode: Some(mode),
-                ..SetAttr::default()
-            };
-            engine.setattr(SYSTEM, file.ino, &set).unwrap();
-            format!("mode {mode:o}")
-        }
-    }
-}
-
-/// One random operation from elsewhere.
-fn elsewhere(remote: &Remote, file: &mut Known, random: &mut StdRng) -> String {
-    let span = file.span(random, 20_000);
-    match random.random_range(0..8) {
-        0..3 => {
-            let Some((offset, len)) = span else {
-                return "nothing".into();
-            };
-            let data = pattern(len, random.random());
-            remote.write(offset, &data).unwrap();
-            file.put(offset, &data);
-            format!("remote write of {len} at {offset}")
-        }
-        3 => {
-            let Some((offset, len)) = span else {
-                return "nothing".into();
-            };
-            let found = remote.read(offset, len).unwrap();
-            assert_eq!(found, file.content[offset as usize..][..len], "{len} bytes at {offset}");
-            format!("remote read of {len} at {offset}")
-        }
-        4 => {
-            let sizes = [0, 1, 7, 500, 4096, 9000];
-            let parts: Vec<Vec<u8>> = (0..random.random_range(1..4))
-                .map(|_| pattern(sizes[random.random_range(0..sizes.len())], random.random()))
-                .collect();
-            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            let at = remote.region.append(&parts).unwrap();
-            assert_eq!(at, file.content.len() as u64);
-            file.content.extend(parts.concat());
-            format!("append of {} at {at}", parts.concat().len())
-        }
-        5 => {
-            let len = random.random_range(0..9000);
-            let at = remote.region.reserve(len).unwrap();
-            assert_eq!(at, file.content.len() as u64);
-            file.content.resize((at + len) as usize, 0);
-            format!("reservation of {len} at {at}")
-        }
-        6 => {
-            let Some((offset, len)) = span else {
-                return "nothing".into();
-            };
-            let data = pattern(len, random.random());
-            remote.region.write_atomic(offset, &data).unwrap();
-            file.put(offset, &data);
-            format!("atomic write of {len} at {offset}")
-        }
-        _ => {
-            let offset = random.random_range(0..LONGEST as u64) / 8 * 8;
-            if offset as usize + 8 > file.content.len() {
-                return "nothing".into();
-            }
-            let before = u64::from_le_bytes(file.content[offset as usize..][..8].try_into().unwrap());
-            let add = random.random();
-            assert_eq!(remote.fetch_add(offset, add).unwrap(), before);
-            let between = before.wrapping_add(add);
-            assert_eq!(remote.compare_swap(offset, between ^ 1, 7).unwrap(), between);
-            assert_eq!(remote.compare_swap(offset, between, !between).unwrap(), between);
-            file.put(offset, &(!between).to_le_bytes());
-            format!("words at {offset}")
-        }
-    }
-}
-
-/// Local operations and those from elsewhere in random order; the file is bound, unbound, sealed, crashed with.
-fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let (mut engine, mut recorder) = pool(&options(mapping, data_checksum));
-    let mut file = Known {
-        ino: make(&engine, ROOT_INO, "name-0"),
-        name: "name-0".into(),
-        content: Vec::new(),
-    };
-    let mut remote: Option<Remote> = None;
-    for step in 0..steps {
-        let chance = random.random_range(0..40);
-        let at = match (chance, &remote) {
-            (0, Some(bound)) => {
-                bound.region.unbind().unwrap();
-                assert!(bound.adapter.is_unbound());
-                bound.adapter.check("unbind");
-                assert_eq!(bound.region.append(&[b"x"]), Err(FsError::Stale));
-                remote = None;
-                "unbind".into()
-            }
-            (1, _) => {
-                engine.freeze().unwrap();
-                if let Some(remote) = &remote {
-                    assert_eq!(remote.adapter.known(), 0, "a frozen pool is out of reach");
-                    assert_eq!(remote.region.fault(0, 1, Access::Write), Err(FsError::Busy));
-                    assert_eq!(remote.region.fault(0, 1, Access::Read), Err(FsError::Busy));
-                }
-                engine.thaw().unwrap();
-                "freeze".into()
-            }
-            (2, _) => {
-                // What a crash leaves of the file's unfenced bytes is not the question here: there are none.
-                let image = recorder.log().final_image();
-                drop(engine);
-                if let Some(remote) = remote.take() {
-                    assert!(remote.adapter.is_unbound());
-                    remote.adapter.check("the last handle");
-                }
-                check(&image);
-                (engine, recorder) = reopened(&image);
-                if random.random() {
-                    engine.seal(SYSTEM, file.ino).unwrap();
-                    assert!(engine.bound().is_empty());
-                }
-                "crash".into()
-            }
-            (_, None) if chance < 20 => {
-                remote = Some(Remote::bind(&engine, file.ino));
-                "bind".into()
-            }
-            (_, Some(remote)) if chance < 22 => elsewhere(remote, &mut file, &mut random),
-            _ => local(&engine, &mut file, &mut random),
-        };
-        let at = format!("{mapping:?}, checksums {data_checksum}, seed {seed}, step {step}: {at}");
-        if file.content.len() > 2 * LONGEST {
-            truncate(&engine, file.ino, 5000);
-            file.content.truncate(5000);
-        }
-        assert!(
-            read(&engine, file.ino) == file.content,
-            "{at}: a local reader finds something else"
-        );
-        if let Some(remote) = &remote {
-            assert_eq!(remote.adapter.size(), file.content.len() as u64, "{at}");
-            assert!(
-                remote.read_all() == file.content,
-                "{at}: somebody elsewhere finds something else"
-            );
-            remote.adapter.check(&at);
-        }
-    }
-    engine.unmount().unwrap();
-    if let Some(remote) = remote {
-        assert!(remote.adapter.is_unbound());
-        remote.adapter.check("unmount");
-    }
-    let image = recorder.log().final_image();
-    check(&image);
-    let engine = mount(&image);
-    assert!(engine.bound().is_empty(), "an unmount seals");
-    assert!(read(&engine, file.ino) == file.content);
-    let scrubbed = engine.scrub(None).unwrap();
-    assert!(scrubbed.findings.is_empty(), "{:?}", scrubbed.findings);
-}
-
-#[test]
-fn nothing_is_lost_in_any_order() {
-    let seed = seed();
-    let rounds = if soak() { 50 } else { 2 };
-    for round in 0..rounds {
-        for &mapping in Mapping::ALL {
-            for data_checksum in [false, true] {
-                in_any_order(mapping, data_checksum, seed.wrapping_add(round), 150);
-            }
-        }
-    }
-}
+use rand::{RngExt, SeedableRng};
 
 /// Several threads at once, local and elsewhere. Each has bytes of its own, so that what it wrote last must be there;
 /// pages are shared by all.
@@ -763,6 +432,27 @@ fn a_damaged_file_is_not_bound() {
     let refused = Remote::bind_as(&engine, ino, WRITABLE).map(drop);
     assert!(matches!(refused, Err(FsError::Damaged(_))), "{refused:?}");
     assert!(engine.bound().is_empty());
+}
+
+/// What a service sends or keeps must not change under it.
+#[test]
+fn pages_of_a_bound_file_are_not_lent_and_its_reads_have_no_version() {
+    let (engine, _) = pool(&options(Mapping::default(), false));
+    let ino = make(&engine, ROOT_INO, "file");
+    write(&engine, ino, 0, &pattern(9000, 1));
+    let mode = OpenMode {
+        no_atime: true,
+        ..OpenMode::read_only()
+    };
+    let file = engine.open(SYSTEM, ino, mode).unwrap();
+    let has_version = || file.read_versioned(SYSTEM, 0, &mut [0; 9000]).unwrap().1.is_some();
+    let is_lent = || file.lend(SYSTEM, 0, 9000, &mut |_, _| {}).unwrap();
+    assert!(has_version() && is_lent());
+    let remote = Remote::bind(&engine, ino);
+    assert!(!has_version() && !is_lent());
+    remote.region.unbind().unwrap();
+    assert!(has_version() && is_lent());
+    assert!(engine.regions().is_some());
 }
 
 /// A local append through a handle, and one from elsewhere, meet at the end.

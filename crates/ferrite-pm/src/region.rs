@@ -328,8 +328,7 @@ impl Region {
     }
 
     /// Changes a word through the cache, in one step, to what `change` makes of it, unless that is `None`; gives what
-    /// was there. `change` may be called several times. Durable as [`Self::store`]. Not for a region that holds stores
-    /// back.
+    /// was there. `change` may be called several times. Durable as [`Self::store`]. Not where stores are held back.
     pub fn update(&self, offset: u64, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let word = &self.words(offset, 1)[0];
         let mut set = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, &mut change);

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::background::Background;
 use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::{flusher, mount, region, sealer};
+use crate::engine::{ending, flusher, mount, sealer};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
@@ -80,7 +80,7 @@ impl Engine {
         background.clear();
         // Nothing can be committed while the pool is frozen.
         let seals = !core.journal.is_frozen() && core.check_writable().is_ok();
-        region::end_all(core, seals);
+        ending::end_all(core, seals);
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl Engine {
 impl Drop for Inner {
     /// Regions do not keep the pool: whoever opens it next must not be written to by them.
     fn drop(&mut self) {
-        region::end_all(&self.core, false);
+        ending::end_all(&self.core, false);
     }
 }
 

@@ -4,6 +4,7 @@
 //! and [`crate::tree`].
 
 mod describe;
+mod ending;
 mod file;
 mod flusher;
 mod fs;

@@ -3,20 +3,20 @@
 //! What lives here: binding through an [`Engine`], and [`PmRegion`], a bound file for its adapter. Stores, loads and
 //! fences go to the medium from here. The rest delegates to [`crate::file`].
 //!
-//! A region does not keep the pool mounted: it ends with the last handle of the pool, see [`end_all`].
+//! A region does not keep the pool mounted: it ends with the last handle of the pool, see [`ending::end_all`].
 
 use std::sync::Arc;
 
 use ferrite_map::{BlockNo, PageRange};
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, REGION_PAGE_BYTES, Region, Regions};
-use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result, SYSTEM};
+use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result};
 
+use super::ending;
 use super::handle::Engine;
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::file::{bind, bound, region, write};
 use crate::pool::core::Core;
-use crate::tree::remove;
 
 impl Regions for Engine {
     fn bind(&self, ctx: &Ctx, ino: Ino, how: Binding, adapter: Arc<dyn Adapter>) -> Result<Arc<dyn Region>> {
@@ -171,38 +171,6 @@ impl Region for PmRegion {
 
     fn unbind(&self) -> Result<()> {
         let core = &self.core;
-        end(core, &self.mem, &self.file)
-    }
-}
-
-/// Ends one binding and seals the file.
-fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
-    let (has_ended, sealed) = bind::unbind(core, mem, file);
-    if has_ended {
-        remove::unpin(core, mem, 1);
-    }
-    core.told(sealed)
-}
-
-/// Ends all bindings, and takes no more. With `seals`, all bound files become ordinary ones again; what cannot be
-/// sealed, and everything without it, stays bound.
-pub(super) fn end_all(core: &Core, seals: bool) {
-    core.bindings.close();
-    for file in core.bindings.attached() {
-        match seals {
-            true => {
-                let mem = core.inodes.get(file.ino);
-                if let Err(error) = end(core, &mem, &file) {
-                    tracing::warn!(ino = file.ino.get(), %error, "a bound file was not sealed");
-                }
-            }
-            false => drop(bind::abandon(core, &file)),
-        }
-    }
-    let left = if seals { core.bindings.left() } else { Vec::new() };
-    for ino in left {
-        if let Err(error) = bind::seal(core, SYSTEM, &core.inodes.get(ino)) {
-            tracing::warn!(ino = ino.get(), %error, "a bound file was not sealed");
-        }
+        ending::end(core, &self.mem, &self.file)
     }
 }

@@ -15,7 +15,7 @@ use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
-use super::{arrange, bound, cut, write};
+use super::{arrange, bound, cut, inline};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
@@ -99,7 +99,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
         let size = inode.size();
         let mut tx = Tx::new(core);
         tx.changes_nothing();
-        write::move_out(core, &mut tx, mem.ino, &mut inode, size)?;
+        inline::move_out(core, &mut tx, mem.ino, &mut inode, size)?;
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
     }

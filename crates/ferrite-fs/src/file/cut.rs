@@ -30,7 +30,7 @@ use std::sync::Arc;
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, Resource};
 use ferrite_vfs::{FsError, Result};
 
-use super::write;
+use super::inline;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::BLOCK_BYTES;
@@ -177,7 +177,7 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut I
             return Ok(None);
         }
         let size = inode.size();
-        write::move_out(core, tx, ino, inode, size)?;
+        inline::move_out(core, tx, ino, inode, size)?;
     }
     // Reserved pages may follow the old size, so growing has nothing to free, but shrinking frees both kinds.
     inode.set_size(size);

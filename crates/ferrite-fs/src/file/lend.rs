@@ -52,7 +52,8 @@ impl Reader<'_> {
     fn places(&self, offset: u64, len_bytes: usize) -> Option<Lent> {
         let core = self.core;
         let inode = load_hot(core, self.inode.ino);
-        if inode.is_inline() || is_atime_due(core, &inode, self.no_atime) {
+        // Pages of a bound file do not stay what they are.
+        if inode.is_inline() || inode.is_bound() || is_atime_due(core, &inode, self.no_atime) {
             return None;
         }
         let mut lent = Lent::new(Arc::new(Pages(Arc::clone(&core.region))));

@@ -7,6 +7,7 @@ pub(crate) mod atime;
 pub(crate) mod bind;
 pub(crate) mod bound;
 pub(crate) mod cut;
+mod inline;
 mod lend;
 pub(crate) mod read;
 pub(crate) mod region;

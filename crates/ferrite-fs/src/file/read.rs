@@ -54,6 +54,14 @@ impl LongLogs {
     }
 }
 
+/// What a read found.
+struct Found {
+    count: usize,
+    /// The access time is to be set.
+    is_atime_due: bool,
+    is_bound: bool,
+}
+
 /// What reading a file needs: its inode, which is pinned, and the translations that its handle remembers.
 pub(crate) struct Reader<'f> {
     pub(crate) core: &'f Core,
@@ -70,7 +78,7 @@ impl Reader<'_> {
         self.read_versioned(offset, buf).map(|(count, _)| count)
     }
 
-    /// The same, and the inode's version, unless only the lock kept it from changing.
+    /// The same, and the inode's version, unless only the lock kept it from changing, or others may change the content.
     pub(crate) fn read_versioned(&self, offset: u64, buf: &mut [u8]) -> Result<(usize, Option<u64>)> {
         let core = self.core;
         core.map
@@ -84,8 +92,16 @@ impl Reader<'_> {
         });
         // A fault on the medium during the copy gave zeros and poisoned the pool: do not return them.
         core.check_readable()?;
-        let (count, atime_due) = core.told(read)?;
-        if atime_due {
+        let Found {
+            count,
+            is_atime_due,
+            is_bound,
+        } = core.told(read)?;
+        if is_bound {
+            // Others change the content, and leave the version as it is.
+            version = None;
+        }
+        if is_atime_due {
             touch_atime(core, self.inode);
         }
         if long.len > 0 {
@@ -110,7 +126,7 @@ impl Reader<'_> {
         read(None)
     }
 
-    fn read_once(&self, offset: u64, buf: &mut [u8], long: &mut LongLogs) -> Result<(usize, bool)> {
+    fn read_once(&self, offset: u64, buf: &mut [u8], long: &mut LongLogs) -> Result<Found> {
         let core = self.core;
         let inode = load_hot(core, self.inode.ino);
         let size = inode.size();
@@ -124,7 +140,11 @@ impl Reader<'_> {
         } else {
             self.read_pages(core, offset, buf, (inode.is_bound(), long))?;
         }
-        Ok((count, is_atime_due(core, &inode, self.no_atime)))
+        Ok(Found {
+            count,
+            is_atime_due: is_atime_due(core, &inode, self.no_atime),
+            is_bound: inode.is_bound(),
+        })
     }
 
     fn read_pages(

@@ -10,7 +10,7 @@ use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, Spa
 
 use super::bound;
 use super::cut::{self, Edge, Stretch};
-use super::write;
+use super::inline;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::lblks;
@@ -214,7 +214,7 @@ pub(super) fn reserve_pages(
         }
         let mut tx = Tx::new(core);
         let size = inode.size();
-        write::move_out(core, &mut tx, mem.ino, inode, size)?;
+        inline::move_out(core, &mut tx, mem.ino, inode, size)?;
         tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])?;
     }

@@ -11,7 +11,7 @@ use ferrite_vfs::{
     BadArgument, Ctx, FsError, Outcome, Position, Result, SYSTEM, Unsupported, WriteMode, Written, posix,
 };
 
-use super::bound;
+use super::{bound, inline};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, lblks};
@@ -198,27 +198,8 @@ fn take_inline(
         inode.set_inline(false);
         return Ok(Some(content));
     }
-    move_out(core, tx, ino, inode, size)?;
+    inline::move_out(core, tx, ino, inode, size)?;
     Ok(None)
-}
-
-/// Moves inline content, which is `size` long, to page 0; an empty file gets no page.
-pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode, size: u64) -> Result<()> {
-    let content = inode.inline_bytes();
-    if size > 0 {
-        let mut page = [0; PAGE];
-        page[..INLINE_BYTES].copy_from_slice(&content);
-        let block = core
-            .map
-            .alloc_page(tx, PageId::new(ino, Lblk::FIRST))
-            .map_err(map_error)?;
-        tx.stream_page(PageId::new(ino, Lblk::FIRST), block, &page);
-        tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::new(block, 0))?;
-        inode.set_blocks(inode.blocks() + 1);
-    }
-    inode.clear_inline(0);
-    inode.set_inline(false);
-    Ok(())
 }
 
 fn write_pages(

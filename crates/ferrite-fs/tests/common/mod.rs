@@ -1,6 +1,7 @@
 //! What the engine's tests share: pools in memory, and trees that can be compared.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod bound;
 pub(crate) mod remote;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,45 @@
+//! The end of bindings: of one, and of all with the pool.
+//!
+//! What lives here: [`end`], [`end_all`]. The last pin of a file may go here, so this is above `file`.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{Result, SYSTEM};
+
+use crate::cache::bindings::Attached;
+use crate::cache::inodes::InodeMem;
+use crate::file::bind;
+use crate::pool::core::Core;
+use crate::tree::remove;
+
+/// Ends one binding and seals the file.
+pub(super) fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
+    let (has_ended, sealed) = bind::unbind(core, mem, file);
+    if has_ended {
+        remove::unpin(core, mem, 1);
+    }
+    core.told(sealed)
+}
+
+/// Ends all bindings, and takes no more. With `seals`, all bound files become ordinary ones again; what cannot be
+/// sealed, and everything without it, stays bound.
+pub(super) fn end_all(core: &Core, seals: bool) {
+    core.bindings.close();
+    for file in core.bindings.attached() {
+        match seals {
+            true => {
+                let mem = core.inodes.get(file.ino);
+                if let Err(error) = end(core, &mem, &file) {
+                    tracing::warn!(ino = file.ino.get(), %error, "a bound file was not sealed");
+                }
+            }
+            false => drop(bind::abandon(core, &file)),
+        }
+    }
+    let left = if seals { core.bindings.left() } else { Vec::new() };
+    for ino in left {
+        if let Err(error) = bind::seal(core, SYSTEM, &core.inodes.get(ino)) {
+            tracing::warn!(ino = ino.get(), %error, "a bound file was not sealed");
+        }
+    }
+}
