@@ -138,8 +138,8 @@ impl Flaw {
     ///
     /// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The mark
     /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
-    /// moment. Its workloads bind no files. A torn record comes back only if another one, at the same place of its ring, has the same words where it
-    /// was torn: the explorer met that once in a million images.
+    /// moment. Its workloads bind no files. A torn record comes back only if another one, at the same place of its
+    /// ring, has the same words where it was torn: the explorer met that once in a million images.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),

@@ -98,7 +98,7 @@ pub trait Service: Send + Sync {
     /// What a client that is refused is told, up to 148 bytes.
     fn accept(&self, asked: &Asked<'_>) -> Result<Vec<u8>, Vec<u8>>;
 
-    /// A queue pair ended, otherwise than by [`Rnic::close`]. Told once.
+    /// A queue pair ended, otherwise than by [`crate::Rnic::close`]. Told once.
     fn ended(&self, qpn: Qpn, end: End);
 }
 

@@ -62,8 +62,8 @@ struct PmRegion {
 }
 
 impl PmRegion {
-    /// Where bytes of a page lie. `None` if the page holds no data, or if they leave it: the adapter is wrong, and every
-    /// later fence says so.
+    /// Where bytes of a page lie. `None` if the page holds no data, or if they leave it: the adapter is wrong, and
+    /// every later fence says so.
     #[inline]
     fn place(&self, page: u32, within: u32, len: usize) -> Option<u64> {
         let superblock = &self.core.superblock;
