@@ -85,7 +85,9 @@ impl Load {
     /// Each thread had a turn, about.
     fn goes_on(&self) {
         let before = self.done.load(Ordering::Relaxed);
-        until("the load goes on", || self.done.load(Ordering::Relaxed) > before + 2 * MANY);
+        until("the load goes on", || {
+            self.done.load(Ordering::Relaxed) > before + 2 * MANY
+        });
     }
 
     /// All threads end.
@@ -154,8 +156,14 @@ fn without_the_switch_a_mount_falls_back_or_is_refused() {
         Command::new("unshare").args(["-m", "bash", "-uc", &format!("exec 2>&1; {script}; exit 7")]),
         7,
     );
-    assert!(said.contains("`rings=on`") && said.contains("fuse.enable_uring is off"), "{said}");
-    assert!(said.contains("echo 1 > /sys/module/fuse/parameters/enable_uring"), "{said}");
+    assert!(
+        said.contains("`rings=on`") && said.contains("fuse.enable_uring is off"),
+        "{said}"
+    );
+    assert!(
+        said.contains("echo 1 > /sys/module/fuse/parameters/enable_uring"),
+        "{said}"
+    );
     assert!(said.contains("code 1"), "{said}");
     assert!(said.contains("classic (/dev/fuse): the module parameter"), "{said}");
     test.mount(&[]);
@@ -220,7 +228,11 @@ fn locks_that_wait_leave_the_cpus_others_alone_and_can_be_interrupted() {
     let holder = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX, 1); print('got', \
         flush=True); sys.stdin.read()";
     let mut command = Command::new("python3");
-    command.args(["-c", holder]).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+        .args(["-c", holder])
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut holder = command.spawn().unwrap();
     holder.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
     let mut waiters: Vec<_> = (0..MANY / 2).map(|_| waiter(&path)).collect();
@@ -280,7 +292,9 @@ fn no_client_hangs_when_a_mount_is_cut_off() {
         let _ = Command::new("umount").args(words).arg(&test.dir).output().unwrap();
         load.ends();
         let _ = Command::new("umount").arg("-l").arg(&test.dir).output().unwrap();
-        until("the daemon ends", || !Path::new(&format!("/proc/{daemon}/task")).exists());
+        until("the daemon ends", || {
+            !Path::new(&format!("/proc/{daemon}/task")).exists()
+        });
         test.fsck();
     }
 }
@@ -313,7 +327,10 @@ fn a_mount_of_a_server_works_on_rings() {
     asks_on_each_cpu(&test, "loaded");
     load.stop.store(true, Ordering::Relaxed);
     load.ends();
-    sh(&test.dir, "seq 1 200000 > a; cp a b; cmp a b; mkdir d; mv a d; ls d; rm -r d b");
+    sh(
+        &test.dir,
+        "seq 1 200000 > a; cp a b; cmp a b; mkdir d; mv a d; ls d; rm -r d b",
+    );
     test.finish();
 }
 

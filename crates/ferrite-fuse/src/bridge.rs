@@ -305,9 +305,7 @@ impl Filesystem for Bridge {
             if buffer.len() < size as usize {
                 buffer.resize(size as usize, 0);
             }
-            let result = self
-                .service
-                .read(&ctx(req), fh.0, offset, &mut buffer[..size as usize]);
+            let result = self.service.read(&ctx(req), fh.0, offset, &mut buffer[..size as usize]);
             answer!(reply, result, count => reply.data(&buffer[..count]));
         });
     }
@@ -417,7 +415,14 @@ impl Filesystem for Bridge {
         let listed = self.service.readdirplus(&ctx(req), ino.0, offset, |it| {
             let generation = Generation(it.attr.map_or(0, |attr| u64::from(attr.generation)));
             let attr = it.attr.as_ref().map_or_else(|| unknown(it.ino, it.kind), file_attr);
-            !reply.add(INodeNo(it.ino), it.next, OsStr::from_bytes(it.name), &it.ttl, &attr, generation)
+            !reply.add(
+                INodeNo(it.ino),
+                it.next,
+                OsStr::from_bytes(it.name),
+                &it.ttl,
+                &attr,
+                generation,
+            )
         });
         answer!(reply, listed, () => reply.ok());
     }

@@ -168,14 +168,7 @@ impl Locks {
 
     /// Locks or unlocks through handle `fh`, for a thread that sleeps until it is answered. `done` may come later if it
     /// is ready to wait.
-    pub(crate) fn set(
-        self: &Arc<Self>,
-        (ino, fh): (Ino, u64),
-        owner: u64,
-        lock: Wire,
-        asker: Asker,
-        done: LockDone,
-    ) {
+    pub(crate) fn set(self: &Arc<Self>, (ino, fh): (Ino, u64), owner: u64, lock: Wire, asker: Asker, done: LockDone) {
         let Asker { thread, may_wait, .. } = asker;
         let is_flock = match asker.is_flock {
             None if self.keeps_flock && lock.is_whole() => is_flock(thread),

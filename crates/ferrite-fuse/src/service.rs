@@ -380,9 +380,7 @@ impl Service {
         offset: u64,
         mut add: impl FnMut(Ino, u64, FileKind, &[u8]) -> bool,
     ) -> Answer<()> {
-        if !self.list_dots(ino, offset, |ino, next, name| {
-            add(ino, next, FileKind::Directory, name)
-        }) {
+        if !self.list_dots(ino, offset, |ino, next, name| add(ino, next, FileKind::Directory, name)) {
             return Ok(());
         }
         let start = offset.saturating_sub(FIRST_COOKIE);

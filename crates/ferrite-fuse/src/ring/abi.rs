@@ -88,34 +88,108 @@ pub(crate) enum Request<'a> {
     GetAttr,
     SetAttr(SetAttr),
     ReadLink,
-    Symlink { name: &'a [u8], target: &'a [u8] },
-    MkNod { name: &'a [u8], mode: u32, rdev: u32 },
-    MkDir { name: &'a [u8], mode: u32 },
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    MkNod {
+        name: &'a [u8],
+        mode: u32,
+        rdev: u32,
+    },
+    MkDir {
+        name: &'a [u8],
+        mode: u32,
+    },
     Unlink(&'a [u8]),
     RmDir(&'a [u8]),
-    Rename { name: &'a [u8], to: u64, new: &'a [u8], flags: u32 },
-    Link { ino: u64, name: &'a [u8] },
-    Open { flags: i32 },
-    Create { name: &'a [u8], mode: u32, flags: i32 },
-    Read { fh: u64, offset: u64, len_bytes: usize },
-    Write { fh: u64, offset: u64, how: u32, flags: i32, data: &'a [u8] },
+    Rename {
+        name: &'a [u8],
+        to: u64,
+        new: &'a [u8],
+        flags: u32,
+    },
+    Link {
+        ino: u64,
+        name: &'a [u8],
+    },
+    Open {
+        flags: i32,
+    },
+    Create {
+        name: &'a [u8],
+        mode: u32,
+        flags: i32,
+    },
+    Read {
+        fh: u64,
+        offset: u64,
+        len_bytes: usize,
+    },
+    Write {
+        fh: u64,
+        offset: u64,
+        how: u32,
+        flags: i32,
+        data: &'a [u8],
+    },
     StatFs,
-    Release { fh: u64 },
-    FSync { fh: u64 },
-    SetXattr { name: &'a [u8], value: &'a [u8], flags: i32 },
-    GetXattr { name: &'a [u8], len_bytes: u32 },
-    ListXattr { len_bytes: u32 },
+    Release {
+        fh: u64,
+    },
+    FSync {
+        fh: u64,
+    },
+    SetXattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: i32,
+    },
+    GetXattr {
+        name: &'a [u8],
+        len_bytes: u32,
+    },
+    ListXattr {
+        len_bytes: u32,
+    },
     RemoveXattr(&'a [u8]),
-    Flush { fh: u64, owner: u64 },
+    Flush {
+        fh: u64,
+        owner: u64,
+    },
     OpenDir,
-    ReadDir { offset: u64, len_bytes: usize },
-    ReadDirPlus { offset: u64, len_bytes: usize },
+    ReadDir {
+        offset: u64,
+        len_bytes: usize,
+    },
+    ReadDirPlus {
+        offset: u64,
+        len_bytes: usize,
+    },
     ReleaseDir,
     FSyncDir,
-    GetLk { owner: u64, wanted: Wire },
-    SetLk { fh: u64, owner: u64, wanted: Wire, may_wait: bool, is_flock: bool },
-    Fallocate { fh: u64, offset: u64, length: u64, mode: i32 },
-    LSeek { fh: u64, offset: i64, whence: i32 },
+    GetLk {
+        owner: u64,
+        wanted: Wire,
+    },
+    SetLk {
+        fh: u64,
+        owner: u64,
+        wanted: Wire,
+        may_wait: bool,
+        is_flock: bool,
+    },
+    Fallocate {
+        fh: u64,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    },
+    LSeek {
+        fh: u64,
+        offset: i64,
+        whence: i32,
+    },
     /// There are none.
     Ioctl,
 }
@@ -351,7 +425,12 @@ pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Requ
             let flags = if opcode == RENAME2 { flags as u32 } else { 0 };
             let (name_, rest) = name(payload)?;
             let (new, _) = name(rest)?;
-            Request::Rename { name: name_, to, new, flags }
+            Request::Rename {
+                name: name_,
+                to,
+                new,
+                flags,
+            }
         }
         LINK => {
             let [ino] = op::<[u64; 1]>(header)?;

@@ -162,7 +162,10 @@ impl Rings {
             }
         }
         for thread in threads.iter() {
-            thread.told.recv().map_err(|_| io::Error::other("a ring's thread ended"))??;
+            thread
+                .told
+                .recv()
+                .map_err(|_| io::Error::other("a ring's thread ended"))??;
         }
         Ok(())
     }

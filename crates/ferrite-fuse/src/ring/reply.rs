@@ -405,7 +405,10 @@ mod tests {
     fn layouts_are_the_kernels() {
         assert_eq!((size_of::<AttrOut>(), size_of::<EntryOut>()), (88, 128));
         assert_eq!((size_of::<KnownOut>(), size_of::<OpenOut>()), (104, 16));
-        assert_eq!((size_of::<StatFsOut>(), size_of::<LkOut>(), size_of::<DirentOut>()), (80, 24, 24));
+        assert_eq!(
+            (size_of::<StatFsOut>(), size_of::<LkOut>(), size_of::<DirentOut>()),
+            (80, 24, 24)
+        );
         let mut payload = [0xff; 200];
         let (name_ttl, attr_ttl) = (Duration::new(8, 9), Duration::new(10, 11));
         let entry = Entry {
@@ -443,7 +446,10 @@ mod tests {
         // 24 bytes and a name, in eights.
         assert!(list.dirent(1, 2, FileKind::File, b"a") && list.dirent(2, 3, FileKind::File, b"12345678"));
         assert_eq!(list.len_bytes(), 64);
-        assert!(!list.dirent(3, 4, FileKind::File, b"1234567890123"), "it takes 40 of 36 bytes");
+        assert!(
+            !list.dirent(3, 4, FileKind::File, b"1234567890123"),
+            "it takes 40 of 36 bytes"
+        );
         assert!(list.dirent(3, 4, FileKind::Directory, b"12345678"));
         assert_eq!(list.len_bytes(), 96);
         assert_eq!((word(&payload, 64), word(&payload, 72)), (3, 4));
@@ -472,6 +478,10 @@ mod tests {
         assert_eq!(half(&payload, 0), 5);
         assert_eq!(Xattr(value(), 4).encode(&mut payload), Err(Errno::ERANGE));
         assert_eq!(Xattr(value(), 5).encode(&mut payload), Ok(5));
-        assert_eq!(vec![0u8; 17].encode(&mut payload), Err(Errno::EIO), "no more than there is room");
+        assert_eq!(
+            vec![0u8; 17].encode(&mut payload),
+            Err(Errno::EIO),
+            "no more than there is room"
+        );
     }
 }

@@ -41,11 +41,7 @@ impl<F: FnOnce(Slot)> Drop for Owed<F> {
 
 /// Carries a request out. `None`: it has to wait, for a lock or until the mount is thawed, and `later` gets it when it
 /// is answered, perhaps at once, perhaps by another thread.
-pub(crate) fn serve(
-    service: &Arc<Service>,
-    mut slot: Slot,
-    later: impl FnOnce(Slot) + Send + 'static,
-) -> Option<Slot> {
+pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(Slot) + Send + 'static) -> Option<Slot> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
     let used = payload.len().min(header.payload_bytes as usize);
@@ -82,7 +78,9 @@ pub(crate) fn serve(
         }
         None => {
             let (held, owed) = (Arc::clone(service), Owed(Some((slot, later))));
-            service.freezer().hold_back(move || owed.pay(|slot| answer(&held, slot)));
+            service
+                .freezer()
+                .hold_back(move || owed.pay(|slot| answer(&held, slot)));
             None
         }
     }
@@ -122,9 +120,7 @@ fn perform(
         Request::MkDir { name, mode } => reply(service.mkdir(ctx, ino, name, mode), payload),
         Request::Unlink(name) => reply(service.unlink(ctx, ino, name), payload),
         Request::RmDir(name) => reply(service.rmdir(ctx, ino, name), payload),
-        Request::Rename { name, to, new, flags } => {
-            reply(service.rename(ctx, (ino, name), (to, new), flags), payload)
-        }
+        Request::Rename { name, to, new, flags } => reply(service.rename(ctx, (ino, name), (to, new), flags), payload),
         Request::Link { ino: of, name } => reply(service.link(ctx, of, ino, name), payload),
         Request::Open { flags } => reply(service.open(ctx, ino, flags), payload),
         Request::Create { name, mode, flags } => reply(service.create(ctx, (ino, name), mode, flags), payload),

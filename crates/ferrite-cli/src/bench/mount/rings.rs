@@ -136,7 +136,11 @@ fn threads(effort: Effort, out: &mut Output, files: [&File; 2]) -> Result<(), Fa
         theirs.push(times.1);
         ratios.push(times.0 / times.1);
     }
-    out.row(&row(NAME, [&ours, &theirs, &ratios], circumstances("kernel's", THREADS)))
+    out.row(&row(
+        NAME,
+        [&ours, &theirs, &ratios],
+        circumstances("kernel's", THREADS),
+    ))
 }
 
 fn row(name: &'static str, [ours, theirs, ratios]: [&[f64]; 3], circumstances: Circumstances) -> Row {
@@ -188,7 +192,11 @@ fn find(effort: Effort, out: &mut Output, dirs: [&Path; 2]) -> Result<(), Failur
         theirs.push(times.1);
         ratios.push(times.0 / times.1);
     }
-    out.row(&row(NAME, [&ours, &theirs, &ratios], circumstances("no names, no attributes", 1)))
+    out.row(&row(
+        NAME,
+        [&ours, &theirs, &ratios],
+        circumstances("no names, no attributes", 1),
+    ))
 }
 
 fn large(effort: Effort, out: &mut Output, files: [&File; 3]) -> Result<(), Failure> {

@@ -46,7 +46,13 @@ fn layouts_are_the_kernels() {
 fn requests_are_understood() {
     let rename = [&b"old\0"[..], b"new\0"].concat();
     let lock = [words(&[3, 9, 10, 20]), halves(&[1, 42, 1, 0])].concat();
-    let write = [words(&[3, 4096]), halves(&[4, 2]), words(&[9]), halves(&[libc::O_APPEND as u32, 0])].concat();
+    let write = [
+        words(&[3, 4096]),
+        halves(&[4, 2]),
+        words(&[9]),
+        halves(&[libc::O_APPEND as u32, 0]),
+    ]
+    .concat();
     let wanted = Wire {
         start: 10,
         last: 20,
@@ -131,12 +137,7 @@ fn requests_are_understood() {
                 flags: libc::O_RDWR,
             },
         ),
-        (
-            25,
-            words(&[3, 0, 9]),
-            b"",
-            Request::Flush { fh: 3, owner: 9 },
-        ),
+        (25, words(&[3, 0, 9]), b"", Request::Flush { fh: 3, owner: 9 }),
         (
             44,
             [words(&[0, 7]), halves(&[4096, 0])].concat(),
