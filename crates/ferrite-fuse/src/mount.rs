@@ -48,11 +48,11 @@ pub struct FuseOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rings {
     /// If the kernel offers it.
-    #[default]
     Auto,
     /// Without it there is no mount.
     On,
-    /// Requests are read from `/dev/fuse`.
+    /// Requests are read from `/dev/fuse`. The default until every suite of mounts has run on rings.
+    #[default]
     Off,
 }
 
