@@ -199,6 +199,7 @@ fn changes_that_a_freeze_holds_back_leave_the_cpus_others_alone() {
     let mut content = [0; 7];
     file.read_exact_at(&mut content, 0).unwrap();
     assert_eq!((&content, done.load(Ordering::Relaxed)), (b"content", 0));
+    drop(file);
     ok(ferrite().arg("thaw").arg(&test.dir));
     for (number, writer) in writers.into_iter().enumerate() {
         within("a write after the thaw", move || writer.join().unwrap());
