@@ -575,7 +575,7 @@ mod full_metadata {
         for number in 0..made / 2 {
             // On a busy machine the merges that give room back may take a moment.
             let until = Instant::now() + Duration::from_secs(10);
-            let mut again = || put(&fs, &format!("again{number}"), 0, &content(number, 1500));
+            let again = || put(&fs, &format!("again{number}"), 0, &content(number, 1500));
             while let Err(error) = again() {
                 assert!(
                     matches!(error, FsError::NoSpace(_)) && Instant::now() < until,
