@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ferrite_crash::explore::{Effort, Search};
+use ferrite_crash::explore::{Effort, Failure, Search};
 use ferrite_crash::{MAPPINGS, Mapping, Variant, plan, shrink};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -39,6 +39,14 @@ impl Pace {
             *next += MINUTE;
         }
         distinct >= wanted
+    }
+}
+
+/// Panics with the shortest workload that still fails, if one did.
+fn nothing_failed(failure: Option<Failure>, effort: &Effort) {
+    if let Some(failure) = failure {
+        let failure = shrink::shrink(failure, *effort, Duration::from_secs(120));
+        panic!("{}", failure.report(effort, &std::env::temp_dir()));
     }
 }
 
@@ -83,10 +91,7 @@ fn no_crash_breaks_a_promise() {
             report.moves,
             report.elapsed.as_secs_f64()
         );
-        if let Some(failure) = report.failure {
-            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
-        }
+        nothing_failed(report.failure, &effort);
         assert!(report.distinct >= wanted, "only {} different images", report.distinct);
         assert!(report.resent >= 500, "only {} changes sent again", report.resent);
         if matches!(mapping, Mapping::Cuckoo | Mapping::Leaf) {
@@ -129,10 +134,7 @@ fn no_crash_parts_data_from_its_checksum() {
             report.workloads,
             report.elapsed.as_secs_f64()
         );
-        if let Some(failure) = report.failure {
-            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
-        }
+        nothing_failed(report.failure, &effort);
     }
 }
 
@@ -166,10 +168,7 @@ fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
             report.workloads,
             report.elapsed.as_secs_f64()
         );
-        if let Some(failure) = report.failure {
-            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
-        }
+        nothing_failed(report.failure, &effort);
     }
 }
 
@@ -197,10 +196,7 @@ fn no_crash_parts_a_move_from_its_entries() {
             report.moves,
             report.elapsed.as_secs_f64()
         );
-        if let Some(failure) = report.failure {
-            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
-        }
+        nothing_failed(report.failure, &effort);
         assert!(
             report.moves >= moves,
             "{mapping:?} moved entries only {} times",

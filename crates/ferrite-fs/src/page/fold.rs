@@ -62,8 +62,8 @@ impl Merged {
     }
 }
 
-/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many still had a log and
-/// could be folded. A failure on one page does not keep the others from being folded.
+/// Folds pages of one file under one fence; by records, where stores are held back. Returns how many still had a log
+/// and could be folded. A failure on one page does not keep the others from being folded.
 pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
     core.check_writable()?;
     if core.journal.is_frozen() {
