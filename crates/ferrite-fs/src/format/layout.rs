@@ -12,7 +12,7 @@ pub use ferrite_pm::LINE_BYTES;
 use ferrite_pm::Region;
 
 use crate::error::EngineError;
-use crate::format::checksum::crc32c;
+use crate::format::checksum::{Check, crc32c};
 use crate::format::outcome::ENTRY_BYTES;
 use crate::options::{Mapping, MkfsOptions};
 
@@ -93,8 +93,11 @@ pub const FEATURE_OUTCOMES: u64 = 1;
 /// Incompatible feature: each journal record names the previous one in its ring. A program that does not know the
 /// feature would not recognise these records, and would lose them.
 pub const FEATURE_LINKED_RECORDS: u64 = 1;
+/// Incompatible feature: records vouch for themselves and for data by sums that nothing else uses, see
+/// `format/checksum.rs`. A program that does not know the feature would take each record for torn.
+pub const FEATURE_CHECKS_APART: u64 = 2;
 /// Incompatible features that this program knows.
-const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS;
+const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS | FEATURE_CHECKS_APART;
 /// Read-only-compatible features that this program knows.
 const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
 
@@ -273,7 +276,7 @@ impl Superblock {
             size_bytes,
             features_compat: if once_slots > 0 { FEATURE_OUTCOMES } else { 0 },
             features_ro_compat: features_of(options),
-            features_incompat: FEATURE_LINKED_RECORDS,
+            features_incompat: KNOWN_INCOMPAT,
             mapping: options.mapping,
             rings,
             ring_bytes,
@@ -561,6 +564,14 @@ impl Superblock {
     /// Whether each journal record names the previous one.
     pub(crate) fn has_linked_records(&self) -> bool {
         self.features_incompat & FEATURE_LINKED_RECORDS != 0
+    }
+
+    /// How records vouch for what a crash may tear.
+    pub(crate) fn record_check(&self) -> Check {
+        match self.features_incompat & FEATURE_CHECKS_APART != 0 {
+            true => Check::Apart,
+            false => Check::Crc32c,
+        }
     }
 
     /// Place and size of the mapping structure.

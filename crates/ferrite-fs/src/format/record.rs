@@ -1,20 +1,22 @@
 //! One journal record: how an operation's words are gathered, sealed and read back.
 //!
 //! ```text
-//! word 0   crc32c of all that follows (low half) | length in words << 32 | ring number << 48
+//! word 0   check of all that follows (low half) | length in words << 32 | ring number << 48
 //! word 1   sequence number | link << 48: how far back the number of the record before it in its ring is
 //! then items, each a head word and its body:
 //!   words  offset | count << 48              count words to store at offset
-//!   data   offset | 1 << 63                  one word: crc32c of the bytes | their length << 32
+//!   data   offset | 1 << 63                  one word: check of the bytes | their length << 32
 //! ```
 //!
-//! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content nor the
-//! remains of a record elsewhere in a ring can pass for a record. A record starts on a cache line.
+//! Invariants: the check depends on the pool's seed and the record's position, so that neither file content nor the
+//! remains of a record elsewhere in a ring can pass for a record. It is a sum of its own ([`Check`]), because records
+//! hold words with checksums: what a crash left of an older record at the same place must not make up for what is
+//! missing. A record starts on a cache line.
 //!
 //! The links chain a ring's records together. A ring commits one record after the other, and each is fenced before the
 //! next is streamed. So a record that names the previous one proves that the previous one was durable.
 
-use crate::format::checksum::crc32c_append;
+use crate::format::checksum::Check;
 use crate::format::layout::SEQ_MAX;
 use zerocopy::IntoBytes;
 
@@ -93,8 +95,8 @@ pub(crate) enum Item<'a> {
         offset: u64,
         /// Length.
         len_bytes: u32,
-        /// Their checksum.
-        crc: u32,
+        /// Their check.
+        check: u32,
     },
 }
 
@@ -166,17 +168,17 @@ impl Record {
         self.streamed.contains(&offset)
     }
 
-    /// Adds the checksum of bytes that were already streamed to `offset`.
-    pub(crate) fn add_data(&mut self, offset: u64, len_bytes: u32, crc: u32) {
+    /// Adds the check ([`Check::data`]) of bytes that were already streamed to `offset`.
+    pub(crate) fn add_data(&mut self, offset: u64, len_bytes: u32, check: u32) {
         self.words.truncate(self.len);
         self.open = 0;
         self.words.push(offset | DATA);
-        self.words.push(u64::from(crc) | u64::from(len_bytes) << 32);
+        self.words.push(u64::from(check) | u64::from(len_bytes) << 32);
         self.len += 2;
     }
 
-    /// Completes header and checksum; returns the bytes to store, padded to whole lines.
-    pub(crate) fn seal(&mut self, seq: u64, link: Link, ring: u32, crc_seed: u64) -> &[u8] {
+    /// Completes header and check; returns the bytes to store, padded to whole lines.
+    pub(crate) fn seal(&mut self, seq: u64, link: Link, ring: u32, check: Check, seed: u64) -> &[u8] {
         self.words.truncate(self.len);
         self.words.resize(self.len.next_multiple_of(LINE_WORDS), 0);
         self.words[0] = (self.len as u64) << 32 | u64::from(ring) << 48;
@@ -184,8 +186,8 @@ impl Record {
         for word in &mut self.words {
             *word = word.to_le();
         }
-        let crc = checksum(&self.words[..self.len], crc_seed);
-        self.words[0] |= u64::from(crc).to_le();
+        let sum = check.record(seed, self.words[..self.len].as_bytes());
+        self.words[0] |= u64::from(sum).to_le();
         self.words.as_bytes()
     }
 
@@ -197,16 +199,10 @@ impl Record {
     }
 }
 
-/// Checksum of a record whose checksum field is 0.
-fn checksum(words: &[u64], crc_seed: u64) -> u32 {
-    let start = crc_seed as u32 ^ (crc_seed >> 32) as u32;
-    crc32c_append(start, words.as_bytes())
-}
-
-/// A header as found in a ring, before its checksum is verified.
+/// A header as found in a ring, before its check is verified.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Header {
-    crc: u32,
+    sum: u32,
     /// Length in words.
     pub(crate) len: usize,
     /// Sequence number.
@@ -220,7 +216,7 @@ impl Header {
     pub(crate) fn parse(first: u64, second: u64, ring: u32) -> Option<Header> {
         let len = (first >> 32 & 0xffff) as usize;
         let header = Header {
-            crc: first as u32,
+            sum: first as u32,
             len,
             seq: second & SEQ_MAX,
             link: Link::decode(second),
@@ -229,10 +225,10 @@ impl Header {
     }
 
     /// Whether `words` (the whole record) is what was sealed.
-    pub(crate) fn verify(&self, words: &mut [u64], crc_seed: u64) -> bool {
+    pub(crate) fn verify(&self, words: &mut [u64], check: Check, seed: u64) -> bool {
         let first = words[0];
         words[0] &= !u64::from(u32::MAX);
-        let sound = checksum(words, crc_seed) == self.crc;
+        let sound = check.record(seed, words.as_bytes()) == self.sum;
         words[0] = first;
         sound
     }
@@ -262,7 +258,7 @@ impl<'a> Iterator for Items<'a> {
             return Some(Item::Data {
                 offset,
                 len_bytes: (body >> 32) as u32,
-                crc: body as u32,
+                check: body as u32,
             });
         }
         let count = (head >> COUNT_SHIFT) as usize;
@@ -299,7 +295,7 @@ mod tests {
                 Item::Data {
                     offset: 8192,
                     len_bytes: 4096,
-                    crc: 77
+                    check: 77
                 },
                 Item::Words {
                     offset: 72,
@@ -312,9 +308,13 @@ mod tests {
 
     #[test]
     fn a_sealed_record_verifies_only_at_its_place_and_whole() {
+        [Check::Crc32c, Check::Apart].into_iter().for_each(verifies_only_whole);
+    }
+
+    fn verifies_only_whole(check: Check) {
         let mut record = Record::new();
         record.set_word(4096, 0xdead);
-        let bytes = record.seal(9, Link::Before(7), 3, 42).to_vec();
+        let bytes = record.seal(9, Link::Before(7), 3, check, 42).to_vec();
         let words: Vec<u64> = bytes
             .chunks(8)
             .map(|c| u64::from_le_bytes(c.try_into().unwrap()))
@@ -323,10 +323,13 @@ mod tests {
         assert_eq!((header.len, header.seq, header.link), (4, 9, Link::Before(7)));
         assert!(Header::parse(words[0], words[1], 2).is_none(), "another ring's record");
         let mut body = words[..4].to_vec();
-        assert!(header.verify(&mut body, 42));
-        assert!(!header.verify(&mut body, 43), "the same bytes at another position");
+        assert!(header.verify(&mut body, check, 42));
+        assert!(
+            !header.verify(&mut body, check, 43),
+            "the same bytes at another position"
+        );
         body[3] ^= 1;
-        assert!(!header.verify(&mut body, 42), "a torn word");
+        assert!(!header.verify(&mut body, check, 42), "a torn word");
     }
 
     #[test]

@@ -35,6 +35,7 @@ use ferrite_pm::{DirtyLines, PmError, Region};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashSet;
 
+use crate::format::checksum::Check;
 use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::format::record::{Item, Link, Record, WORDS_MAX};
 use crate::planted::{Flaw, planted};
@@ -158,7 +159,8 @@ const CLOSED: u8 = 2;
 pub(crate) struct Journal {
     region: Arc<Region>,
     ring_bytes: u64,
-    crc_seed: u64,
+    check: Check,
+    check_seed: u64,
     /// Each record names the previous one. Not in pools to which older programs may write.
     has_links: bool,
     rings: Box<[CachePadded<Ring>]>,
@@ -190,7 +192,8 @@ impl Journal {
         Journal {
             region,
             ring_bytes: superblock.ring_bytes,
-            crc_seed: superblock.seed,
+            check: superblock.record_check(),
+            check_seed: superblock.seed,
             has_links: superblock.has_linked_records(),
             rings: (0..superblock.rings).map(ring).collect(),
             common: CachePadded::new(Common {
@@ -260,7 +263,7 @@ impl Journal {
         if planted(Flaw::WordsBeforeRecord) {
             set_early(&self.region, record);
         }
-        let bytes = record.seal(seq, link, ring.number, self.crc_seed ^ position);
+        let bytes = record.seal(seq, link, ring.number, self.check, self.check_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
         if !self.region.is_held() {
             state.dirty.write_some(&self.region);

@@ -20,7 +20,7 @@ use ferrite_pm::Region;
 use rustc_hash::FxHashSet;
 
 use crate::error::EngineError;
-use crate::format::checksum::crc32c;
+use crate::format::checksum::Check;
 use crate::format::layout::{
     CONTROL_HELD, CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark, encode_mark,
 };
@@ -92,9 +92,9 @@ pub(crate) fn replay(
     let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
     let mut lost = Vec::new();
     if is_held(region) {
-        keep_prefix(region, mark, &mut found);
+        keep_prefix(region, superblock.record_check(), mark, &mut found);
     } else {
-        lost = drop_dead(region, mark, &mut found);
+        lost = drop_dead(region, superblock.record_check(), mark, &mut found);
     }
     let newest = match planted(Flaw::DeadRecordAbove) {
         true => found.iter().map(|record| record.seq).fold(mark, u64::max),
@@ -143,11 +143,11 @@ pub(crate) fn is_held(region: &Region) -> bool {
 }
 
 /// Drops the records whose data did not survive; tells of those that were durable once and cannot be replayed.
-fn drop_dead(region: &Region, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
+fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
     let named = named(found, mark);
     let mut lost = missing(found, &named);
     found.retain(|record| {
-        let survived = data_survived(region, record);
+        let survived = data_survived(region, check, record);
         if !survived && named.contains(&record.id()) {
             lost.push(format!(
                 "record {} of ring {} was durable, but the data it covers is not what was written: its changes are \
@@ -161,7 +161,7 @@ fn drop_dead(region: &Region, mark: u64, found: &mut Vec<Found>) -> Vec<String> 
 }
 
 /// Keeps the records that follow each other from the mark on, up to the first that is missing or dead.
-fn keep_prefix(region: &Region, mark: u64, found: &mut Vec<Found>) {
+fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) {
     found.retain(|record| record.ring == HELD_RING);
     found.sort_by_key(|record| record.seq);
     let mut before = None;
@@ -173,7 +173,7 @@ fn keep_prefix(region: &Region, mark: u64, found: &mut Vec<Found>) {
             (Link::Unknown, _) => false,
         };
         before = Some(record.seq);
-        (follows || planted(Flaw::GapInPrefix)) && data_survived(region, record)
+        (follows || planted(Flaw::GapInPrefix)) && data_survived(region, check, record)
     };
     let kept = found.iter().take_while(follows).count();
     found.truncate(kept);
@@ -230,6 +230,7 @@ pub(crate) fn mark_above_all(region: &Region, superblock: &Superblock) -> u64 {
 
 fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, found: &mut Vec<Found>) {
     let start = superblock.ring_offset(ring);
+    let check = superblock.record_check();
     let mut position = 0;
     while position < superblock.ring_bytes {
         let first = region.load(start + position);
@@ -242,7 +243,7 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
             let mut words: Vec<u64> = (0..header.len as u64)
                 .map(|index| region.load(start + position + index * 8))
                 .collect();
-            if header.verify(&mut words, superblock.seed ^ position) || planted(Flaw::TornRecord) {
+            if header.verify(&mut words, check, superblock.seed ^ position) || planted(Flaw::TornRecord) {
                 // The inside of a record is not searched for records.
                 step = (header.len as u64 * 8).next_multiple_of(LINE_BYTES);
                 found.push(Found {
@@ -257,13 +258,17 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
     }
 }
 
-fn data_survived(region: &Region, record: &Found) -> bool {
+fn data_survived(region: &Region, how: Check, record: &Found) -> bool {
     let mut bytes = Vec::new();
     let mut items = 0;
     items_of(&record.words).all(|item| match item {
         Item::Words { .. } => true,
         Item::Data { .. } if items > 0 && planted(Flaw::FirstDataOnly) => true,
-        Item::Data { offset, len_bytes, crc } => {
+        Item::Data {
+            offset,
+            len_bytes,
+            check,
+        } => {
             items += 1;
             let in_pool = offset
                 .checked_add(u64::from(len_bytes))
@@ -272,7 +277,7 @@ fn data_survived(region: &Region, record: &Found) -> bool {
                 bytes.resize(len_bytes as usize, 0);
                 region.read(offset, &mut bytes);
             }
-            in_pool && crc32c(&bytes) == crc
+            in_pool && how.data(&bytes) == check
         }
     })
 }

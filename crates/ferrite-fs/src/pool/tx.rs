@@ -268,8 +268,8 @@ impl<'e> Tx<'e> {
         let Some(offset) = self.core.superblock.sum_word_offset(block) else {
             return self.stream_block(block, data);
         };
-        let crc = self.fill(block, data, true);
-        let sum = data_sum::word(self.core.superblock.seed, page, crc);
+        self.fill(block, data);
+        let sum = data_sum::word(self.core.superblock.seed, page, crc32c(data));
         self.buffers.record.set_word(offset, sum);
     }
 
@@ -289,11 +289,10 @@ impl<'e> Tx<'e> {
 
     /// Fills a claimed block whose content has its own checksum. Durable with the commit.
     pub(crate) fn stream_block(&mut self, block: BlockNo, data: &[u8]) {
-        self.fill(block, data, false);
+        self.fill(block, data);
     }
 
-    /// Returns the crc32c of `data` if it was computed, which it always is if `summed`.
-    fn fill(&mut self, block: BlockNo, data: &[u8], summed: bool) -> u32 {
+    fn fill(&mut self, block: BlockNo, data: &[u8]) {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         match self.core.region.is_held() {
@@ -303,14 +302,13 @@ impl<'e> Tx<'e> {
         }
         let few = matches!(self.stage, Stage::FewBlocks(_));
         let vouched = (self.core.data_in_checksum || few) && !self.is_unvouched;
-        let crc = if summed || vouched { crc32c(data) } else { 0 };
         if few && planted(Flaw::TornPage) {
         } else if vouched {
-            self.buffers.record.add_data(offset, data.len() as u32, crc);
+            let check = self.core.superblock.record_check().data(data);
+            self.buffers.record.add_data(offset, data.len() as u32, check);
         } else {
             self.needs_fence = true;
         }
-        crc
     }
 
     /// Writes log units at `offset`. The record carries their checksum, so they share its fence. Taking a lock waits
@@ -337,9 +335,10 @@ impl<'e> Tx<'e> {
             return;
         }
         let vouched = &bytes[skip..];
+        let check = self.core.superblock.record_check().data(vouched);
         self.buffers
             .record
-            .add_data(offset + skip as u64, vouched.len() as u32, crc32c(vouched));
+            .add_data(offset + skip as u64, vouched.len() as u32, check);
     }
 
     /// Maps a page that is not mapped. Operations must map pages only through this function: the commit widens the
