@@ -13,6 +13,10 @@
 //! Invariants: numbers are little-endian. Each page of metadata carries a CRC-32C of itself with that field zero, or,
 //! for overflow pages, has it in the page that names it. What cannot be decoded is told as such, never a panic.
 
+mod ring_entry;
+
+pub(crate) use ring_entry::{RingEntry, hash_of};
+
 use crate::page::Pages;
 use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result, SHARED_UNIT_PAGES};
 
@@ -537,53 +541,6 @@ pub(crate) fn encode_overflow(extents: &[Extent]) -> (Pages, u32) {
 /// The first `count` pieces of an overflow page. `None`: it is damaged.
 pub(crate) fn decode_overflow(page: &[u8], crc: u32, count: usize) -> Option<Vec<Extent>> {
     (crc32c::crc32c(page) == crc).then(|| extents(page, count))
-}
-
-/// An entry of the ring: one or two pages that are about to be written in place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RingEntry {
-    pub(crate) number: u64,
-    /// All entries below it had been written in place when this one was made.
-    pub(crate) low: u64,
-    pub(crate) id: BlobId,
-    /// Of the blob's metadata. It never changes while a write in place is under way.
-    pub(crate) generation: u64,
-    /// Pages on the device; the second is 0 if there is one only.
-    pub(crate) targets: [u64; 2],
-    pub(crate) crcs: [u32; 2],
-}
-
-const RING_MAGIC: u32 = u32::from_le_bytes(*b"BlRg");
-
-impl RingEntry {
-    /// Writes the entry's first page.
-    pub(crate) fn encode(&self, page: &mut [u8]) {
-        put(page, 0, &RING_MAGIC.to_le_bytes());
-        put(page, 12, &self.crcs[0].to_le_bytes());
-        put(page, 16, &self.number.to_le_bytes());
-        put(page, 24, &self.low.to_le_bytes());
-        put(page, 32, &self.id.raw().to_le_bytes());
-        put(page, 40, &self.generation.to_le_bytes());
-        put(page, 48, &self.targets[0].to_le_bytes());
-        put(page, 56, &self.targets[1].to_le_bytes());
-        put(page, 64, &self.crcs[1].to_le_bytes());
-        sealed(page);
-    }
-
-    /// `None`: it was never written, or not to its end.
-    pub(crate) fn decode(page: &[u8]) -> Option<RingEntry> {
-        if u32_at(page, 0) != RING_MAGIC || !is_sealed(page) {
-            return None;
-        }
-        Some(RingEntry {
-            number: u64_at(page, 16),
-            low: u64_at(page, 24),
-            id: BlobId(u64_at(page, 32)),
-            generation: u64_at(page, 40),
-            targets: [u64_at(page, 48), u64_at(page, 56)],
-            crcs: [u32_at(page, 12), u32_at(page, 64)],
-        })
-    }
 }
 
 #[cfg(test)]

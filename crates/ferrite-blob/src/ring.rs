@@ -20,7 +20,7 @@ use std::ops::Range;
 use parking_lot::{Condvar, Mutex};
 
 use crate::device::{Device, Op};
-use crate::format::{BlobId, Layout, RING_ENTRIES, RingEntry};
+use crate::format::{BlobId, Layout, RING_ENTRIES, RingEntry, hash_of};
 use crate::page::Pages;
 use crate::planted::{Planted, is_planted};
 use crate::{Error, PAGE_BYTES, Result};
@@ -115,11 +115,12 @@ impl Ring {
             state.last.extend(torn.targets.iter().map(|target| (*target, number)));
             (number, state.low())
         };
-        let mut crcs = [0; 2];
+        let (mut crcs, mut hashes) = ([0; 2], [0; 2]);
         let mut targets = [0; 2];
         for (index, (target, data)) in torn.targets.iter().zip(torn.data.chunks(PAGE_BYTES)).enumerate() {
             targets[index] = *target;
             crcs[index] = crc32c::crc32c(data);
+            hashes[index] = hash_of(data);
         }
         let entry = RingEntry {
             number,
@@ -128,6 +129,7 @@ impl Ring {
             generation: torn.generation,
             targets,
             crcs,
+            hashes,
         };
         let mut pages = Pages::zeroed(1 + torn.targets.len());
         entry.encode(&mut pages.bytes_mut()[..PAGE_BYTES]);
@@ -219,11 +221,10 @@ pub(crate) fn pending(
         let pages: Vec<(u64, &[u8])> = entry
             .targets
             .iter()
-            .zip(entry.crcs)
             .zip(data.chunks(PAGE_BYTES))
-            .filter(|((target, _), _)| **target != 0)
-            .map(|((target, crc), page)| (*target, crc, page))
-            .map(|(target, crc, page)| (target, if crc32c::crc32c(page) == crc { page } else { &[][..] }))
+            .enumerate()
+            .filter(|(_, (target, _))| **target != 0)
+            .map(|(index, (target, page))| (*target, if entry.is_whole(index, page) { page } else { &[][..] }))
             .collect();
         // It did not get to its end, so nothing of it was written in place.
         if pages
@@ -261,6 +262,7 @@ pub(crate) fn replay(
         generation: 0,
         targets: [0; 2],
         crcs: [0; 2],
+        hashes: [0; 2],
     };
     let mut page = Pages::zeroed(1);
     end.encode(page.bytes_mut());
