@@ -299,7 +299,12 @@ impl Core {
         }
         let mut step = Some(step);
         for _ in 0..RACES_MAX {
-            let Some(edge) = self.find(parent, name)? else {
+            // Whoever must not open one that is there finds it under the name's lock, and need not look before.
+            let found = match new.exclusive {
+                true => None,
+                false => self.find(parent, name)?,
+            };
+            let Some(edge) = found else {
                 let node = New::of(FileKind::File, new.mode);
                 let Some(own) = step.take() else { break };
                 match self.make(ctx, own, parent, name, &node, |attr| opened(attr, true)) {
@@ -319,10 +324,8 @@ impl Core {
                     Err(error) => return Err(error),
                 }
             };
-            match edge.kind {
-                _ if new.exclusive => return Err(FsError::Exists),
-                FileKind::Symlink => return Err(FsError::Loop),
-                _ => {}
+            if edge.kind == FileKind::Symlink {
+                return Err(FsError::Loop);
             }
             let held = match self.hold(edge.ino) {
                 Err(FsError::Stale) => continue,
