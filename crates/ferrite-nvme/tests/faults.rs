@@ -6,7 +6,6 @@
 #[path = "faults/pool.rs"]
 mod pool;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -535,6 +534,8 @@ fn an_open_file_of_a_lost_device_can_be_closed() {
 
 #[cfg(feature = "rocksdb")]
 mod full_metadata {
+    use std::sync::Arc;
+
     use super::*;
     use ferrite_blob::device::Memory;
     use ferrite_blob::{BlobStore, FormatOptions};

@@ -14,9 +14,11 @@
 //! Decisions, with reasons:
 //! * The kernel takes rings once every CPU that there could ever be has one; until then all requests wait. So the rings
 //!   are made before the mount, and if one cannot be had, the kernel is not told that there will be any.
-//! * A queue has [`DEPTH`] slots of [`PAYLOAD_BYTES`]: a thread serves one request at a time, so that more would only
-//!   wait in another place. That is 4 MiB of addresses for each CPU; memory is had as it is touched, and the kernel
-//!   takes the slot that came back last, so most stay empty. Slots are added while some are away.
+//! * A queue has up to [`DEPTH_MAX`] slots of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but the
+//!   kernel gives a request that found no slot to the next one that is *answered*, not to one that is added. So where
+//!   others wait for a lock or a thaw, a request must find a slot when it is asked. That is 64 MiB of addresses for
+//!   each CPU; memory is had as it is touched, and the kernel takes the slot that came back last, so most stay empty.
+//!   Slots are added while some are away.
 //! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as the classic way.
 //! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
 
@@ -44,8 +46,12 @@ pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// Memory of a slot for everything but headers. The kernel wants room for the largest write, for as many pages as a
 /// request may have (fuser derives that from the largest write and read-ahead), and for 8 KiB.
 const PAYLOAD_BYTES: usize = MAX_WRITE_BYTES as usize;
-/// Slots of a queue at first.
-const DEPTH: usize = 4;
+/// Slots of a queue at first, where there are few CPUs.
+const DEPTH_MAX: usize = 64;
+/// And where there are many.
+const DEPTH_MIN: usize = 4;
+/// Slots of all queues at first, if that is enough for [`DEPTH_MIN`] each. One takes two pages.
+const SLOTS_AT_FIRST: usize = 2048;
 /// Threads for an engine that may block, at least.
 const WORKERS_MIN: usize = 8;
 /// The switch.
@@ -119,6 +125,7 @@ impl Rings {
                 workers: workers.clone(),
                 cpu,
                 only,
+                depth: (SLOTS_AT_FIRST / usize::from(count).max(1)).clamp(DEPTH_MIN, DEPTH_MAX),
             };
             let (tell, told) = channel();
             let (give, device) = channel();

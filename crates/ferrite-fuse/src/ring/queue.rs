@@ -5,8 +5,9 @@
 //! Invariants:
 //! * The thread never waits for anything but its ring: what may take time is the workers', and what has to wait (for a
 //!   lock, for a thaw) keeps its slot, but not the thread.
-//! * However many slots are away, some wait for requests: more are registered as they are needed, up to
-//!   [`SLOTS_MAX`]. With more requests waiting than that, others of the same CPU have to wait, too.
+//! * However many slots are away, half as many as there were at first wait for requests: more are registered as they
+//!   are needed, up to [`SLOTS_MAX`]. With more requests waiting than that, or more than wait for them in one instant,
+//!   others of the same CPU have to wait, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,14 +22,12 @@ use fuser::Errno;
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
+use super::PAYLOAD_BYTES;
 use super::abi;
 use super::serve::serve;
 use super::uring::{Event, Slot, Uring, Wake, ring};
-use super::{DEPTH, PAYLOAD_BYTES};
 use crate::service::Service;
 
-/// Slots that wait for requests while others are away.
-const SPARE: usize = 2;
 /// Slots of one queue.
 const SLOTS_MAX: usize = 4096;
 /// How often a thread that is on another CPU tries to get back, after its own was away.
@@ -71,6 +70,8 @@ pub(crate) struct Task {
     pub(crate) cpu: u16,
     /// The only user who may ask, if there is only one.
     pub(crate) only: Option<u32>,
+    /// Slots at first.
+    pub(crate) depth: usize,
 }
 
 /// The thread. It reports on `told` that it has a ring, takes the device's descriptor from `device`, reports that the
@@ -92,7 +93,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
     let Ok(device) = device.recv() else { return };
     let mut pinned = Pinned::new(task.cpu);
     let registered = Uring::new(ring, (device, task.cpu), wake, PAYLOAD_BYTES).and_then(|mut uring| {
-        register(&mut uring)?;
+        register(&mut uring, task.depth)?;
         Ok(uring)
     });
     let uring = match registered {
@@ -125,8 +126,8 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
 }
 
 /// Registers the first slots, and sees that the kernel took them.
-fn register(uring: &mut Uring) -> io::Result<()> {
-    for _ in 0..DEPTH {
+fn register(uring: &mut Uring, depth: usize) -> io::Result<()> {
+    for _ in 0..depth {
         uring.register(false)?;
     }
     uring.submit()?;
@@ -159,7 +160,8 @@ impl Queue<'_> {
             Event::Asked(slot) => match self.serve(slot) {
                 Some(slot) => self.uring.commit(slot)?,
                 None => {
-                    if self.uring.waiting() + left < SPARE && self.uring.slots() < SLOTS_MAX && !self.is_gone {
+                    let spare = self.task.depth / 2;
+                    if self.uring.waiting() + left < spare && self.uring.slots() < SLOTS_MAX && !self.is_gone {
                         self.uring.register(true)?;
                     }
                 }

@@ -216,6 +216,7 @@ impl Pool {
     }
 
     /// With another store of metadata.
+    #[cfg(feature = "rocksdb")]
     pub(crate) fn open_with(&self, meta: Box<dyn MetaStore>) -> Result<NvmeFs> {
         self.assemble(Some(meta), None)
     }
