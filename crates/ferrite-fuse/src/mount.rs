@@ -163,7 +163,9 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
         why: why.into(),
     };
     let metadata = std::fs::metadata(dir).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOTCONN) => wrong("a mount whose daemon died is still there; run `umount` on it first"),
+        Some(libc::ENOTCONN | libc::ECONNABORTED) => {
+            wrong("a mount whose daemon died is still there; run `umount` on it first")
+        }
         _ => wrong(&error.to_string()),
     })?;
     if !metadata.is_dir() {
