@@ -99,6 +99,11 @@ impl Faults {
         Answer::Ask { wait_ns: WAIT_NS }
     }
 
+    /// How many are under way.
+    pub(crate) fn under_way(&self) -> u64 {
+        lock(&self.list).pending.len() as u64
+    }
+
     /// The engine has answered.
     pub(crate) fn done(&self, wanted: &Wanted, result: Result<(), FsError>) {
         let mut list = lock(&self.list);
