@@ -109,6 +109,8 @@ pub(crate) struct File {
     pub(crate) publishes: AtomicBool,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
+    /// Faults are put off.
+    pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
     pub(crate) faults: AtomicU64,
     /// Calls of `append`.
@@ -358,6 +360,9 @@ impl Region for File {
         if self.is_full.load(SeqCst) {
             return Err(FsError::NoSpace(SpaceOf::Blocks));
         }
+        if self.is_frozen.load(SeqCst) {
+            return Err(FsError::Busy);
+        }
         let end = (first + pages).min(state.size.div_ceil(PAGE as u64) as u32);
         if access == Access::Write {
             for at in first..end {
@@ -442,6 +447,7 @@ impl Double {
             state: Mutex::new(state),
             publishes: AtomicBool::new(true),
             is_full: AtomicBool::new(false),
+            is_frozen: AtomicBool::new(false),
             faults: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             parts: Mutex::default(),
