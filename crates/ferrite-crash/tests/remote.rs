@@ -147,7 +147,7 @@ fn scenes(seeds: u64) -> Vec<(Mapping, bool, u64)> {
 #[test]
 fn crashes_between_packets_and_calls() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
-    let (seeds, steps, per_point) = if soak { (12, 40, 10) } else { (1, 20, 4) };
+    let (seeds, steps, per_point) = if soak { (5, 40, 10) } else { (1, 20, 4) };
     let (images, waited, between) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     two_at_a_time(&scenes(seeds), |&(mapping, sums, seed)| {
         let what = format!("FERRITE_SEED={seed}, {mapping:?}, checksums {sums}");

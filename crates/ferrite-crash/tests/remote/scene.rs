@@ -7,6 +7,7 @@
 //! Invariants, so that everything follows from a seed:
 //! * One thing happens at a time. Who is stopped waits for what happens meanwhile: until that is done, or waits in turn
 //!   for the guard of who is stopped.
+//! * While a local call is stopped, others happen only before it commits, so what they do comes before what it does.
 //! * The two queue pairs store to different halves of the file, so it does not matter which of two stores came first.
 //! * Between any two packets, no range fault is under way.
 
@@ -353,18 +354,18 @@ impl Stops for Scene {
         self.chance(50)
     }
 
-    fn begins_to_wait(&self) {
+    fn begins_to_wait(&self, is_before: bool) {
         let Some(call) = self.own_call() else {
             return;
         };
-        if *self.stops_local.lock() && self.chance(60) {
+        if is_before && *self.stops_local.lock() && self.chance(60) {
             self.run_second(Some(3), 4);
         }
         call.progress.lock().waits_since = Some(Instant::now());
         call.changed.notify_all();
     }
 
-    fn has_waited(&self) {
+    fn has_waited(&self, is_before: bool) {
         let Some(call) = self.own_call() else {
             return;
         };
@@ -374,7 +375,7 @@ impl Stops for Scene {
             call.changed.wait(&mut progress);
         }
         drop(progress);
-        if *self.stops_local.lock() && self.chance(60) {
+        if is_before && *self.stops_local.lock() && self.chance(60) {
             self.run_second(Some(3), 4);
         }
     }

@@ -25,10 +25,10 @@ pub(crate) trait Stops: Send + Sync {
     fn done_by_engine(&self);
     /// Whether the store that is made now is seen by others at once.
     fn is_seen_at_once(&self) -> bool;
-    /// A local call begins to wait for guards.
-    fn begins_to_wait(&self);
+    /// A local call begins to wait for guards. `is_before`: it has not committed yet.
+    fn begins_to_wait(&self, is_before: bool);
     /// It need not wait any more.
-    fn has_waited(&self);
+    fn has_waited(&self, is_before: bool);
     /// A range fault is to be served. Waits while packets are stopped: it would wait for a guard, and others for it.
     fn before_fault(&self);
 }
@@ -58,35 +58,37 @@ impl Seam {
 struct SeenAdapter {
     below: Arc<dyn Adapter>,
     stops: Arc<dyn Stops>,
+    size: Mutex<u64>,
 }
 
 impl SeenAdapter {
-    fn waits(&self, wait: impl FnOnce(&dyn Adapter)) {
-        self.stops.begins_to_wait();
+    fn waits(&self, is_before: bool, wait: impl FnOnce(&dyn Adapter)) {
+        self.stops.begins_to_wait(is_before);
         wait(&*self.below);
-        self.stops.has_waited();
+        self.stops.has_waited(is_before);
     }
 }
 
 impl Adapter for SeenAdapter {
     fn revoke(&self, first: u32, end: u32) {
-        self.waits(|below| below.revoke(first, end));
+        self.waits(true, |below| below.revoke(first, end));
     }
 
     fn publish(&self, runs: &[PageRun]) {
-        self.waits(|below| below.publish(runs));
+        self.waits(false, |below| below.publish(runs));
     }
 
     fn resize(&self, size: u64) {
-        self.waits(|below| below.resize(size));
+        let before = std::mem::replace(&mut *self.size.lock(), size);
+        self.waits(size < before, |below| below.resize(size));
     }
 
     fn attributes_changed(&self, attr: &Attr) {
-        self.waits(|below| below.attributes_changed(attr));
+        self.waits(false, |below| below.attributes_changed(attr));
     }
 
     fn unbound(&self) {
-        self.waits(|below| below.unbound());
+        self.waits(true, |below| below.unbound());
     }
 }
 
@@ -196,6 +198,7 @@ impl Regions for Seam {
         let adapter = SeenAdapter {
             below: adapter,
             stops: Arc::clone(&self.stops),
+            size: Mutex::new(0),
         };
         let below = self.below.bind(ctx, ino, how, Arc::new(adapter))?;
         let stops = Arc::clone(&self.stops);
