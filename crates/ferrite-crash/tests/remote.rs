@@ -41,15 +41,8 @@ fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
         .data_checksum(data_checksum)
 }
 
-/// What is wrong with an image, if anything is.
-fn wrong(image: &[u8], allowed: &Allowed, seals: bool) -> Option<String> {
-    match wrongs(image, allowed, seals) {
-        Ok(()) => None,
-        Err(wrong) => Some(wrong),
-    }
-}
-
-fn wrongs(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
+/// Says what is wrong with an image, if anything is.
+fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
     let region = Pool::from_image(image).map_err(|error| error.to_string())?;
     let engine =
         Engine::mount(region, &MountOptions::default().cleaner(false)).map_err(|error| format!("mount: {error}"))?;
@@ -117,7 +110,7 @@ fn explore(recorded: &Recorded, seed: u64, per_point: usize) -> Result<usize, St
                 images.insert(image);
                 let allowed = allowed.entry(mark).or_insert_with(|| Allowed::at(moment));
                 let seals = seen.len() % 4 == 0;
-                if let Some(wrong) = cursor.with_image(choice, |image| wrong(image, allowed, seals)) {
+                if let Err(wrong) = cursor.with_image(choice, |image| verify(image, allowed, seals)) {
                     let choice = choices::name(choice);
                     let pending = format!("{:.300?}", moment.pending);
                     return Err(format!("point {point}, {choice}, during {pending}: {wrong}"));

@@ -48,32 +48,38 @@ fn prepared() -> (Arc<Stage>, u32) {
     (Arc::new(stage), granted.key)
 }
 
-/// Stops the next `call` and has something taken back there, which must not return before the call goes on.
-fn take_back_at(call: &'static str, stage: &Arc<Stage>, key: u32, taker: Taker) -> Arc<Mutex<Option<JoinHandle<()>>>> {
-    let thread = Arc::<Mutex<Option<JoinHandle<()>>>>::default();
-    let (started, acting) = (Arc::clone(&thread), Arc::clone(stage));
+/// What was taken back in the middle of a call.
+struct TakenBack {
+    thread: JoinHandle<()>,
+    /// Before the call went on.
+    is_early: bool,
+}
+
+type Told = Arc<Mutex<Option<TakenBack>>>;
+
+/// Stops the next `call` and has something taken back there.
+fn take_back_at(call: &'static str, stage: &Arc<Stage>, key: u32, taker: Taker) -> Told {
+    let told = Told::default();
+    let (tells, acting) = (Arc::clone(&told), Arc::clone(stage));
     stage.file.stop_at(call, move || {
         let is_back = Arc::new(AtomicBool::new(false));
         let says = Arc::clone(&is_back);
-        let (name, take) = taker;
-        *started.lock().unwrap() = Some(std::thread::spawn(move || {
-            take(&acting, key);
+        let thread = std::thread::spawn(move || {
+            (taker.1)(&acting, key);
             says.store(true, SeqCst);
-        }));
+        });
         std::thread::sleep(LONG);
-        assert!(!is_back.load(SeqCst), "{name} does not wait for a packet in its {call}");
+        let is_early = is_back.load(SeqCst);
+        *tells.lock().unwrap() = Some(TakenBack { thread, is_early });
     });
-    thread
+    told
 }
 
-fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
-    thread
-        .lock()
-        .unwrap()
-        .take()
-        .expect("the call was made")
-        .join()
-        .unwrap();
+/// It was taken back after the call, and has been by now.
+fn waited(told: &Told, what: &str) {
+    let taken = told.lock().unwrap().take().expect("the call was made");
+    taken.thread.join().unwrap();
+    assert!(!taken.is_early, "{what}: nobody was waited for");
 }
 
 #[test]
@@ -81,10 +87,10 @@ fn who_takes_something_back_waits_for_the_packet_that_uses_it() {
     for taker in TAKERS {
         for call in ["store", "fence"] {
             let (stage, key) = prepared();
-            let thread = take_back_at(call, &stage, key, taker);
+            let told = take_back_at(call, &stage, key, taker);
             // In two pages, one of which the local calls replace.
             assert_eq!(write(&mut stage.binder.memory(), 1, key, 4_090, &[9; 8]), Ok(()));
-            join(&thread);
+            waited(&told, taker.0);
             assert_eq!(
                 stage.file.read(4_090, 8)[..6],
                 if taker.0 == "a local write" { [3; 6] } else { [9; 6] }
@@ -92,12 +98,12 @@ fn who_takes_something_back_waits_for_the_packet_that_uses_it() {
         }
         for call in ["load", "fence"] {
             let (stage, key) = prepared();
-            let thread = take_back_at(call, &stage, key, taker);
+            let told = take_back_at(call, &stage, key, taker);
             assert_eq!(
                 read(&mut stage.binder.memory(), 1, key, 100, 8),
                 Ok(pattern(1, 108)[100..].to_vec())
             );
-            join(&thread);
+            waited(&told, taker.0);
         }
     }
 }
@@ -109,11 +115,11 @@ fn who_takes_a_key_back_waits_for_the_append_under_way() {
         .filter(|(name, _)| ["a release", "the end of a session"].contains(name))
     {
         let (stage, key) = prepared();
-        let thread = take_back_at("append", &stage, key, taker);
+        let told = take_back_at("append", &stage, key, taker);
         let memory = &mut stage.binder.memory();
         // It was allowed when it began.
         assert_eq!(write(memory, 1, key, APPEND_AT, &[7; 100]), Ok(()));
-        join(&thread);
+        waited(&told, taker.0);
         assert_eq!(write(memory, 1, key, APPEND_AT, &[7; 100]), Err(Fault::Access));
         assert_eq!(stage.file.size(), SIZE + 100);
     }
