@@ -353,3 +353,28 @@ impl Adapter for FileMr {
         drop(ended);
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::key::{Holder, Rights, SessionId, may_keep};
+
+    /// A packet may have found its key good, and have waited for its guard since.
+    #[test]
+    fn a_key_that_is_revoked_gets_no_guard() {
+        let id = FileId { engine: 0, ino: 1 };
+        let file = FileMr::new(0, id, 0, Arc::new(may_keep));
+        let holder = Holder {
+            session: SessionId(1),
+            rights: Rights::ALL,
+            cred: None,
+        };
+        let key = Arc::new(Key::new(1, holder));
+        file.add_key(Arc::clone(&key));
+        assert!(file.guard(&key).is_ok());
+        key.revoke();
+        assert_eq!(file.guard(&key).err(), Some(Fault::Access));
+        assert_eq!(file.append(&key, b"late"), Err(Fault::Access));
+        assert!(!file.has_keys());
+    }
+}
