@@ -55,6 +55,7 @@ unit: build
 	cargo test -p ferrite-mr --features shuttle --lib models
 	# The crash explorer on an engine with planted mistakes: it must find each one.
 	cargo test -p ferrite-crash --features planted --test planted
+	cargo test -p ferrite-crash --features planted --test remote mistakes
 	cargo test -p ferrite-fs --features planted --test regions_crash
 	cargo test -p ferrite-blob -p ferrite-nvme --features ferrite-blob/planted,ferrite-nvme/planted --test crash
 
@@ -67,6 +68,7 @@ soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb,ferrite-cli/nvme -- --nocapture
 	# Every planted mistake on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
+	cargo test --release -p ferrite-crash --features planted --test remote mistakes -- --nocapture
 	# `ferrite lab run all --quick` must take less than 10 minutes; alone, because other tests would take its cores.
 	cargo test --release -p ferrite-lab --features leveldb,nvme --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; as many kills as on the default mapping.

@@ -89,11 +89,13 @@ pub enum Flaw {
     AppendWithoutFence,
     /// Checksums are sealed without making durable what they cover.
     SealWithoutContent,
+    /// A change of a bound file moves and frees its pages before the adapter has given them back.
+    FreedBeforeDrain,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 38] = [
+    pub const ALL: [Flaw; 39] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -132,6 +134,7 @@ impl Flaw {
         Flaw::BoundBeforeMark,
         Flaw::AppendWithoutFence,
         Flaw::SealWithoutContent,
+        Flaw::FreedBeforeDrain,
     ];
 
     /// The name of the test that finds the mistake, if the explorer is not expected to; else `None`.
@@ -150,6 +153,7 @@ impl Flaw {
             | Flaw::BoundBeforeMark
             | Flaw::AppendWithoutFence
             | Flaw::SealWithoutContent => Some("mistakes_with_bound_files_are_found"),
+            Flaw::FreedBeforeDrain => Some("mistakes_behind_packets_are_found"),
             _ => None,
         }
     }

@@ -360,6 +360,69 @@ fn crashes_while_a_file_is_sealed() {
     assert!(sealed > 0);
 }
 
+/// A bound file that a client keeps without a name over a restart: what an append left behind the end does not show.
+#[test]
+fn crashes_with_a_bound_file_that_has_no_name() {
+    let empty = empty_pool(POOL_BYTES, &options(Mapping::default(), true));
+    let recorder = Recorder::new(empty.clone());
+    let mut region = Pool::from_image(&empty).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let keeping = quiet().keep_orphans(true);
+    let engine = Engine::mount(region, &keeping).unwrap();
+    let ino = make(&engine, ROOT_INO, "file");
+    let content = pattern(5_000, 1);
+    write(&engine, ino, 0, &content);
+    let generation = engine.getattr(SYSTEM, ino).unwrap().generation;
+    let remote = Remote::bind(&engine, ino);
+    engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+    recorder.mark(0);
+    let more = pattern(700, 2);
+    remote.region.append(&[&more]).unwrap();
+    let log = recorder.log();
+    let mut cursor = log.cursor();
+    let mut sizes = HashSet::new();
+    loop {
+        if !cursor.marks().is_empty() {
+            for choice in [Choice::None, Choice::All]
+                .into_iter()
+                .chain((0..4).map(Choice::Random))
+            {
+                cursor.with_image(choice, |image| {
+                    let engine = Engine::mount(Pool::from_image(image).unwrap(), &keeping).unwrap();
+                    engine.pin(SYSTEM, ino, generation).unwrap();
+                    let size = engine.getattr(SYSTEM, ino).unwrap().size as usize;
+                    sizes.insert(size);
+                    let set = SetAttr {
+                        size: Some(8_000),
+                        ..SetAttr::default()
+                    };
+                    engine.setattr(SYSTEM, ino, &set).unwrap();
+                    let mut found = vec![1; 8_000];
+                    let file = engine.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+                    assert_eq!(file.read_at(SYSTEM, 0, &mut found), Ok(8_000));
+                    assert!(found[..size] == [&content[..], &more].concat()[..size]);
+                    assert!(
+                        found[size..].iter().all(|&byte| byte == 0),
+                        "at {} of {size}",
+                        first_nonzero(&found, size)
+                    );
+                    assert_eq!(engine.bound().len(), 1, "it is sealed later");
+                    engine.seal(SYSTEM, ino).unwrap();
+                });
+            }
+        }
+        if !cursor.advance() {
+            break;
+        }
+    }
+    assert_eq!(sizes, HashSet::from([5_000, 5_700]));
+}
+
+/// The first byte from `from` on that is not zero.
+fn first_nonzero(found: &[u8], from: usize) -> usize {
+    from + found[from..].iter().position(|&byte| byte != 0).unwrap_or(0)
+}
+
 /// Each mistake that can be made with bound files shows in the tests above.
 #[cfg(feature = "planted")]
 #[test]

@@ -65,6 +65,8 @@ struct Pending {
 #[derive(Debug, Default)]
 struct List {
     pending: Vec<Pending>,
+    /// The engine was frozen when it was last asked.
+    is_frozen: bool,
     failed: VecDeque<(Wanted, Fault, Instant)>,
 }
 
@@ -96,15 +98,25 @@ impl Faults {
             wanted: *wanted,
             asks: 0,
         });
-        Answer::Ask { wait_ns: WAIT_NS }
+        Answer::Ask {
+            wait_ns: if list.is_frozen { WAIT_NS_MAX } else { WAIT_NS },
+        }
+    }
+
+    /// How many are under way.
+    pub(crate) fn under_way(&self) -> u64 {
+        lock(&self.list).pending.len() as u64
     }
 
     /// The engine has answered.
     pub(crate) fn done(&self, wanted: &Wanted, result: Result<(), FsError>) {
         let mut list = lock(&self.list);
         list.pending.retain(|pending| pending.wanted != *wanted);
+        list.is_frozen = matches!(result, Err(FsError::Busy));
         match result {
             Ok(()) => list.failed.retain(|(failed, ..)| !failed.overlaps(wanted)),
+            // Nothing has failed: the next packet asks again.
+            Err(FsError::Busy) => {}
             Err(error) => {
                 if list.failed.len() == FAILED_MAX {
                     list.failed.pop_front();
@@ -176,6 +188,19 @@ mod tests {
         // It worked for another one in between.
         faults.want(&some);
         faults.done(&some, Err(FsError::Stale));
+        faults.done(&some, Ok(()));
+        assert_eq!(faults.want(&some), Answer::Ask { wait_ns: WAIT_NS });
+    }
+
+    #[test]
+    fn an_engine_that_is_frozen_has_not_failed() {
+        let faults = Faults::default();
+        let some = wanted(1, 3, Access::Write);
+        faults.want(&some);
+        for _ in 0..5 {
+            faults.done(&some, Err(FsError::Busy));
+            assert_eq!(faults.want(&some), Answer::Ask { wait_ns: WAIT_NS_MAX });
+        }
         faults.done(&some, Ok(()));
         assert_eq!(faults.want(&some), Answer::Ask { wait_ns: WAIT_NS });
     }

@@ -24,6 +24,7 @@ use crate::appends::Appends;
 use crate::faults::{Faults, Wanted, fault_of};
 use crate::key::{Key, KeyCheck};
 use crate::meter::{Counts, Meter};
+use crate::planted::{Flaw, planted};
 use crate::range_mtt::RangeMtt;
 use crate::run::{Placed, Run};
 use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
@@ -75,7 +76,7 @@ impl State {
 
     fn forget(&mut self, first: u32, end: u32) {
         let count = end.saturating_sub(first);
-        if self.pages.remove(first, count) > 0 {
+        if self.pages.remove(first, count) > 0 && !planted(Flaw::StaleTranslation) {
             self.epoch += 1;
         }
         self.holes.remove(first, count);
@@ -277,6 +278,7 @@ impl FileMr {
             ranges: state.pages.len() as u64,
             holes: state.holes.len() as u64,
             revocations: self.revocations.load(Ordering::SeqCst),
+            faults: self.faults.under_way(),
             total,
             by_thread,
         }
@@ -294,6 +296,8 @@ pub struct FileStatus {
     pub holes: u64,
     /// Revocations by the engine.
     pub revocations: u64,
+    /// Range faults under way.
+    pub faults: u64,
     /// What queue pairs did.
     pub total: Counts,
     /// The same by thread.
@@ -347,5 +351,30 @@ impl Adapter for FileMr {
         drop(state);
         // The engine's half goes without the lock.
         drop(ended);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::key::{Holder, Rights, SessionId, may_keep};
+
+    /// A packet may have found its key good, and have waited for its guard since.
+    #[test]
+    fn a_key_that_is_revoked_gets_no_guard() {
+        let id = FileId { engine: 0, ino: 1 };
+        let file = FileMr::new(0, id, 0, Arc::new(may_keep));
+        let holder = Holder {
+            session: SessionId(1),
+            rights: Rights::ALL,
+            cred: None,
+        };
+        let key = Arc::new(Key::new(1, holder));
+        file.add_key(Arc::clone(&key));
+        assert!(file.guard(&key).is_ok());
+        key.revoke();
+        assert_eq!(file.guard(&key).err(), Some(Fault::Access));
+        assert_eq!(file.append(&key, b"late"), Err(Fault::Access));
+        assert!(!file.has_keys());
     }
 }

@@ -123,3 +123,25 @@ fn next(last: &mut u32, cache: &mut RangeCache) -> u32 {
     *last += 1;
     *last
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::{Placed, Run};
+
+    #[test]
+    fn tags_that_come_again_find_nothing() {
+        let mut cache = RangeCache::new();
+        let placed = Placed {
+            at: 0,
+            run: Run { page: 5, pages: 1 },
+        };
+        let mut last = 0;
+        let first = next(&mut last, &mut cache);
+        cache.fill(first, placed);
+        assert_eq!(cache.lookup(first, 0), Some(placed));
+        last = u32::MAX;
+        assert_eq!(next(&mut last, &mut cache), first);
+        assert_eq!(cache.lookup(first, 0), None);
+    }
+}

@@ -20,7 +20,7 @@ use crate::faults::Wanted;
 use crate::file::{Place, State};
 use crate::grants::{Found, Grants};
 use crate::key::Rights;
-use crate::meter::Meter;
+use crate::planted::{Flaw, planted};
 use crate::room::Room;
 
 /// Pages that are asked for at a time.
@@ -144,22 +144,38 @@ impl Drop for FileMemory {
     }
 }
 
-/// Does something under a guard with pages that are all translated. `all` is the message that `bytes` belong to.
+/// Does something under a guard with pages that are all translated, and fences it: what was stored is durable, and what
+/// was loaded is right. `all` is the message that `bytes` belong to.
 fn access<T>(
     room: &Room,
     found: &mut Found<'_>,
     pieces: &mut Vec<Piece>,
     (bytes, all): (Bytes, Bytes),
-    act: impl FnOnce(&dyn Region, &[Piece], &Meter) -> Result<T, Fault>,
+    act: impl FnOnce(&dyn Region, &[Piece]) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let file = &found.grant.file;
+    let early = planted(Flaw::GuardBeforeFence).then(|| file.region()).flatten();
     let guard = file.guard(&found.grant.key)?;
     let region = guard.region()?;
     if !guard.state().has(bytes.at, bytes.len_bytes) {
         return Err(Fault::Access);
     }
     match translate(found, guard.state(), &bytes, pieces)? {
-        None => act(region, pieces, found.meter()),
+        None if planted(Flaw::AckBeforeFence) => {
+            fence(region)?;
+            act(region, pieces)
+        }
+        None if planted(Flaw::GuardBeforeFence) => {
+            let done = act(region, pieces)?;
+            drop(guard);
+            early.map_or(Err(Fault::Access), |region| fence(&*region))?;
+            Ok(done)
+        }
+        None => {
+            let done = act(region, pieces)?;
+            fence(region)?;
+            Ok(done)
+        }
         Some(page) => {
             drop(guard);
             Err(room.fault(&found.grant.file, all.wanted(page)?))
@@ -241,7 +257,6 @@ fn all_of(message: &Message, access: Access) -> Bytes {
     }
 }
 
-/// What was stored is durable, and what was loaded is right.
 fn fence(region: &dyn Region) -> Result<(), Fault> {
     region.fence().map_err(|_| Fault::Operational)
 }
@@ -302,18 +317,18 @@ impl Memory for FileMemory {
         };
         let allows = |rights: &Rights| rights.write && !rights.atomic_writes;
         self.with(message.qpn, message.key, allows, |room, found, pieces| {
-            access(room, found, pieces, (bytes, all), |region, pieces, meter| {
+            access(room, found, pieces, (bytes, all), |region, pieces| {
                 let mut data = part.data;
                 for piece in pieces {
                     let (now, later) = data.split_at(piece.len_bytes as usize);
                     region.store(piece.page.ok_or(Fault::Operational)?, piece.within, now);
                     data = later;
                 }
-                fence(region)?;
-                meter.packets_written.add(1);
-                meter.bytes_written.add(bytes.len_bytes);
                 Ok(())
-            })
+            })?;
+            found.meter().packets_written.add(1);
+            found.meter().bytes_written.add(bytes.len_bytes);
+            Ok(())
         })
     }
 
@@ -363,7 +378,7 @@ impl Memory for FileMemory {
             message.key,
             |rights| rights.read,
             |room, found, pieces| {
-                access(room, found, pieces, (bytes, all), |region, pieces, meter| {
+                access(room, found, pieces, (bytes, all), |region, pieces| {
                     let mut rest = into;
                     for piece in pieces {
                         let (now, later) = rest.split_at_mut(piece.len_bytes as usize);
@@ -373,11 +388,11 @@ impl Memory for FileMemory {
                         }
                         rest = later;
                     }
-                    fence(region)?;
-                    meter.packets_read.add(1);
-                    meter.bytes_read.add(bytes.len_bytes);
                     Ok(())
-                })
+                })?;
+                found.meter().packets_read.add(1);
+                found.meter().bytes_read.add(bytes.len_bytes);
+                Ok(())
             },
         )
     }
@@ -426,14 +441,13 @@ impl FileMemory {
         };
         let allows = |rights: &Rights| rights.read && rights.write && at.is_multiple_of(8);
         self.with(qpn, key, allows, |room, found, pieces| {
-            access(room, found, pieces, (bytes, bytes), |region, pieces, meter| {
+            let before = access(room, found, pieces, (bytes, bytes), |region, pieces| {
                 let piece = pieces.first().ok_or(Fault::Operational)?;
                 let page = piece.page.ok_or(Fault::Operational)?;
-                let before = change(region, page, piece.within);
-                fence(region)?;
-                meter.atomics.add(1);
-                Ok(before)
-            })
+                Ok(change(region, page, piece.within))
+            })?;
+            found.meter().atomics.add(1);
+            Ok(before)
         })
     }
 }

@@ -213,6 +213,25 @@ fn faults_that_fail_are_told_and_asked_for_again() {
     assert_eq!(stage.binder.list()[0].status.total.failed, 1);
 }
 
+/// Packets wait for the thaw, and their connections live.
+#[test]
+fn a_frozen_engine_puts_packets_off() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    let served = || stage.file.faults.load(SeqCst);
+    stage.file.forget();
+    stage.file.is_frozen.store(true, SeqCst);
+    let begun = message(1, stage.key, 0, 8);
+    while served() < 5 {
+        assert!(matches!(memory.begin(&begun), Err(Fault::NotReady { .. })));
+        assert!(matches!(memory.may_read(&begun), Err(Fault::NotReady { .. })));
+    }
+    stage.file.is_frozen.store(false, SeqCst);
+    assert_eq!(write(memory, 1, stage.key, 0, &[1; 8]), Ok(()));
+    assert_eq!(read(memory, 1, stage.key, 0, 8), Ok(vec![1; 8]));
+    assert_eq!(stage.binder.list()[0].status.total.failed, 0);
+}
+
 #[test]
 fn a_packet_that_is_put_off_has_done_nothing() {
     let stage = stage(MIB, Options::default());

@@ -125,7 +125,7 @@ pub trait Region: Send + Sync {
     /// durable steps. Pages at or behind the end of the file are left out. Blocks on the inode's lock.
     ///
     /// # Errors
-    /// `NoSpace`, a medium that failed, `Stale` after an unbind.
+    /// `NoSpace`, a medium that failed, `Stale` after an unbind; `Busy` while the engine is frozen: to be asked again.
     fn fault(&self, first: u32, pages: u32, access: Access) -> Result<()>;
 
     /// Appends each of `parts` whole, in their order, one behind the other, in one durable step; gives where the first

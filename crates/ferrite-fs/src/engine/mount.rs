@@ -298,12 +298,12 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
         return Ok(());
     }
     let mem = core.inodes.get(ino);
-    if stored.is_bound() && stored.nlink() > 0 {
+    if stored.is_bound() && (stored.nlink() > 0 || core.options.keep_orphans) {
         core.bindings.note_left(ino);
         if !planted(Flaw::TailKept) {
             bound::zero_tail(core, &mem, &stored)?;
         }
-        if stored.cut_end() == 0 {
+        if stored.nlink() > 0 && stored.cut_end() == 0 {
             return Ok(());
         }
     }

@@ -25,6 +25,7 @@ use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, lblks};
 use crate::format::log_entry::has_log;
+use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 
@@ -84,7 +85,9 @@ fn change_bound<'a>(
         true => PageRange::new(size / BLOCK_BYTES, NAMED_END),
         false => pages,
     };
-    if let Some((first, end)) = named(pages) {
+    if let Some((first, end)) = named(pages)
+        && !planted(Flaw::FreedBeforeDrain)
+    {
         telling.adapter()?.revoke(first, end);
     }
     drop(telling);
@@ -113,6 +116,12 @@ impl Drop for Change<'_> {
     fn drop(&mut self) {
         let Change { core, mem, file, .. } = self;
         let inode = core.load(mem.ino);
+        if planted(Flaw::FreedBeforeDrain)
+            && let Some((first, end)) = named(self.pages)
+            && let Some(adapter) = file.tell().adapter()
+        {
+            adapter.revoke(first, end);
+        }
         publish(core, mem, &inode, file, self.pages);
         tell_size(core, file, inode.size());
         let owned = |inode: &Inode| (inode.mode_bits(), inode.uid(), inode.gid());

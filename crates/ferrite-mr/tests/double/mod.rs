@@ -109,6 +109,8 @@ pub(crate) struct File {
     pub(crate) publishes: AtomicBool,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
+    /// Faults are put off.
+    pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
     pub(crate) faults: AtomicU64,
     /// Calls of `append`.
@@ -116,9 +118,23 @@ pub(crate) struct File {
     /// Every part that was appended.
     pub(crate) parts: Mutex<Vec<(u64, Vec<u8>)>>,
     pub(crate) atomic_writes: AtomicU64,
+    /// What happens once where a call is stopped, by its name.
+    stops: Mutex<HashMap<&'static str, Stop>>,
 }
 
+type Stop = Box<dyn FnOnce() + Send>;
+
 impl File {
+    /// Lets `act` happen in the middle of the next `store`, `load`, `fence`, `append` or `attr`.
+    pub(crate) fn stop_at(&self, call: &'static str, act: impl FnOnce() + Send + 'static) {
+        self.stops.lock().unwrap().insert(call, Box::new(act));
+    }
+
+    fn stops(&self, call: &'static str) {
+        let stop = self.stops.lock().unwrap().remove(call);
+        stop.into_iter().for_each(|stop| stop());
+    }
+
     /// Revokes pages, so that nobody touches them.
     fn revoke(&self, state: &State, first: u32, end: u32) {
         if let Some(adapter) = &state.adapter {
@@ -298,7 +314,9 @@ impl Region for File {
     }
 
     fn attr(&self) -> Result<Attr> {
-        Ok(self.attr_of(&*self.bound()?))
+        let attr = self.attr_of(&*self.bound()?);
+        self.stops("attr");
+        Ok(attr)
     }
 
     fn store(&self, number: u32, within: u32, data: &[u8]) {
@@ -308,6 +326,7 @@ impl Region for File {
             page.bytes[within..within + data.len()].copy_from_slice(data);
             page.unfenced += 1;
         });
+        self.stops("store");
     }
 
     fn load(&self, page: u32, within: u32, into: &mut [u8]) {
@@ -315,6 +334,7 @@ impl Region for File {
         self.touch(page, |page| {
             into.copy_from_slice(&page.bytes[within..within + into.len()])
         });
+        self.stops("load");
     }
 
     fn fetch_add(&self, page: u32, within: u32, add: u64) -> u64 {
@@ -326,6 +346,7 @@ impl Region for File {
     }
 
     fn fence(&self) -> Result<()> {
+        self.stops("fence");
         for page in STORED.take() {
             self.touch(page, |page| page.unfenced -= 1);
         }
@@ -338,6 +359,9 @@ impl Region for File {
         self.faults.fetch_add(1, SeqCst);
         if self.is_full.load(SeqCst) {
             return Err(FsError::NoSpace(SpaceOf::Blocks));
+        }
+        if self.is_frozen.load(SeqCst) {
+            return Err(FsError::Busy);
         }
         let end = (first + pages).min(state.size.div_ceil(PAGE as u64) as u32);
         if access == Access::Write {
@@ -352,6 +376,7 @@ impl Region for File {
     }
 
     fn append(&self, parts: &[&[u8]]) -> Result<u64> {
+        self.stops("append");
         let mut state = self.bound()?;
         self.steps.fetch_add(1, SeqCst);
         let start = state.size;
@@ -422,10 +447,12 @@ impl Double {
             state: Mutex::new(state),
             publishes: AtomicBool::new(true),
             is_full: AtomicBool::new(false),
+            is_frozen: AtomicBool::new(false),
             faults: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             parts: Mutex::default(),
             atomic_writes: AtomicU64::new(0),
+            stops: Mutex::default(),
         });
         self.files.lock().unwrap().insert(ino, Arc::clone(&file));
         file
