@@ -15,7 +15,8 @@ use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
-use super::{arrange, bound, cut, inline};
+use super::cut::{self, MappedRun};
+use super::{arrange, bound, inline};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
@@ -103,11 +104,10 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
     }
-    let pages = cut::mapped_pages(core, mem, &inode, 0);
-    rid_of_logs(core, mem, &pages)?;
+    rid_of_logs(core, mem, &cut::mapped_runs(core, mem, &inode, PageRange::ALL))?;
     if core.superblock.has_data_checksums() {
         // Nobody would notice later.
-        verify(core, mem, &pages)?;
+        verify(core, mem, &cut::mapped_pages(core, mem, &inode, 0))?;
     }
     inode.set_bound(true);
     let mut tx = Tx::new(core);
@@ -120,12 +120,9 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     Ok(inode)
 }
 
-fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
-    let logged: Vec<Lblk> = pages
-        .iter()
-        .copied()
-        .filter(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))))
-        .collect();
+fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<()> {
+    let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
+    let logged: Vec<Lblk> = logged.map(|(lblk, _)| lblk).collect();
     for chunk in logged.chunks(FOLDS_PER_RECORD) {
         let mut tx = Tx::new(core);
         tx.changes_nothing();

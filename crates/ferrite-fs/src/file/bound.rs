@@ -15,11 +15,11 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{Lblk, PageId, PageRange, PageWord, TransCache};
+use ferrite_map::{BlockNo, Lblk, PageId, PageRange, PageWord, TransCache};
 use ferrite_vfs::regions::PageRun;
 use ferrite_vfs::{Result, Timestamp};
 
-use super::cut;
+use super::cut::{self, MappedRun};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
@@ -179,6 +179,21 @@ impl Runs {
         self.0.push(PageRun { at, page, pages });
     }
 
+    /// Pages whose words follow each other.
+    fn push_run(&mut self, core: &Core, run: MappedRun) {
+        let (first, pages) = (run.first.get(), run.pages as u32);
+        let last = BlockNo::new(run.word.page().get().saturating_add(pages - 1));
+        let is_data = |block| core.superblock.is_data_block(block);
+        if run.word.is_unwritten() {
+            self.push(first, None, pages);
+        } else if !has_log(run.word) && is_data(run.word.page()) && is_data(last) {
+            self.push(first, Some(run.word.page().get()), pages);
+        } else {
+            run.each()
+                .for_each(|(lblk, word)| self.push_word(core, lblk.get(), word));
+        }
+    }
+
     /// A page with this word. One that makes no sense is left out: whoever asks for it is told that it is damaged.
     fn push_word(&mut self, core: &Core, at: u32, word: PageWord) {
         if word.is_hole() || word.is_unwritten() {
@@ -208,12 +223,12 @@ fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<Pag
         return runs.0;
     }
     let mut next = first;
-    for lblk in cut::mapped_within(core, mem, inode, clipped) {
-        if next < lblk.get() {
-            runs.push(next, None, lblk.get() - next);
+    for run in cut::mapped_runs(core, mem, inode, clipped) {
+        if next < run.first.get() {
+            runs.push(next, None, run.first.get() - next);
         }
-        runs.push_word(core, lblk.get(), core.map.get(PageId::new(mem.ino, lblk)));
-        next = lblk.get() + 1;
+        runs.push_run(core, run);
+        next = (u64::from(run.first) + run.pages) as u32;
     }
     if next < end {
         runs.push(next, None, end - next);
