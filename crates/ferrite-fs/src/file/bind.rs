@@ -64,10 +64,11 @@ pub(crate) fn bind(
         }
         // What damage has made a hole must not be filled.
         core.damage.check_holes(mem.ino)?;
-        let inode = match inode.is_bound() {
-            true => inode,
+        let (inode, mapped) = match inode.is_bound() {
+            true => (inode, None),
             false => make_bound(core, mem, inode)?,
         };
+        let mapped = mapped.filter(|_| !how.arrange);
         if how.arrange {
             arrange::arrange(core, mem, &inode, &cut::mapped_pages(core, mem, &inode, 0))
                 .inspect_err(|_| core.bindings.note_left(mem.ino))?;
@@ -78,7 +79,10 @@ pub(crate) fn bind(
             return Err(FsError::Busy);
         }
         mem.pin(1);
-        let runs = bound::publish(core, mem, &inode, &file, PageRange::ALL);
+        let runs = match mapped {
+            Some(mapped) => bound::publish_mapped(core, &inode, &file, &mapped),
+            None => bound::publish(core, mem, &inode, &file, PageRange::ALL),
+        };
         bound::tell_size(core, &file, inode.size());
         file.tell().runs = runs;
         Ok(file)
@@ -94,8 +98,8 @@ fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool
 }
 
 /// Moves what is not in blocks to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
-/// inode as stored.
-fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
+/// inode as stored, and where its pages lie if that is still known.
+fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<(Inode, Option<Vec<MappedRun>>)> {
     if inode.is_inline() {
         let size = inode.size();
         let mut tx = Tx::new(core);
@@ -104,7 +108,8 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
     }
-    rid_of_logs(core, mem, &cut::mapped_runs(core, mem, &inode, PageRange::ALL))?;
+    let mapped = cut::mapped_runs(core, mem, &inode, PageRange::ALL);
+    let have_moved = rid_of_logs(core, mem, &mapped)?;
     if core.superblock.has_data_checksums() {
         // Nobody would notice later.
         verify(core, mem, &cut::mapped_pages(core, mem, &inode, 0))?;
@@ -117,10 +122,11 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     if !planted(Flaw::BoundBeforeMark) {
         core.reclaim().inspect_err(|_| core.bindings.note_left(mem.ino))?;
     }
-    Ok(inode)
+    Ok((inode, (!have_moved).then_some(mapped)))
 }
 
-fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<()> {
+/// Says whether there was any.
+fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<bool> {
     let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
     let logged: Vec<Lblk> = logged.map(|(lblk, _)| lblk).collect();
     for chunk in logged.chunks(FOLDS_PER_RECORD) {
@@ -132,7 +138,7 @@ fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<(
         }
         tx.commit(&[mem])?;
     }
-    Ok(())
+    Ok(!logged.is_empty())
 }
 
 fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {

@@ -135,7 +135,19 @@ fn named(pages: PageRange) -> Option<(u32, u32)> {
 /// Publishes where those of `pages` lie that are before the end, unless the pool is frozen or has failed. The caller
 /// has the inode's lock, at least shared; `inode` is as stored. Returns the number of runs.
 pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attached, pages: PageRange) -> u64 {
-    let runs = runs(core, mem, inode, pages);
+    tell_runs(core, file, &runs(core, mem, inode, pages))
+}
+
+/// The same of all pages, for who has just looked where they lie: `mapped`.
+pub(super) fn publish_mapped(core: &Core, inode: &Inode, file: &Attached, mapped: &[MappedRun]) -> u64 {
+    let runs = match named(PageRange::new(0, lblks(inode.size()))) {
+        Some((first, end)) => with_holes(core, mapped, first, end),
+        None => Vec::new(),
+    };
+    tell_runs(core, file, &runs)
+}
+
+fn tell_runs(core: &Core, file: &Attached, runs: &[PageRun]) -> u64 {
     let telling = file.tell();
     // A freeze is visible here before it makes adapters give everything back.
     if let Some(adapter) = telling.adapter()
@@ -143,7 +155,7 @@ pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attache
         && !core.journal.is_frozen()
         && !core.has_ended()
     {
-        adapter.publish(&runs);
+        adapter.publish(runs);
     }
     runs.len() as u64
 }
@@ -209,10 +221,10 @@ fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<Pag
     let Some((first, end)) = named(clipped) else {
         return Vec::new();
     };
-    let mut runs = Runs::default();
-    let cache = TransCache::default();
-    let mut words = [PageWord::HOLE; BATCH];
     if clipped.pages() <= LOOKUPS_MAX {
+        let mut runs = Runs::default();
+        let cache = TransCache::default();
+        let mut words = [PageWord::HOLE; BATCH];
         for at in (first..end).step_by(BATCH) {
             let words = &mut words[..((end - at) as usize).min(BATCH)];
             core.map.get_many(PageId::new(mem.ino, Lblk::new(at)), words, &cache);
@@ -222,13 +234,21 @@ fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<Pag
         }
         return runs.0;
     }
+    with_holes(core, &cut::mapped_runs(core, mem, inode, clipped), first, end)
+}
+
+/// The runs of pages `first` up to `end`, of which those in `mapped` are mapped.
+fn with_holes(core: &Core, mapped: &[MappedRun], first: u32, end: u32) -> Vec<PageRun> {
+    let mut runs = Runs::default();
     let mut next = first;
-    for run in cut::mapped_runs(core, mem, inode, clipped) {
-        if next < run.first.get() {
-            runs.push(next, None, run.first.get() - next);
+    for run in mapped.iter().filter(|run| (first..end).contains(&run.first.get())) {
+        let at = run.first.get();
+        if next < at {
+            runs.push(next, None, at - next);
         }
-        runs.push_run(core, run);
-        next = (u64::from(run.first) + run.pages) as u32;
+        let pages = run.pages.min(u64::from(end - at));
+        runs.push_run(core, MappedRun { pages, ..*run });
+        next = at + pages as u32;
     }
     if next < end {
         runs.push(next, None, end - next);
