@@ -280,7 +280,8 @@ pub trait FileMap: Send + Sync {
 
     /// The same, where pages that follow each other in the file and lie in blocks that do are told at once: the first,
     /// and how many there are. Their log halves are those of the first. Structures that know runs take a step a run.
-    /// One that does not tells each page; so may any.
+    /// One that does not tells each page; so may any. A structure that cannot list a file's pages may look up more of
+    /// them than [`Self::walk_worth`] says: for ranges of which much is mapped.
     fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
         self.for_range(ino, first, end, &mut |entry| visit(entry, 1));
     }

@@ -248,7 +248,8 @@ fn with_holes(core: &Core, mapped: &[MappedRun], first: u32, end: u32) -> Vec<Pa
         }
         let pages = run.pages.min(u64::from(end - at));
         runs.push_run(core, MappedRun { pages, ..*run });
-        next = at + pages as u32;
+        // A damaged table may hold a page twice.
+        next = next.max(at + pages as u32);
     }
     if next < end {
         runs.push(next, None, end - next);

@@ -114,6 +114,13 @@ pub(super) struct MappedRun {
 }
 
 impl MappedRun {
+    /// Whether a run continues this one.
+    fn is_before(&self, next: &MappedRun) -> bool {
+        u64::from(self.first) + self.pages == u64::from(next.first)
+            && u64::from(self.word.page()) + self.pages == u64::from(next.word.page())
+            && self.word.log() == next.word.log()
+    }
+
     /// Its pages with their words.
     pub(super) fn each(self) -> impl Iterator<Item = (Lblk, PageWord)> {
         (0..self.pages).map(move |distance| {
@@ -126,6 +133,7 @@ impl MappedRun {
 }
 
 /// The same as runs with their words: a structure that knows runs takes a step for each. Neighbours may be told apart.
+/// Where half of a range is mapped, looking up its pages costs no more than looking up what a walk of the table finds.
 pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<MappedRun> {
     let most = u64::from(inode.blocks());
     let mut runs: Vec<MappedRun> = Vec::new();
@@ -139,16 +147,20 @@ pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: Pag
         }
         core.map
             .for_runs(mem.ino, Lblk::at(range.first), range.end, &mut |entry, pages| {
-                runs.push(MappedRun {
+                let run = MappedRun {
                     first: entry.lblk,
                     word: entry.word,
                     pages,
-                });
+                };
+                match runs.last_mut().filter(|last| last.is_before(&run)) {
+                    Some(last) => last.pages += pages,
+                    None => runs.push(run),
+                }
                 found += pages;
                 found < most
             });
     };
-    match core.map.walk_worth() {
+    match core.map.walk_worth().map(|worth| worth.max(2 * most)) {
         None => collect(range),
         Some(worth) if mem.spread.covered(range.first, range.end, worth) <= worth => {
             let mut at = range.first;

@@ -22,6 +22,9 @@ use crate::{BlockNo, Inum, Lblk, MapEntry, MapTx, PageId, PageRange, PageWord, S
 /// Most pages of a run.
 pub(super) const MAX_RUN: u32 = 512;
 
+/// How many pages a walk by runs takes in a step, compared with one by pages, at best.
+pub(super) const STEPS_SAVED: u64 = MAX_RUN as u64 / VECTOR as u64;
+
 /// Range word of an entry: followers in the low half, back index in the high half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Range(pub(super) u64);
