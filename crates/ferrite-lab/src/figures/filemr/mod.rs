@@ -183,10 +183,9 @@ fn check_fragmentation(data: &FigureData) -> Verdict {
         judge.at_least(&entries, label, PAGES_4K, ARRANGED, less);
     }
     judge.verdict(
-        "the mixes' files are small, 32 pages of a file server's on average, and have at least one range each. A page \
-         that grows by small appends is copied to a new block now and then, so a log's pages do not follow each other \
-         until they are moved together. To note a range in a tree takes longer than to note a page in an array; an \
-         adapter that pins pages hides that.",
+        "the mixes' files are small, 32 pages of a file server's on average, and have at least one range each. The \
+         pages of a file that grows by small appends do not follow each other here until they are moved together. To \
+         note a range in a tree takes longer than to note a page in an array; an adapter that pins pages hides that.",
     )
 }
 
