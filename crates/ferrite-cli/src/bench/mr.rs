@@ -125,7 +125,8 @@ impl Bench {
             let both = replay()?;
             let [ours, theirs] = [both.ranges, both.pages].map(|of| of.counters.hit_rate());
             let contents = format!(
-                "goal at most 0.26; the ratio is their hits to ours: {:.2} and {:.2} % of random pages of {} in {} runs",
+                "goal at most 0.26; the ratio is their hits to ours: {:.2} and {:.2} % of random pages of {} in {} \
+                 runs",
                 100.0 * theirs,
                 100.0 * ours,
                 human(file_bytes),

@@ -1,5 +1,5 @@
-//! The experiments of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020), section "Evaluation": registration, fragmentation,
-//! the cache of translations, remote files, remote logs.
+//! The experiments of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020), section "Evaluation": registration,
+//! fragmentation, the cache of translations, remote files, remote logs.
 //!
 //! What lives here: the five figures, what they are called, and the verdicts. `run` measures; it is there only with the
 //! cargo feature `rdma`.
@@ -76,8 +76,8 @@ pub(super) const FRAGMENTATION: Figure = Figure {
 pub(super) const HITS: Figure = Figure {
     id: "filemr-hits",
     title: "Hits of the cache of translations: pages against ranges",
-    claim: "A cache of ranges knows 3.8 to 340 times as many accesses as one of pages, and nearly all of those to large \
-    allocated files.",
+    claim: "A cache of ranges knows 3.8 to 340 times as many accesses as one of pages, and nearly all of those to \
+    large allocated files.",
     on_fresh_pools: false,
     applies_media: false,
     steps: |_| (LARGE.len() + PROGRAMS.len()) as u64,
@@ -88,8 +88,8 @@ pub(super) const HITS: Figure = Figure {
 pub(super) const LATENCY: Figure = Figure {
     id: "filemr-latency",
     title: "Remote writes of 1 KiB, and what they are made of",
-    claim: "A remote write to a file takes less by FileMR than by any way that asks a server, and storing 4 KiB durably \
-    takes 1.5 us of it.",
+    claim: "A remote write to a file takes less by FileMR than by any way that asks a server, and storing 4 KiB \
+    durably takes 1.5 us of it.",
     on_fresh_pools: false,
     applies_media: false,
     steps: |_| 2,
@@ -100,8 +100,8 @@ pub(super) const LATENCY: Figure = Figure {
 pub(super) const LOG: Figure = Figure {
     id: "filemr-log",
     title: "Remote logs: appends of 64 bytes",
-    claim: "Logging 64 bytes takes 5.5 us locally, 53 % more by FileMR's append, and 192 % more by an RPC over RDMA, the \
-    wire not counted.",
+    claim: "Logging 64 bytes takes 5.5 us locally, 53 % more by FileMR's append, and 192 % more by an RPC over RDMA, \
+    the wire not counted.",
     on_fresh_pools: false,
     applies_media: false,
     steps: |_| 1,
@@ -258,7 +258,7 @@ fn check_log(data: &FigureData) -> Verdict {
         _ => judge.missing("FileMR against the local append"),
     }
     judge.verdict(
-        "a local append takes a tenth of the paper's 5.5 us, so what packets, keys and acknowledgements cost weighs ten \
-         times as much; and an append is assembled before the engine is called, which is one copy more.",
+        "a local append takes a tenth of the paper's 5.5 us, so what packets, keys and acknowledgements cost weighs \
+         ten times as much; and an append is assembled before the engine is called, which is one copy more.",
     )
 }

@@ -94,12 +94,12 @@ pub(super) fn registration(plan: &Plan, progress: &mut dyn Progress) -> Result<F
     Ok(FigureData {
         panels: vec![time, entries],
         notes: vec![
-            "Tables in memory are filled, with the region in one piece. Nothing is pinned: the pages of a pool in memory \
-             stay where they are."
+            "Tables in memory are filled, with the region in one piece. Nothing is pinned: the pages of a pool in \
+             memory stay where they are."
                 .into(),
             format!(
-                "{BOUND}: a written file of the engine (mapping extent) is bound and its runs are told, with the durable \
-                 record that says so; up to {}.",
+                "{BOUND}: a written file of the engine (mapping extent) is bound and its runs are told, with the \
+                 durable record that says so; up to {}.",
                 size_label(longest)
             ),
         ],
@@ -141,8 +141,8 @@ pub(super) fn fragmentation(plan: &Plan, progress: &mut dyn Progress) -> Result<
         notes.push(format!("{label}: {} files.", work.files.len()));
     }
     notes.push(format!(
-        "The files are bound on the mapping extent when the program is done; {ARRANGED}: bound with the wish that their \
-         pages be moved together first, which the paper's file system does not offer."
+        "The files are bound on the mapping extent when the program is done; {ARRANGED}: bound with the wish that \
+         their pages be moved together first, which the paper's file system does not offer."
     ));
     Ok(FigureData {
         panels: vec![time, entries],
@@ -270,8 +270,8 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
             ),
             "The paper's peers (LITE, Mojim, Orion) are not here; what they have in common is that a server is asked."
                 .into(),
-            "Parts are measured alone and at the same places: the wire is the bare datagram, \"packet and answer\" what \
-             is left of the whole. The copy goes past the caches, so that what is left to write back is its end."
+            "Parts are measured alone and at the same places: the wire is the bare datagram, \"packet and answer\" \
+             what is left of the whole. The copy goes past the caches, so that what is left to write back is its end."
                 .into(),
         ],
     })
@@ -399,8 +399,8 @@ pub(super) fn log(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
         panels: vec![panel],
         notes: vec![
             format!(
-                "{FILEMR}: an append by verbs, by the client library; {REQUESTS}: the same through the server over TCP; \
-                 both to one file. {LOCAL}: the engine's append. Each is durable when it returns."
+                "{FILEMR}: an append by verbs, by the client library; {REQUESTS}: the same through the server over \
+                 TCP; both to one file. {LOCAL}: the engine's append. Each is durable when it returns."
             ),
             format!("{BARE}: a datagram as long and an answer, between two that look without sleeping: the wire."),
         ],
