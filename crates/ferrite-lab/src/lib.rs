@@ -28,8 +28,8 @@
 //! ```
 //!
 //! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and
-//! LevelDB; the figures of FileMR with the feature `rdma`, which is on; the NVMe engine (RUFS 10, 14, and 11 to 13 for the server alone) with the feature `nvme`, which needs a
-//! C++ compiler and RocksDB.
+//! LevelDB; the figures of FileMR with the feature `rdma`, which is on; the NVMe engine (RUFS 10, 14, and 11 to 13 for
+//! the server alone) with the feature `nvme`, which needs a C++ compiler and RocksDB.
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` is included
 //! automatically.
