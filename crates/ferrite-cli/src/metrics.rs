@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ferrite_net::server::{Metrics, Observer};
-use ferrite_net::wire::{Counted, OperationActivity, Request, SHORTEST_LOG2};
+use ferrite_net::wire::{BoundTold, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
 
 use super::{FAILED, Failure, USAGE};
 
@@ -203,7 +203,99 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
     exports(&mut text, metrics);
     clients(&mut text, metrics);
     operations(&mut text, metrics);
+    rdma(&mut text, metrics);
     text
+}
+
+/// Of a server without RDMA the families are empty.
+fn rdma(text: &mut String, metrics: &Metrics) {
+    type Value = fn(&RdmaCounters) -> u64;
+    let families: [(&str, &str, &str, Value); 7] = [
+        ("ferrite_rdma_queue_pairs", "gauge", "Queue pairs.", |of| of.queue_pairs),
+        (
+            "ferrite_rdma_received_packets_total",
+            "counter",
+            "Datagrams received.",
+            |of| of.received,
+        ),
+        ("ferrite_rdma_sent_packets_total", "counter", "Datagrams sent.", |of| {
+            of.sent
+        }),
+        (
+            "ferrite_rdma_executed_packets_total",
+            "counter",
+            "Packets of requests that were carried out.",
+            |of| of.executed,
+        ),
+        (
+            "ferrite_rdma_repeated_packets_total",
+            "counter",
+            "Packets of requests that came again: clients tried again.",
+            |of| of.duplicates,
+        ),
+        (
+            "ferrite_rdma_put_off_packets_total",
+            "counter",
+            "Packets of requests that were put off with an RNR NAK.",
+            |of| of.not_ready,
+        ),
+        (
+            "ferrite_rdma_dropped_packets_total",
+            "counter",
+            "Datagrams that reached no queue pair.",
+            |of| of.dropped,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        let mut family = Family::new(text, name, kind, help);
+        metrics.rdma.iter().for_each(|of| family.value(&[], value(of)));
+    }
+    let mut family = Family::new(
+        text,
+        "ferrite_rdma_bound_files",
+        "gauge",
+        "Files that are memory regions.",
+    );
+    for (export, files) in &metrics.bound {
+        family.value(&[("export", export)], files.len());
+    }
+    bound_files(text, metrics);
+}
+
+fn bound_files(text: &mut String, metrics: &Metrics) {
+    type Value = fn(&BoundTold) -> u64;
+    let families: [(&str, &str, &str, Value); 4] = [
+        ("ferrite_rdma_file_keys", "gauge", "Keys of a bound file.", |of| {
+            u64::from(of.keys)
+        }),
+        (
+            "ferrite_rdma_file_ranges",
+            "gauge",
+            "Runs of pages that a bound file lies in.",
+            |of| of.entries,
+        ),
+        (
+            "ferrite_rdma_file_translations_total",
+            "counter",
+            "Translations of pages of a bound file.",
+            |of| of.lookups,
+        ),
+        (
+            "ferrite_rdma_file_translation_hits_total",
+            "counter",
+            "Those that a cache of ranges knew.",
+            |of| of.hits,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        let mut family = Family::new(text, name, kind, help);
+        for (export, files) in &metrics.bound {
+            for file in files {
+                let inode = file.ino.to_string();
+                family.value(&[("export", export), ("inode", &inode)], value(file));
+            }
+        }
+    }
 }
 
 fn exports(text: &mut String, metrics: &Metrics) {

@@ -18,11 +18,18 @@ fn observed(words: &[&str]) -> (Server, String) {
         "64M",
         &[&["--no-root-squash", "--metrics", "127.0.0.1:0"], words].concat(),
     );
-    let mut line = String::new();
-    server.said.read_line(&mut line).unwrap();
-    let place = line.trim().strip_prefix("metrics at http://").unwrap();
-    let place = place.strip_suffix("/metrics").unwrap().to_owned();
-    (server, place)
+    loop {
+        let mut line = String::new();
+        assert!(
+            server.said.read_line(&mut line).unwrap() > 0,
+            "the server says of no metrics"
+        );
+        // Where RDMA is, if it is offered, comes on a line of its own.
+        if let Some(place) = line.trim().strip_prefix("metrics at http://") {
+            let place = place.strip_suffix("/metrics").unwrap().to_owned();
+            return (server, place);
+        }
+    }
 }
 
 /// Sends some bytes, and returns all that comes back.
@@ -222,6 +229,65 @@ fn a_restart_shows() {
     assert_eq!(scraped.value("ferrite_sessions_reclaimed_total{export=\"\"}"), 1.0);
     assert_eq!(scraped.value("ferrite_in_grace{export=\"\"}"), 1.0);
     fs.close().unwrap();
+}
+
+/// What RDMA does: files with keys, the pages that were found, packets.
+#[cfg(feature = "rdma")]
+#[test]
+fn bound_files_and_packets_are_counted() {
+    use std::io::{BufReader, Write};
+    use std::process::Stdio;
+
+    let (server, place) = observed(&["--rdma=127.0.0.1:0"]);
+    let none = scrape(&place);
+    assert_eq!(none.value("ferrite_rdma_bound_files{export=\"\"}"), 0.0);
+    assert_eq!(none.value("ferrite_rdma_received_packets_total"), 0.0);
+    let url = format!("{}:/file", server.address);
+    let write = |words: &[&str], data: &[u8]| {
+        let mut command = ferrite();
+        let mut child = command
+            .arg("mr")
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(data).unwrap();
+        assert!(child.wait().unwrap().success());
+    };
+    write(&["append", &url], &[1; 20_000]);
+    let mut holder = ferrite()
+        .args(["mr", "bind", &url, "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(holder.stdout.take().unwrap())
+        .read_line(&mut said)
+        .unwrap();
+    write(&["write", &url], &[2; 20_000]);
+    let some = scrape(&place);
+    assert_eq!(some.value("ferrite_rdma_bound_files{export=\"\"}"), 1.0);
+    let of = |family: &str| {
+        let found = some
+            .values
+            .iter()
+            .find(|(name, _)| name.starts_with(&format!("{family}{{export=\"\",inode=")));
+        *found.unwrap_or_else(|| panic!("no {family}")).1
+    };
+    assert_eq!(of("ferrite_rdma_file_keys"), 1.0);
+    assert!(of("ferrite_rdma_file_ranges") >= 1.0);
+    let (lookups, hits) = (
+        of("ferrite_rdma_file_translations_total"),
+        of("ferrite_rdma_file_translation_hits_total"),
+    );
+    assert!(lookups >= 5.0 && hits <= lookups, "{hits} of {lookups}");
+    // An append and a write of five packets each, at least.
+    assert!(some.value("ferrite_rdma_executed_packets_total") >= 10.0);
+    assert!(some.value("ferrite_rdma_received_packets_total") >= some.value("ferrite_rdma_executed_packets_total"));
+    assert!(some.value("ferrite_rdma_sent_packets_total") >= 2.0);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
 }
 
 /// Clients of the endpoint without manners harm neither the server nor, for long, each other.

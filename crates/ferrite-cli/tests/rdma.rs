@@ -128,7 +128,14 @@ fn a_key_is_held_shown_and_taken_back() {
     );
     assert!(list("").contains("writable"));
     let stat = ok(ferrite().args(["stat", &url]));
-    assert!(stat.contains("Region: 1 key"), "{stat}");
+    // The append before took a queue pair that is gone.
+    let shown = [
+        "Region: 1 key, 1 ranges",
+        "writable",
+        "RDMA: 0 queue pairs",
+        " carried out, 0 again, ",
+    ];
+    assert!(shown.iter().all(|part| stat.contains(part)), "{stat}");
     ok(&mut mr(&["unbind", &url]));
     assert_eq!(json(list("--json").as_bytes())["files"], Value::Array(vec![]));
     ok(Command::new("kill").arg(holder.id().to_string()));
@@ -208,4 +215,40 @@ fn rdma_at_other_addresses_than_loopback_must_be_wanted() {
     assert!(!check(1).contains("rdma"));
     let said = fails(&mut mr(&["list", path]), 2);
     assert!(said.contains("only files of a server have RDMA"), "{said}");
+}
+
+/// Every row is there and described.
+#[test]
+fn a_quick_benchmark_has_its_rows() {
+    let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md")).unwrap();
+    let out = ok(ferrite().args(["bench", "mr", "--quick", "--json"]));
+    let rows: Vec<Value> = out.lines().map(|line| json(line.as_bytes())).collect();
+    let mut counts = std::collections::BTreeMap::new();
+    for row in &rows {
+        let (ratio, ours) = (row["ratio"].as_f64().unwrap(), row["median_ns"].as_f64().unwrap());
+        assert!(ratio.is_finite() && ratio > 0.0 && ours > 0.0, "{row}");
+        let (name, contents) = (row["name"].as_str().unwrap(), row["contents"].as_str().unwrap());
+        assert!(documented.contains(name), "{row} is not described");
+        assert!(contents.starts_with("goal"), "{row}");
+        *counts.entry(name).or_insert(0) += 1;
+    }
+    let counts: Vec<_> = counts.into_iter().collect();
+    let expected = [
+        ("mr_append_64b", 1),
+        // Two files in each of five mappings.
+        ("mr_bind", 10),
+        ("mr_hit_rate", 2),
+        ("mr_register", 2),
+        ("mr_write_1k", 2),
+        ("mr_write_4k", 1),
+    ];
+    assert_eq!(counts, expected);
+    // What does not depend on the machine: a range is one entry, and a cache of ranges knows a file in few runs.
+    for row in &rows {
+        match row["name"].as_str().unwrap() {
+            "mr_register" => assert!(row["contents"].as_str().unwrap().contains(", 1 and "), "{row}"),
+            "mr_hit_rate" => assert!(row["ratio"].as_f64().unwrap() < 0.26, "{row}"),
+            _ => {}
+        }
+    }
 }

@@ -52,6 +52,10 @@ pub enum LabError {
     #[cfg(feature = "nvme")]
     #[error(transparent)]
     Meta(#[from] ferrite_meta::Error),
+    /// An adapter in software, or what stands behind its keys.
+    #[cfg(feature = "rdma")]
+    #[error("RDMA: {0}")]
+    Rdma(String),
     /// Something was measured that cannot be right.
     #[error("{0}")]
     Wrong(String),

@@ -1,4 +1,4 @@
-//! The lab: the experiments of the HashFS, HDPM and RUFS papers as commands, with plots and verdicts.
+//! The lab: the experiments of the HashFS, HDPM, RUFS and FileMR papers as commands, with plots and verdicts.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -13,6 +13,7 @@
 //! | `measure` | cold and hot timing |
 //! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite bench mapping` |
 //! | [`peers`] | whom a remote client is measured with, also for `ferrite bench net` |
+//! | `rdma` | files behind an adapter in software, bare datagrams, where pages lie: also for `ferrite bench mr` |
 //! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
@@ -27,8 +28,8 @@
 //! ```
 //!
 //! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and
-//! LevelDB; the NVMe engine (RUFS 10, 14, and 11 to 13 for the server alone) with the feature `nvme`, which needs a
-//! C++ compiler and RocksDB.
+//! LevelDB; the figures of FileMR with the feature `rdma`, which is on; the NVMe engine (RUFS 10, 14, and 11 to 13 for
+//! the server alone) with the feature `nvme`, which needs a C++ compiler and RocksDB.
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` is included
 //! automatically.
@@ -53,6 +54,8 @@ pub mod plan;
 mod pool;
 mod progress;
 mod published;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 mod report;
 mod run;
 mod runs;

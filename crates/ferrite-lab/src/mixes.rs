@@ -90,7 +90,7 @@ pub fn fill(store: &dyn Store, mix: Mix, threads: usize, files: u32) -> Result<(
 }
 
 /// One turn.
-fn turn(store: &dyn Store, mix: Mix, thread: usize, files: u32, rng: &mut Rng) -> Result<(), LabError> {
+pub(crate) fn turn(store: &dyn Store, mix: Mix, thread: usize, files: u32, rng: &mut Rng) -> Result<(), LabError> {
     let mut file = || 1 + rng.below(u64::from(files)) as u32;
     let chosen = [file(), file(), file(), file(), file(), file()];
     let (new_bytes, more) = (1 + rng.below(2 * mix.new_bytes()), 1 + rng.below(2 * WRITE_BYTES));
@@ -185,6 +185,18 @@ impl Whole {
     pub fn fill_percent(&self) -> Result<u32, LabError> {
         let space = self.engine.statfs(SYSTEM)?;
         Ok(((space.blocks - space.blocks_free) * 100 / space.blocks.max(1)) as u32)
+    }
+
+    /// What it is all done to.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The inodes of a thread's files, the log included.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn files(&self, thread: usize, files: u32) -> Result<Vec<Ino>, LabError> {
+        (0..=files).map(|file| self.ino(thread, file)).collect()
     }
 
     fn name(file: u32) -> String {

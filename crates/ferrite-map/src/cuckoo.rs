@@ -626,6 +626,14 @@ impl FileMap for Cuckoo {
         }
     }
 
+    fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
+        let range = PageRange::new(u64::from(first), end.min(1 << 32));
+        match range.pages() <= self.pages_worth_a_walk() * runs::STEPS_SAVED {
+            true => runs::walk(self, ino, range, visit),
+            false => self.walk_table(ino, range, &mut |entry| visit(entry, 1)),
+        }
+    }
+
     fn walk_worth(&self) -> Option<u64> {
         Some(self.pages_worth_a_walk())
     }

@@ -265,18 +265,32 @@ impl ExtentTree {
         }
     }
 
-    fn walk_range(&self, ino: Inum, mut at: u64, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> ControlFlow<()> {
+    fn walk_range(&self, ino: Inum, at: u64, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> ControlFlow<()> {
+        self.walk_runs(ino, at, end, &mut |first, pages| {
+            (0..pages).all(|distance| {
+                let lblk = u64::from(first.lblk) + distance;
+                let entry = entry(ino, lblk, word_behind(first.word, distance));
+                entry.word.is_hole() || visit(entry)
+            })
+        })
+    }
+
+    /// The same by extents: the first page that is looked at, and how many there are.
+    fn walk_runs(
+        &self,
+        ino: Inum,
+        mut at: u64,
+        end: u64,
+        visit: &mut dyn FnMut(MapEntry, u64) -> bool,
+    ) -> ControlFlow<()> {
         while at < end {
             let run = self.run(ino, at);
             let run_end = run.end.min(end);
             if run.found.is_some() {
                 // A damaged length may claim billions of pages; no sound one claims more than there are blocks.
-                let shown_end = run_end.min(at + u64::from(self.geometry.blocks));
-                for lblk in at..shown_end {
-                    let entry = entry(ino, lblk, run.word_behind(lblk - at));
-                    if !entry.word.is_hole() && !visit(entry) {
-                        return ControlFlow::Break(());
-                    }
+                let pages = (run_end - at).min(u64::from(self.geometry.blocks));
+                if !visit(entry(ino, at, run.word), pages) {
+                    return ControlFlow::Break(());
                 }
             }
             at = run_end;
@@ -422,6 +436,10 @@ impl FileMap for ExtentTree {
 
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let _ = self.walk_range(ino, u64::from(first), end.min(PAGES_END), visit);
+    }
+
+    fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
+        let _ = self.walk_runs(ino, u64::from(first), end.min(PAGES_END), visit);
     }
 
     fn slots(&self) -> Slots {

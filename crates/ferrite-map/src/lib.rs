@@ -278,6 +278,14 @@ pub trait FileMap: Send + Sync {
     /// range or the table, whichever is shorter, in no particular order: see [`Self::walk_worth`].
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
+    /// The same, where pages that follow each other in the file and lie in blocks that do are told at once: the first,
+    /// and how many there are. Their log halves are those of the first. Structures that know runs take a step a run.
+    /// One that does not tells each page; so may any. A structure that cannot list a file's pages may look up more of
+    /// them than [`Self::walk_worth`] says: for ranges of which much is mapped.
+    fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
+        self.for_range(ino, first, end, &mut |entry| visit(entry, 1));
+    }
+
     /// For a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one
     /// by one. A longer range costs a walk of all entries of the pool, whatever is mapped in it. May change as the
     /// structure grows.

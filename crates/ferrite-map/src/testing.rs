@@ -579,6 +579,14 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
             false
         });
         assert_eq!(visits, expected.len().min(1), "{first}..{end}");
+        let by_runs = pages_by_runs(&bed, 3, first, end);
+        assert!(by_runs.keys().map(|page| page.lblk).eq(expected), "{first}..{end}");
+        visits = 0;
+        bed.map.for_runs(Inum::new(3), Lblk::new(first), end, &mut |_, _| {
+            visits += 1;
+            false
+        });
+        assert_eq!(visits, by_runs.len().min(1), "{first}..{end}");
     }
     let mut visits = 0;
     bed.map.for_each(&mut |_| {
@@ -586,6 +594,31 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
         visits < 5
     });
     assert_eq!(visits, 5);
+}
+
+/// The pages that a walk by runs shows, one by one.
+fn pages_by_runs<M: Subject>(bed: &Bed<M>, ino: u32, first: u32, end: u64) -> Model {
+    let mut pages = Model::new();
+    let wanted = u64::from(first)..end;
+    bed.map
+        .for_runs(Inum::new(ino), Lblk::new(first), end, &mut |entry, count| {
+            assert!(entry.ino.get() == ino && count > 0);
+            for distance in 0..count as u32 {
+                let page = entry.page().lblk.plus(distance);
+                let word = PageWord::new(entry.word.page().plus(distance), entry.word.log());
+                assert!(
+                    wanted.contains(&u64::from(page)),
+                    "page {page} is in none of {wanted:?}"
+                );
+                assert_eq!(
+                    pages.insert(PageId::new(entry.ino, page), word),
+                    None,
+                    "page {page} came twice"
+                );
+            }
+            true
+        });
+    pages
 }
 
 /// What a check reads without the structure's DRAM state matches the model, and every block in use has one owner.
@@ -597,6 +630,19 @@ fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
         &mut |broken| panic!("{broken:?} in a sound structure"),
     );
     assert_eq!(&words, model, "what a check finds");
+    for (ino, first, end) in [(1, 0, 1 << 32), (2, 3, 30), (7, 0, 1 << 32), (INODES - 1, 20, 1 << 20)] {
+        let within = |page: &PageId| page.ino.get() == ino && (u64::from(first)..end).contains(&page.lblk.into());
+        let expected: Model = model
+            .iter()
+            .filter(|(page, _)| within(page))
+            .map(|(&page, &word)| (page, word))
+            .collect();
+        assert_eq!(
+            pages_by_runs(bed, ino, first, end),
+            expected,
+            "what a walk by runs finds"
+        );
+    }
     assert_eq!(nodes, bed.nodes());
     let mut owned = nodes;
     for word in model.values() {

@@ -19,20 +19,25 @@ impl PageMtt {
         PageMtt::default()
     }
 
-    /// Puts `run` at page `at` of the file, page by page, in place of what was there.
+    /// Puts `run` at page `at` of the file, page by page, in place of what was there. Gives how many pages that were.
     ///
     /// # Errors
     /// As [`crate::RangeMtt::insert`].
-    pub fn insert(&mut self, at: u32, run: Run) -> Result<(), OutOfRange> {
+    pub fn insert(&mut self, at: u32, run: Run) -> Result<u32, OutOfRange> {
         let new = Placed::new(at, run)?;
-        let end = new.end() as usize;
-        if self.pages.len() < end {
-            self.pages.resize(end, ABSENT);
+        let (first, end) = (at as usize, new.end() as usize);
+        if self.pages.len() < first {
+            self.pages.resize(first, ABSENT);
         }
-        for (place, page) in self.pages[at as usize..end].iter_mut().zip(run.page..) {
+        let known = self.pages.len().min(end);
+        let mut pages = run.page..run.page + run.pages;
+        let mut replaced = 0;
+        for (place, page) in self.pages[first..known].iter_mut().zip(&mut pages) {
+            replaced += u32::from(*place != ABSENT);
             *place = page;
         }
-        Ok(())
+        self.pages.extend(pages);
+        Ok(replaced)
     }
 
     /// Removes `pages` pages from page `at` of the file on. Gives how many there were.

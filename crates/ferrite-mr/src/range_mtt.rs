@@ -18,13 +18,13 @@ impl RangeMtt {
         RangeMtt::default()
     }
 
-    /// Puts `run` at page `at` of the file, in place of what was there.
+    /// Puts `run` at page `at` of the file, in place of what was there. Gives how many pages that were.
     ///
     /// # Errors
     /// If the run has no pages or goes beyond the last page; nothing has changed then.
-    pub fn insert(&mut self, at: u32, run: Run) -> Result<(), OutOfRange> {
+    pub fn insert(&mut self, at: u32, run: Run) -> Result<u32, OutOfRange> {
         let mut new = Placed::new(at, run)?;
-        self.remove(at, run.pages);
+        let replaced = self.remove(at, run.pages);
         if let Some(left) = self.before(at)
             && left.end() == at
             && left.run.page + left.run.pages == run.page
@@ -41,7 +41,7 @@ impl RangeMtt {
             new.run.pages += right.pages;
         }
         self.runs.insert(new.at, new.run);
-        Ok(())
+        Ok(replaced)
     }
 
     /// Removes `pages` pages from page `at` of the file on. Those that are not there do not matter; gives how many

@@ -52,8 +52,10 @@ pub struct Pages {
 
 impl Translation for Ranges {
     fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange> {
-        self.tables.entry(region).or_default().insert(at, run)?;
-        self.cache.invalidate(region, at, at + run.pages);
+        // The cache knows only what a table had.
+        if self.tables.entry(region).or_default().insert(at, run)? > 0 {
+            self.cache.invalidate(region, at, at + run.pages);
+        }
         Ok(())
     }
 
@@ -90,8 +92,10 @@ impl Translation for Ranges {
 
 impl Translation for Pages {
     fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange> {
-        self.tables.entry(region).or_default().insert(at, run)?;
-        self.cache.invalidate(region, at, at + run.pages);
+        // The cache knows only what a table had.
+        if self.tables.entry(region).or_default().insert(at, run)? > 0 {
+            self.cache.invalidate(region, at, at + run.pages);
+        }
         Ok(())
     }
 

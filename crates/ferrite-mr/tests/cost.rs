@@ -15,25 +15,25 @@ use double::{message, read, stage, write};
 #[ignore = "a measurement; run it with --release and --nocapture"]
 fn registration_and_guards() {
     let pages = 1 << 20;
-    let whole = [Run { page: 0, pages }];
+    let whole = [vec![Run { page: 0, pages }]];
     let both = compare::registration(&whole).unwrap();
     println!("4 GiB, one run: ranges {:?}, pages {:?}", both.ranges, both.pages);
-    let scattered: Vec<Run> = (0..pages / 256)
-        .map(|run| Run {
-            page: run * 512,
-            pages: 256,
-        })
-        .collect();
+    let scattered = (0..pages / 256).map(|run| Run {
+        page: run * 512,
+        pages: 256,
+    });
+    let scattered = [scattered.collect::<Vec<_>>()];
     let both = compare::registration(&scattered).unwrap();
     println!("4 GiB, runs of 1 MiB: ranges {:?}, pages {:?}", both.ranges, both.pages);
     let random = &mut Rng::new(1);
-    let trace: Vec<u32> = (0..1_000_000).map(|_| random.below(u64::from(pages)) as u32).collect();
-    for (name, runs) in [("one run", &whole[..]), ("runs of 1 MiB", &scattered)] {
+    let mut page = || (0, random.below(u64::from(pages)) as u32);
+    let trace: Vec<_> = (0..1_000_000).map(|_| page()).collect();
+    for (name, runs) in [("one run", &whole), ("runs of 1 MiB", &scattered)] {
         let both = compare::replay(runs, &trace).unwrap();
         println!(
             "random pages, {name}: {} and {} hits",
-            both.ranges.hit_rate(),
-            both.pages.hit_rate()
+            both.ranges.counters.hit_rate(),
+            both.pages.counters.hit_rate()
         );
     }
     let stage = stage(1 << 20, Options::default());

@@ -65,8 +65,9 @@ fn tables_agree_with_a_map() {
                     random.below(1 << 20) as u32
                 };
                 let run = Run { page, pages: len };
-                ranges.insert(at, run).unwrap();
-                pages.insert(at, run).unwrap();
+                let known = model.range(at..at + len).count() as u32;
+                assert_eq!(ranges.insert(at, run), Ok(known));
+                assert_eq!(pages.insert(at, run), Ok(known));
                 model.extend((at..at + len).zip(page..));
             } else {
                 let before = model.len();

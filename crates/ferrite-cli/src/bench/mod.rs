@@ -11,6 +11,8 @@ mod mapping;
 mod misses;
 mod mixes;
 mod mount;
+#[cfg(feature = "rdma")]
+mod mr;
 mod net;
 #[cfg(feature = "nvme")]
 mod nvme;
@@ -51,7 +53,7 @@ A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary w
 counts vary much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "disk", "net", "nvme"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "disk", "net", "nvme", "mr"])]
     group: Option<String>,
     /// Run only the benchmark with this name
     #[arg(long, value_name = "NAME")]
@@ -71,7 +73,7 @@ pub(crate) struct Bench {
 }
 
 /// All groups, and what is measured in each.
-fn groups() -> [(&'static str, Vec<&'static str>); 10] {
+fn groups() -> [(&'static str, Vec<&'static str>); 11] {
     [
         ("core", operations::NAMES.to_vec()),
         ("threads", vec![threads::NAME]),
@@ -86,6 +88,10 @@ fn groups() -> [(&'static str, Vec<&'static str>); 10] {
         ("nvme", nvme::NAMES.to_vec()),
         #[cfg(not(feature = "nvme"))]
         ("nvme", Vec::new()),
+        #[cfg(feature = "rdma")]
+        ("mr", mr::NAMES.to_vec()),
+        #[cfg(not(feature = "rdma"))]
+        ("mr", Vec::new()),
     ]
 }
 
@@ -218,6 +224,15 @@ impl Bench {
             #[cfg(not(feature = "nvme"))]
             if self.group.is_some() {
                 let text = "this program was built without pools on devices; build it with `--features nvme`";
+                return Err(Failure::new(USAGE, text));
+            }
+        }
+        if wanted("mr") {
+            #[cfg(feature = "rdma")]
+            mr::run(effort, &mut out)?;
+            #[cfg(not(feature = "rdma"))]
+            if self.group.is_some() {
+                let text = "this program was built without RDMA; build it with `--features rdma`";
                 return Err(Failure::new(USAGE, text));
             }
         }

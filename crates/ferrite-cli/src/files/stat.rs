@@ -36,12 +36,16 @@ fn region_of(volume: &Opened, ino: u64) -> Option<String> {
     };
     let of = told.counters;
     Some(format!(
-        "Region: {} {keys}, {} entries{hits}{}\n  RDMA: {} packets in, {} out, {} put off, {} dropped (all files)\n",
+        "Region: {} {keys}, {} ranges{hits}{}\n  RDMA: {} queue pairs; {} packets in, {} out, {} carried out, {} again, \
+         {} put off (RNR), {} dropped (all files)\n",
         file.keys,
         file.entries,
         if file.writable { ", writable" } else { "" },
+        of.queue_pairs,
         of.received,
         of.sent,
+        of.executed,
+        of.duplicates,
         of.not_ready,
         of.dropped,
     ))

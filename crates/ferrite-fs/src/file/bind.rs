@@ -15,7 +15,8 @@ use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
-use super::{arrange, bound, cut, inline};
+use super::cut::{self, MappedRun};
+use super::{arrange, bound, inline};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
@@ -63,10 +64,11 @@ pub(crate) fn bind(
         }
         // What damage has made a hole must not be filled.
         core.damage.check_holes(mem.ino)?;
-        let inode = match inode.is_bound() {
-            true => inode,
+        let (inode, mapped) = match inode.is_bound() {
+            true => (inode, None),
             false => make_bound(core, mem, inode)?,
         };
+        let mapped = mapped.filter(|_| !how.arrange);
         if how.arrange {
             arrange::arrange(core, mem, &inode, &cut::mapped_pages(core, mem, &inode, 0))
                 .inspect_err(|_| core.bindings.note_left(mem.ino))?;
@@ -77,7 +79,10 @@ pub(crate) fn bind(
             return Err(FsError::Busy);
         }
         mem.pin(1);
-        let runs = bound::publish(core, mem, &inode, &file, PageRange::ALL);
+        let runs = match mapped {
+            Some(mapped) => bound::publish_mapped(core, &inode, &file, &mapped),
+            None => bound::publish(core, mem, &inode, &file, PageRange::ALL),
+        };
         bound::tell_size(core, &file, inode.size());
         file.tell().runs = runs;
         Ok(file)
@@ -93,8 +98,8 @@ fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool
 }
 
 /// Moves what is not in blocks to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
-/// inode as stored.
-fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
+/// inode as stored, and where its pages lie if that is still known.
+fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<(Inode, Option<Vec<MappedRun>>)> {
     if inode.is_inline() {
         let size = inode.size();
         let mut tx = Tx::new(core);
@@ -103,11 +108,11 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
     }
-    let pages = cut::mapped_pages(core, mem, &inode, 0);
-    rid_of_logs(core, mem, &pages)?;
+    let mapped = cut::mapped_runs(core, mem, &inode, PageRange::ALL);
+    let have_moved = rid_of_logs(core, mem, &mapped)?;
     if core.superblock.has_data_checksums() {
         // Nobody would notice later.
-        verify(core, mem, &pages)?;
+        verify(core, mem, &cut::mapped_pages(core, mem, &inode, 0))?;
     }
     inode.set_bound(true);
     let mut tx = Tx::new(core);
@@ -117,15 +122,13 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     if !planted(Flaw::BoundBeforeMark) {
         core.reclaim().inspect_err(|_| core.bindings.note_left(mem.ino))?;
     }
-    Ok(inode)
+    Ok((inode, (!have_moved).then_some(mapped)))
 }
 
-fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
-    let logged: Vec<Lblk> = pages
-        .iter()
-        .copied()
-        .filter(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))))
-        .collect();
+/// Says whether there was any.
+fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<bool> {
+    let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
+    let logged: Vec<Lblk> = logged.map(|(lblk, _)| lblk).collect();
     for chunk in logged.chunks(FOLDS_PER_RECORD) {
         let mut tx = Tx::new(core);
         tx.changes_nothing();
@@ -135,7 +138,7 @@ fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
         }
         tx.commit(&[mem])?;
     }
-    Ok(())
+    Ok(!logged.is_empty())
 }
 
 fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {

@@ -15,11 +15,11 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{Lblk, PageId, PageRange, PageWord, TransCache};
+use ferrite_map::{BlockNo, Lblk, PageId, PageRange, PageWord, TransCache};
 use ferrite_vfs::regions::PageRun;
 use ferrite_vfs::{Result, Timestamp};
 
-use super::cut;
+use super::cut::{self, MappedRun};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
@@ -144,7 +144,19 @@ fn named(pages: PageRange) -> Option<(u32, u32)> {
 /// Publishes where those of `pages` lie that are before the end, unless the pool is frozen or has failed. The caller
 /// has the inode's lock, at least shared; `inode` is as stored. Returns the number of runs.
 pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attached, pages: PageRange) -> u64 {
-    let runs = runs(core, mem, inode, pages);
+    tell_runs(core, file, &runs(core, mem, inode, pages))
+}
+
+/// The same of all pages, for who has just looked where they lie: `mapped`.
+pub(super) fn publish_mapped(core: &Core, inode: &Inode, file: &Attached, mapped: &[MappedRun]) -> u64 {
+    let runs = match named(PageRange::new(0, lblks(inode.size()))) {
+        Some((first, end)) => with_holes(core, mapped, first, end),
+        None => Vec::new(),
+    };
+    tell_runs(core, file, &runs)
+}
+
+fn tell_runs(core: &Core, file: &Attached, runs: &[PageRun]) -> u64 {
     let telling = file.tell();
     // A freeze is visible here before it makes adapters give everything back.
     if let Some(adapter) = telling.adapter()
@@ -152,7 +164,7 @@ pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attache
         && !core.journal.is_frozen()
         && !core.has_ended()
     {
-        adapter.publish(&runs);
+        adapter.publish(runs);
     }
     runs.len() as u64
 }
@@ -188,6 +200,21 @@ impl Runs {
         self.0.push(PageRun { at, page, pages });
     }
 
+    /// Pages whose words follow each other.
+    fn push_run(&mut self, core: &Core, run: MappedRun) {
+        let (first, pages) = (run.first.get(), run.pages as u32);
+        let last = BlockNo::new(run.word.page().get().saturating_add(pages - 1));
+        let is_data = |block| core.superblock.is_data_block(block);
+        if run.word.is_unwritten() {
+            self.push(first, None, pages);
+        } else if !has_log(run.word) && is_data(run.word.page()) && is_data(last) {
+            self.push(first, Some(run.word.page().get()), pages);
+        } else {
+            run.each()
+                .for_each(|(lblk, word)| self.push_word(core, lblk.get(), word));
+        }
+    }
+
     /// A page with this word. One that makes no sense is left out: whoever asks for it is told that it is damaged.
     fn push_word(&mut self, core: &Core, at: u32, word: PageWord) {
         if word.is_hole() || word.is_unwritten() {
@@ -203,10 +230,10 @@ fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<Pag
     let Some((first, end)) = named(clipped) else {
         return Vec::new();
     };
-    let mut runs = Runs::default();
-    let cache = TransCache::default();
-    let mut words = [PageWord::HOLE; BATCH];
     if clipped.pages() <= LOOKUPS_MAX {
+        let mut runs = Runs::default();
+        let cache = TransCache::default();
+        let mut words = [PageWord::HOLE; BATCH];
         for at in (first..end).step_by(BATCH) {
             let words = &mut words[..((end - at) as usize).min(BATCH)];
             core.map.get_many(PageId::new(mem.ino, Lblk::new(at)), words, &cache);
@@ -216,13 +243,22 @@ fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<Pag
         }
         return runs.0;
     }
+    with_holes(core, &cut::mapped_runs(core, mem, inode, clipped), first, end)
+}
+
+/// The runs of pages `first` up to `end`, of which those in `mapped` are mapped.
+fn with_holes(core: &Core, mapped: &[MappedRun], first: u32, end: u32) -> Vec<PageRun> {
+    let mut runs = Runs::default();
     let mut next = first;
-    for lblk in cut::mapped_within(core, mem, inode, clipped) {
-        if next < lblk.get() {
-            runs.push(next, None, lblk.get() - next);
+    for run in mapped.iter().filter(|run| (first..end).contains(&run.first.get())) {
+        let at = run.first.get();
+        if next < at {
+            runs.push(next, None, at - next);
         }
-        runs.push_word(core, lblk.get(), core.map.get(PageId::new(mem.ino, lblk)));
-        next = lblk.get() + 1;
+        let pages = run.pages.min(u64::from(end - at));
+        runs.push_run(core, MappedRun { pages, ..*run });
+        // A damaged table may hold a page twice.
+        next = next.max(at + pages as u32);
     }
     if next < end {
         runs.push(next, None, end - next);

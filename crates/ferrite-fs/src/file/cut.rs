@@ -27,7 +27,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, Resource};
+use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, PageWord, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::inline;
@@ -101,6 +101,91 @@ pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: P
     let mut all = all_pages(core, mem, inode, worth);
     all.retain(|&lblk| range.contains(u64::from(lblk)));
     all
+}
+
+/// Mapped pages that follow each other in the file and lie in blocks that do, with the same log half.
+#[derive(Clone, Copy)]
+pub(super) struct MappedRun {
+    pub(super) first: Lblk,
+    /// Of the first page.
+    pub(super) word: PageWord,
+    /// How many, at least one.
+    pub(super) pages: u64,
+}
+
+impl MappedRun {
+    /// Whether a run continues this one.
+    fn is_before(&self, next: &MappedRun) -> bool {
+        u64::from(self.first) + self.pages == u64::from(next.first)
+            && u64::from(self.word.page()) + self.pages == u64::from(next.word.page())
+            && self.word.log() == next.word.log()
+    }
+
+    /// Its pages with their words.
+    pub(super) fn each(self) -> impl Iterator<Item = (Lblk, PageWord)> {
+        (0..self.pages).map(move |distance| {
+            // A damaged word may lead anywhere, and must not cause a panic.
+            let block = BlockNo::new(self.word.page().get().wrapping_add(distance as u32));
+            let word = PageWord::new(block, self.word.log());
+            (Lblk::at(u64::from(self.first) + distance), word)
+        })
+    }
+}
+
+/// The same as runs with their words: a structure that knows runs takes a step for each. Neighbours may be told apart.
+/// Where half of a range is mapped, looking up its pages costs no more than looking up what a walk of the table finds.
+pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<MappedRun> {
+    let most = u64::from(inode.blocks());
+    let mut runs: Vec<MappedRun> = Vec::new();
+    if most == 0 || range.is_empty() {
+        return runs;
+    }
+    let mut found = 0;
+    let mut collect = |range: PageRange| {
+        if range.is_empty() || found >= most {
+            return;
+        }
+        core.map
+            .for_runs(mem.ino, Lblk::at(range.first), range.end, &mut |entry, pages| {
+                let run = MappedRun {
+                    first: entry.lblk,
+                    word: entry.word,
+                    pages,
+                };
+                match runs.last_mut().filter(|last| last.is_before(&run)) {
+                    Some(last) => last.pages += pages,
+                    None => runs.push(run),
+                }
+                found += pages;
+                found < most
+            });
+    };
+    match core.map.walk_worth().map(|worth| worth.max(2 * most)) {
+        None => collect(range),
+        Some(worth) if mem.spread.covered(range.first, range.end, worth) <= worth => {
+            let mut at = range.first;
+            while let Some(run) = mem.spread.next_run(at, range.end) {
+                collect(run);
+                at = run.end;
+            }
+        }
+        Some(_) => {
+            let pages = mapped_within(core, mem, inode, range).into_iter();
+            return pages
+                .map(|first| MappedRun {
+                    first,
+                    word: core.map.get(PageId::new(mem.ino, first)),
+                    pages: 1,
+                })
+                .collect();
+        }
+    }
+    if !runs.is_sorted_by_key(|run| run.first) {
+        runs.sort_unstable_by_key(|run| run.first);
+    }
+    // A damaged table may hold a page twice.
+    runs.dedup_by_key(|run| run.first);
+    runs
 }
 
 /// All pages of an inode in ascending order, which its spread learns. Looks inside the file's size first: a walk of

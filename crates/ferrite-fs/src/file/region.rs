@@ -158,7 +158,12 @@ fn append_locked(core: &Core, mem: &Arc<InodeMem>, file: &Attached, stored: Inod
         .ok_or(FsError::FileTooBig)?;
     let old = reserve_window(core, mem, file, stored, end)?;
     let pages = PageRange::new(at / BLOCK_BYTES, lblks(end));
-    let _change = bound::addition(core, mem, &old, pages);
+    let last = core.map.get(PageId::new(mem.ino, Lblk::at(pages.first)));
+    // The page that the file ended in stays in its place. To publish it again would cost the adapter what its threads
+    // remember of the file, for each small append.
+    let is_known = !at.is_multiple_of(BLOCK_BYTES) && !last.is_unwritten();
+    let added = PageRange::new(pages.first + u64::from(is_known), pages.end);
+    let _change = bound::addition(core, mem, &old, added);
     let mut tx = Tx::on(core, &old);
     let mut new = old;
     new.set_size(end);

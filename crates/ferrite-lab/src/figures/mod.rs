@@ -11,6 +11,7 @@ use crate::report::number;
 
 mod concurrency;
 mod filebench;
+mod filemr;
 mod fill;
 mod hdpm_data;
 mod hdpm_mixes;
@@ -76,11 +77,18 @@ pub(crate) const FIGURES: &[Figure] = &[
     rufs::LARGE,
     rufs::SERVER_LARGE,
     rufs::DEVICES,
+    filemr::REGISTRATION,
+    filemr::FRAGMENTATION,
+    filemr::HITS,
+    filemr::LATENCY,
+    filemr::LOG,
 ];
 
 /// What this build lacks to run a figure, with the remedy; empty for most.
 pub(crate) fn lacking(id: &str) -> Option<&'static str> {
-    ycsb::lacking(id).or_else(|| rufs::lacking(id))
+    ycsb::lacking(id)
+        .or_else(|| rufs::lacking(id))
+        .or_else(|| filemr::lacking(id))
 }
 
 /// A panel of bars without values yet.

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Counters, LINE_BYTES};
 use ferrite_vfs::trace::Event;
 use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr};
@@ -97,10 +97,13 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(need: Need, cow_only: bool) -> Result<Stage, LabError> {
+    fn new(need: Need, cow_only: bool, mapping: Mapping) -> Result<Stage, LabError> {
         // Copies and logs need room besides the pages.
         let bytes = need.pages * PAGE * 2 + need.files * 1024 + (64 << 20);
-        let mkfs = MkfsOptions::default().inodes(need.files + 1024).seed(1);
+        let mkfs = MkfsOptions::default()
+            .mapping(mapping)
+            .inodes(need.files + 1024)
+            .seed(1);
         // A cleaner that runs at arbitrary times would make counts differ from run to run.
         let mount = MountOptions::default().cleaner(false).cow_only(cow_only);
         Ok(Stage {
@@ -144,45 +147,51 @@ impl Stage {
         let bytes = |counters: Counters| counters.bytes_streamed + counters.lines_written_back * LINE_BYTES;
         (bytes(spent) - bytes(self.aside)) as f64
     }
+
+    /// Does what a trace says. Returns the bytes that its program wrote.
+    fn write_all(&mut self, events: &[Event]) -> Result<u64, LabError> {
+        let mut user_bytes = 0;
+        for event in events {
+            match *event {
+                Event::File { ino, len_bytes } => {
+                    self.begin(ino, len_bytes)?;
+                }
+                Event::Truncate { ino, len_bytes } => {
+                    let ino = self.file(ino)?.ino();
+                    let set = SetAttr {
+                        size: Some(len_bytes),
+                        ..SetAttr::default()
+                    };
+                    self.engine.setattr(SYSTEM, ino, &set)?;
+                }
+                Event::Write {
+                    ino,
+                    offset_bytes,
+                    len_bytes,
+                } => {
+                    let file = self.file(ino)?;
+                    let len = len_bytes as usize;
+                    if self.data.len() < len {
+                        self.data.resize(len, 0x5a);
+                    }
+                    let written = file.write_at(SYSTEM, offset_bytes, &self.data[..len])?;
+                    if written < len {
+                        return Err(LabError::Wrong(format!("{written} of {len} bytes were written")));
+                    }
+                    user_bytes += len_bytes;
+                }
+            }
+        }
+        Ok(user_bytes)
+    }
 }
 
 /// Writes a trace to a fresh pool in memory. `None` if its files are too large for that.
 pub(crate) fn replay(events: &[Event], cow_only: bool) -> Result<Option<Traffic>, LabError> {
     let Some(need) = need(events) else { return Ok(None) };
-    let mut stage = Stage::new(need, cow_only)?;
+    let mut stage = Stage::new(need, cow_only, Mapping::default())?;
     let start = stage.engine.counters();
-    let mut user_bytes = 0;
-    for event in events {
-        match *event {
-            Event::File { ino, len_bytes } => {
-                stage.begin(ino, len_bytes)?;
-            }
-            Event::Truncate { ino, len_bytes } => {
-                let ino = stage.file(ino)?.ino();
-                let set = SetAttr {
-                    size: Some(len_bytes),
-                    ..SetAttr::default()
-                };
-                stage.engine.setattr(SYSTEM, ino, &set)?;
-            }
-            Event::Write {
-                ino,
-                offset_bytes,
-                len_bytes,
-            } => {
-                let file = stage.file(ino)?;
-                let len = len_bytes as usize;
-                if stage.data.len() < len {
-                    stage.data.resize(len, 0x5a);
-                }
-                let written = file.write_at(SYSTEM, offset_bytes, &stage.data[..len])?;
-                if written < len {
-                    return Err(LabError::Wrong(format!("{written} of {len} bytes were written")));
-                }
-                user_bytes += len_bytes;
-            }
-        }
-    }
+    let user_bytes = stage.write_all(events)?;
     let written = stage.medium_bytes(start);
     stage.engine.clean(usize::MAX)?;
     let settled = stage.medium_bytes(start);
@@ -190,6 +199,28 @@ pub(crate) fn replay(events: &[Event], cow_only: bool) -> Result<Option<Traffic>
     Ok(Some(Traffic {
         written: written / user_bytes,
         settled: settled / user_bytes,
+    }))
+}
+
+/// The pool that a trace leaves behind.
+#[cfg(feature = "rdma")]
+pub(crate) struct Left {
+    pub(crate) engine: Engine,
+    /// The numbers that its files have in the trace, and there.
+    pub(crate) files: Vec<(Ino, Ino)>,
+}
+
+/// Writes a trace to a fresh pool with this mapping, and leaves it. `None` as with [`replay`].
+#[cfg(feature = "rdma")]
+pub(crate) fn leave(events: &[Event], mapping: Mapping) -> Result<Option<Left>, LabError> {
+    let Some(need) = need(events) else { return Ok(None) };
+    let mut stage = Stage::new(need, false, mapping)?;
+    stage.write_all(events)?;
+    let mut files: Vec<_> = stage.open.iter().map(|(&ino, file)| (ino, file.ino())).collect();
+    files.sort_unstable();
+    Ok(Some(Left {
+        engine: stage.engine,
+        files,
     }))
 }
 

@@ -16,11 +16,14 @@
 //! update. Ranges name pages, not slots: entries move freely. Every page of a run has its word in a record: a change
 //! that makes a page a head also records its word.
 
-use super::Cuckoo;
-use crate::{BlockNo, Lblk, MapTx, PageId, PageWord};
+use super::{Cuckoo, VECTOR};
+use crate::{BlockNo, Inum, Lblk, MapEntry, MapTx, PageId, PageRange, PageWord, SlotNo};
 
 /// Most pages of a run.
 pub(super) const MAX_RUN: u32 = 512;
+
+/// How many pages a walk by runs takes in a step, compared with one by pages, at best.
+pub(super) const STEPS_SAVED: u64 = MAX_RUN as u64 / VECTOR as u64;
 
 /// Range word of an entry: followers in the low half, back index in the high half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +87,51 @@ impl Run {
     #[inline]
     pub(super) fn word(&self, lblk: Lblk) -> PageWord {
         PageWord::new(self.first_block.plus(lblk.get() - self.first_lblk.get()), 0)
+    }
+}
+
+/// Visits the pages of a range as [`crate::FileMap::for_runs`] does. Pages are resolved a vector at a time, and the
+/// rest of the run that the last of them is in is passed over.
+pub(super) fn walk(map: &Cuckoo, ino: Inum, range: PageRange, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
+    let mut at = range.first;
+    let mut was_lone = false;
+    while at < range.end {
+        let count = VECTOR.min((range.end - at) as usize);
+        let first = Lblk::new(at as u32);
+        let mut pages = [None; VECTOR];
+        let (rest, is_lone) = map.gate.steady(|| {
+            pages = [None; VECTOR];
+            let (run, is_lone) = map.resolve(PageId::new(ino, first), count, true, was_lone, |index, slot, word| {
+                pages[index] = slot.map(|slot| (slot, word));
+            });
+            let last = first.plus(count as u32 - 1);
+            let rest = run.filter(|run| run.contains(last) && run.behind(last) > 0);
+            (
+                rest.map(|run| (run.head(), run.word(last.plus(1)), run.behind(last))),
+                is_lone,
+            )
+        });
+        was_lone = is_lone;
+        let entry = |at: u64, slot, word| MapEntry {
+            ino,
+            lblk: Lblk::new(at as u32),
+            word,
+            slot: SlotNo::at(slot),
+        };
+        for (index, page) in pages[..count].iter().enumerate() {
+            let seen = page.map(|(slot, word)| entry(at + index as u64, slot, word));
+            if seen.is_some_and(|entry| !visit(entry, 1)) {
+                return;
+            }
+        }
+        at += count as u64;
+        if let Some((slot, word, behind)) = rest {
+            let pages = behind.min(range.end - at);
+            if pages > 0 && !visit(entry(at, slot, word), pages) {
+                return;
+            }
+            at += pages;
+        }
     }
 }
 

@@ -19,7 +19,9 @@ use ferrite_fabric::reactor::Data;
 use parking_lot::Mutex;
 
 use super::Inner;
-use crate::wire::{Activity, Counted, LATENCY_CLASSES, OperationActivity, REQUEST_NUMBERS, SHORTEST_LOG2};
+use crate::wire::{
+    Activity, BoundTold, Counted, LATENCY_CLASSES, OperationActivity, REQUEST_NUMBERS, RdmaCounters, SHORTEST_LOG2,
+};
 
 #[derive(Debug)]
 struct Counts {
@@ -248,6 +250,10 @@ pub struct Metrics {
     pub buffers_used_bytes: u64,
     /// By the name of the export.
     pub exports: Vec<(String, Activity)>,
+    /// What the RDMA adapter has done, if there is one.
+    pub rdma: Option<RdmaCounters>,
+    /// Bound files, by the name of the export.
+    pub bound: Vec<(String, Vec<BoundTold>)>,
 }
 
 /// Tells what a server does, for as long as that is there.

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use super::export::Export;
 use super::meter::{Metrics, Observer};
 use super::session::Session;
+use super::verbs::Verbs;
 use super::{Inner, Server};
-use crate::wire::{Activity, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
+use crate::wire::{Activity, BoundTold, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
 
 /// Most clients that a client is told of.
 const CLIENTS_MAX: usize = 32;
@@ -80,7 +81,17 @@ impl Inner {
             strangers: self.strangers.lock().len() as u64,
             buffers_bytes: self.pool.len_bytes() as u64,
             buffers_used_bytes: (self.pool.len_bytes() - self.pool.free_bytes()) as u64,
+            rdma: self.verbs.as_ref().map(Verbs::counters),
+            bound: self.bound_files(),
             exports,
         }
+    }
+
+    fn bound_files(&self) -> Vec<(String, Vec<BoundTold>)> {
+        let Some(verbs) = &self.verbs else {
+            return Vec::new();
+        };
+        let of = |export: &Arc<Export>| (export.options.name.clone(), verbs.activity(export).files);
+        self.exports.iter().map(of).collect()
     }
 }

@@ -21,7 +21,7 @@ use super::answer::put;
 use super::export::{Export, Store};
 use super::rdma::Rdma;
 use super::session::Session;
-use crate::wire::{BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, Request, UdpPlace};
+use crate::wire::{BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, RdmaCounters, Request, UdpPlace};
 
 /// Most queue pairs of a session.
 const QUEUE_PAIRS_MAX: usize = 64;
@@ -112,8 +112,13 @@ impl Verbs {
         self.adapter.places().into_iter().map(UdpPlace).collect()
     }
 
+    /// What its adapter has done.
+    pub(super) fn counters(&self) -> RdmaCounters {
+        self.adapter.counters()
+    }
+
     /// Of the files only those that this export gave keys of, unless it is all there is.
-    fn activity(&self, export: &Export) -> RdmaActivity {
+    pub(super) fn activity(&self, export: &Export) -> RdmaActivity {
         let store = &export.store;
         let mut files = self.adapter.files(&store.fs);
         if export.root() != ROOT_INO {

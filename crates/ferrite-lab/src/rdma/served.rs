@@ -1,0 +1,158 @@
+//! A file of an engine in memory, bound, with an adapter in front of it and clients that look without sleeping.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
+use ferrite_mr::{Binder, FileMemory, Options, Rights, SessionId};
+use ferrite_rnic::{Initiator, InitiatorOptions, NoService, Peer, QueuePair, Rnic};
+use ferrite_roce::requester::Request;
+use ferrite_roce::wire::Qpn;
+use ferrite_vfs::regions::Binding;
+use ferrite_vfs::{FileSystem, Ino, SYSTEM};
+
+use super::{failed, layout};
+use crate::engine::engine_in_memory;
+use crate::error::LabError;
+
+/// Both ends look that long before they sleep: longer than an answer takes, and shorter than what else is measured.
+const SPIN: Duration = Duration::from_millis(1);
+/// Writes under way of who does not wait for each.
+const UNDER_WAY: usize = 64;
+const SESSION: SessionId = SessionId(1);
+
+/// See the module's head.
+pub struct Served {
+    // In this order: the adapter's threads use what follows.
+    rnic: Rnic,
+    binder: Binder,
+    engine: Engine,
+    ino: Ino,
+    key: u32,
+    file_bytes: u64,
+}
+
+impl Served {
+    /// A file of so many bytes, all written, in a pool with this mapping.
+    ///
+    /// # Errors
+    /// Too little memory; no socket or thread.
+    pub fn new(mapping: Mapping, file_bytes: u64) -> Result<Served, LabError> {
+        let mkfs = MkfsOptions::default().mapping(mapping).seed(1);
+        let engine = engine_in_memory(
+            file_bytes + file_bytes / 4 + (64 << 20),
+            &mkfs,
+            &MountOptions::default(),
+        )?;
+        let ino = layout::written(&engine, "data", file_bytes)?;
+        let binder = Binder::new(Options::default())?;
+        let fs: Arc<dyn FileSystem> = Arc::new(engine.clone());
+        let binding = Binding {
+            writable: true,
+            arrange: false,
+        };
+        let key = binder.bind(&fs, SYSTEM, ino, binding, SESSION, Rights::ALL)?.key;
+        let options = ferrite_rnic::Options {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            spin: SPIN,
+            ..ferrite_rnic::Options::default()
+        };
+        let rnic = Rnic::start(&options, Arc::new(NoService), |_| binder.memory()).map_err(failed)?;
+        Ok(Served {
+            rnic,
+            binder,
+            engine,
+            ino,
+            key,
+            file_bytes,
+        })
+    }
+
+    /// The engine whose file it is.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The file.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// The file's key.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// The file's length.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    pub(super) fn address(&self) -> Result<SocketAddr, LabError> {
+        let first = self.rnic.addresses().first().copied();
+        first.ok_or_else(|| failed("the adapter listens nowhere"))
+    }
+
+    /// A queue pair that may use the key.
+    pub(super) fn open(&self, peer: &Peer) -> Result<QueuePair, LabError> {
+        let attach = |qpn| self.binder.attach(SESSION, qpn);
+        self.rnic.open(peer, attach).map_err(failed)
+    }
+
+    pub(super) fn close(&self, qpn: Qpn) {
+        self.rnic.close(qpn);
+        self.binder.detach(qpn);
+    }
+
+    /// What the adapter's threads reach files by, for who calls it himself, with a queue pair that may use the key.
+    pub fn memory(&self) -> (FileMemory, Qpn) {
+        // No number that the adapter gives has more than 24 bits.
+        let qpn = 1 << 24;
+        self.binder.attach(SESSION, qpn);
+        (self.binder.memory(), qpn)
+    }
+
+    /// A client with a queue pair.
+    ///
+    /// # Errors
+    /// No socket, or too many queue pairs.
+    pub fn initiator(&self) -> Result<Initiator, LabError> {
+        let options = InitiatorOptions {
+            spin: SPIN,
+            ..InitiatorOptions::default()
+        };
+        let mut initiator = Initiator::new(self.address()?, options).map_err(failed)?;
+        let queue_pair = self.open(&initiator.offer())?;
+        initiator.connect(&queue_pair);
+        Ok(initiator)
+    }
+
+    /// Writes 4 KiB to pages, one after the other, `count` times, with many under way.
+    ///
+    /// # Errors
+    /// A write that failed.
+    pub fn write_pages(&self, initiator: &mut Initiator, count: u64) -> Result<(), LabError> {
+        let data = vec![7; 4096];
+        let mut under_way = VecDeque::new();
+        for number in 0..count {
+            let request = Request::Write {
+                key: self.key,
+                at: number * 4096 % self.file_bytes,
+                data: data.clone(),
+                immediate: None,
+            };
+            under_way.push_back(initiator.post(request).map_err(failed)?);
+            if under_way.len() > UNDER_WAY
+                && let Some(first) = under_way.pop_front()
+            {
+                initiator.wait(first).map_err(failed)?;
+            }
+        }
+        for ticket in under_way {
+            initiator.wait(ticket).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
