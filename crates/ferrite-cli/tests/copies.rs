@@ -1,7 +1,7 @@
 //! `ferrite log`, and `ferrite mr` with several copies of a file, with real processes that are killed.
 //!
-//! What is protected: what a command said is done is there afterwards, on every copy once it was resynchronised; and who
-//! runs the command hears of a copy that lacks something.
+//! What is protected: what a command said is done is there afterwards, on every copy once it was resynchronised; and
+//! who runs the command hears of a copy that lacks something.
 #![cfg(feature = "rdma")]
 
 mod common;

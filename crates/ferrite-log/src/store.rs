@@ -20,8 +20,8 @@ pub trait Store: Send + Sync {
     /// What the file says.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize>;
 
-    /// Appends behind what others append meanwhile. When it returns, the bytes are there together, and durable. They may
-    /// be there twice, and after an error too, whole or in part.
+    /// Appends behind what others append meanwhile. When it returns, the bytes are there together, and durable. They
+    /// may be there twice, and after an error too, whole or in part.
     ///
     /// # Errors
     /// What the file says.

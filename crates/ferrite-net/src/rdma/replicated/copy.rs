@@ -21,8 +21,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// A copy of this name, for messages, that `open` opens: it is called on a thread of its own, at first, and when the
-    /// copy was lost. How long its calls try is what a writer waits for a copy that goes away.
+    /// A copy of this name, for messages, that `open` opens: it is called on a thread of its own, at first, and when
+    /// the copy was lost. How long its calls try is what a writer waits for a copy that goes away.
     pub fn new(name: impl Into<String>, open: impl Fn() -> Result<RemoteFile, RemoteError> + Send + 'static) -> Source {
         Source {
             name: name.into(),

@@ -3,9 +3,9 @@
 //! What is compared is bytes: a piece is read from a copy that holds it and from the one that may not, and written
 //! where they differ. Servers have no checksums to ask for.
 //!
-//! Invariants: writers wait for one piece at most, and go on between pieces. From its first piece on, the copy gets what
-//! they write, too; so what it lacks only becomes less. It is in again, and counts, when it lacks nothing and has noted
-//! the epoch.
+//! Invariants: writers wait for one piece at most, and go on between pieces. From its first piece on, the copy gets
+//! what they write, too; so what it lacks only becomes less. It is in again, and counts, when it lacks nothing and has
+//! noted the epoch.
 
 use parking_lot::MutexGuard;
 
