@@ -7,6 +7,8 @@
 mod bench;
 mod contents;
 mod control;
+#[cfg(feature = "rdma")]
+mod copies;
 mod copy;
 mod daemon;
 mod dead;
@@ -22,6 +24,7 @@ mod info;
 mod key;
 mod lab;
 mod log;
+mod logs;
 mod manual;
 #[allow(unsafe_code)]
 mod memory;
@@ -174,6 +177,7 @@ enum Command {
     /// Write and read files of a server by RDMA, without its file system being called
     #[cfg(feature = "rdma")]
     Mr(mr::Mr),
+    Log(logs::Logs),
     /// Block changes on a mount, so that its pool can be copied or a snapshot taken
     Freeze(freeze::Freeze),
     /// Allow changes on a frozen mount again
@@ -252,6 +256,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Mv(command) => command.run(),
         #[cfg(feature = "rdma")]
         Command::Mr(command) => command.run(),
+        Command::Log(command) => command.run(),
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),
         Command::Df(command) => command.run(),

@@ -11,15 +11,17 @@ use clap::{Args, Subcommand};
 use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume};
 use ferrite_net::client::Client;
-use ferrite_net::rdma::{How, RemoteFile, RemoteOptions};
+use ferrite_net::rdma::{
+    Acknowledge, Extent, How, Outcome as NetOutcome, RemoteFile, RemoteOptions, ReplicatedError, ReplicatedFile,
+};
 use ferrite_net::volume::RemoteVolume;
+use ferrite_vfs::Ino;
 use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileKind, FileSystem, Ino, OpenFlags, Start};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::files::{Operand, caller, umask};
-use crate::{FAILED, Failure, Outcome, USAGE, complain, opening, output, say, say_json};
+use crate::files::Operand;
+use crate::{FAILED, Failure, Outcome, USAGE, about, complain, copies, opening, output, say, say_json};
 
 /// The port that clients of rdma_cm ask for: that of the server's ordinary protocol.
 pub(crate) const SERVICE_PORT: u16 = ferrite_net::volume::PORT;
@@ -40,6 +42,10 @@ Examples:
   ferrite mr write tcp://127.0.0.1:7447:/data --offset 4096 < block
   ferrite mr list tcp://127.0.0.1:7447
   ferrite mr bind tcp://127.0.0.1:7447:/data          for verbs programs: prints the key, and holds it
+  date | ferrite mr append tcp://one:/log tcp://two:/log tcp://three:/log        one file on three servers
+  ferrite mr resync tcp://one:/log tcp://two:/log tcp://three:/log
+
+Several files are copies of one: name all of them, each time. docs/filemr.md says what they promise.
 
 What is acknowledged is durable. docs/roce.md has the wire, and what appends promise if a connection breaks.")]
 pub(crate) struct Mr {
@@ -61,6 +67,8 @@ enum Command {
     Write(WriteFile),
     /// Append standard input to a file, which is made if it is not there
     Append(Append),
+    /// Make the copies of a file equal again
+    Resync(Resync),
 }
 
 #[derive(Debug, Args)]
@@ -102,9 +110,9 @@ struct Unbind {
 /// What all commands that move bytes know.
 #[derive(Debug, Args)]
 struct Moving {
-    /// The file: tcp://HOST:PORT/EXPORT:/PATH
-    #[arg(value_name = "URL", value_parser = Operand::parser_in_volume())]
-    file: Operand,
+    /// The file: tcp://HOST:PORT/EXPORT:/PATH; several are copies of one
+    #[arg(value_name = "URL", required = true, value_parser = Operand::parser_in_volume())]
+    files: Vec<Operand>,
     /// Say in JSON how it was done
     #[arg(long)]
     json: bool,
@@ -138,6 +146,22 @@ struct WriteFile {
     /// Make each message one step, as a local write is; slower
     #[arg(long)]
     atomic: bool,
+    /// Of several copies all must hold it, not only more than half
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Debug, Args)]
+struct Resync {
+    /// The copies: tcp://HOST:PORT/EXPORT:/PATH
+    #[arg(value_name = "URL", required = true, num_args = 2.., value_parser = Operand::parser_in_volume())]
+    files: Vec<Operand>,
+    /// Compare everything of all copies, also of those that are known to hold it
+    #[arg(long)]
+    everything: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -150,6 +174,9 @@ struct Append {
     /// First reserve room, then write there: exactly once also if the connection breaks, but zeros may be seen
     #[arg(long)]
     reserve: bool,
+    /// Of several copies all must hold it, not only more than half
+    #[arg(long)]
+    all: bool,
 }
 
 /// How bytes were moved.
@@ -168,6 +195,26 @@ struct Report {
     retries: u64,
     not_ready: u64,
     reconnects: u64,
+}
+
+/// How bytes were moved to or from copies.
+#[derive(Serialize)]
+struct CopiesReport {
+    how: &'static str,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<u64>,
+    copies: Vec<copies::CopyReport>,
+}
+
+#[derive(Serialize)]
+struct ResyncedReport {
+    name: String,
+    standing: String,
+    compared: u64,
+    written: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
 }
 
 /// A key, for programs of verbs.
@@ -239,28 +286,7 @@ impl Opened {
 
     /// The file's inode; with `makes` one that is not there is made.
     fn find(&self, path: &Path, makes: bool) -> Result<Ino, Failure> {
-        use std::os::unix::ffi::OsStrExt;
-        let (ctx, bytes) = (&context(), path.as_os_str().as_bytes());
-        let failed = |error: ferrite_vfs::FsError| Failure::new(FAILED, format!("{}: {error}", path.display()));
-        if makes {
-            let flags = OpenFlags {
-                read: true,
-                write: true,
-                create: true,
-                mode: 0o666 & !umask(),
-                ..OpenFlags::default()
-            };
-            let opened = self.client.open_path(ctx, &Start::default(), bytes, &flags);
-            return Ok(opened.map_err(failed)?.attr.ino);
-        }
-        let attr = self
-            .client
-            .resolve(ctx, &Start::default(), bytes, true)
-            .map_err(failed)?;
-        match attr.kind {
-            FileKind::File => Ok(attr.ino),
-            _ => Err(Failure::new(FAILED, format!("{}: is no regular file", path.display()))),
-        }
+        copies::find(&self.client, path, makes).map_err(about(path))
     }
 
     fn close(self) -> Result<(), Failure> {
@@ -268,18 +294,49 @@ impl Opened {
     }
 }
 
-fn context() -> Ctx {
-    Ctx::checked(caller())
-}
-
 impl Moving {
     fn open(&self, options: RemoteOptions, makes: bool) -> Result<(Opened, RemoteFile), Failure> {
-        let (opened, path) = Opened::of(&self.file)?;
+        let (opened, path) = Opened::of(&self.files[0])?;
         let ino = opened.find(path, makes)?;
         let options = options.only_requests(self.no_verbs);
-        let file = RemoteFile::open(&opened.client, &context(), ino, options)
+        let file = RemoteFile::open(&opened.client, &copies::context(), ino, options)
             .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
         Ok((opened, file))
+    }
+
+    fn open_copies(&self, options: RemoteOptions, all: bool) -> Result<ReplicatedFile, Failure> {
+        let acknowledge = match all {
+            true => Acknowledge::All,
+            false => Acknowledge::Quorum,
+        };
+        copies::open(&self.files, &options.only_requests(self.no_verbs), acknowledge)
+    }
+
+    /// Moves standard input to the copies with `put`, and tells what became of it.
+    fn to_copies(
+        &self,
+        file: ReplicatedFile,
+        length: Option<u64>,
+        put: impl Fn(&ReplicatedFile, &[u8], u64) -> std::result::Result<NetOutcome, ReplicatedError>,
+    ) -> Outcome {
+        let (mut tally, mut first) = (copies::Tally::default(), None);
+        let moved = each_piece(length, PIECE_BYTES, |piece, done| {
+            let offset = tally.note(put(&file, piece, done))?;
+            first = first.or(Some(offset));
+            Ok(())
+        });
+        if self.json {
+            say_json(&CopiesReport {
+                how: "copies",
+                bytes: *moved.as_ref().unwrap_or(&0),
+                offset: first,
+                copies: tally.report(&file),
+            })?;
+        }
+        tally.complain(&file);
+        moved?;
+        file.close()?;
+        Ok(tally.code())
     }
 
     /// Ends, and tells how it was done.
@@ -349,24 +406,29 @@ impl Mr {
             Command::Read(command) => command.run(),
             Command::Write(command) => command.run(),
             Command::Append(command) => command.run(),
+            Command::Resync(command) => command.run(),
         }
     }
 }
 
 impl ReadFile {
     fn run(self) -> Outcome {
-        let (opened, file) = self.moving.open(RemoteOptions::default().writable(false), false)?;
-        let mut rest = self.length.unwrap_or(u64::MAX);
-        let (mut buffer, mut done) = (vec![0; PIECE_BYTES], 0);
-        while rest > 0 {
-            let len = rest.min(PIECE_BYTES as u64) as usize;
-            let count = file.read(self.offset + done, &mut buffer[..len])?;
-            if count == 0 || !output::write(&buffer[..count]) {
-                break;
+        let options = RemoteOptions::default().writable(false);
+        if self.moving.files.len() > 1 {
+            let file = self.moving.open_copies(options, false)?;
+            let bytes = self.print(|offset, into| Ok(file.read(offset, into)?))?;
+            if self.moving.json {
+                complain(serde_json::to_string(&CopiesReport {
+                    how: "copies",
+                    bytes,
+                    offset: Some(self.offset),
+                    copies: Vec::new(),
+                })?);
             }
-            done += count as u64;
-            rest -= count as u64;
+            return Ok(0);
         }
+        let (opened, file) = self.moving.open(options, false)?;
+        let done = self.print(|offset, into| Ok(file.read(offset, into)?))?;
         self.moving.end(opened, file, (done, Some(self.offset)), |report| {
             complain(serde_json::to_string(report)?);
             Ok(())
@@ -374,9 +436,34 @@ impl ReadFile {
     }
 }
 
+impl ReadFile {
+    /// Prints what `read` gives; gives how much that was.
+    fn print(&self, read: impl Fn(u64, &mut [u8]) -> Result<usize, Failure>) -> Result<u64, Failure> {
+        let mut rest = self.length.unwrap_or(u64::MAX);
+        let (mut buffer, mut done) = (vec![0; PIECE_BYTES], 0);
+        while rest > 0 {
+            let len = rest.min(PIECE_BYTES as u64) as usize;
+            let count = read(self.offset + done, &mut buffer[..len])?;
+            if count == 0 || !output::write(&buffer[..count]) {
+                break;
+            }
+            done += count as u64;
+            rest -= count as u64;
+        }
+        Ok(done)
+    }
+}
+
 impl WriteFile {
     fn run(self) -> Outcome {
         let options = RemoteOptions::default().atomic(self.atomic);
+        if self.moving.files.len() > 1 {
+            let file = self.moving.open_copies(options, self.all)?;
+            let start = self.offset;
+            return self
+                .moving
+                .to_copies(file, self.length, |file, piece, done| file.write(start + done, piece));
+        }
         let (opened, file) = self.moving.open(options, true)?;
         let written = each_piece(self.length, PIECE_BYTES, |piece, done| {
             Ok(file.write(self.offset + done, piece)?)
@@ -387,6 +474,12 @@ impl WriteFile {
 
 impl Append {
     fn run(self) -> Outcome {
+        if self.moving.files.len() > 1 {
+            let file = self.moving.open_copies(RemoteOptions::default(), self.all)?;
+            return self
+                .moving
+                .to_copies(file, self.length, |file, piece, _| file.append(piece));
+        }
         let (opened, file) = self.moving.open(RemoteOptions::default(), true)?;
         let mut offset = None;
         let appended = each_piece(self.length, PIECE_BYTES, |piece, _| {
@@ -397,6 +490,43 @@ impl Append {
             Ok(())
         })?;
         self.moving.end(opened, file, (appended, offset), say_json)
+    }
+}
+
+impl Resync {
+    fn run(self) -> Outcome {
+        let file = copies::open(&self.files, &RemoteOptions::default(), Acknowledge::Quorum)?;
+        let extent = match self.everything {
+            true => Extent::Everything,
+            false => Extent::Known,
+        };
+        let done = file.resync(extent)?;
+        let states = file.status();
+        let told = states.into_iter().zip(done).map(|(copy, done)| ResyncedReport {
+            name: copy.name,
+            standing: copy.standing.to_string(),
+            compared: done.compared_bytes,
+            written: done.written_bytes,
+            why: done.why,
+        });
+        let told: Vec<ResyncedReport> = told.collect();
+        let code = copies::close(Arc::new(file))?;
+        if self.json {
+            say_json(&told)?;
+            return Ok(code);
+        }
+        for copy in &told {
+            say(format_args!(
+                "{:<12} {}: {} bytes compared, {} written{}{}",
+                copy.standing,
+                copy.name,
+                copy.compared,
+                copy.written,
+                if copy.why.is_some() { "; " } else { "" },
+                copy.why.as_deref().unwrap_or_default()
+            ));
+        }
+        Ok(code)
     }
 }
 
@@ -412,7 +542,7 @@ impl Bind {
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let granted = opened
             .client
-            .bind(&context(), ino, binding, self.atomic)
+            .bind(&copies::context(), ino, binding, self.atomic)
             .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
         let places = opened.client.rdma_places()?;
         let report = KeyReport {
@@ -519,7 +649,7 @@ impl Unbind {
         let ino = opened.find(path, false)?;
         opened
             .client
-            .unbind(&context(), ino)
+            .unbind(&copies::context(), ino)
             .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
         opened.close()?;
         Ok(0)

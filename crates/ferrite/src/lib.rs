@@ -46,6 +46,7 @@ mod file;
 mod fs;
 mod listing;
 mod locks;
+pub mod log;
 mod metadata;
 mod names;
 mod open;

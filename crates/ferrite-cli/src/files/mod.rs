@@ -149,6 +149,13 @@ pub(crate) struct Opened {
     volume: Arc<dyn Volume>,
 }
 
+impl Opened {
+    /// Used as the user who runs the command.
+    pub(crate) fn fs(&self) -> &Fs {
+        &self.fs
+    }
+}
+
 /// The volumes that a command has open.
 pub(crate) struct Volumes {
     options: MountOptions,

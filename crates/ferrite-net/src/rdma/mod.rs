@@ -2,14 +2,20 @@
 //!
 //! What lives here: [`Adapter`], which puts queue pairs ([`ferrite_rnic`]) and keys of files ([`Files`]) together for
 //! a server; [`BoundFiles`], those of engines that have regions; [`RemoteFile`], which uses them, or the server's
-//! ordinary requests where there are none.
+//! ordinary requests where there are none; [`ReplicatedFile`], several of these as one.
 //!
 //! Built with the cargo feature `rdma` only; servers and clients without it say and hear that there is no RDMA.
 
 mod adapter;
 mod files;
 mod remote;
+mod replicated;
 
 pub use adapter::{Adapter, Files, Key};
+pub use ferrite_rnic::Error as VerbError;
 pub use files::BoundFiles;
 pub use remote::{How, RemoteError, RemoteFile, RemoteOptions, Traffic};
+pub use replicated::{
+    Acknowledge, CopyStatus, Extent, Held, Outcome, ReplicatedError, ReplicatedFile, ReplicatedOptions, Resynced,
+    Source, Standing,
+};

@@ -16,7 +16,9 @@ use ferrite_rnic::{Error as VerbError, Initiator, InitiatorCounters, InitiatorOp
 use ferrite_roce::wire::Psn;
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, WriteMode};
+use ferrite_vfs::{
+    Ctx, FallocateMode, FileSystem, FsError, Ino, Limits, OpenFile, OpenMode, Position, SetAttr, WriteMode,
+};
 use parking_lot::Mutex;
 
 use crate::client::Client;
@@ -83,6 +85,12 @@ impl RemoteOptions {
     #[must_use]
     pub fn only_requests(self, only_requests: bool) -> Self {
         RemoteOptions { only_requests, ..self }
+    }
+
+    /// Sets [`Self::patience`].
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        RemoteOptions { patience, ..self }
     }
 
     /// Sets [`Self::initiator`].
@@ -386,6 +394,52 @@ impl RemoteFile {
         )
     }
 
+    /// The bytes of a range are not needed any more, and read as zeros; the size stays. By a request.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn free(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.may_write()?;
+        let mode = FallocateMode::PunchHole;
+        Ok(self.file.fallocate(&self.ctx, mode, offset, len_bytes)?)
+    }
+
+    /// Cuts the file, or makes it longer by zeros. By a request.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn set_size(&self, size: u64) -> Result<()> {
+        self.may_write()?;
+        let mut state = self.state.lock();
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        self.file.setattr(&self.ctx, &set)?;
+        state.size = size;
+        Ok(())
+    }
+
+    /// What the server's engine promises.
+    pub fn limits(&self) -> Limits {
+        self.client.limits()
+    }
+
+    /// The connection to the server.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// As whom it was opened.
+    pub fn ctx(&self) -> &Ctx {
+        &self.ctx
+    }
+
+    /// Its inode.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
     /// Makes durable what was written. By verbs it is already.
     ///
     /// # Errors
@@ -396,6 +450,14 @@ impl RemoteFile {
             self.file.fsync(&self.ctx)?;
         }
         Ok(())
+    }
+
+    /// Makes durable what was done by requests, whatever writes are done by.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.file.fsync(&self.ctx)?)
     }
 
     /// Gives key and queue pair back. Dropping it does that, too, without saying whether the server heard it.
@@ -479,6 +541,10 @@ impl RemoteFile {
 
     fn attempt(&self, is_first: bool) -> Result<Attempt> {
         let not = |why: &dyn fmt::Display| Ok(Attempt::Not(why.to_string()));
+        if !is_first {
+            // Stale if the session has ended, and locks of the file with it: others may have written it since.
+            self.file.getattr(&self.ctx)?;
+        }
         if self.options.only_requests {
             return not(&"verbs were not wanted");
         }

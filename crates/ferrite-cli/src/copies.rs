@@ -1,0 +1,188 @@
+//! Files of servers that are several copies of one: for `ferrite mr` and `ferrite log`.
+//!
+//! Invariant: a server that is away keeps nobody waiting for longer than [`PATIENCE`] and what its verbs try; unlike
+//! that of a single file, of which there is nothing else.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_net::client::{Client, ClientOptions};
+use ferrite_net::rdma::{
+    Acknowledge, Held, Outcome, RemoteError, RemoteFile, RemoteOptions, ReplicatedError, ReplicatedFile,
+    ReplicatedOptions, Source, Standing,
+};
+use ferrite_net::volume::RemoteVolume;
+use ferrite_vfs::{Ctx, FileKind, FileSystem, FsError, Ino, OpenFlags, Start};
+use serde::Serialize;
+
+use crate::files::{Operand, caller, umask};
+use crate::{FAILED, Failure, USAGE, complain};
+
+/// Something was done, and a copy lacks it.
+pub(crate) const COPY_BEHIND: u8 = 3;
+
+/// Longer than a server that was started again makes who wants a lock wait, with the leases that servers have.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The file of a path in an export; with `makes` one that is not there is made.
+pub(crate) fn find(client: &Client, path: &Path, makes: bool) -> Result<Ino, FsError> {
+    use std::os::unix::ffi::OsStrExt;
+    let (ctx, bytes) = (&context(), path.as_os_str().as_bytes());
+    if makes {
+        let flags = OpenFlags {
+            read: true,
+            write: true,
+            create: true,
+            mode: 0o666 & !umask(),
+            ..OpenFlags::default()
+        };
+        return Ok(client.open_path(ctx, &Start::default(), bytes, &flags)?.attr.ino);
+    }
+    let attr = client.resolve(ctx, &Start::default(), bytes, true)?;
+    match attr.kind {
+        FileKind::File => Ok(attr.ino),
+        _ => Err(FsError::Io("is no regular file".into())),
+    }
+}
+
+pub(crate) fn context() -> Ctx {
+    Ctx::checked(caller())
+}
+
+fn opened(address: &str, path: &Path, options: &RemoteOptions, makes: bool) -> Result<RemoteFile, RemoteError> {
+    let patient = ClientOptions::default().patience(Some(PATIENCE));
+    let volume = RemoteVolume::open(address, &patient).map_err(|error| FsError::Io(error.to_string()))?;
+    let client: Arc<Client> = volume.client();
+    let ino = find(&client, path, makes)?;
+    RemoteFile::open(&client, &context(), ino, options.clone())
+}
+
+/// Opens the copies of a file that these are.
+pub(crate) fn open(
+    files: &[Operand],
+    options: &RemoteOptions,
+    acknowledge: Acknowledge,
+) -> Result<ReplicatedFile, Failure> {
+    // One that only looks makes nothing.
+    let makes = options.writable;
+    let mut sources = Vec::new();
+    for file in files {
+        let Operand::There { address, path, prefix } = file else {
+            return Err(Failure::new(
+                USAGE,
+                "give files of servers: tcp://HOST:PORT/EXPORT:/PATH",
+            ));
+        };
+        if !address.is_remote() {
+            return Err(Failure::new(
+                USAGE,
+                "copies are files of servers: tcp://HOST:PORT/EXPORT:/PATH",
+            ));
+        }
+        let name = format!("{}{}", prefix.to_string_lossy(), path.display());
+        let (address, path) = (address.path().to_string_lossy().into_owned(), path.clone());
+        let options = options.clone().patience(PATIENCE);
+        sources.push(Source::new(name, move || opened(&address, &path, &options, makes)));
+    }
+    let wanted = ReplicatedOptions::default()
+        .writable(options.writable)
+        .acknowledge(acknowledge);
+    let file = ReplicatedFile::open(sources, wanted)?;
+    let states = file.status();
+    let apart = states.iter().filter(|copy| copy.why.is_some());
+    apart.for_each(|copy| {
+        complain(format_args!(
+            "ferrite: {}: {}",
+            copy.name,
+            copy.why.as_deref().unwrap_or("")
+        ))
+    });
+    Ok(file)
+}
+
+/// Ends, with the exit code of what was written: not 0 if a copy lacks something.
+pub(crate) fn close(file: Arc<ReplicatedFile>) -> Result<u8, Failure> {
+    let is_behind = file.status().iter().any(|copy| copy.standing == Standing::Behind);
+    if let Some(file) = Arc::into_inner(file) {
+        file.close()?;
+    }
+    Ok(if is_behind { COPY_BEHIND } else { 0 })
+}
+
+/// What became of a copy.
+#[derive(Serialize)]
+pub(crate) struct CopyReport {
+    name: String,
+    held: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+/// What became of all writes of a command.
+#[derive(Default)]
+pub(crate) struct Tally {
+    worst: Vec<Held>,
+}
+
+impl Tally {
+    /// Notes a write, and whether it counts.
+    pub(crate) fn note(&mut self, result: Result<Outcome, ReplicatedError>) -> Result<u64, Failure> {
+        let (outcome, failure) = match result {
+            Ok(outcome) => (outcome, None),
+            Err(ReplicatedError::TooFew { outcome, needed }) => {
+                let text = ReplicatedError::TooFew {
+                    outcome: outcome.clone(),
+                    needed,
+                };
+                (outcome, Some(Failure::new(FAILED, text.to_string())))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let offset = outcome.offset;
+        match self.worst.is_empty() {
+            true => self.worst = outcome.copies,
+            false => {
+                let all = self.worst.iter_mut().zip(outcome.copies);
+                all.filter(|(worst, _)| **worst == Held::Yes)
+                    .for_each(|(worst, held)| *worst = held);
+            }
+        }
+        failure.map_or(Ok(offset), Err)
+    }
+
+    /// For the user: which copies hold all of it.
+    pub(crate) fn report(&self, file: &ReplicatedFile) -> Vec<CopyReport> {
+        let names = file.status().into_iter().map(|copy| copy.name);
+        let told = names.zip(&self.worst).map(|(name, held)| {
+            let (held, why) = match held {
+                Held::Yes => ("yes", None),
+                Held::CatchingUp => ("catching up", None),
+                Held::Unknown { why } => ("unknown", Some(why.clone())),
+                Held::No { why } => ("no", Some(why.clone())),
+            };
+            CopyReport { name, held, why }
+        });
+        told.collect()
+    }
+
+    /// The exit code, if enough copies hold it.
+    pub(crate) fn code(&self) -> u8 {
+        match self.worst.iter().all(|held| *held == Held::Yes) {
+            true => 0,
+            false => COPY_BEHIND,
+        }
+    }
+
+    /// Tells of copies that do not hold it, on standard error.
+    pub(crate) fn complain(&self, file: &ReplicatedFile) {
+        for copy in self.report(file) {
+            if let Some(why) = &copy.why {
+                complain(format_args!(
+                    "ferrite: {} does not hold it, or not all: {why}; `ferrite mr resync` brings it up to date",
+                    copy.name
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! `ferrite log`: append-only logs in files of volumes, as libpmemlog has them.
+//!
+//! What lives here: the commands. A file of a pool on this machine is used through its engine; one of a server by verbs
+//! where they can be; several as copies of one.
+
+use std::io::{BufRead, Read};
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use ferrite_log::{Log, LogOptions, Store};
+use serde::Serialize;
+
+use crate::files::{OPERANDS, Operand, Volumes};
+use crate::{FAILED, Failure, Outcome, USAGE, complain, output, say, say_json};
+
+/// Append to logs in files, and print them
+#[derive(Debug, Args)]
+#[command(after_help = OPERANDS, after_long_help = format!("{OPERANDS}
+
+Several files of servers are copies of one log: an append is done when more than half of them hold it.
+
+Examples:
+  date | ferrite log append pm:/dev/shm/pool:/log
+  ferrite log walk pm:/dev/shm/pool:/log
+  date | ferrite log append tcp://one:/log tcp://two:/log tcp://three:/log
+
+What is appended is durable when the command ends, and after a crash it is there whole. docs/log.md has the format."))]
+pub(crate) struct Logs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Append standard input as one, and make the log if it is not there
+    Append(Append),
+    /// Print what was appended
+    Walk(Walk),
+    /// Tell how many bytes a log holds, and how many it may
+    Tell(Tell),
+    /// Empty a log
+    Rewind(Rewind),
+}
+
+#[derive(Debug, Args)]
+struct Place {
+    /// The file; several of servers are copies
+    #[arg(value_name = "FILE", required = true, value_parser = Operand::parser_in_volume())]
+    files: Vec<Operand>,
+    /// Print JSON: of `walk` on standard error
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Append {
+    #[command(flatten)]
+    place: Place,
+    /// Append each line by itself
+    #[arg(long)]
+    lines: bool,
+    /// Bytes that a new log may hold; else as many as the file
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    capacity: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct Walk {
+    #[command(flatten)]
+    place: Place,
+    /// Print an append a line, as JSON text; what is no UTF-8 is shown as U+FFFD
+    #[arg(long)]
+    appends: bool,
+}
+
+#[derive(Debug, Args)]
+struct Tell {
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Debug, Args)]
+struct Rewind {
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Serialize)]
+struct AppendReport {
+    appends: u64,
+    bytes: u64,
+    used: u64,
+}
+
+#[derive(Serialize)]
+struct WalkReport {
+    appends: u64,
+    bytes: u64,
+    copies: u64,
+    skipped_bytes: u64,
+    cut_short: bool,
+}
+
+#[derive(Serialize)]
+struct TellReport {
+    used: u64,
+    capacity: u64,
+}
+
+type AnyLog = Log<Box<dyn Store>>;
+
+/// What has to be closed afterwards.
+enum Held {
+    Volumes(Volumes),
+    #[cfg(feature = "rdma")]
+    Nothing,
+    #[cfg(feature = "rdma")]
+    Copies(std::sync::Arc<ferrite_net::rdma::ReplicatedFile>),
+}
+
+impl Place {
+    /// Opens the log, and does something with it.
+    fn with<T>(
+        &self,
+        options: &LogOptions,
+        writable: bool,
+        work: impl FnOnce(&AnyLog) -> Result<T, Failure>,
+    ) -> Result<(T, u8), Failure> {
+        let (store, held) = self.store(writable, options.create)?;
+        let log = Log::open(store, options).map_err(|error| self.failed(&error))?;
+        let done = work(&log);
+        drop(log);
+        let code = match held {
+            Held::Volumes(volumes) => {
+                volumes.close()?;
+                0
+            }
+            #[cfg(feature = "rdma")]
+            Held::Nothing => 0,
+            #[cfg(feature = "rdma")]
+            Held::Copies(file) => crate::copies::close(file)?,
+        };
+        Ok((done?, code))
+    }
+
+    fn failed(&self, error: &dyn std::fmt::Display) -> Failure {
+        match &self.files[..] {
+            [Operand::There { path, .. }] => Failure::new(FAILED, error.to_string()).of(path),
+            _ => Failure::new(FAILED, error.to_string()),
+        }
+    }
+
+    #[cfg(feature = "rdma")]
+    fn store(&self, writable: bool, makes: bool) -> Result<(Box<dyn Store>, Held), Failure> {
+        use ferrite_net::rdma::{Acknowledge, RemoteFile, RemoteOptions};
+        use ferrite_net::volume::RemoteVolume;
+
+        use crate::copies;
+
+        let options = RemoteOptions::default().writable(writable);
+        match &self.files[..] {
+            [Operand::There { address, path, .. }] if address.is_remote() => {
+                let text = address.path().to_string_lossy();
+                let client = RemoteVolume::open(&text, &ferrite_net::client::ClientOptions::default())?.client();
+                let ino = copies::find(&client, path, makes).map_err(|error| self.failed(&error))?;
+                let patience = options.patience;
+                let file = RemoteFile::open(&client, &copies::context(), ino, options);
+                let file = file.map_err(|error| self.failed(&error))?;
+                Ok((Box::new(ferrite_log::RemoteStore::new(file, patience)), Held::Nothing))
+            }
+            [_] => self.store_here(writable, makes),
+            files => {
+                let file = copies::open(files, &options, Acknowledge::Quorum)?;
+                let file = std::sync::Arc::new(file);
+                Ok((Box::new(std::sync::Arc::clone(&file)), Held::Copies(file)))
+            }
+        }
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    fn store(&self, writable: bool, makes: bool) -> Result<(Box<dyn Store>, Held), Failure> {
+        self.store_here(writable, makes)
+    }
+
+    /// A file by the calls of its engine.
+    fn store_here(&self, writable: bool, makes: bool) -> Result<(Box<dyn Store>, Held), Failure> {
+        let [Operand::There { address, path, .. }] = &self.files[..] else {
+            return Err(Failure::new(USAGE, "several files of one log are files of servers"));
+        };
+        let mut volumes = match writable {
+            true => Volumes::to_change(),
+            false => Volumes::to_read(),
+        };
+        let opened = volumes.open(address)?;
+        let path = Path::new("/").join(path);
+        let log = match writable {
+            true => ferrite::log::LogFile::open(opened.fs(), &path, makes),
+            false => ferrite::log::LogFile::open_to_walk(opened.fs(), &path),
+        };
+        let store = log.map_err(|error| self.failed(&error))?;
+        Ok((Box::new(store), Held::Volumes(volumes)))
+    }
+}
+
+impl Logs {
+    pub(crate) fn run(self) -> Outcome {
+        match self.command {
+            Command::Append(command) => command.run(),
+            Command::Walk(command) => command.run(),
+            Command::Tell(command) => command.run(),
+            Command::Rewind(command) => command.run(),
+        }
+    }
+}
+
+impl Append {
+    fn run(self) -> Outcome {
+        let options = LogOptions::default()
+            .create(true)
+            .capacity(self.capacity.unwrap_or_default());
+        let (report, code) = self.place.with(&options, true, |log| {
+            let (mut appends, mut bytes) = (0, 0);
+            let mut append = |data: &[u8]| -> Result<(), Failure> {
+                log.append(data).map_err(|error| self.place.failed(&error))?;
+                appends += u64::from(!data.is_empty());
+                bytes += data.len() as u64;
+                Ok(())
+            };
+            // One that is too long is refused before all of it is in memory.
+            let most = log.append_bytes_max();
+            let mut input = std::io::stdin().lock();
+            let mut data = Vec::new();
+            if self.lines {
+                while (&mut input).take(most + 1).read_until(b'\n', &mut data)? > 0 {
+                    append(&data)?;
+                    data.clear();
+                }
+            } else {
+                input.take(most + 1).read_to_end(&mut data)?;
+                append(&data)?;
+            }
+            let used = log.tell()?;
+            Ok(AppendReport { appends, bytes, used })
+        })?;
+        if self.place.json {
+            say_json(&report)?;
+        }
+        Ok(code)
+    }
+}
+
+impl Walk {
+    fn run(self) -> Outcome {
+        let (walked, _) = self.place.with(&LogOptions::default(), false, |log| {
+            let walked = match self.appends {
+                true => log.walk_appends(|data| {
+                    let line = serde_json::to_string(&String::from_utf8_lossy(data));
+                    line.is_ok_and(|line| output::write(line.as_bytes()) && output::write(b"\n"))
+                }),
+                false => log.walk_appends(output::write),
+            };
+            walked.map_err(|error| self.place.failed(&error))
+        })?;
+        let report = WalkReport {
+            appends: walked.appends,
+            bytes: walked.bytes,
+            copies: walked.copies,
+            skipped_bytes: walked.skipped_bytes,
+            cut_short: walked.is_cut_short,
+        };
+        if self.place.json {
+            complain(serde_json::to_string(&report)?);
+        } else if walked.skipped_bytes > 0 {
+            complain(format_args!(
+                "ferrite: {} bytes between appends are of none: left by one that did not return, or damaged",
+                walked.skipped_bytes
+            ));
+        }
+        if walked.is_cut_short {
+            complain("ferrite: the log was rewound meanwhile; what was printed was in it before");
+            return Ok(FAILED);
+        }
+        Ok(0)
+    }
+}
+
+impl Tell {
+    fn run(self) -> Outcome {
+        let (report, _) = self.place.with(&LogOptions::default(), false, |log| {
+            let used = log.tell().map_err(|error| self.place.failed(&error))?;
+            let capacity = log.nbyte();
+            Ok(TellReport { used, capacity })
+        })?;
+        match self.place.json {
+            true => say_json(&report)?,
+            false => say(format_args!("{} of {} bytes", report.used, report.capacity)),
+        }
+        Ok(0)
+    }
+}
+
+impl Rewind {
+    fn run(self) -> Outcome {
+        let ((), code) = self.place.with(&LogOptions::default(), true, |log| {
+            log.rewind().map_err(|error| self.place.failed(&error))
+        })?;
+        Ok(code)
+    }
+}

@@ -1,0 +1,166 @@
+//! One copy: a file of a server, and the thread that uses it.
+//!
+//! Invariant: what is asked of a copy is done in the order in which it was asked for.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
+use ferrite_vfs::{FileSystem, FsError, XattrMode};
+
+use super::view::{self, View};
+use crate::rdma::{RemoteError, RemoteFile};
+
+type Opener = Box<dyn Fn() -> Result<RemoteFile, RemoteError> + Send>;
+
+/// Where a copy is to be had, also again after its server was away.
+pub struct Source {
+    name: String,
+    open: Opener,
+}
+
+impl Source {
+    /// A copy of this name, for messages, that `open` opens: it is called on a thread of its own, at first, and when
+    /// the copy was lost. How long its calls try is what a writer waits for a copy that goes away.
+    pub fn new(name: impl Into<String>, open: impl Fn() -> Result<RemoteFile, RemoteError> + Send + 'static) -> Source {
+        Source {
+            name: name.into(),
+            open: Box::new(open),
+        }
+    }
+}
+
+/// What the thread of a copy has.
+pub(super) struct Side {
+    open: Opener,
+    file: Option<RemoteFile>,
+    /// Of the lock that keeps other writers out.
+    owner: Option<LockOwner>,
+}
+
+/// What is found in a copy that was opened.
+pub(super) struct Found {
+    pub(super) view: Option<View>,
+    pub(super) size: u64,
+}
+
+impl Side {
+    pub(super) fn file(&self) -> Result<&RemoteFile, RemoteError> {
+        self.file.as_ref().ok_or_else(|| FsError::Disconnected.into())
+    }
+
+    /// Opens it, unless it is open and works. A writer keeps others out: `WouldBlock` if one is there.
+    pub(super) fn open(&mut self, writable: bool) -> Result<Found, RemoteError> {
+        if self.file.as_ref().is_some_and(|file| file.size().is_err()) {
+            self.close();
+        }
+        if self.file.is_none() {
+            let file = (self.open)()?;
+            if writable {
+                let owner = LockOwner::fresh();
+                let request = LockRequest::Flock(owner, LockKind::Exclusive);
+                let lock = |may_wait, done| file.client().lock(file.ctx(), file.ino(), &request, may_wait, done);
+                wait_for(Wait::No, lock, |_| {})?;
+                self.owner = Some(owner);
+            }
+            self.file = Some(file);
+        }
+        let file = self.file()?;
+        let attribute = file.client().getxattr(file.ctx(), file.ino(), view::NAME);
+        let view = match attribute {
+            Ok(bytes) => View::read(&bytes),
+            Err(FsError::NoAttribute) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Found {
+            view,
+            size: file.size()?,
+        })
+    }
+
+    /// Notes, durably, what the copy knows of its set.
+    pub(super) fn note(&self, view: &View) -> Result<(), RemoteError> {
+        let file = self.file()?;
+        // Stale if the lock is lost: then another writer may have noted something.
+        file.size()?;
+        let client = file.client();
+        client.setxattr(file.ctx(), file.ino(), view::NAME, &view.bytes(), XattrMode::Any)?;
+        if !file.limits().durable_operations {
+            file.sync()?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        let (Some(file), owner) = (self.file.take(), self.owner.take()) else {
+            return;
+        };
+        if let Some(owner) = owner {
+            // If nobody hears it, the lock ends with the session.
+            let _ = file.client().unlock(file.ctx(), file.ino(), owner, Unlock::Flock);
+        }
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Side) + Send>;
+
+/// What was asked of a copy.
+pub(super) struct Answer<T>(Receiver<Result<T, RemoteError>>);
+
+impl<T> Answer<T> {
+    pub(super) fn wait(self) -> Result<T, RemoteError> {
+        let gone = |_| Err(FsError::Io("the thread of this copy has ended".into()).into());
+        self.0.recv().unwrap_or_else(gone)
+    }
+}
+
+/// See the head of this module.
+pub(super) struct Copy {
+    pub(super) name: Arc<str>,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Copy {
+    pub(super) fn start(source: Source) -> std::io::Result<Copy> {
+        let (jobs, received) = channel::<Job>();
+        let mut side = Side {
+            open: source.open,
+            file: None,
+            owner: None,
+        };
+        let thread = std::thread::Builder::new().name("ferrite-copy".into()).spawn(move || {
+            received.into_iter().for_each(|job| job(&mut side));
+        })?;
+        Ok(Copy {
+            name: source.name.into(),
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
+    }
+
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut Side) -> Result<T, RemoteError> + Send + 'static,
+    ) -> Answer<T> {
+        let (answer, answered) = channel();
+        let job: Job = Box::new(move |side| drop(answer.send(what(side))));
+        // A thread that is gone has dropped the job, and its answer with it.
+        self.jobs.as_ref().map(|jobs| jobs.send(job));
+        Answer(answered)
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        self.jobs = None;
+        self.thread.take().map(JoinHandle::join);
+    }
+}

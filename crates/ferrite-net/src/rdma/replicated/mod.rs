@@ -1,0 +1,561 @@
+//! One file as several files on several servers: each write goes to all of them.
+//!
+//! What lives here: [`ReplicatedFile`], which opens, writes, appends and reads. A copy and its thread are in `copy`,
+//! what it knows of its set in `view`; bringing one up to date is in `resync`, what calls say in `outcome`. FileMR
+//! (NSDI 2020, section 4.2) proposed it: one verb, sent to several memory regions.
+//!
+//! Invariants:
+//! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it.
+//! * Writes and appends of a client are made one after the other, on all copies in the same order. An append's place is
+//!   the end that the client knows, the same on all copies.
+//! * A copy that fails is *left out*: nothing more is written to it before it is resynchronised. That it is, the others
+//!   know (`view`) before the write that found it is acknowledged.
+//! * A copy is read only where it holds what all others hold.
+
+mod copy;
+mod outcome;
+mod ranges;
+mod resync;
+mod view;
+
+use std::sync::Arc;
+
+use ferrite_vfs::FsError;
+use parking_lot::Mutex;
+
+pub use copy::Source;
+pub use outcome::{CopyStatus, Held, Outcome, ReplicatedError, Resynced, Standing};
+pub use resync::Extent;
+
+use self::copy::{Answer, Copy, Found, Side};
+use self::ranges::Ranges;
+use self::view::View;
+use crate::rdma::RemoteError;
+
+/// More than anybody needs; each has a thread.
+const COPIES_MAX: usize = 16;
+
+/// When a write is done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// When more than half of the copies hold it.
+    #[default]
+    Quorum,
+    /// When all do.
+    All,
+}
+
+/// How a replicated file is opened.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct ReplicatedOptions {
+    /// Also write, not only read.
+    pub writable: bool,
+    /// When a write is done.
+    pub acknowledge: Acknowledge,
+}
+
+impl Default for ReplicatedOptions {
+    fn default() -> ReplicatedOptions {
+        ReplicatedOptions {
+            writable: true,
+            acknowledge: Acknowledge::default(),
+        }
+    }
+}
+
+impl ReplicatedOptions {
+    /// Sets [`Self::writable`].
+    #[must_use]
+    pub fn writable(self, writable: bool) -> Self {
+        ReplicatedOptions { writable, ..self }
+    }
+
+    /// Sets [`Self::acknowledge`].
+    #[must_use]
+    pub fn acknowledge(self, acknowledge: Acknowledge) -> Self {
+        ReplicatedOptions { acknowledge, ..self }
+    }
+}
+
+type Result<T> = std::result::Result<T, ReplicatedError>;
+
+/// How a copy stands.
+#[derive(Debug, Clone)]
+struct State {
+    /// It has the epoch of the set.
+    is_in: bool,
+    /// It is not, and is written all the same, because it is being resynchronised.
+    catches_up: bool,
+    /// Where it may differ from the copies that do not.
+    lacks: Ranges,
+    /// Why it was left out.
+    why: Option<String>,
+}
+
+/// What whoever writes has to himself.
+struct Order {
+    view: View,
+    size: u64,
+    states: Vec<State>,
+    next_read: usize,
+    /// A copy was left out, and the others do not know it yet.
+    is_raise_due: bool,
+}
+
+/// See the head of this module. Threads may share it.
+pub struct ReplicatedFile {
+    options: ReplicatedOptions,
+    order: Mutex<Order>,
+    /// One resync at a time. Taken before the order.
+    resync: Mutex<()>,
+    copies: Vec<Copy>,
+}
+
+fn majority(count: usize) -> usize {
+    count / 2 + 1
+}
+
+impl ReplicatedFile {
+    /// Opens the copies of a file, all of which have to be named. Their files exist; if they belong to no set yet, they
+    /// become one, and must all be there: the content of the first is that of the set. Blocks.
+    ///
+    /// # Errors
+    /// See [`ReplicatedError`].
+    pub fn open(sources: Vec<Source>, options: ReplicatedOptions) -> Result<ReplicatedFile> {
+        let count = sources.len();
+        if !(1..=COPIES_MAX).contains(&count) {
+            let most = COPIES_MAX;
+            return Err(ReplicatedError::Count { count, most });
+        }
+        let copies: std::io::Result<Vec<Copy>> = sources.into_iter().map(Copy::start).collect();
+        let copies = copies.map_err(ReplicatedError::Thread)?;
+        let open = move |side: &mut Side| side.open(options.writable);
+        let asked: Vec<_> = copies.iter().map(|copy| copy.ask(open)).collect();
+        let found: Vec<_> = asked.into_iter().map(Answer::wait).collect();
+        let order = Order::first(&copies, &found)?;
+        let file = ReplicatedFile {
+            options,
+            order: Mutex::new(order),
+            resync: Mutex::new(()),
+            copies,
+        };
+        if options.writable {
+            file.take(&found)?;
+        }
+        Ok(file)
+    }
+
+    /// Writes at `offset`. A write behind the end makes the file longer by zeros.
+    ///
+    /// # Errors
+    /// See [`ReplicatedError`]. After `TooFew` some copies may hold it, and it may be read.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<Outcome> {
+        self.put(Some(offset), data)
+    }
+
+    /// Writes behind the end, at the same place of all copies.
+    ///
+    /// # Errors
+    /// As [`Self::write`]. After `TooFew` the place is used up, and zeros may be there.
+    pub fn append(&self, data: &[u8]) -> Result<Outcome> {
+        self.put(None, data)
+    }
+
+    /// Reads at `offset`, from a copy that holds what was written there; less than there is room for only at the end.
+    ///
+    /// # Errors
+    /// `NoSource`.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let len = into.len();
+        let holders = self.order.lock().holders(offset, offset.saturating_add(len as u64));
+        let read = self.ask_each(&holders, move |side| read_from(side, offset, len))?;
+        into[..read.len()].copy_from_slice(&read);
+        Ok(read.len())
+    }
+
+    /// The size. A writer knows it; a reader asks.
+    ///
+    /// # Errors
+    /// `NoSource`.
+    pub fn size(&self) -> Result<u64> {
+        if self.options.writable {
+            return Ok(self.order.lock().size);
+        }
+        let holders = self.order.lock().holders(0, u64::MAX);
+        self.ask_each(&holders, |side| side.file()?.size())
+    }
+
+    /// How the copies stand, in the order in which they were given.
+    pub fn status(&self) -> Vec<CopyStatus> {
+        let order = self.order.lock();
+        let states = self.copies.iter().zip(&order.states);
+        let told = states.map(|(copy, state)| CopyStatus {
+            name: copy.name.to_string(),
+            standing: match (state.is_in, state.lacks.is_empty()) {
+                (true, true) => Standing::Current,
+                (true, false) => Standing::InDoubt,
+                (false, _) if state.catches_up => Standing::CatchingUp,
+                (false, _) => Standing::Behind,
+            },
+            lacks_bytes: state.lacks.len_within(order.size),
+            why: state.why.clone(),
+        });
+        told.collect()
+    }
+
+    /// Copies that have to hold a write.
+    pub fn needed(&self) -> usize {
+        match self.options.acknowledge {
+            Acknowledge::Quorum => majority(self.copies.len()),
+            Acknowledge::All => self.copies.len(),
+        }
+    }
+
+    /// The longest file that all copies may hold, of those that are open.
+    pub fn bytes_max(&self) -> u64 {
+        let answers = self
+            .copies
+            .iter()
+            .map(|copy| copy.ask(|side| Ok(side.file()?.limits().file_bytes_max)));
+        let answers: Vec<_> = answers.collect();
+        let told = answers.into_iter().filter_map(|answer| answer.wait().ok());
+        told.min().unwrap_or(u64::MAX)
+    }
+
+    /// Notes on the copies that nobody writes any more, and gives them back. Without it, the next who opens them takes
+    /// what was written last to be in doubt.
+    ///
+    /// # Errors
+    /// `TooFew` if it could not be noted on enough copies.
+    pub fn close(self) -> Result<()> {
+        if !self.options.writable {
+            return Ok(());
+        }
+        let mut order = self.order.lock();
+        if order.is_raise_due || order.states.iter().any(|state| state.is_in && !state.lacks.is_empty()) {
+            // The doubt stays.
+            return Ok(());
+        }
+        order.view.is_written = false;
+        let noted = self.note(&order).into_iter().zip(&order.states);
+        let copies: Vec<Held> = noted.map(|(told, state)| held(told, state)).collect();
+        let (outcome, needed) = (Outcome { offset: 0, copies }, majority(self.copies.len()));
+        match outcome.holders() >= needed {
+            true => Ok(()),
+            false => Err(ReplicatedError::TooFew { outcome, needed }),
+        }
+    }
+
+    /// Becomes the writer: notes a new ballot on a majority, and a new epoch on the copies that hold everything.
+    fn take(&self, found: &[std::result::Result<Found, RemoteError>]) -> Result<()> {
+        let mut order = self.order.lock();
+        let order = &mut *order;
+        let views = || found.iter().flatten().filter_map(|found| found.view);
+        let highest = views().map(|view| view.ballot.max(view.epoch.0)).max().unwrap_or(0);
+        order.view.ballot = highest + 1;
+        order.view.epoch = (highest + 1, 0);
+        order.view.is_written = true;
+        let answers: Vec<_> = (0..self.copies.len())
+            .map(|index| {
+                let found = found[index].as_ref().ok()?;
+                let mut view = order.view;
+                if !order.states[index].is_in {
+                    view.epoch = found.view.map_or((0, 0), |view| view.epoch);
+                }
+                Some(self.copies[index].ask(move |side| side.note(&view)))
+            })
+            .collect();
+        let (mut reached, mut whys) = (0, Vec::new());
+        for (index, answer) in answers.into_iter().enumerate() {
+            match answer.map(|answer| answer.wait()) {
+                Some(Ok(())) => reached += 1,
+                Some(Err(error)) => {
+                    whys.push(format!("{}: {error}", self.copies[index].name));
+                    order.leave_out(index, error.to_string());
+                }
+                None => {}
+            }
+        }
+        let (count, needed) = (self.copies.len(), majority(self.copies.len()));
+        if reached < needed {
+            let why = whys.join("; ");
+            return Err(ReplicatedError::Unreachable {
+                reached,
+                count,
+                needed,
+                why,
+            });
+        }
+        self.raise(order);
+        Ok(())
+    }
+
+    fn put(&self, offset: Option<u64>, data: &[u8]) -> Result<Outcome> {
+        if !self.options.writable {
+            return Err(ReplicatedError::ReadOnly);
+        }
+        let data: Arc<[u8]> = data.into();
+        let mut order = self.order.lock();
+        let order = &mut *order;
+        let offset = offset.unwrap_or(order.size);
+        let end = offset.checked_add(data.len() as u64);
+        let end = end.ok_or(ReplicatedError::Remote(FsError::FileTooBig.into()))?;
+        let asked = self.copies.iter().zip(&order.states).map(|(copy, state)| {
+            let data = Arc::clone(&data);
+            let write = move |side: &mut Side| {
+                let file = side.file()?;
+                file.write(offset, &data)?;
+                file.flush()
+            };
+            (state.is_in || state.catches_up).then(|| copy.ask(write))
+        });
+        let results = wait_for_all(asked.collect());
+        order.size = order.size.max(end);
+        let outcome = Outcome {
+            offset,
+            copies: self.settle(order, (offset, end), results),
+        };
+        let needed = self.needed();
+        match outcome.holders() >= needed {
+            true => Ok(outcome),
+            false => Err(ReplicatedError::TooFew { outcome, needed }),
+        }
+    }
+
+    /// Draws the conclusions of a write to this range.
+    fn settle(&self, order: &mut Order, (from, to): (u64, u64), results: Vec<Told>) -> Vec<Held> {
+        let holds = |(state, result): (&State, &Told)| state.is_in && matches!(result, Some(Ok(())));
+        let is_held = order.states.iter().zip(&results).any(holds);
+        let source = order.source();
+        let mut copies = Vec::with_capacity(results.len());
+        for (index, result) in results.into_iter().enumerate() {
+            let state = &mut order.states[index];
+            match (is_held, &result) {
+                (true, Some(Ok(()))) => state.lacks.remove(from, to),
+                // Nobody is ahead then. One of them says from now on what is there.
+                (false, _) if Some(index) == source => {}
+                _ => state.lacks.add(from, to),
+            }
+            if is_held && let Some(Err(error)) = &result {
+                order.leave_out(index, error.to_string());
+            }
+            copies.push(held(result, &order.states[index]));
+        }
+        if !self.raise(order) {
+            // Which copies are left out is not known to those that hold it.
+            let why = "what the other copies lack could not be noted";
+            let holders = copies.iter_mut().filter(|held| **held == Held::Yes);
+            holders.for_each(|held| *held = Held::Unknown { why: why.into() });
+        }
+        for (held, state) in copies.iter_mut().zip(&order.states) {
+            if *held == Held::Yes && !state.is_in {
+                let why = state.why.clone().unwrap_or_default();
+                *held = Held::Unknown { why };
+            }
+        }
+        copies
+    }
+
+    /// Gives the copies that are in a new epoch, if one was left out, so that it is known by its own. False: none of
+    /// them noted it; it is still to be done.
+    fn raise(&self, order: &mut Order) -> bool {
+        while order.is_raise_due {
+            order.view.epoch.1 += 1;
+            let noted = self.note(order);
+            if !noted.iter().any(|told| matches!(told, Some(Ok(())))) {
+                return false;
+            }
+            order.is_raise_due = false;
+            for (index, told) in noted.into_iter().enumerate() {
+                if let Some(Err(error)) = told {
+                    // It may have noted it all the same; so the others need another.
+                    order.leave_out(index, error.to_string());
+                }
+            }
+        }
+        true
+    }
+
+    /// Notes the view on all copies that are in.
+    fn note(&self, order: &Order) -> Vec<Told> {
+        let view = order.view;
+        let asked = self.copies.iter().zip(&order.states);
+        let asked = asked.map(|(copy, state)| state.is_in.then(|| copy.ask(move |side| side.note(&view))));
+        wait_for_all(asked.collect())
+    }
+
+    /// Asks these copies, one after the other, until one answers.
+    fn ask_each<T: Send + 'static>(
+        &self,
+        candidates: &[usize],
+        what: impl Fn(&mut Side) -> std::result::Result<T, RemoteError> + Clone + Send + 'static,
+    ) -> Result<T> {
+        let mut whys = Vec::new();
+        for index in candidates {
+            match self.copies[*index].ask(what.clone()).wait() {
+                Ok(answer) => return Ok(answer),
+                Err(error) => whys.push(format!("{}: {error}", self.copies[*index].name)),
+            }
+        }
+        let why = match whys.is_empty() {
+            true => "none is known to hold all of it".into(),
+            false => whys.join("; "),
+        };
+        Err(ReplicatedError::NoSource { why })
+    }
+}
+
+/// What a copy said, if it was asked.
+type Told = Option<std::result::Result<(), RemoteError>>;
+
+fn wait_for_all<T>(asked: Vec<Option<Answer<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
+    let wait = |answer: Option<Answer<T>>| answer.map(Answer::wait);
+    asked.into_iter().map(wait).collect()
+}
+
+fn held(told: Told, state: &State) -> Held {
+    match told {
+        Some(Ok(())) if state.is_in => Held::Yes,
+        Some(Ok(())) => Held::CatchingUp,
+        Some(Err(error)) => Held::Unknown { why: error.to_string() },
+        None => Held::No {
+            why: state.why.clone().unwrap_or_default(),
+        },
+    }
+}
+
+fn read_from(side: &Side, offset: u64, len: usize) -> std::result::Result<Vec<u8>, RemoteError> {
+    let mut bytes = vec![0; len];
+    let count = side.file()?.read(offset, &mut bytes)?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+impl Order {
+    /// The copies by whose views a set stands, before anybody writes.
+    fn first(copies: &[Copy], found: &[std::result::Result<Found, RemoteError>]) -> Result<Order> {
+        let (count, needed) = (copies.len(), majority(copies.len()));
+        let with_name = || copies.iter().map(|copy| &copy.name).zip(found);
+        let locked = with_name().find(|(_, found)| matches!(found, Err(RemoteError::Fs(FsError::WouldBlock))));
+        if let Some((name, _)) = locked {
+            return Err(ReplicatedError::Locked { name: name.to_string() });
+        }
+        let views = || with_name().filter_map(|(name, found)| Some((name, found.as_ref().ok()?.view?)));
+        let known = views().max_by_key(|(_, view)| view.epoch);
+        // One that is new is not to be made without all of its copies: the others may be of one.
+        let needed = if known.is_some() { needed } else { count };
+        let reached = found.iter().flatten().count();
+        if reached < needed {
+            let whys = with_name().filter_map(|(name, found)| Some(format!("{name}: {}", found.as_ref().err()?)));
+            let why = whys.collect::<Vec<_>>().join("; ");
+            return Err(ReplicatedError::Unreachable {
+                reached,
+                count,
+                needed,
+                why,
+            });
+        }
+        if let Some((first, one)) = known {
+            for (name, view) in views() {
+                let name = name.to_string();
+                if view.set != one.set {
+                    let first = first.to_string();
+                    return Err(ReplicatedError::OtherSet { name, first });
+                }
+                if view.copies as usize != count {
+                    let (of, given) = (view.copies, count);
+                    return Err(ReplicatedError::OtherCount { name, of, given });
+                }
+            }
+        }
+        let view = match known {
+            Some((_, view)) => view,
+            None => View {
+                set: crate::server::random().map_err(RemoteError::from)?,
+                ballot: 0,
+                epoch: (0, 0),
+                copies: count as u32,
+                is_written: false,
+            },
+        };
+        let sizes: Vec<u64> = found.iter().flatten().map(|found| found.size).collect();
+        let is_empty = known.is_none() && sizes.iter().all(|size| *size == 0);
+        let states = found.iter().enumerate().map(|(index, found)| {
+            let (is_in, why) = match found {
+                Err(error) => (false, Some(error.to_string())),
+                Ok(found) => match found.view {
+                    Some(own) => (own.epoch == view.epoch, Some("it was left out before".to_owned())),
+                    None if known.is_some() => (false, Some("it is new".to_owned())),
+                    None => (is_empty || index == 0, Some("the set is new".to_owned())),
+                },
+            };
+            State {
+                is_in,
+                catches_up: false,
+                lacks: if is_in { Ranges::default() } else { Ranges::everything() },
+                why: why.filter(|_| !is_in),
+            }
+        });
+        let mut order = Order {
+            view,
+            size: 0,
+            states: states.collect(),
+            next_read: 0,
+            is_raise_due: false,
+        };
+        let size_of = |index: usize| found[index].as_ref().map_or(0, |found| found.size);
+        let is_in_doubt = |index: usize| {
+            found[index]
+                .as_ref()
+                .is_ok_and(|found| found.view.is_some_and(|v| v.is_written))
+        };
+        let ins: Vec<usize> = (0..count).filter(|index| order.states[*index].is_in).collect();
+        let source = ins.first().copied().unwrap_or_default();
+        order.size = size_of(source);
+        let all_in_doubt = ins.iter().any(|index| is_in_doubt(*index));
+        for index in ins.into_iter().skip(1) {
+            if all_in_doubt || size_of(index) != order.size {
+                order.states[index].lacks = Ranges::everything();
+            }
+        }
+        Ok(order)
+    }
+
+    /// Nothing more is written to a copy.
+    fn leave_out(&mut self, index: usize, why: String) {
+        let state = &mut self.states[index];
+        self.is_raise_due |= state.is_in;
+        state.is_in = false;
+        state.catches_up = false;
+        state.why = Some(why);
+        // Somebody has to say what is there, of those that are in.
+        let mut ins = self.states.iter_mut().filter(|state| state.is_in);
+        if ins.any(|state| state.lacks.is_empty()) {
+            return;
+        }
+        let mut ins = self.states.iter_mut().filter(|state| state.is_in);
+        let doubt = ins.next().map(|state| std::mem::take(&mut state.lacks));
+        let doubt = doubt.unwrap_or_default();
+        ins.for_each(|state| state.lacks.add_all(&doubt));
+    }
+
+    /// A copy that says what is there, where others are in doubt.
+    fn source(&self) -> Option<usize> {
+        self.states
+            .iter()
+            .position(|state| state.is_in && state.lacks.is_empty())
+    }
+
+    /// Copies that hold a range, another one first each time.
+    fn holders(&mut self, from: u64, to: u64) -> Vec<usize> {
+        let holds = |state: &State| state.is_in && !state.lacks.overlaps(from, to);
+        let mut holders: Vec<usize> = (0..self.states.len())
+            .filter(|index| holds(&self.states[*index]))
+            .collect();
+        self.next_read = self.next_read.wrapping_add(1);
+        let turn = self.next_read.checked_rem(holders.len()).unwrap_or_default();
+        holders.rotate_left(turn);
+        holders
+    }
+}

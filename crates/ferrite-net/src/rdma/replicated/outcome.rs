@@ -1,0 +1,162 @@
+//! What calls say: which copies hold what, and why a call failed.
+
+use std::fmt;
+
+use crate::rdma::RemoteError;
+
+/// Whether a copy holds what was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Held {
+    /// Durably, and everything before it.
+    Yes,
+    /// Durably, but it is being resynchronised, and lacks other bytes still.
+    CatchingUp,
+    /// It may hold all, a part or nothing of it: the copy failed.
+    Unknown {
+        /// How.
+        why: String,
+    },
+    /// No; it was not asked, because it had been left out before.
+    No {
+        /// Why it was.
+        why: String,
+    },
+}
+
+/// What became of a write or an append.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Where the bytes are.
+    pub offset: u64,
+    /// For each copy, in the order in which they were given.
+    pub copies: Vec<Held>,
+}
+
+impl Outcome {
+    /// Copies that hold it, and everything before it.
+    pub fn holders(&self) -> usize {
+        self.copies.iter().filter(|held| **held == Held::Yes).count()
+    }
+}
+
+/// How a copy stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It holds everything.
+    Current,
+    /// It holds everything that was acknowledged. What was not, because a writer ended or all copies failed, may differ
+    /// from what others hold.
+    InDoubt,
+    /// It is being resynchronised.
+    CatchingUp,
+    /// It was left out, and lacks something.
+    Behind,
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Standing::Current => "current",
+            Standing::InDoubt => "in doubt",
+            Standing::CatchingUp => "catching up",
+            Standing::Behind => "behind",
+        })
+    }
+}
+
+/// What is known of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyStatus {
+    /// As it was given.
+    pub name: String,
+    /// How it stands.
+    pub standing: Standing,
+    /// Bytes that it may lack.
+    pub lacks_bytes: u64,
+    /// Why it was left out.
+    pub why: Option<String>,
+}
+
+/// What a resync did with a copy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resynced {
+    /// Bytes that were compared.
+    pub compared_bytes: u64,
+    /// Bytes that were written, because they differed.
+    pub written_bytes: u64,
+    /// Why it is not current now, if it is not.
+    pub why: Option<String>,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicatedError {
+    /// There must be at least one copy, and no more than this.
+    #[error("a replicated file has 1 to {most} copies, not {count}")]
+    Count {
+        /// How many were given.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// The set was made with another number of copies.
+    #[error("{name} is one of {of} copies, and {given} were given: name them all")]
+    OtherCount {
+        /// A copy.
+        name: String,
+        /// How many its set has.
+        of: u32,
+        /// How many were given.
+        given: usize,
+    },
+    /// Copies of different files were given.
+    #[error("{name} is a copy of another file than {first}")]
+    OtherSet {
+        /// A copy.
+        name: String,
+        /// Another one.
+        first: String,
+    },
+    /// Somebody else writes.
+    #[error("{name} is being written by another client, or was given twice")]
+    Locked {
+        /// The copy.
+        name: String,
+    },
+    /// Too few copies answer to know what was written.
+    #[error("{reached} of {count} copies answer, and {needed} are needed: {why}")]
+    Unreachable {
+        /// How many answer.
+        reached: usize,
+        /// How many there are.
+        count: usize,
+        /// How many must.
+        needed: usize,
+        /// What the others say.
+        why: String,
+    },
+    /// Too few copies hold what was written. Those that do keep it.
+    #[error("{} of {} copies hold it, and {needed} must", outcome.holders(), outcome.copies.len())]
+    TooFew {
+        /// Which do.
+        outcome: Outcome,
+        /// How many must.
+        needed: usize,
+    },
+    /// No copy is known to hold what was to be read, or none answers.
+    #[error("no copy could be read: {why}")]
+    NoSource {
+        /// What they say.
+        why: String,
+    },
+    /// It was opened for reading.
+    #[error("the file was opened for reading only")]
+    ReadOnly,
+    /// The system has no threads.
+    #[error("no thread for a copy: {0}")]
+    Thread(std::io::Error),
+    /// Anything else.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+}

@@ -1,0 +1,175 @@
+//! Bringing copies up to date.
+//!
+//! What is compared is bytes: a piece is read from a copy that holds it and from the one that may not, and written
+//! where they differ. Servers have no checksums to ask for.
+//!
+//! Invariants: writers wait for one piece at most, and go on between pieces. From its first piece on, the copy gets
+//! what they write, too; so what it lacks only becomes less. It is in again, and counts, when it lacks nothing and has
+//! noted the epoch.
+
+use parking_lot::MutexGuard;
+
+use super::copy::Side;
+use super::outcome::{ReplicatedError, Resynced};
+use super::ranges::Ranges;
+use super::{Order, ReplicatedFile, Result, read_from};
+use crate::rdma::RemoteError;
+
+/// What is compared at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What is to be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// What a copy is known to lack, by this client; everything of copies that were left out before it came.
+    Known,
+    /// Everything of all copies.
+    Everything,
+}
+
+impl ReplicatedFile {
+    /// Opens copies that were left out again, and makes all copies equal, while others write. Blocks. Tells for each
+    /// copy what was done.
+    ///
+    /// # Errors
+    /// `ReadOnly`. What keeps a copy from becoming current is told with it.
+    pub fn resync(&self, extent: Extent) -> Result<Vec<Resynced>> {
+        if !self.options.writable {
+            return Err(ReplicatedError::ReadOnly);
+        }
+        let _one = self.resync.lock();
+        let mut done = vec![Resynced::default(); self.copies.len()];
+        for (index, of_copy) in done.iter_mut().enumerate() {
+            let result = self.begin(index, extent);
+            let result = result.and_then(|()| self.bring(index, of_copy));
+            of_copy.why = result.err().map(|error| error.to_string());
+        }
+        Ok(done)
+    }
+
+    /// From now on the copy gets what is written.
+    fn begin(&self, index: usize, extent: Extent) -> Result<()> {
+        let is_in = self.order.lock().states[index].is_in;
+        // Without the order: a server that is away may take long to say so.
+        let found = match is_in {
+            true => None,
+            false => Some(self.copies[index].ask(|side| side.open(true)).wait()?),
+        };
+        let mut order = self.order.lock();
+        let order = &mut *order;
+        let source = order.source();
+        let state = &mut order.states[index];
+        if extent == Extent::Everything && Some(index) != source {
+            state.lacks = Ranges::everything();
+        }
+        let Some(found) = found else {
+            return Ok(());
+        };
+        let name = || self.copies[index].name.to_string();
+        let mut view = order.view;
+        view.epoch = match found.view {
+            Some(own) if own.set != view.set => {
+                let first = "the others".to_owned();
+                return Err(ReplicatedError::OtherSet { name: name(), first });
+            }
+            Some(own) if own.ballot > view.ballot => return Err(ReplicatedError::Locked { name: name() }),
+            Some(own) => own.epoch,
+            None => {
+                state.lacks = Ranges::everything();
+                (0, 0)
+            }
+        };
+        self.copies[index].ask(move |side| side.note(&view)).wait()?;
+        state.catches_up = true;
+        Ok(())
+    }
+
+    /// Brings a copy up to date, and takes it in.
+    fn bring(&self, index: usize, done: &mut Resynced) -> Result<()> {
+        loop {
+            let mut order = self.order.lock();
+            let brought = self.bring_piece(&mut order, index, done);
+            // Whoever waits to write is next.
+            MutexGuard::unlock_fair(order);
+            match brought {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next piece; true if it was the last.
+    fn bring_piece(&self, order: &mut Order, index: usize, done: &mut Resynced) -> Result<bool> {
+        let size = order.size;
+        let state = &mut order.states[index];
+        if !state.is_in && !state.catches_up {
+            // A write that it did not take.
+            let why = state.why.clone().unwrap_or_default();
+            return Err(ReplicatedError::NoSource { why });
+        }
+        state.lacks.remove(size, u64::MAX);
+        let Some((from, to)) = state.lacks.first(PIECE_BYTES) else {
+            self.take_in(order, index)?;
+            return Ok(true);
+        };
+        let len = (to - from) as usize;
+        let holders = order.holders(from, to);
+        // Read at the same time.
+        let own = self.copies[index].ask(move |side| read_from(side, from, len));
+        let bytes = self.ask_each(&holders, move |side| read_from(side, from, len));
+        let own = own.wait();
+        let mut bytes = bytes?;
+        bytes.resize(len, 0);
+        done.compared_bytes += len as u64;
+        let is_right = own.as_ref().is_ok_and(|own| *own == bytes);
+        if !is_right {
+            let write = move |side: &mut Side| {
+                side.file()?.write(from, &bytes)?;
+                side.file()?.flush()
+            };
+            let written = own.map(drop).and_then(|()| self.copies[index].ask(write).wait());
+            self.lost_if(order, index, written)?;
+            done.written_bytes += len as u64;
+        }
+        order.states[index].lacks.remove(from, to);
+        Ok(false)
+    }
+
+    /// The copy holds all bytes; it gets the size and the epoch of the others.
+    fn take_in(&self, order: &mut Order, index: usize) -> Result<()> {
+        let (size, view) = (order.size, order.view);
+        let end = move |side: &mut Side| {
+            let file = side.file()?;
+            if file.size()? != size {
+                file.set_size(size)?;
+            }
+            side.note(&view)
+        };
+        let ended = self.copies[index].ask(end).wait();
+        self.lost_if(order, index, ended)?;
+        let state = &mut order.states[index];
+        state.is_in = true;
+        state.catches_up = false;
+        state.why = None;
+        Ok(())
+    }
+
+    /// A copy that fails meanwhile is left out again.
+    fn lost_if(&self, order: &mut Order, index: usize, result: std::result::Result<(), RemoteError>) -> Result<()> {
+        if let Err(error) = result {
+            // The last one is not: nobody is ahead of it.
+            let others = order
+                .states
+                .iter()
+                .enumerate()
+                .any(|(other, state)| other != index && state.is_in);
+            if others {
+                order.leave_out(index, error.to_string());
+                self.raise(order);
+            }
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}
