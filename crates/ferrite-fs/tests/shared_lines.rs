@@ -157,8 +157,9 @@ const LOGS: [(&str, f64); 4] = [
     ("logged pages", 0.03),
     ("folds", 0.03),
 ];
-/// Each of 64 threads has a slot of the counters; the tests' own threads are beyond that, and two share the last.
-const COUNTERS: (&str, f64) = ("counters", 0.2);
+/// Up to 64 threads have a slot of the counters each. The tests' own threads have some of them, so a few of 64 workers
+/// share the last one, which an operation writes several times.
+const COUNTERS: (&str, f64) = ("counters", 1.5);
 /// Words of pages whose files meet in a line of the table: by chance, so more threads meet more often.
 const WORDS: (&str, f64) = ("pool words", 0.25);
 
@@ -168,9 +169,9 @@ fn reads_write_no_line_that_others_write_but_in_a_handle_that_they_share() {
         for files in [Files::Own, Files::One] {
             check(&count(threads, files, read_page), &[COUNTERS]);
         }
-        // A handle remembers where it has read last.
+        // A handle remembers where it has read last: one page, or two when it reads in order.
         let shared = count(threads, Files::OneHandle, read_page);
-        check(&shared, &[COUNTERS, ("handles", 1.0)]);
+        check(&shared, &[COUNTERS, ("handles", 2.0)]);
         assert!(shared["handles"] > 0.4, "{shared:?}");
     }
 }
