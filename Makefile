@@ -9,7 +9,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
-.PHONY: demo test check lint unit soak fuzz race pmem rdma bench build install clean help
+.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make pmem      tests, programs and crash rounds on persistent memory, in an emulated guest (30 minutes; needs root once)"
 	@echo "make rdma      fabric:// over RDMA in software (rdma_rxe), in an emulated guest (30 minutes; needs root once)"
 	@echo "make bench     ferrite bench, all groups"
+	@echo "make explain   what single operations spend their time on, by a program with probes"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
@@ -51,6 +52,9 @@ unit: build
 	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
 	# Models of the gate, the free maps, the bounds and the cursors under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
+	# Probes in the engine: stages add up, and what threads share is bounded.
+	cargo test -p ferrite-pm --features stages --lib stage
+	cargo test -p ferrite-fs --features stages --test stages --test shared_lines
 	# Models of guards, revocation and combined appends of bound files.
 	cargo test -p ferrite-mr --features shuttle --lib models
 	# The crash explorer on an engine with planted mistakes: it must find each one.
@@ -115,6 +119,12 @@ rdma:
 
 bench: build
 	$(FERRITE) bench
+
+# In a folder of its own, so that the program without probes stays.
+explain:
+	@scripts/setup-debian.sh build
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/stages cargo build --release -p ferrite-cli --no-default-features --features stages
+	@$(CARGO_TARGET_DIR)/stages/release/ferrite bench core --explain
 
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin

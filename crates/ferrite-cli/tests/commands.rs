@@ -265,6 +265,55 @@ fn a_benchmark_that_is_not_there_is_told_with_those_that_are() {
     assert!(said.contains("stat") && !said.contains("webproxy"), "{said}");
 }
 
+/// In a program without probes it says how to build one with them.
+#[test]
+fn an_operation_is_explained_by_a_program_with_probes() {
+    let said = fails(ferrite().args(["bench", "threads", "--explain"]), 2);
+    assert!(said.contains("ferrite bench core --explain"), "{said}");
+    let mut explain = ferrite();
+    explain.args(["bench", "core", "--explain", "--quick", "--json"]);
+    if !cfg!(feature = "stages") {
+        let said = fails(&mut explain, 2);
+        assert!(said.contains("--features stages"), "{said}");
+        return;
+    }
+    let output = explain.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<serde_json::Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "overwrite_4k",
+            "read_4k",
+            "overwrite_8b",
+            "read_4k_logged",
+            "append_64b",
+            "create"
+        ]
+    );
+    for row in &rows {
+        let stages = row["stages"].as_array().unwrap();
+        let sum: f64 = stages.iter().map(|stage| stage["ns"].as_f64().unwrap()).sum();
+        let number = |field: &str| row[field].as_f64().unwrap();
+        assert!((sum - number("sum_ns")).abs() < 0.01, "{row}");
+        assert!(stages.iter().any(|stage| stage["stage"] == "rest"), "{row}");
+        // Loosely, since others use the machine.
+        let share = sum / number("whole_ns");
+        assert!(
+            (0.3..3.0).contains(&share),
+            "the stages are {share} of the whole: {row}"
+        );
+        let fences = if row["name"].as_str().unwrap().starts_with("read") {
+            0.0
+        } else {
+            1.0
+        };
+        assert!((number("fences") - fences).abs() < 0.1, "{row}");
+    }
+}
+
 #[test]
 fn a_benchmark_that_nobody_reads_leaves_nothing() {
     let mut bench = ferrite()

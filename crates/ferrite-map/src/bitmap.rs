@@ -3,7 +3,7 @@
 //! Claims are single atomic operations (docs/design.md, "File mapping"): if two threads want the same bit, exactly one
 //! gets it.
 
-use ferrite_pm::prefetch_to_store;
+use ferrite_pm::{prefetch_to_store, touch};
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -57,6 +57,7 @@ impl AtomicBitmap {
     #[inline]
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
+        touch::line("free maps", word);
         word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
@@ -73,7 +74,15 @@ impl AtomicBitmap {
     /// Clears bit `index`; true if it was set.
     pub fn release(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
+        touch::line("free maps", word);
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+    }
+
+    /// Clears those of `bits` in the word of 64 bits that has bit `index`, in one step; returns which of them were set.
+    pub fn release_of_word(&self, index: u64, bits: u64) -> u64 {
+        let (word, _) = self.word(index);
+        touch::line("free maps", word);
+        word.fetch_and(!bits, Ordering::AcqRel) & bits
     }
 
     /// The eight bits of group `group`, lowest first; set bits are in use. Sequentially consistent, as claims are.
@@ -99,6 +108,7 @@ impl AtomicBitmap {
             let mut seen = word.load(Ordering::Acquire);
             while seen | hidden != u64::MAX {
                 let bit = (seen | hidden).trailing_ones();
+                touch::line("free maps", word);
                 let before = word.fetch_or(1 << bit, Ordering::AcqRel);
                 if before >> bit & 1 == 0 {
                     return Some(at as u64 * WORD_BITS + u64::from(bit));
@@ -152,6 +162,16 @@ mod tests {
                 assert_eq!(bitmap.count_used(), len);
             }
         }
+    }
+
+    #[test]
+    fn bits_of_a_word_are_cleared_at_once_and_those_that_were_clear_are_told() {
+        let bitmap = AtomicBitmap::new(200);
+        assert!([64, 66, 127, 128].into_iter().all(|index| bitmap.claim(index)));
+        assert_eq!(bitmap.release_of_word(70, 0b111), 0b101);
+        assert_eq!(bitmap.release_of_word(64, u64::MAX), 1 << 63);
+        assert_eq!(bitmap.count_used(), 1);
+        assert!(bitmap.is_set(128));
     }
 
     #[test]

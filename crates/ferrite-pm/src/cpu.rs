@@ -272,6 +272,35 @@ pub(crate) fn store_fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
+/// The time-stamp counter once earlier loads have their values; nanoseconds where there is none. Stores may still be on
+/// their way.
+#[cfg(feature = "stages")]
+#[inline]
+pub(crate) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instructions; they read a register and touch no memory.
+    unsafe {
+        std::arch::x86_64::_mm_lfence();
+        std::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        static START: OnceLock<std::time::Instant> = OnceLock::new();
+        START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+    }
+}
+
+/// Waits until all earlier stores have left this core, streams among them.
+#[cfg(feature = "stages")]
+#[inline]
+pub(crate) fn drain() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction; it touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_mfence();
+    }
+}
+
 /// Starts loading the line of `at`; harmless for any address.
 #[inline]
 pub fn prefetch<T>(at: *const T) {

@@ -16,6 +16,8 @@
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | `thread` | a number for each thread |
+//! | [`stage`] | what an operation spends its time on, in builds that explain themselves |
+//! | [`touch`] | which lines an operation writes that others write, too, in the same builds |
 //! | [`fork`] | distinguishing a process from its forked children |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
@@ -50,8 +52,10 @@ mod recorder;
 #[allow(unsafe_code)]
 mod region;
 mod shared;
+pub mod stage;
 mod sync;
 mod thread;
+pub mod touch;
 
 pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};

@@ -23,7 +23,9 @@ use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
 use crate::recorder::Recorder;
 use crate::shared;
+use crate::stage::{self, Stage};
 use crate::sync::GroupSync;
+use crate::touch;
 
 /// What a fence on an ordinary file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -281,6 +283,7 @@ impl Region {
     /// afterwards, and sees its value as of after the copy.
     #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
+        let _stage = stage::enter(Stage::Copy);
         let len = buf.len() as u64;
         if (offset | len).is_multiple_of(8) {
             shared::load_whole(self.isa, self.words(offset, buf.len() / 8), buf);
@@ -311,6 +314,8 @@ impl Region {
     /// Stores words through the cache, each atomically, as [`Self::store`].
     #[inline]
     pub fn store_words(&self, offset: u64, values: &[u64]) {
+        let _stage = stage::enter(Stage::Words);
+        touch::number("pool words", offset / LINE_BYTES);
         let words = self.words(offset, values.len());
         let set = || {
             for (word, &value) in words.iter().zip(values) {
@@ -351,6 +356,7 @@ impl Region {
     /// and are written back here.
     #[inline]
     pub fn stream(&self, offset: u64, data: &[u8]) {
+        let _stage = stage::enter_unless_in(Stage::Record, Stage::Stream);
         let len = data.len() as u64;
         let (words, skip) = self.words_of(offset, len);
         let lead = (offset.next_multiple_of(LINE_BYTES) - offset).min(len) as usize;
@@ -399,6 +405,7 @@ impl Region {
     /// Writes the lines of a range back to the medium, without waiting; the next fence of this thread waits.
     #[inline]
     pub fn write_back(&self, offset: u64, len: u64) {
+        let _stage = stage::enter(Stage::Words);
         if len == 0 {
             return;
         }
@@ -446,7 +453,9 @@ impl Region {
     /// mode it blocks for a sync, which it shares with other threads; a failed sync poisons the region permanently.
     #[inline]
     pub fn fence(&self) -> Result<(), PmError> {
+        let _stage = stage::enter(Stage::Fence);
         cpu::store_fence();
+        stage::drained();
         self.counters.add(Count::Fences, 1);
         if self.syncs {
             self.sync_file()?;

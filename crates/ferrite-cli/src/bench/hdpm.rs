@@ -163,19 +163,8 @@ impl Bench {
     /// The paper's figure 6: a million unaligned writes, then reads in order.
     fn reads(&self, out: &mut Output) -> Result<(), Failure> {
         let bytes = self.effort.file_bytes;
-        let scatter = |file: &Arc<dyn OpenFile>| -> Result<(), Failure> {
-            for n in 0..bytes / 1024 {
-                let len = 1 + mix(n ^ 77) % SCATTER_BYTES;
-                let data = [n as u8; SCATTER_BYTES as usize];
-                whole(
-                    file.write_at(SYSTEM, mix(n) % (bytes - len), &data[..len as usize])?,
-                    len as usize,
-                )?;
-            }
-            Ok(())
-        };
-        scatter(&self.logs.file)?;
-        scatter(&self.copies.file)?;
+        scatter(&self.logs.file, bytes)?;
+        scatter(&self.copies.file, bytes)?;
         for steady in [false, true] {
             if steady {
                 self.logs.engine.clean(usize::MAX)?;
@@ -193,6 +182,19 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+/// Short writes at random places of a file, one for each KiB of it.
+pub(super) fn scatter(file: &Arc<dyn OpenFile>, bytes: u64) -> Result<(), Failure> {
+    for n in 0..bytes / 1024 {
+        let len = 1 + mix(n ^ 77) % SCATTER_BYTES;
+        let data = [n as u8; SCATTER_BYTES as usize];
+        whole(
+            file.write_at(SYSTEM, mix(n) % (bytes - len), &data[..len as usize])?,
+            len as usize,
+        )?;
+    }
+    Ok(())
 }
 
 /// Reading a range that was overwritten repeatedly: backwards the newest entry is enough, forwards each is copied.

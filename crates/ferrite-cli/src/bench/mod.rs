@@ -6,6 +6,7 @@
 
 mod contest;
 mod disk;
+mod explain;
 mod hdpm;
 mod mapping;
 mod misses;
@@ -67,6 +68,9 @@ pub(crate) struct Bench {
     /// Smaller files and fewer rounds: a quick look, not a measurement
     #[arg(long)]
     quick: bool,
+    /// Tell what single operations spend their time on, by stage (group `core`, in a program built with `stages`)
+    #[arg(long, conflicts_with = "echo")]
+    explain: bool,
     /// Be the peer of the group `net`
     #[arg(long, hide = true)]
     echo: bool,
@@ -177,6 +181,16 @@ impl Bench {
             headed: None,
             only: self.only.clone(),
         };
+        if self.explain {
+            if self.group.as_deref() != Some("core") {
+                return Err(Failure::new(
+                    USAGE,
+                    "--explain is of the group core: `ferrite bench core --explain`",
+                ));
+            }
+            explain::run(effort, &mut out)?;
+            return Ok(0);
+        }
         let wanted = self.wanted()?;
         let wanted = |group: &str| wanted.contains(&group);
         if wanted("core") {

@@ -30,6 +30,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use ferrite_map::{Inum, Lblk};
+use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::touch;
 
 use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -266,6 +268,7 @@ impl InodeMem {
 
     /// Shared lock: content and names cannot change.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Hints> {
+        touch::line("inodes", &self.version);
         self.lock.read()
     }
 
@@ -290,6 +293,8 @@ impl InodeMem {
 
     /// Exclusive lock.
     pub(crate) fn write(self: &Arc<Self>) -> Exclusive<'_> {
+        let _stage = stage::enter(Stage::Lock);
+        touch::line("inodes", &self.version);
         Exclusive {
             hints: self.lock.write(),
             inode: self,
@@ -353,6 +358,7 @@ impl InodeMem {
 
     /// Adds pins; the caller holds the lock and has seen the inode alive.
     pub(crate) fn pin(&self, count: u64) {
+        touch::line("inodes", &self.pins);
         self.pins.fetch_add(count, Ordering::AcqRel);
     }
 
@@ -427,8 +433,11 @@ impl InodeCache {
         cache
     }
 
+    /// Who asks for it locks it.
     fn shard(&self, ino: Inum) -> &Shard {
-        &self.shards[ino.index() % SHARDS]
+        let shard = &self.shards[ino.index() % SHARDS];
+        touch::line("inode cache", shard);
+        shard
     }
 
     /// Raises the floor to the `last_seq` of entries dropped from `_table`, which stays locked from before they are

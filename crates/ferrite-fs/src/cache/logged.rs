@@ -5,6 +5,7 @@
 //! that has lost its log. No page that has a log is missing.
 
 use ferrite_map::PageId;
+use ferrite_pm::touch;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +36,7 @@ pub(crate) struct Folds([CachePadded<AtomicU64>; 4]);
 
 impl Folds {
     pub(crate) fn count(&self, cause: Cause) {
+        touch::line("folds", &self.0[cause as usize]);
         self.0[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -126,6 +128,7 @@ impl Candidates {
     /// takes pages from it, so it never holds more than about twice the pages that have logs.
     pub(crate) fn add(&self, page: PageId, has_log: HasLog<'_>) {
         let list = self.own_list();
+        touch::line("logged pages", list);
         let is_long = {
             let mut list = list.lock();
             list.push(page);

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, PageWord, Resource};
+use ferrite_pm::stage::{self, Stage};
 use ferrite_vfs::{
     BadArgument, Ctx, FsError, Outcome, Position, Result, SYSTEM, Unsupported, WriteMode, Written, posix,
 };
@@ -16,7 +17,6 @@ use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, lblks};
 use crate::format::log_entry::has_log;
-use crate::format::unit::Unit;
 use crate::page::append::{self, Part};
 use crate::page::scan;
 use crate::pool::core::{Core, map_error};
@@ -167,18 +167,21 @@ fn write_lone_part(
     if data.len() == PAGE || within + data.len() > PAGE {
         return Ok(false);
     }
-    let word = core.map.get(page);
+    let word = stage::within(Stage::Lookup, || core.map.get(page));
     if word.is_hole() || word.is_unwritten() {
         return Ok(false);
     }
     if has_log(word) {
         // The line of the newest entry is loaded while the inode's words are gathered.
-        core.region.prefetch(Unit::newest_of(word).offset());
+        scan::prefetch_newest(core, word);
     }
     tx.set_single_page();
     tx.put_changed_inode(ino, old, new);
     let appends = offset + data.len() as u64 > old.size();
     append::write_part(core, tx, page, word, (within, Part::Data(data)), appends)?;
+    if appends {
+        tx.expect_another();
+    }
     Ok(true)
 }
 
@@ -225,14 +228,16 @@ fn write_pages(
         tx.expect_few_blocks();
         let page = PageId::new(ino, Lblk::at(offset / BLOCK_BYTES));
         tx.stream_page(page, block, data);
-        let word = core.map.get(page);
+        let word = stage::within(Stage::Lookup, || core.map.get(page));
         return map_page(core, tx, page, inode, word, block);
     }
     while !rest.is_empty() {
         let first = Lblk::at(at / BLOCK_BYTES);
         let span = (at % BLOCK_BYTES) as usize + rest.len();
         let pages = span.div_ceil(PAGE).min(BATCH);
-        core.map.get_many(PageId::new(ino, first), &mut words[..pages], &cache);
+        stage::within(Stage::Lookup, || {
+            core.map.get_many(PageId::new(ino, first), &mut words[..pages], &cache);
+        });
         for (index, &word) in words[..pages].iter().enumerate() {
             let within = (at % BLOCK_BYTES) as usize;
             let (part, behind) = rest.split_at(rest.len().min(PAGE - within));
@@ -266,7 +271,7 @@ fn fill_page(
     let block = if reserved {
         word.page()
     } else {
-        core.map.alloc_page(tx, PageId::new(ino, lblk)).map_err(map_error)?
+        stage::within(Stage::Claim, || core.map.alloc_page(tx, PageId::new(ino, lblk))).map_err(map_error)?
     };
     if part.len() == PAGE {
         tx.stream_page(PageId::new(ino, lblk), block, part);
@@ -306,7 +311,7 @@ fn map_page(
         inode.set_blocks(inode.blocks() + 1);
         return Ok(());
     }
-    core.map.replace(tx, PageId::new(ino, lblk), new).map_err(map_error)?;
+    stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
     if word.page() != BlockNo::NONE && word.page() != block {
         tx.freed(Resource::Block(word.page()));
     }

@@ -83,7 +83,7 @@ mod tests {
     /// The bytes on the medium must not depend on a library's version or on the processor.
     #[test]
     fn the_sums_of_records_are_what_the_format_says() {
-        let bytes: Vec<u8> = (0..4096_u32).map(|n| (n * 7 >> 2) as u8).collect();
+        let bytes: Vec<u8> = (0..4096_u32).map(|n| ((n * 7) >> 2) as u8).collect();
         let reference = |data: &[u8]| {
             let reflected = POLYNOMIAL.reverse_bits();
             !data.iter().fold(u64::MAX, |crc, &byte| {

@@ -8,6 +8,7 @@
 use crate::cache::logged::Cause;
 use crate::format::log_entry::LOG_UNITS_MAX;
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
+use ferrite_pm::stage::{self, Stage};
 use ferrite_vfs::Result;
 
 use super::{block, scan};
@@ -87,7 +88,7 @@ pub(crate) fn write_part(
     appends: bool,
 ) -> Result<()> {
     let newest = match has_log(word) {
-        true => Some(scan::newest(core, page, word)?),
+        true => Some(stage::within(Stage::Lookup, || scan::newest(core, page, word))?),
         false => None,
     };
     let newest = newest.as_ref();
@@ -142,13 +143,14 @@ fn append(
             trailer.room = newest.trailer.room - units as u8;
             let unit = newest.unit.plus(units);
             let bytes = &mut buffer[..(units as usize) << 6];
-            trailer.encode(page, unit, part.data(), bytes);
+            stage::within(Stage::Checksum, || trailer.encode(page, unit, part.data(), bytes));
             tx.stream_log(newest.unit.end(), bytes);
             unit
         }
         _ => {
             let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
-            let Some(segment) = core.log_space.alloc(&core.alloc, (units + 1).max(grown)) else {
+            let claim = || core.log_space.alloc(&core.alloc, (units + 1).max(grown));
+            let Some(segment) = stage::within(Stage::Claim, claim) else {
                 return Ok(false);
             };
             tx.claimed(segment.header.segment());
@@ -161,13 +163,17 @@ fn append(
             };
             let unit = segment.header.plus(units);
             let bytes = &mut buffer[..(units as usize + 1) << 6];
-            header.encode(page, bytes);
-            trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
+            stage::within(Stage::Checksum, || {
+                header.encode(page, bytes);
+                trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
+            });
             match newest {
                 Some(newest) => {
                     tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
                 }
-                None => core.candidates.add(page, &|page| scan::page_has_log(core, page)),
+                None => stage::within(Stage::Books, || {
+                    core.candidates.add(page, &|page| scan::page_has_log(core, page));
+                }),
             }
             tx.stream_segment(segment.header.offset(), bytes);
             unit
@@ -175,9 +181,8 @@ fn append(
     };
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
-    core.map
-        .replace(tx, PageId::new(ino, lblk), PageWord::new(word.page(), unit.0))
-        .map_err(map_error)?;
+    let new = PageWord::new(word.page(), unit.0);
+    stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
     Ok(true)
 }
 
@@ -201,7 +206,9 @@ fn copy(
     // The copy gets a new checksum: damage that was not detected here would never be.
     match tx.is_bound() && !has_log(word) {
         true => block::read_bound(core, page, word, 0, &mut merged[..])?,
-        false => drop(scan::read(core, page, word, 0, &mut merged[..])?),
+        false => drop(stage::within(Stage::Copy, || {
+            scan::read(core, page, word, 0, &mut merged[..])
+        })?),
     }
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
@@ -209,9 +216,8 @@ fn copy(
     }
     let fresh = tx.alloc_block().map_err(map_error)?;
     tx.stream_last_page(page, fresh, &merged[..]);
-    core.map
-        .replace(tx, PageId::new(ino, lblk), PageWord::new(fresh, 0))
-        .map_err(map_error)?;
+    let new = PageWord::new(fresh, 0);
+    stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;
     if has_log(word) {

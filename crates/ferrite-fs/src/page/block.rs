@@ -9,6 +9,7 @@
 //! here.
 
 use ferrite_map::{BlockNo, PageId, PageWord, StoredWord};
+use ferrite_pm::LINE_BYTES;
 use ferrite_vfs::Result;
 
 use crate::format::checksum::crc32c;
@@ -42,6 +43,18 @@ pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize,
             core.region.prefetch(sum_offset);
             read_verified(core, page, block, from, part)
         }
+    }
+}
+
+/// Starts loading all of a page: its translation is as cold as its lines, and the hardware's own prefetching begins
+/// slowly. For who will copy the page, but has something else to wait for first.
+#[inline]
+pub(crate) fn prefetch_all(core: &Core, word: PageWord) {
+    if core.superblock.is_data_block(word.page()) {
+        let offset = core.superblock.block_offset(word.page());
+        (0..BLOCK_BYTES)
+            .step_by(LINE_BYTES as usize)
+            .for_each(|line| core.region.prefetch(offset + line));
     }
 }
 

@@ -8,6 +8,7 @@ use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
 use ferrite_map::{MapTx, PageId, PageWord};
 use ferrite_pm::Region;
+use ferrite_pm::stage::{self, Stage};
 use ferrite_vfs::Result;
 
 use crate::format::data_sum;
@@ -22,6 +23,9 @@ use crate::pool::core::Core;
 /// More entries than a log can have.
 const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
 
+/// A read of less gets few lines of the block, if any.
+const PREFETCH_BYTES_MIN: usize = 2048;
+
 /// The entry of a page that `unit` names.
 #[inline]
 fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: Unit) -> Result<Entry> {
@@ -30,6 +34,16 @@ fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: Un
         return Err(data_sum::damaged(page, what));
     }
     Entry::load(region, page, unit)
+}
+
+/// Starts loading the newest entry of a logged page.
+#[inline]
+pub(crate) fn prefetch_newest(core: &Core, word: PageWord) {
+    let unit = Unit::newest_of(word);
+    // A damaged word may name anything.
+    if core.superblock.is_data_block(unit.block()) {
+        core.region.prefetch(unit.offset());
+    }
 }
 
 /// The newest entry of a logged page.
@@ -152,11 +166,16 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
     if core.options.forward_scan {
         return read_forward(core, page, word, from, part);
     }
+    // The log is walked from miss to miss, and most of a long part is then copied from the block.
+    prefetch_newest(core, word);
+    if part.len() >= PREFETCH_BYTES_MIN {
+        block::prefetch_all(core, word);
+    }
     let mut gaps = Gaps::new(from as u16, (from + part.len()) as u16);
     let mut buffer = PageBuffer::take();
     let mut walked = 0;
     let verify_all = core.superblock.has_data_checksums();
-    entries(core.media(), page, word, &mut |entry| {
+    let mut visit = |entry: &Entry| {
         walked += 1;
         // A damaged trailer may claim the wrong range, and so cause entries that count to be skipped.
         if verify_all || gaps.touches(entry.span()) {
@@ -173,7 +192,8 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
             });
         }
         Ok(!gaps.is_empty())
-    })?;
+    };
+    stage::within(Stage::Lookup, || entries(core.media(), page, word, &mut visit))?;
     if verify_all && !gaps.is_empty() {
         block::read_block(core, page, word, 0, &mut buffer[..])?;
     }

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
+use ferrite_pm::stage::{self, Stage as Spent};
+use ferrite_pm::touch;
 use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
 
 use crate::cache::inodes::InodeMem;
@@ -28,6 +30,7 @@ use crate::pool::buffers::{Buffers, FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
+use crate::thread::thread_number;
 
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
@@ -61,6 +64,10 @@ pub(crate) struct Tx<'e> {
     is_no_change: bool,
     /// It changes a bound file: pages are copied whole.
     is_bound: bool,
+    /// The last line of the log units that it streams.
+    last_unit: u64,
+    /// The next operation will most likely look at that line.
+    is_repeated: bool,
     /// What it fills may be changed in place by others later, so its record must not vouch for that.
     is_unvouched: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
@@ -71,7 +78,7 @@ impl<'e> Tx<'e> {
     /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries. Must
     /// not be created while this thread has another transaction.
     pub(crate) fn new(core: &'e Core) -> Self {
-        let passage = core.map.gate().map(|gate| gate.pass());
+        let passage = stage::within(Spent::Lock, || core.map.gate().map(|gate| gate.pass()));
         Self::with_passage(core, passage)
     }
 
@@ -87,6 +94,8 @@ impl<'e> Tx<'e> {
             is_optional: false,
             is_no_change: false,
             is_bound: false,
+            last_unit: 0,
+            is_repeated: false,
             is_unvouched: false,
             _passage: passage,
         }
@@ -190,10 +199,11 @@ impl<'e> Tx<'e> {
     /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller
     /// holds the inode's lock.
     pub(crate) fn put_inode(&mut self, ino: Inum, new: &mut Inode) {
+        let _stage = stage::enter(Spent::Record);
         let offset = self.core.superblock.inode_offset(ino);
         let stored = self.core.region.words(offset, INODE_WORDS);
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
-        new.set_crc(new.checksum(ino));
+        new.set_crc(stage::within(Spent::Checksum, || new.checksum(ino)));
         for index in 0..INODE_WORDS {
             if differs(index, new) && index > 0 && planted(Flaw::InodeWithoutRecord) {
                 self.core.region.store(offset + index as u64 * 8, new.words[index]);
@@ -214,8 +224,9 @@ impl<'e> Tx<'e> {
         if old.words == new.words {
             return;
         }
+        let _stage = stage::enter(Spent::Record);
         let offset = self.core.superblock.inode_offset(ino);
-        new.set_crc(new.checksum(ino));
+        new.set_crc(stage::within(Spent::Checksum, || new.checksum(ino)));
         let mut changed = 0u32;
         for index in 0..INODE_WORDS {
             changed |= u32::from(old.words[index] != new.words[index]) << index;
@@ -241,8 +252,13 @@ impl<'e> Tx<'e> {
     fn enter(&mut self) -> Entered<'e> {
         match std::mem::replace(&mut self.stage, Stage::Gathering) {
             Stage::OnePage(entered) | Stage::FewBlocks(entered) => entered,
-            Stage::Gathering => self.core.journal.enter(),
+            Stage::Gathering => self.lock_ring(),
         }
+    }
+
+    fn lock_ring(&self) -> Entered<'e> {
+        touch::number("rings", thread_number() % u64::from(self.core.superblock.rings));
+        stage::within(Spent::Lock, || self.core.journal.enter())
     }
 
     /// Declares that the operation changes one page, in whichever way, that its log units or its block are the last
@@ -269,7 +285,9 @@ impl<'e> Tx<'e> {
             return self.stream_block(block, data);
         };
         self.fill(block, data);
-        let sum = data_sum::word(self.core.superblock.seed, page, crc32c(data));
+        let sum = stage::within(Spent::Checksum, || {
+            data_sum::word(self.core.superblock.seed, page, crc32c(data))
+        });
         self.buffers.record.set_word(offset, sum);
     }
 
@@ -304,7 +322,7 @@ impl<'e> Tx<'e> {
         let vouched = (self.core.data_in_checksum || few) && !self.is_unvouched;
         if few && planted(Flaw::TornPage) {
         } else if vouched {
-            let check = self.core.superblock.record_check().data(data);
+            let check = stage::within(Spent::Checksum, || self.core.superblock.record_check().data(data));
             self.buffers.record.add_data(offset, data.len() as u32, check);
         } else {
             self.needs_fence = true;
@@ -326,7 +344,14 @@ impl<'e> Tx<'e> {
         self.buffers.record.set_streamed_word(offset, 0);
     }
 
+    /// Declares that an operation like this one will follow: loads what this one has streamed past the cache once it is
+    /// durable, so that the next one does not wait for it.
+    pub(crate) fn expect_another(&mut self) {
+        self.is_repeated = true;
+    }
+
     fn stream_units(&mut self, offset: u64, bytes: &[u8], skip: usize) {
+        self.last_unit = offset + bytes.len() as u64 - LINE_BYTES;
         match self.stage {
             Stage::Gathering => self.buffers.staged.push(offset, bytes),
             Stage::OnePage(_) | Stage::FewBlocks(_) => self.core.region.stream(offset, bytes),
@@ -335,7 +360,7 @@ impl<'e> Tx<'e> {
             return;
         }
         let vouched = &bytes[skip..];
-        let check = self.core.superblock.record_check().data(vouched);
+        let check = stage::within(Spent::Checksum, || self.core.superblock.record_check().data(vouched));
         self.buffers
             .record
             .add_data(offset + skip as u64, vouched.len() as u32, check);
@@ -345,6 +370,7 @@ impl<'e> Tx<'e> {
     /// inode's [`crate::cache::spread::Spread`].
     #[inline]
     pub(crate) fn insert_page(&mut self, PageId { ino, lblk }: PageId, word: PageWord) -> Result<()> {
+        let _stage = stage::enter(Spent::Lookup);
         self.core
             .map
             .insert(self, PageId::new(ino, lblk), word)
@@ -389,6 +415,7 @@ impl<'e> Tx<'e> {
 
     /// Claims a free inode number.
     pub(crate) fn alloc_inode(&mut self) -> Result<Inum> {
+        let _stage = stage::enter(Spent::Claim);
         let ino = self.core.claim_inode().ok_or(FsError::NoSpace(SpaceOf::Inodes))?;
         self.buffers.claimed.push(Resource::Inode(ino));
         Ok(ino)
@@ -418,6 +445,7 @@ impl<'e> Tx<'e> {
     /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        let _stage = stage::enter(Spent::Record);
         if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
             // No fence comes between nodes and the record that links them, so it has their words.
             self.buffers.record_fresh_nodes();
@@ -450,8 +478,11 @@ impl<'e> Tx<'e> {
             let Buffers {
                 record, freed, staged, ..
             } = &mut *self.buffers;
-            let stream = || staged.stream(&self.core.region);
-            let announce = || inodes.iter().for_each(|inode| inode.begin_change());
+            let stream = || stage::within(Spent::Stream, || staged.stream(&self.core.region));
+            let announce = || {
+                stage::turn_to(Spent::Books);
+                inodes.iter().for_each(|inode| inode.begin_change());
+            };
             let committed = self
                 .core
                 .journal
@@ -479,6 +510,9 @@ impl<'e> Tx<'e> {
                             self.core.names.note_freed(slot, committed.seq);
                         }
                         self.core.release(resource);
+                    }
+                    if self.is_repeated {
+                        self.core.region.prefetch(self.last_unit);
                     }
                     if committed.crowded {
                         self.core.relieve()?;
@@ -552,6 +586,7 @@ impl MapTx for Tx<'_> {
     }
 
     fn claim_block(&mut self, block: BlockNo) -> bool {
+        let _stage = stage::enter(Spent::Claim);
         let token = self.core.alloc.claim(block, self.class);
         if let Some(token) = token {
             self.note_claim(block, token);
@@ -560,12 +595,14 @@ impl MapTx for Tx<'_> {
     }
 
     fn alloc_block(&mut self) -> std::result::Result<BlockNo, MapError> {
+        let _stage = stage::enter(Spent::Claim);
         let (block, token) = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
         self.note_claim(block, token);
         Ok(block)
     }
 
     fn alloc_run(&mut self) -> std::result::Result<BlockNo, MapError> {
+        let _stage = stage::enter(Spent::Claim);
         let (block, token) = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
         self.note_claim(block, token);
         Ok(block)

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use ferrite_map::BlockNo;
 use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_pm::touch;
 
 use crate::format::layout::Superblock;
 use crate::thread::thread_number;
@@ -28,6 +29,10 @@ const REGION_BITS: u64 = 8 * 512;
 const STRETCH_BITS: u64 = 64;
 /// Stretches examined before any free block will do.
 const STRETCHES: u64 = 1024;
+/// Bits of a word of the bitmap.
+const WORD_BITS: u64 = 64;
+/// How many blocks ahead are prefetched when many are released.
+const LOOK_AHEAD: usize = 12;
 /// A cursor that has not been used yet.
 const NOWHERE: u64 = u64::MAX;
 
@@ -90,7 +95,9 @@ impl BlockAlloc {
     }
 
     fn purse(&self) -> &AtomicI64 {
-        &self.local[thread_number() as usize % PURSES]
+        let purse = &self.local[thread_number() as usize % PURSES];
+        touch::line("purses", purse);
+        purse
     }
 
     fn take_token(&self, class: Class) -> Option<Token> {
@@ -115,6 +122,7 @@ impl BlockAlloc {
     /// Gets a batch from the global count, or else whatever is in other purses. Keeps all but the one token that the
     /// caller needs.
     fn refill(&self, purse: &AtomicI64) -> bool {
+        touch::line("tokens of all", &self.global);
         let mut got = take(&self.global, BATCH);
         if got == 0 {
             for other in &self.local {
@@ -131,14 +139,28 @@ impl BlockAlloc {
     }
 
     fn return_token(&self) {
-        if self.reserve_left.load(Ordering::Relaxed) < self.reserve_blocks {
+        self.return_tokens(1);
+    }
+
+    fn return_tokens(&self, mut count: i64) {
+        let missing = self.reserve_blocks - self.reserve_left.load(Ordering::Relaxed);
+        if missing > 0 {
             // A small overshoot by racing threads only makes the reserve slightly larger.
-            self.reserve_left.fetch_add(1, Ordering::Relaxed);
-            return;
+            touch::line("tokens of all", &self.reserve_left);
+            let to_reserve = missing.min(count);
+            self.reserve_left.fetch_add(to_reserve, Ordering::Relaxed);
+            count -= to_reserve;
+            if count == 0 {
+                return;
+            }
         }
         let purse = self.purse();
-        if purse.fetch_add(1, Ordering::Relaxed) >= 2 * BATCH && take(purse, BATCH) == BATCH {
-            self.global.fetch_add(BATCH, Ordering::Relaxed);
+        if purse.fetch_add(count, Ordering::Relaxed) >= 2 * BATCH {
+            let got = take(purse, count.max(BATCH));
+            if got > 0 {
+                touch::line("tokens of all", &self.global);
+                self.global.fetch_add(got, Ordering::Relaxed);
+            }
         }
     }
 
@@ -173,6 +195,7 @@ impl BlockAlloc {
             true => index + 1,
             false => self.leave_if_crowded(number, index + 1),
         };
+        touch::line("cursors", cursor);
         cursor.store(next, Ordering::Relaxed);
         if next < self.bitmap.len() {
             // Another thread may be returning blocks to the same line; the next claim should not wait for it.
@@ -250,6 +273,50 @@ impl BlockAlloc {
         was_used
     }
 
+    /// Gives blocks back that come in ascending order; calls `wrong` for each that was not in use. One atomic operation
+    /// for all blocks of a word, and one for their tokens.
+    pub(crate) fn release_sorted(&self, blocks: &[BlockNo], wrong: &mut dyn FnMut(BlockNo)) {
+        let word_of = |block: &BlockNo| self.index_of(*block).map(|index| index / WORD_BITS);
+        let (mut rest, mut tokens) = (blocks, 0);
+        while let Some(first) = rest.first() {
+            if let Some(ahead) = rest.get(LOOK_AHEAD) {
+                self.prefetch(*ahead);
+            }
+            let Some(word) = word_of(first) else {
+                wrong(*first);
+                rest = &rest[1..];
+                continue;
+            };
+            let len = rest.iter().take_while(|block| word_of(block) == Some(word)).count();
+            let (group, behind) = rest.split_at(len);
+            rest = behind;
+            let mut bits = 0;
+            for block in group {
+                let bit = 1 << (self.index_of(*block).unwrap_or(0) % WORD_BITS);
+                if bits & bit != 0 {
+                    wrong(*block);
+                }
+                bits |= bit;
+            }
+            let were_set = self.bitmap.release_of_word(word * WORD_BITS, bits);
+            let is_clear = |block: &&BlockNo| {
+                let index = self.index_of(**block).unwrap_or(0);
+                were_set >> (index % WORD_BITS) & 1 == 0
+            };
+            if were_set != bits {
+                group.iter().filter(is_clear).for_each(|block| wrong(*block));
+            }
+            // After the bits: who has a token finds a free bit. Not at the end: others may be waiting for space.
+            tokens += i64::from(were_set.count_ones());
+            if tokens >= BATCH {
+                self.return_tokens(std::mem::take(&mut tokens));
+            }
+        }
+        if tokens > 0 {
+            self.return_tokens(tokens);
+        }
+    }
+
     /// Free blocks, including the reserve. Exact only while nothing is being allocated.
     pub(crate) fn free(&self) -> u64 {
         let purses: i64 = self.local.iter().map(|purse| purse.load(Ordering::Relaxed)).sum();
@@ -277,4 +344,40 @@ fn take(count: &AtomicI64, want: i64) -> i64 {
         (got > 0).then_some(have - got)
     });
     got
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MkfsOptions;
+
+    /// Blocks of one word, of many, twice in a list, free ones and others' come back right, and so do their tokens.
+    #[test]
+    fn many_blocks_come_back_at_once() {
+        let superblock = Superblock::plan(64 << 20, &MkfsOptions::default(), 1, 0).unwrap();
+        let alloc = BlockAlloc::new(&superblock);
+        alloc.open();
+        let free = alloc.free();
+        let mut claimed: Vec<BlockNo> = std::iter::from_fn(|| alloc.claim_any(Class::Ordinary))
+            .map(|(block, _)| block)
+            .take(700)
+            .collect();
+        claimed.sort_unstable();
+        let mut wrong = Vec::new();
+        alloc.release_sorted(&claimed[..699], &mut |block| wrong.push(block));
+        assert!(wrong.is_empty(), "{wrong:?}");
+        assert_eq!(alloc.free(), free - 1);
+        // Below all, the last that is in use, the same again, and one that is free.
+        let (below, used, is_free) = (BlockNo::new(1), claimed[699], claimed[0]);
+        let mut list = vec![below, is_free, used, used];
+        list.sort_unstable();
+        alloc.release_sorted(&list, &mut |block| wrong.push(block));
+        wrong.sort_unstable();
+        let mut expected = vec![below, is_free, used];
+        expected.sort_unstable();
+        assert_eq!(wrong, expected);
+        assert_eq!(alloc.free(), free);
+        let again: usize = std::iter::from_fn(|| alloc.claim_any(Class::Replacing)).count();
+        assert_eq!(again as u64, free, "as many tokens as bits");
+    }
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
 use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource, StoredWord};
-use ferrite_pm::Region;
+use ferrite_pm::{Region, touch};
 use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::format::dentry;
@@ -225,7 +225,9 @@ impl NameTable {
 
     /// Notes that record `seq` cleared `slot`; before the slot is given back.
     pub(crate) fn note_freed(&self, slot: NameSlotNo, seq: u64) {
-        self.freed_seq[slot.index() % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
+        let freed = &self.freed_seq[slot.index() % SEQ_SHARDS];
+        touch::line("names freed", freed);
+        freed.fetch_max(seq, Ordering::Relaxed);
     }
 
     /// Returns a slot to the free map; false if it was not in use.
