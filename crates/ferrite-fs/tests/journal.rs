@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
 use ferrite_fs::layout::{CONTROL_MARK, encode_mark};
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, repair};
+use ferrite_fs::{Durability, Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, repair};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;
 use ferrite_vfs::{FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM, SetAttr};
@@ -27,10 +27,14 @@ fn options() -> MkfsOptions {
 
 /// What is durable of a pool when the machine stops after `work`.
 fn crashed(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
+    crashed_in(&quiet(), image, work)
+}
+
+fn crashed_in(options: &MountOptions, image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
     region.attach_recorder(Arc::clone(&recorder));
-    let engine = Engine::mount(region, &quiet()).unwrap();
+    let engine = Engine::mount(region, options).unwrap();
     work(&engine);
     let log = recorder.log();
     let mut cursor = log.cursor();
@@ -290,4 +294,63 @@ fn changes_stop_when_all_sequence_numbers_are_used_up() {
         .unwrap()
         .write_at(SYSTEM, 0, b"more");
     assert!(refused.is_err(), "not one number is left");
+}
+
+/// Where stores are held back, a crash may leave any of the records since a sync. One that a sync had made durable is
+/// told from those: by what comes after it.
+#[test]
+fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_took() {
+    let image = empty_pool(POOL_BYTES, &options());
+    let held = quiet().durability(Durability::OnSync);
+    let work = |syncs: &'static [usize]| {
+        move |engine: &Engine| {
+            for n in 0..6 {
+                make(engine, ROOT_INO, &format!("file{n}"));
+                if syncs.contains(&n) {
+                    engine.sync(SYSTEM).unwrap();
+                }
+            }
+        }
+    };
+    // All of them are in the file: who killed the process took nothing.
+    let killed = |syncs| {
+        let recorder = Recorder::new(image.clone());
+        let mut region = Region::from_image(&image).unwrap();
+        region.attach_recorder(Arc::clone(&recorder));
+        let engine = Engine::mount(region, &held).unwrap();
+        work(syncs)(&engine);
+        recorder.log().final_image()
+    };
+    let damaged = |image: &[u8], nth: usize| {
+        let superblock = identify(&Region::from_image(image).unwrap()).unwrap();
+        let places = &records(image, &superblock)[0];
+        assert!(places.len() >= 6, "{} records", places.len());
+        let mut image = image.to_vec();
+        image[places[nth].at + 20] ^= 1;
+        image
+    };
+    let synced = killed(&[1, 3]);
+    assert_eq!(findings(&synced), [""; 0]);
+    for (nth, is_told) in [(0, true), (3, true), (4, false), (5, false)] {
+        let image = damaged(&synced, nth);
+        let found = findings(&image);
+        assert_eq!(
+            found.iter().any(|what| what.contains("were durable")),
+            is_told,
+            "record {nth}: {found:?}"
+        );
+        let engine = mounted(&image);
+        for n in 0..6 {
+            let there = engine.lookup(SYSTEM, ROOT_INO, format!("file{n}").as_bytes()).is_ok();
+            assert_eq!(there, n < nth, "file {n} with record {nth} damaged");
+        }
+        assert_eq!(engine.info().damage.is_empty(), !is_told, "{:?}", engine.info().damage);
+    }
+    // Nobody asked for anything, so nothing that is lost was promised.
+    let unsynced = killed(&[]);
+    for nth in 0..6 {
+        assert_eq!(findings(&damaged(&unsynced, nth)), [""; 0], "record {nth}");
+    }
+    // The crash takes what it likes behind the last sync, and that is no damage.
+    assert_eq!(findings(&crashed_in(&held, &image, work(&[2]))), [""; 0]);
 }

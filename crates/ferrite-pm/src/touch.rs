@@ -1,7 +1,7 @@
 //! Which cache lines an operation writes that other threads can write as well.
 //!
-//! What lives here: notes, which all crates of the engine make where they store to such a line ([`line`]), and what a
-//! test does with them ([`begin`], [`end`]). Without the feature `stages` a note is empty and costs nothing.
+//! What lives here: notes, which all crates of the engine make where they store to such a line ([`line()`]), and what a
+//! test does with them (`begin`, `end`). Without the feature `stages` a note is empty and costs nothing.
 //!
 //! A line that two cores write in turn travels between them, some 50 to 100 ns each way. On a machine with few cores
 //! that cannot be timed, but it can be counted: threads run one after the other, and a line counts as shared if another

@@ -6,6 +6,7 @@
 //! then items, each a head word and its body:
 //!   words  offset | count << 48              count words to store at offset
 //!   data   offset | 1 << 63                  one word: check of the bytes | their length << 32
+//!   durable  sequence number | 1 << 63       one word: 0
 //! ```
 //!
 //! Invariants: the check depends on the pool's seed and the record's position, so that neither file content nor the
@@ -25,6 +26,8 @@ const COUNT_SHIFT: u32 = 48;
 const OFFSET_MASK: u64 = (1 << COUNT_SHIFT) - 1;
 const COUNT_MAX: u64 = (1 << 15) - 1;
 const HEADER_WORDS: usize = 2;
+/// What [`Record::set_durable`] adds.
+pub(crate) const DURABLE_WORDS: usize = 2;
 const LINE_WORDS: usize = 8;
 const LINK_SHIFT: u32 = 48;
 /// A link that names no number: the previous record was retired when this one was committed.
@@ -74,6 +77,8 @@ pub(crate) struct Record {
     open: usize,
     /// Length without padding.
     len: usize,
+    /// Index of the `durable` item's head word, 0 if there is none.
+    durable: usize,
     /// Offsets of items whose words reach the medium together with the record itself, so that only replay must set
     /// them.
     streamed: Vec<u64>,
@@ -98,6 +103,11 @@ pub(crate) enum Item<'a> {
         /// Their check.
         check: u32,
     },
+    /// When the record was streamed, every record up to that number was durable.
+    Durable {
+        /// Sequence number.
+        seq: u64,
+    },
 }
 
 impl Record {
@@ -107,6 +117,7 @@ impl Record {
             words: vec![0; HEADER_WORDS],
             open: 0,
             len: HEADER_WORDS,
+            durable: 0,
             streamed: Vec::new(),
         }
     }
@@ -116,6 +127,7 @@ impl Record {
         self.words.truncate(HEADER_WORDS);
         self.open = 0;
         self.len = HEADER_WORDS;
+        self.durable = 0;
         self.streamed.clear();
     }
 
@@ -170,11 +182,24 @@ impl Record {
 
     /// Adds the check ([`Check::data`]) of bytes that were already streamed to `offset`.
     pub(crate) fn add_data(&mut self, offset: u64, len_bytes: u32, check: u32) {
+        debug_assert!(len_bytes > 0);
         self.words.truncate(self.len);
         self.open = 0;
         self.words.push(offset | DATA);
         self.words.push(u64::from(check) | u64::from(len_bytes) << 32);
         self.len += 2;
+    }
+
+    /// Says that every record up to `seq` is durable; again if a commit is tried again.
+    pub(crate) fn set_durable(&mut self, seq: u64) {
+        if self.durable == 0 {
+            self.words.truncate(self.len);
+            self.open = 0;
+            self.durable = self.words.len();
+            self.words.extend([0; DURABLE_WORDS]);
+            self.len += DURABLE_WORDS;
+        }
+        self.words[self.durable] = seq | DATA;
     }
 
     /// Completes header and check; returns the bytes to store, padded to whole lines.
@@ -255,6 +280,9 @@ impl<'a> Iterator for Items<'a> {
         if head & DATA != 0 {
             let (&body, rest) = rest.split_first()?;
             self.words = rest;
+            if body == 0 {
+                return Some(Item::Durable { seq: offset });
+            }
             return Some(Item::Data {
                 offset,
                 len_bytes: (body >> 32) as u32,

@@ -37,7 +37,7 @@ use rustc_hash::FxHashSet;
 
 use crate::format::checksum::Check;
 use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
-use crate::format::record::{Item, Link, Record, WORDS_MAX};
+use crate::format::record::{DURABLE_WORDS, Item, Link, Record, WORDS_MAX};
 use crate::planted::{Flaw, planted};
 
 /// Why a commit did not happen. Nothing was changed.
@@ -208,8 +208,13 @@ impl Journal {
         }
     }
 
-    /// Longest record that a ring takes, in words.
+    /// Longest record that an operation may gather, in words.
     pub(crate) fn max_record_words(&self) -> usize {
+        self.max_words() - DURABLE_WORDS
+    }
+
+    /// Longest record that a ring takes, in words.
+    fn max_words(&self) -> usize {
         // Two must fit, so that one can be committed while the other waits for the mark.
         ((self.ring_bytes / 2 / 8) as usize).min(WORDS_MAX)
     }
@@ -251,8 +256,13 @@ impl Journal {
             FROZEN => return Err(CommitError::Frozen),
             _ => return Err(CommitError::Closed),
         }
+        if self.region.is_held() && self.check == Check::Apart {
+            // Where a crash may leave any of the records since a sync, this tells one that it took from one that was
+            // damaged.
+            record.set_durable(self.synced.load(Ordering::Acquire));
+        }
         // A longer one may find no room in an empty ring, depending on where its tail is, and wait forever.
-        if record.len_words() > self.max_record_words() {
+        if record.len_words() > self.max_words() {
             return Err(CommitError::TooLong);
         }
         let seq = self.next_seq(ring, min_seq).ok_or(CommitError::NumbersUsedUp)?;

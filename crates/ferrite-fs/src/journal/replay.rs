@@ -13,7 +13,9 @@
 //!
 //! A pool that was used with stores held back (`durability=fsync`) is different: any of the records since the last sync
 //! may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. What is
-//! replayed is the longest run of them from the mark on: a prefix of what was done. The rest is dropped.
+//! replayed is the longest run of them from the mark on: a prefix of what was done. The rest is dropped. Each record
+//! says up to which number all were durable when it was streamed; if the run ends before that, one was damaged, and
+//! operations that were durable are lost.
 
 use ferrite_map::BlockNo;
 use ferrite_pm::Region;
@@ -90,12 +92,11 @@ pub(crate) fn replay(
         scan_ring(region, superblock, ring, mark, &mut found);
     }
     let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
-    let mut lost = Vec::new();
-    if is_held(region) {
-        keep_prefix(region, superblock.record_check(), mark, &mut found);
-    } else {
-        lost = drop_dead(region, superblock.record_check(), mark, &mut found);
-    }
+    let check = superblock.record_check();
+    let lost = match is_held(region) {
+        true => keep_prefix(region, check, mark, &mut found),
+        false => drop_dead(region, check, mark, &mut found),
+    };
     let newest = match planted(Flaw::DeadRecordAbove) {
         true => found.iter().map(|record| record.seq).fold(mark, u64::max),
         false => newest,
@@ -160,8 +161,9 @@ fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -
     lost
 }
 
-/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead.
-fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) {
+/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Tells if that one
+/// was durable, according to a later one.
+fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
     found.retain(|record| record.ring == HELD_RING);
     found.sort_by_key(|record| record.seq);
     let mut before = None;
@@ -176,7 +178,23 @@ fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>)
         (follows || planted(Flaw::GapInPrefix)) && data_survived(region, check, record)
     };
     let kept = found.iter().take_while(follows).count();
+    let durable = found
+        .iter()
+        .flat_map(|record| items_of(&record.words))
+        .filter_map(|item| match item {
+            Item::Durable { seq } => Some(seq),
+            Item::Words { .. } | Item::Data { .. } => None,
+        });
+    let durable = durable.fold(mark, u64::max);
+    let last = found[..kept].last().map_or(mark, |record| record.seq);
     found.truncate(kept);
+    match last < durable {
+        true => vec![format!(
+            "a record behind number {last} is damaged, and a later one shows that all up to {durable} were durable: \
+             the changes of these, and all later ones, are lost"
+        )],
+        false => Vec::new(),
+    }
 }
 
 impl Found {
@@ -262,7 +280,7 @@ fn data_survived(region: &Region, how: Check, record: &Found) -> bool {
     let mut bytes = Vec::new();
     let mut items = 0;
     items_of(&record.words).all(|item| match item {
-        Item::Words { .. } => true,
+        Item::Words { .. } | Item::Durable { .. } => true,
         Item::Data { .. } if items > 0 && planted(Flaw::FirstDataOnly) => true,
         Item::Data {
             offset,
