@@ -17,7 +17,7 @@
 //! | 0 | 4 | `FLR1` |
 //! | 4 | 4 | length of the bytes |
 //! | 8 | 8 | who appended: a random number for each opened log |
-//! | 16 | 8 | its how manyeth append |
+//! | 16 | 8 | which of its appends this is |
 //! | 24 | 4 | CRC-32C of the id and the bytes |
 //! | 28 | 4 | CRC-32C of the id and the frame so far |
 //!
