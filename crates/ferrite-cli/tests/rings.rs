@@ -90,8 +90,9 @@ impl Load {
         });
     }
 
-    /// All threads end.
+    /// All threads end. One that comes back after the mount is gone would go on in the directory below.
     fn ends(self) {
+        self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
             within("a thread of the load", move || thread.join().unwrap());
         }
@@ -308,7 +309,6 @@ fn a_mount_can_be_unmounted_in_order_after_a_load() {
     let test = on_rings(&[]);
     let load = Load::start(&test.dir);
     fails(ferrite().arg("umount").arg(&test.dir), 1);
-    load.stop.store(true, Ordering::Relaxed);
     load.ends();
     test.finish();
 }
@@ -326,7 +326,6 @@ fn a_mount_of_a_server_works_on_rings() {
     assert!(said.contains("rings (io_uring)"), "{said}");
     let load = Load::start(&test.dir);
     asks_on_each_cpu(&test, "loaded");
-    load.stop.store(true, Ordering::Relaxed);
     load.ends();
     sh(
         &test.dir,
@@ -367,7 +366,6 @@ fn cpus_may_come_and_go() {
         })
     };
     until("the thread of the CPU is back on it", is_back);
-    load.stop.store(true, Ordering::Relaxed);
     load.ends();
     test.finish();
 }

@@ -161,8 +161,8 @@ fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -
     lost
 }
 
-/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Tells if that one
-/// was durable, according to a later one.
+/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Tells if that
+/// one was durable, according to a later one.
 fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
     found.retain(|record| record.ring == HELD_RING);
     found.sort_by_key(|record| record.seq);

@@ -14,11 +14,11 @@
 //! Decisions, with reasons:
 //! * The kernel takes rings once every CPU that there could ever be has one; until then all requests wait. So the rings
 //!   are made before the mount, and if one cannot be had, the kernel is not told that there will be any.
-//! * A queue has up to [`DEPTH_MAX`] slots of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but the
-//!   kernel gives a request that found no slot to the next one that is *answered*, not to one that is added. So where
-//!   others wait for a lock or a thaw, a request must find a slot when it is asked. That is 64 MiB of addresses for
-//!   each CPU; memory is had as it is touched, and the kernel takes the slot that came back last, so most stay empty.
-//!   Slots are added while some are away.
+//! * A queue has up to [`DEPTH_MAX`] slots of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but
+//!   the kernel gives a request that found no slot to the next one that is *answered*, not to one that is added. So
+//!   where others wait for a lock or a thaw, a request must find a slot when it is asked. That is 64 MiB of addresses
+//!   for each CPU; memory is had as it is touched, and the kernel takes the slot that came back last, so most stay
+//!   empty. Slots are added while some are away.
 //! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as the classic way.
 //! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
 
