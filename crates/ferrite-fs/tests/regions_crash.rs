@@ -294,6 +294,7 @@ fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
 }
 
 #[test]
+#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
 fn crashes_with_bound_files() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
     let first = std::env::var("FERRITE_SEED").map_or(1, |seed| seed.parse().unwrap());
@@ -317,6 +318,7 @@ fn crashes_with_bound_files() {
 
 /// Sealing is crashed as well: bound or sealed, and never with checksums that are wrong.
 #[test]
+#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
 fn crashes_while_a_file_is_sealed() {
     let empty = empty_pool(POOL_BYTES, &options(Mapping::default(), true));
     let recorder = Recorder::new(empty.clone());
@@ -362,6 +364,7 @@ fn crashes_while_a_file_is_sealed() {
 
 /// A bound file that a client keeps without a name over a restart: what an append left behind the end does not show.
 #[test]
+#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
 fn crashes_with_a_bound_file_that_has_no_name() {
     let empty = empty_pool(POOL_BYTES, &options(Mapping::default(), true));
     let recorder = Recorder::new(empty.clone());
