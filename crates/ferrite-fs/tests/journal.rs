@@ -346,6 +346,15 @@ fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_too
         }
         assert_eq!(engine.info().damage.is_empty(), !is_told, "{:?}", engine.info().damage);
     }
+    // Whoever opens it next, in whichever mode, finds the same.
+    let recorder = Recorder::new(damaged(&synced, 0));
+    for _ in 0..2 {
+        let mut region = Region::from_image(&recorder.log().final_image()).unwrap();
+        region.attach_recorder(Arc::clone(&recorder));
+        drop(Engine::mount(region, &quiet()).unwrap());
+        let found = findings(&recorder.log().final_image());
+        assert!(found.iter().any(|what| what.contains("were durable")), "{found:?}");
+    }
     // Nobody asked for anything, so nothing that is lost was promised.
     let unsynced = killed(&[]);
     for nth in 0..6 {

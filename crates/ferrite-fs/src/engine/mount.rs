@@ -94,7 +94,9 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses, ended));
     region.check()?;
     let replayed = recovered?;
-    if !options.read_only {
+    // As long as records are kept that cannot all be replayed, the next to open the pool must understand them alike.
+    let keeps_records = losses == Losses::Keep && !replayed.lost.is_empty();
+    if !options.read_only && !keeps_records {
         hold_stores(&mut region, &superblock, &options)?;
     }
     let region = Arc::new(region);
