@@ -23,6 +23,21 @@ import time
 LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "mount_basic", "ageing"]
 # These compare times, so nothing else runs at the same time.
 ALONE = ["recovery_time", "quick"]
+# These mount, and run once more in the classic way where the kernel offers FUSE over io_uring. With FERRITE_RINGS set,
+# nothing runs twice. `real_programs` takes minutes; `make soak` has it in the classic way.
+BOTH_WAYS = [
+    "mount_basic",
+    "posix_mount",
+    "mount_locks",
+    "loops_mount",
+    "full_device",
+    "habits",
+    "events",
+    "coherence",
+    "leased_mounts",
+    "administrator",
+]
+SWITCH = "/sys/module/fuse/parameters/enable_uring"
 # More than twice what the longest takes on a busy machine.
 LIMIT_S = 1800
 # What `--short` runs of the longest; None: nothing.
@@ -68,10 +83,27 @@ def waits_of(group):
     return "".join(lines)
 
 
+def rings_offered():
+    """Whether mounts can have rings, if need be after root has switched them on."""
+    try:
+        with open(SWITCH, "r+", encoding="utf-8") as switch:
+            if switch.read().strip() not in ("Y", "1"):
+                switch.write("1")
+        return True
+    except OSError:
+        try:
+            with open(SWITCH, encoding="utf-8") as switch:
+                return switch.read().strip() in ("Y", "1")
+        except OSError:
+            return False
+
+
 def run(program, is_short):
     """Runs one; returns whether all of its tests passed."""
-    name, folder, executable = program
+    name, folder, executable, *way = program
     environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
+    if way:
+        environment["FERRITE_RINGS"] = way[0]
     chosen = []
     if is_short:
         environment["FERRITE_SHORT"] = "1"
@@ -98,7 +130,8 @@ def run(program, is_short):
         seconds = time.monotonic() - began
         output.seek(0)
         with PRINTING:
-            print(f"== {os.path.basename(folder)}: {name} ({seconds:.0f} s)", flush=True)
+            title = " ".join([name, *(f"with rings={word}" for word in way)])
+            print(f"== {os.path.basename(folder)}: {title} ({seconds:.0f} s)", flush=True)
             sys.stdout.buffer.write(output.read())
             if waits:
                 print(f"\nFAILED: {name} hangs: it was ended after {LIMIT_S} s. Its threads:\n{waits}")
@@ -116,6 +149,8 @@ def main():
     todo = sorted(programs(arguments), key=lambda program: rank.get(program[0], len(LONGEST)))
     alone = [program for program in todo if program[0] in ALONE]
     todo = [program for program in todo if program[0] not in ALONE]
+    if not is_short and "FERRITE_RINGS" not in os.environ and rings_offered():
+        todo += [(*program, "off") for program in todo if program[0] in BOTH_WAYS]
     failed, choosing = [], threading.Lock()
 
     def lane():
@@ -134,8 +169,8 @@ def main():
         thread.join()
     failed += [program for program in alone if not run(program, is_short)]
     documented = is_short or subprocess.run(["cargo", "test", "--doc", *arguments], check=False).returncode == 0
-    for name, folder, _ in failed:
-        print(f"FAILED: cargo test -p {os.path.basename(folder)} ({name})")
+    for name, folder, _, *way in failed:
+        print(f"FAILED: cargo test -p {os.path.basename(folder)} ({' '.join([name, *way])})")
     if not documented:
         print("FAILED: cargo test --doc")
     sys.exit(1 if failed or not documented else 0)

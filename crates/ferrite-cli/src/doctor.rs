@@ -145,9 +145,7 @@ fn rings() -> Check {
     match ferrite_fuse::rings_offered() {
         Ok(()) => Check::new(NAME, true, State::Missing, "fuse.enable_uring is on", ""),
         Err((why, mend)) => {
-            let mend = format!(
-                "{mend} (for mounts with `-o rings=auto`, made from then on; a small request costs about half)"
-            );
+            let mend = format!("{mend} (for mounts that are made from then on; a small request costs about half)");
             Check::new(NAME, false, State::Missing, why, &mend)
         }
     }

@@ -130,6 +130,11 @@ fn a_mount_says_which_way_it_takes() {
     test.umount();
     test.mount(&["-o", "rings=off"]);
     assert_eq!(test.info()["requests"], "classic (/dev/fuse): rings=off");
+    if std::env::var_os("FERRITE_RINGS").is_none() {
+        test.umount();
+        test.mount(&[]);
+        assert_eq!(test.info()["requests"], way, "the default takes what the kernel offers");
+    }
     test.finish();
 }
 

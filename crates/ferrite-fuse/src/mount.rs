@@ -47,12 +47,12 @@ pub struct FuseOptions {
 /// Whether a mount uses FUSE over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rings {
-    /// If the kernel offers it.
+    /// If the kernel offers it, which an administrator has to switch on (`fuse.enable_uring`).
+    #[default]
     Auto,
     /// Without it there is no mount.
     On,
-    /// Requests are read from `/dev/fuse`. The default until every suite of mounts has run on rings.
-    #[default]
+    /// Requests are read from `/dev/fuse`.
     Off,
 }
 
