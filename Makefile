@@ -70,9 +70,10 @@ ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_wit
 soak: build
 	# A run of an hour should report all failures, not only the first one.
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb,ferrite-cli/nvme -- --nocapture
-	# In the classic way, if the kernel offers rings: by default mounts have them then.
-	FERRITE_RINGS=off FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb,nvme \
-		--test real_programs --test crash_kill --test nvme --test serve
+	# Both ways, if the kernel offers rings: by default mounts of memory have them, and mounts of devices and servers not.
+	for way in off on; do \
+		FERRITE_RINGS=$$way FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb,nvme \
+			--test real_programs --test crash_kill --test nvme --test serve --test leased_mounts || exit 1; done
 	# Every planted mistake on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	cargo test --release -p ferrite-crash --features planted --test remote mistakes -- --nocapture

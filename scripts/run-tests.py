@@ -24,7 +24,7 @@ LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs"
 # These compare times, so nothing else runs at the same time.
 ALONE = ["recovery_time", "quick"]
 # These mount, and run once more in the classic way where the kernel offers FUSE over io_uring. With FERRITE_RINGS set,
-# nothing runs twice. `real_programs` takes minutes; `make soak` has it in the classic way.
+# nothing runs twice. `real_programs` takes minutes; `make soak` has it both ways.
 BOTH_WAYS = [
     "mount_basic",
     "posix_mount",

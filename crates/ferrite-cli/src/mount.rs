@@ -55,8 +55,8 @@ Options for -o:
                        the log and to `ferrite info`
   log=FILE             as --log
   rings=on|off|auto    answer requests on the CPU where they are asked, over io_uring; auto: if the
-                       kernel offers it, see `ferrite doctor` [default: auto, or what the
-                       environment's FERRITE_RINGS says]
+                       kernel offers it, see `ferrite doctor`, and the pool is in memory [default:
+                       auto, or what the environment's FERRITE_RINGS says]
   threads=N            serve requests with N threads [default: one per CPU]; with rings: those that
                        wait for a device or a server [default: 8, or one per CPU]
   trace=FILE           record which parts of which files are written (no names, no content);

@@ -325,6 +325,10 @@ fn a_mount_of_a_server_works_on_rings() {
         return;
     }
     let test = TestPool::served("128M");
+    if std::env::var_os("FERRITE_RINGS").is_none() {
+        let said = ok(ferrite().arg("info").arg(&test.dir));
+        assert!(said.contains("classic (/dev/fuse): requests wait"), "{said}");
+    }
     test.umount();
     test.mount(&["-o", "rings=on"]);
     let said = ok(ferrite().arg("info").arg(&test.dir));

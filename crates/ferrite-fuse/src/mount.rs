@@ -47,7 +47,9 @@ pub struct FuseOptions {
 /// Whether a mount uses FUSE over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rings {
-    /// If the kernel offers it, which an administrator has to switch on (`fuse.enable_uring`).
+    /// If the kernel offers it, which an administrator has to switch on (`fuse.enable_uring`), and the engine never
+    /// waits for a device or a server: what waits does so on a thread of its own, and the way there and back takes
+    /// longer than the classic way.
     #[default]
     Auto,
     /// Without it there is no mount.
@@ -156,6 +158,9 @@ impl Unmounter {
     }
 }
 
+/// Why `auto` leaves rings alone.
+const WAITS: &str = "requests wait for a device or a server, for which that is faster";
+
 /// Mounts `fs` on directory `dir`. The kernel has answered when this returns.
 pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Result<Mounted, FuseError> {
     let wrong = |why: &str| FuseError::MountPoint {
@@ -174,6 +179,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     let classic = |why: String| mount_in(&fs, dir, options, Err(why));
     let offered = match options.rings {
         Rings::Off => return classic("rings=off".into()),
+        Rings::Auto if fs.limits().may_block => return classic(WAITS.into()),
         Rings::Auto | Rings::On => ring::rings_offered(),
     };
     let refused = match offered {
