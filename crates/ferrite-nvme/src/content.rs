@@ -176,7 +176,21 @@ impl Core {
         Ok(())
     }
 
+    /// Stores a mode with less rights, by a step of its own.
+    fn take_rights(&self, held: &Held, state: &mut State, change: &Node) -> Result<()> {
+        let mut node = held.present(state);
+        (node.mode, node.ctime, node.change) = (change.mode, change.ctime, change.change);
+        let mut step = self.own_step()?;
+        step.txn.put(&key::node(held.ino), &node.encode())?;
+        step.commit(|| Outcome::Done)?;
+        held.adopt(state, node);
+        Ok(())
+    }
+
     /// Changes content in a blob by `work`, which writes the metadata it is given, if any, in the same step.
+    ///
+    /// Content in place and its node are two steps. Rights that a change takes go first: after a crash between the two,
+    /// no file has the rights of what it held before.
     fn change_blob(
         &self,
         step: Step<'_>,
@@ -193,7 +207,10 @@ impl Core {
         if node.size > state.node.size {
             cut_to(&blob, state.node.size)?;
         }
-        if changes_mode || step.has_token() {
+        if changes_mode && !is_planted(Planted::RightsLast) {
+            self.take_rights(held, state, &node)?;
+        }
+        if step.has_token() || is_planted(Planted::RightsLast) && changes_mode {
             work(&blob, None)?;
             node.allocated_bytes = blob.allocated_bytes();
             let mut step = step;

@@ -26,6 +26,8 @@ pub enum Planted {
     ContentFirst,
     /// Content beside a node stays when the node goes, or has other content.
     ContentStays,
+    /// A write in place lets go of setuid and setgid after it, not before.
+    RightsLast,
 }
 
 /// All of them.
@@ -39,6 +41,7 @@ pub const ALL: &[Planted] = &[
     Planted::RecordStays,
     Planted::ContentFirst,
     Planted::ContentStays,
+    Planted::RightsLast,
 ];
 
 #[cfg(feature = "planted")]

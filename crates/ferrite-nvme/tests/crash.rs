@@ -2,8 +2,8 @@
 //!
 //! Everything the engine does is recorded: writes and flushes of each device, commits of the metadata store. An image
 //! has what had returned by some moment, and any part of what was under way or not durable. After opening it, the tree
-//! is that after the last operation that returned, or the one under way; the check finds nothing; and the pool works,
-//! and keeps what is done in it.
+//! is that after the last operation that returned, or the one under way, or a write under way has taken rights of its
+//! file and done nothing else; the check finds nothing; and the pool works, and keeps what is done in it.
 //!
 //! The metadata is in memory, of which a commit is one step, or in RocksDB on a device of its own, which is recorded as
 //! the data devices are.
@@ -18,12 +18,12 @@ use ferrite_meta::{Lock, MemoryStore, MetaStore, Transaction};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::apply::{Runner, Stamp};
 use ferrite_testkit::generate::{OpGenerator, Profile};
-use ferrite_testkit::ops::Op;
+use ferrite_testkit::ops::{Op, PAGE, Path, Target};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_testkit::snapshot::Snapshot;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Cred, FsError, OpenFlags, RenameMode, SYSTEM, Vfs};
+use ferrite_vfs::{Cred, FileKind, FsError, NewNode, OpenFlags, OpenMode, RenameMode, SYSTEM, SetAttr, Vfs};
 use parking_lot::Mutex;
 
 const DEVICES: usize = 2;
@@ -160,10 +160,29 @@ fn timeless(mut tree: Snapshot) -> Snapshot {
     tree
 }
 
+/// What there is when a write has taken rights, and not yet written: setuid and setgid go first. `None` if it takes
+/// none.
+fn without_rights(before: &Snapshot, after: &Snapshot) -> Option<Snapshot> {
+    let mut between = before.clone();
+    let mut takes = false;
+    for (path, node) in &mut between.0 {
+        if let Some(after) = after.0.get(path).filter(|after| after.attr.mode != node.attr.mode) {
+            node.attr.mode = after.attr.mode;
+            takes = true;
+        }
+    }
+    takes.then_some(between)
+}
+
 /// Steps that are atomic: short writes, no holes in the middle of pages.
 fn ops(profile: Profile, seed: u64) -> Vec<Op> {
     let mut generator = OpGenerator::new(profile, seed);
-    let mut ops = Vec::new();
+    // What chance hardly ever makes.
+    let mut ops = if seed % 4 == 2 {
+        writes_that_take_rights()
+    } else {
+        Vec::new()
+    };
     while ops.len() < STEPS {
         match generator.next_op() {
             Op::Write { on, offset, len, fill } => ops.push(Op::Write {
@@ -177,6 +196,47 @@ fn ops(profile: Profile, seed: u64) -> Vec<Op> {
         }
     }
     ops
+}
+
+/// Writes in place to a file with setuid and setgid, by somebody who takes them with that.
+fn writes_that_take_rights() -> Vec<Op> {
+    let path = || Path(vec![0]);
+    let write = |page: u64, fill| Op::Write {
+        on: Target::Slot(0),
+        offset: page * PAGE,
+        len: ATOMIC_BYTES,
+        fill,
+    };
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o777,
+        rdev: 0,
+    };
+    let (mode, privileged) = (OpenMode::read_write(), false);
+    let begin = [
+        Op::Mknod {
+            path: path(),
+            node,
+            user: 0,
+        },
+        Op::Open {
+            path: path(),
+            slot: 0,
+            mode,
+            privileged,
+        },
+        write(0, 1),
+        write(1, 2),
+    ];
+    let again = (3..7).flat_map(|fill| {
+        let set = SetAttr {
+            mode: Some(0o6777),
+            ..SetAttr::default()
+        };
+        let on = Target::At(path());
+        [Op::Setattr { on, set }, write(u64::from(fill % 2), fill)]
+    });
+    begin.into_iter().chain(again).collect()
 }
 
 /// From which length on files of a run have blobs.
@@ -373,8 +433,13 @@ fn check_image(run: &Run, cut: usize, rng: &mut Rng, what: &str) {
         Some(tree) => found.difference(tree, ["found", "after"]),
         None => before.clone(),
     };
-    if let (Some(before), Some(after)) = (before, after) {
-        let op = run.ops.get(returned);
+    let op = run.ops.get(returned);
+    let between = match (op, run.trees.get(returned + 1)) {
+        (Some(Op::Write { .. }), Some(after)) => without_rights(&run.trees[returned], after),
+        _ => None,
+    };
+    let is_between = between.is_some_and(|between| found.difference(&between, ["found", "between"]).is_none());
+    if let (Some(before), Some(after), false) = (before, after, is_between) {
         panic!("{what}, {op:?} under way:\nfound and before: {before}\nfound and after: {after}");
     }
     works(engine, &image, &found, what);
