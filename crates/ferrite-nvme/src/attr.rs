@@ -123,6 +123,7 @@ impl Core {
             let change = Change {
                 node,
                 changes_mode: false,
+                is_in_place: false,
                 room_bytes: size,
             };
             let outcome = || outcome(Attr { change: 0, ..attr });

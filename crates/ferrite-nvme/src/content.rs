@@ -128,6 +128,8 @@ pub(crate) struct Change {
     pub(crate) node: Node,
     /// The mode changes, which the blob does not know.
     pub(crate) changes_mode: bool,
+    /// It overwrites content that there is.
+    pub(crate) is_in_place: bool,
     /// What a blob must have room for, if the file has none yet.
     pub(crate) room_bytes: u64,
 }
@@ -158,6 +160,7 @@ impl Core {
         }
         Change {
             changes_mode: node.mode != state.node.mode,
+            is_in_place: false,
             room_bytes: 0,
             node,
         }
@@ -189,8 +192,8 @@ impl Core {
 
     /// Changes content in a blob by `work`, which writes the metadata it is given, if any, in the same step.
     ///
-    /// Content in place and its node are two steps. Rights that a change takes go first: after a crash between the two,
-    /// no file has the rights of what it held before.
+    /// Content in place and its node are two steps. Rights that such a change takes go first: after a crash between the
+    /// two, no file has the rights of what it held before. What lies behind the end is seen with the node.
     fn change_blob(
         &self,
         step: Step<'_>,
@@ -201,16 +204,20 @@ impl Core {
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
         let Change {
-            mut node, changes_mode, ..
+            mut node,
+            changes_mode,
+            is_in_place,
+            ..
         } = change;
         let blob = self.content(held.ino, state)?.clone();
         if node.size > state.node.size {
             cut_to(&blob, state.node.size)?;
         }
-        if changes_mode && !is_planted(Planted::RightsLast) {
+        let rights_first = changes_mode && is_in_place && !is_planted(Planted::RightsLast);
+        if rights_first {
             self.take_rights(held, state, &node)?;
         }
-        if step.has_token() || is_planted(Planted::RightsLast) && changes_mode {
+        if step.has_token() || changes_mode && !rights_first {
             work(&blob, None)?;
             node.allocated_bytes = blob.allocated_bytes();
             let mut step = step;
@@ -332,7 +339,7 @@ impl Core {
         let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
         let size = state.node.size.max(end);
         let mut change = self.change_of(ctx, held, &state, mode.kill_priv, size);
-        change.room_bytes = data.len() as u64;
+        (change.room_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
         match &state.node.content {
             Content::Inline(_) | Content::Beside(_) if self.is_small(end.max(state.node.content.small_bytes())) => {
                 let (from, to) = (offset as usize, end as usize);
@@ -387,6 +394,7 @@ impl Core {
         if mode != FallocateMode::PunchHole {
             change.room_bytes = len;
         }
+        change.is_in_place = !matches!(mode, FallocateMode::Allocate { .. });
         let work = |blob: &Blob, tail: Option<&[u8]>| match mode {
             FallocateMode::PunchHole => blob.punch(offset, len, tail),
             FallocateMode::Allocate { .. } => blob.reserve(offset, len, tail),
