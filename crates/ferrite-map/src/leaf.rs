@@ -20,6 +20,7 @@
 //! * Lookups retry when entries moved meanwhile ([`Gate::steady`]); all they touch lies within the area.
 
 mod lookup;
+mod runs;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::load;
 use crate::{
-    Astray, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord,
-    Resource, SlotNo, Slots, StoredWord, TransCache,
+    Astray, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange,
+    PageWord, Resource, SlotNo, Slots, StoredWord, TransCache,
 };
 
 /// Pages of a chunk.
@@ -580,6 +581,10 @@ impl FileMap for Leaf {
             found
         });
         let _ = found.into_iter().all(within);
+    }
+
+    fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
+        runs::walk(self, ino, PageRange::new(u64::from(first), end.min(1 << 32)), visit);
     }
 
     fn walk_worth(&self) -> Option<u64> {

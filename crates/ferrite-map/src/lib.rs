@@ -18,6 +18,7 @@ pub mod cuckoo;
 pub mod extent;
 mod fresh;
 pub mod gate;
+mod gather;
 mod geometry;
 pub mod hashfs;
 pub mod leaf;

@@ -52,6 +52,7 @@ use crate::{
 
 mod check;
 mod cursor;
+mod runs;
 
 use check::Check;
 
@@ -636,6 +637,13 @@ impl FileMap for Radix {
         let range = PageRange::new(u64::from(first), end.min(LBLK_END));
         if !range.is_empty() {
             self.walk(ino, range, &mut self.bounded(), visit);
+        }
+    }
+
+    fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
+        let range = PageRange::new(u64::from(first), end.min(LBLK_END));
+        if !range.is_empty() {
+            runs::walk(self, ino, range, visit);
         }
     }
 

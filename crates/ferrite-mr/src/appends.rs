@@ -32,6 +32,8 @@ struct Queue {
     done: HashMap<u64, Result<u64>>,
     /// A thread is appending.
     is_busy: bool,
+    /// Threads that wait for a change. To tell nobody is a system call, too.
+    sleepers: usize,
 }
 
 /// Ends the turn of a thread also if the engine panics: others would wait forever.
@@ -49,8 +51,11 @@ impl Drop for Turn<'_> {
                 .done
                 .insert(ticket, Err(FsError::Io("an append was interrupted".into())));
         }
+        let is_awaited = queue.sleepers > 0;
         drop(queue);
-        self.appends.changed.notify_all();
+        if is_awaited {
+            self.appends.changed.notify_all();
+        }
     }
 }
 
@@ -82,7 +87,9 @@ impl Appends {
                 return result;
             }
             if queue.is_busy {
+                queue.sleepers += 1;
                 queue = wait(&self.changed, queue);
+                queue.sleepers -= 1;
                 continue;
             }
             queue.is_busy = true;

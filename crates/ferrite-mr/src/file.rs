@@ -46,7 +46,8 @@ pub(crate) struct State {
     pages: RangeMtt,
     /// Holes, as runs that lie where they are in the file: neighbours then become one.
     holes: RangeMtt,
-    size: u64,
+    /// Grows beside guards: bytes behind the end have their place before.
+    size: AtomicU64,
     epoch: u64,
     region: Option<Arc<dyn Region>>,
     has_ended: bool,
@@ -66,7 +67,8 @@ impl State {
 
     /// Whether `len_bytes` bytes at `at` are in the file.
     pub(crate) fn has(&self, at: u64, len_bytes: u64) -> bool {
-        at.checked_add(len_bytes).is_some_and(|end| end <= self.size)
+        at.checked_add(len_bytes)
+            .is_some_and(|end| end <= self.size.load(Ordering::SeqCst))
     }
 
     /// Moves when what was known is void.
@@ -264,7 +266,7 @@ impl FileMr {
 
     /// Its size.
     pub(crate) fn size(&self) -> u64 {
-        shared(&self.state).size
+        shared(&self.state).size.load(Ordering::SeqCst)
     }
 
     /// What is known of it.
@@ -274,7 +276,7 @@ impl FileMr {
         by_thread.iter().for_each(|counts| total += *counts);
         let state = shared(&self.state);
         FileStatus {
-            size: state.size,
+            size: state.size.load(Ordering::SeqCst),
             ranges: state.pages.len() as u64,
             holes: state.holes.len() as u64,
             revocations: self.revocations.load(Ordering::SeqCst),
@@ -325,7 +327,13 @@ impl Adapter for FileMr {
     }
 
     fn resize(&self, size: u64) {
-        alone(&self.state).size = size;
+        let state = shared(&self.state);
+        if size >= state.size.load(Ordering::SeqCst) {
+            return state.size.store(size, Ordering::SeqCst);
+        }
+        drop(state);
+        // Who has a guard may be behind the new end.
+        alone(&self.state).size.store(size, Ordering::SeqCst);
     }
 
     fn attributes_changed(&self, attr: &Attr) {

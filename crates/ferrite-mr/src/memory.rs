@@ -9,12 +9,12 @@
 //! * A call of the engine is made without a guard. Those for pages, which may take long, are made by other threads.
 //! * Each message that was given room gives it back: when it is written, abandoned, or the memory goes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
 use ferrite_vfs::regions::{Access, REGION_PAGE_BYTES, Region};
+use rustc_hash::FxHashMap;
 
 use crate::faults::Wanted;
 use crate::file::{Place, State};
@@ -57,6 +57,12 @@ impl Bytes {
         (self.at + self.len_bytes).div_ceil(REGION_PAGE_BYTES)
     }
 
+    /// Whether its first packet finds out itself what [`prepare`] would. Most are that short, and to look twice is a
+    /// good part of what such a packet costs.
+    fn is_short(&self) -> bool {
+        self.len_bytes <= REGION_PAGE_BYTES
+    }
+
     /// Pages from `page` on that are worth asking for, `self` being all of a message.
     fn wanted(&self, page: u64) -> Result<Wanted, Fault> {
         let end = self.end_page().min(page + AHEAD_PAGES);
@@ -79,7 +85,7 @@ pub struct FileMemory {
     room: Arc<Room>,
     grants: Grants,
     /// Room that messages hold.
-    held: HashMap<(Qpn, u64), u64>,
+    held: FxHashMap<(Qpn, u64), u64>,
     pieces: Vec<Piece>,
 }
 
@@ -88,7 +94,7 @@ impl FileMemory {
         FileMemory {
             room,
             grants: Grants::new(),
-            held: HashMap::new(),
+            held: FxHashMap::default(),
             pieces: Vec::new(),
         }
     }
@@ -157,7 +163,10 @@ fn access<T>(
     let early = planted(Flaw::GuardBeforeFence).then(|| file.region()).flatten();
     let guard = file.guard(&found.grant.key)?;
     let region = guard.region()?;
-    if !guard.state().has(bytes.at, bytes.len_bytes) {
+    // Nobody has looked yet whether all of a short message is in the file.
+    let is_first = bytes.access == Access::Write && all.is_short() && bytes.at == all.at;
+    let in_file = if is_first { all } else { bytes };
+    if !guard.state().has(in_file.at, in_file.len_bytes) {
         return Err(Fault::Access);
     }
     match translate(found, guard.state(), &bytes, pieces)? {
@@ -277,6 +286,9 @@ impl Memory for FileMemory {
             let is_atomic = found.grant.key.holder.rights.atomic_writes;
             if is_append {
                 return Ok(Delivery::Whole);
+            }
+            if !is_atomic && all.is_short() {
+                return Ok(Delivery::Parts);
             }
             if !is_atomic {
                 return prepare(room, found, &all).map(|()| Delivery::Parts);

@@ -67,7 +67,9 @@ impl RangeCache {
             }
             let block = block_of(page, class);
             let is_it = |entry: &Entry| entry.region == region && entry.class == class && entry.placed.contains(page);
-            for block in [Some(block), block.checked_sub(1)].into_iter().flatten() {
+            // A run of one page goes into no other block.
+            let before = block.checked_sub(1).filter(|_| class > 0);
+            for block in [Some(block), before].into_iter().flatten() {
                 if let Some(found) = self.sets.find(set_of(region, class, block), is_it) {
                     self.counters.hits += 1;
                     return Some(found.placed);

@@ -76,6 +76,17 @@ fn nothing_beyond_the_end_is_touched() {
         assert_eq!(result, Err(Fault::Access), "{at}");
         assert_eq!(memory.compare_swap(1, key, at, 0, 1), Err(Fault::Access), "{at}");
     }
+    // A message that leaves the file only with its last packet.
+    let leaving = message(1, key, 9_000, 1_001);
+    let first = ferrite_roce::memory::Part {
+        offset_bytes: 0,
+        data: &[9; 256],
+        is_last: false,
+        immediate: None,
+    };
+    assert_eq!(memory.begin(&leaving), Ok(Delivery::Parts));
+    assert_eq!(memory.write(&leaving, &first), Err(Fault::Access));
+    assert_eq!(stage.file.read(9_000, 1_000), pattern(1, 1_000));
     // The end moves in the middle of a message, both ways.
     let begun = message(1, key, 0, 9_999);
     memory.may_read(&begun).unwrap();
@@ -221,7 +232,7 @@ fn a_frozen_engine_puts_packets_off() {
     let served = || stage.file.faults.load(SeqCst);
     stage.file.forget();
     stage.file.is_frozen.store(true, SeqCst);
-    let begun = message(1, stage.key, 0, 8);
+    let begun = message(1, stage.key, 0, 2 * PAGE);
     while served() < 5 {
         assert!(matches!(memory.begin(&begun), Err(Fault::NotReady { .. })));
         assert!(matches!(memory.may_read(&begun), Err(Fault::NotReady { .. })));
@@ -240,7 +251,7 @@ fn a_packet_that_is_put_off_has_done_nothing() {
     write(memory, 1, stage.key, 0, &pattern(1, PAGE)).unwrap();
     stage.file.forget();
     let before = read(memory, 1, stage.key, 0, PAGE).unwrap();
-    let begun = message(1, stage.key, PAGE as u64 - 8, 16);
+    let begun = message(1, stage.key, PAGE as u64 - 8, PAGE + 16);
     let served = stage.file.faults.load(SeqCst);
     assert_eq!(memory.begin(&begun), Ok(Delivery::Parts));
     // The second page was asked for ahead.

@@ -98,6 +98,54 @@ fn tables_agree_with_a_map() {
     });
 }
 
+/// Tables of many short runs, which are filled and emptied again.
+#[test]
+fn large_tables_agree_with_a_map() {
+    const LARGE: u64 = 10_000;
+    with_seeds(5, |seed| {
+        let random = &mut Rng::new(seed);
+        let (mut table, mut model) = (RangeMtt::new(), BTreeMap::new());
+        let mut longest = 0;
+        for step in 0..20_000 {
+            let is_filled = step / 5_000 % 2 == 0;
+            let most = if random.chance(1) { LARGE / 4 } else { 3 };
+            let len = 1 + random.below(most);
+            let at = random.below(LARGE - len) as u32;
+            let len = len.min(if is_filled { 3 } else { LARGE }) as u32;
+            if random.chance(if is_filled { 80 } else { 20 }) {
+                let page = if random.chance(20) {
+                    at
+                } else {
+                    random.below(1 << 20) as u32
+                };
+                let known = model.range(at..at + len).count() as u32;
+                assert_eq!(table.insert(at, Run { page, pages: len }), Ok(known));
+                model.extend((at..at + len).zip(page..));
+            } else {
+                let before = model.len();
+                model.retain(|page, _| !(at..at + len).contains(page));
+                assert_eq!(table.remove(at, len) as usize, before - model.len());
+            }
+            longest = longest.max(table.len());
+            if step % 500 == 0 {
+                check_shape(&table);
+                let pages = table.iter().flat_map(|placed| {
+                    let pages = placed.run.pages;
+                    (placed.at..placed.end()).zip(placed.run.page..placed.run.page + pages)
+                });
+                assert!(pages.eq(model.iter().map(|(&at, &page)| (at, page))), "step {step}");
+                for page in 0..LARGE as u32 + 10 {
+                    let found = table.lookup(page).map(|placed| placed.run.page + (page - placed.at));
+                    assert_eq!(found, model.get(&page).copied(), "page {page}, step {step}");
+                }
+            }
+        }
+        assert!(longest > 1_000, "{longest} runs are few");
+        table.remove(0, u32::MAX);
+        assert!(table.is_empty() && table.iter().next().is_none());
+    });
+}
+
 /// Changes and lookups of several regions, with the caches between.
 #[test]
 fn caches_never_give_what_was_removed() {

@@ -17,6 +17,9 @@ use ferrite_roce::wire::icrc::Flow;
 
 /// Datagrams in one call, at most.
 pub(crate) const BATCH: usize = 32;
+/// In a call that is expected to find or send few: what describes a datagram to the kernel is cleared for each call,
+/// and for a whole batch that takes longer than a call that finds nothing.
+const FEW: usize = 2;
 /// Room for a datagram: a path MTU of 4096, all headers, and some more, so that what is too long is seen.
 const ROOM_BYTES: usize = 4096 + 256;
 /// Words of room for what comes beside a datagram: the larger kind of `pktinfo`, with its head.
@@ -31,6 +34,8 @@ pub(crate) struct Inbox {
     room: Vec<u8>,
     /// Of each datagram: who sent it, to which address if that is told, its length.
     got: Vec<(SocketAddr, Option<IpAddr>, usize)>,
+    /// The last call found at least [`FEW`].
+    was_full: bool,
 }
 
 impl Inbox {
@@ -38,20 +43,29 @@ impl Inbox {
         Inbox {
             room: vec![0; BATCH * ROOM_BYTES],
             got: Vec::with_capacity(BATCH),
+            was_full: false,
         }
     }
 
-    /// Takes what has arrived, without waiting; gives how many. What was there before is gone. Those that were too long
-    /// or of no known family are left out.
+    /// Takes what has arrived, without waiting; gives how many. There may be more. What was there before is gone. Those
+    /// that were too long or of no known family are left out.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        match self.was_full {
+            true => self.receive_up_to::<BATCH>(socket),
+            false => self.receive_up_to::<FEW>(socket),
+        }
+    }
+
+    fn receive_up_to<const N: usize>(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.got.clear();
+        self.was_full = false;
         // SAFETY: all fields of these are integers and pointers, for which zeros are values.
-        let mut headers: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+        let mut headers: [libc::mmsghdr; N] = unsafe { zeroed() };
         // SAFETY: as above.
-        let mut rooms: [libc::iovec; BATCH] = unsafe { zeroed() };
-        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCH];
-        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
-        for (index, room) in self.room.chunks_exact_mut(ROOM_BYTES).enumerate() {
+        let mut rooms: [libc::iovec; N] = unsafe { zeroed() };
+        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; N];
+        let mut controls = [[0_u64; CONTROL_WORDS]; N];
+        for (index, room) in self.room.chunks_exact_mut(ROOM_BYTES).enumerate().take(N) {
             rooms[index].iov_base = room.as_mut_ptr().cast();
             rooms[index].iov_len = ROOM_BYTES;
             let header = &mut headers[index].msg_hdr;
@@ -67,7 +81,7 @@ impl Inbox {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                BATCH as u32,
+                N as u32,
                 libc::MSG_DONTWAIT,
                 ptr::null_mut(),
             )
@@ -79,6 +93,7 @@ impl Inbox {
                 _ => Err(error),
             };
         }
+        self.was_full = count as usize >= FEW;
         for (index, header) in headers.iter().take(count as usize).enumerate() {
             let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             let source = address_of(&names[index]);
@@ -190,17 +205,29 @@ impl Outbox {
     /// # Errors
     /// Of the next datagram, which is gone.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, names_source: bool, is_connected: bool) -> io::Result<usize> {
-        let count = self.flows.len() - self.sent;
-        if count == 0 {
-            self.clear();
-            return Ok(0);
+        match self.flows.len() - self.sent {
+            0 => {
+                self.clear();
+                Ok(0)
+            }
+            1..=FEW => self.send_up_to::<FEW>(socket, names_source, is_connected),
+            _ => self.send_up_to::<BATCH>(socket, names_source, is_connected),
         }
+    }
+
+    fn send_up_to<const N: usize>(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        names_source: bool,
+        is_connected: bool,
+    ) -> io::Result<usize> {
         // SAFETY: all fields of these are integers and pointers, for which zeros are values.
-        let mut headers: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+        let mut headers: [libc::mmsghdr; N] = unsafe { zeroed() };
         // SAFETY: as above.
-        let mut bytes: [libc::iovec; BATCH] = unsafe { zeroed() };
-        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCH];
-        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
+        let mut bytes: [libc::iovec; N] = unsafe { zeroed() };
+        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; N];
+        let mut controls = [[0_u64; CONTROL_WORDS]; N];
+        let count = (self.flows.len() - self.sent).min(N);
         for index in 0..count {
             let flow = &self.flows[self.sent + index];
             let datagram = &self.datagrams[self.sent + index];

@@ -97,7 +97,7 @@ impl Mailbox {
 
     /// What has come, in its order.
     pub(crate) fn take(&self) -> Vec<Command> {
-        if !self.has_some.swap(false, Ordering::AcqRel) {
+        if !self.has_some() || !self.has_some.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);

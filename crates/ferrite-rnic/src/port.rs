@@ -13,6 +13,8 @@ use crate::batch::{self, Inbox, Outbox};
 
 /// What is asked for as buffers of a socket; the kernel gives less where it is told to.
 const SOCKET_BYTES: usize = 4 << 20;
+/// Looks in a row of who waits: what comes while it does something else is seen later.
+const LOOKS: usize = 4;
 
 /// Counted at a socket.
 #[derive(Debug, Clone, Copy, Default)]
@@ -140,6 +142,16 @@ impl Port {
                 Err(error) => self.note(&error),
             }
         }
+        self.arrived > 0
+    }
+
+    /// The same several times, until there is something.
+    pub(crate) fn look_a_while(&mut self) -> bool {
+        (0..LOOKS).any(|_| self.look())
+    }
+
+    /// Whether something was seen, and not yet taken.
+    pub(crate) fn has_arrived(&self) -> bool {
         self.arrived > 0
     }
 

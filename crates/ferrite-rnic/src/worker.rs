@@ -285,7 +285,8 @@ impl<M: Memory> Worker<M> {
         let ports = &mut self.ports;
         self.spin.wait(
             || {
-                let has_come = ports.iter_mut().filter_map(|port| port.look().then_some(())).count() > 0;
+                let seen = ports.iter_mut().filter_map(|port| port.look_a_while().then_some(()));
+                let has_come = seen.count() > 0;
                 (has_come || mailbox.has_some() || is_due()).then_some(())
             },
             || {

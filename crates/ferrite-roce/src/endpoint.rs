@@ -11,8 +11,10 @@
 //! * If either half of a queue pair breaks, the whole does: nothing is executed or sent any more but the NAK that broke
 //!   it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+
+use rustc_hash::FxHashMap;
 
 use crate::memory::Memory;
 use crate::requester::{Completion, PostError, Request, Requester};
@@ -134,7 +136,8 @@ impl QueuePair {
 #[derive(Debug)]
 pub struct Endpoint {
     ids: Ids,
-    table: HashMap<Qpn, QueuePair>,
+    /// By numbers that we give, so nobody else chooses what shares a place.
+    table: FxHashMap<Qpn, QueuePair>,
     next_qpn: Qpn,
     ready: VecDeque<Qpn>,
     timers: BTreeSet<(u64, Qpn)>,
@@ -149,7 +152,7 @@ impl Endpoint {
     pub fn new(ids: Ids, seed: u32) -> Endpoint {
         Endpoint {
             ids,
-            table: HashMap::new(),
+            table: FxHashMap::default(),
             next_qpn: (seed & QPN_MASK).max(QPN_FIRST),
             ready: VecDeque::new(),
             timers: BTreeSet::new(),

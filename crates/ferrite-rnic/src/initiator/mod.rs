@@ -11,7 +11,6 @@
 
 mod verbs;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,6 +24,7 @@ use ferrite_roce::responder;
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::Ids;
 use ferrite_roce::wire::{Psn, Qpn};
+use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::clock::Clock;
@@ -138,7 +138,7 @@ pub struct Initiator {
     clock: Clock,
     spin: Spin,
     next: u64,
-    done: HashMap<u64, Result<Outcome, Failure>>,
+    done: FxHashMap<u64, Result<Outcome, Failure>>,
     datagram: Vec<u8>,
 }
 
@@ -178,7 +178,7 @@ impl Initiator {
             spin: Spin::new(options.spin),
             options,
             next: 0,
-            done: HashMap::new(),
+            done: FxHashMap::default(),
             datagram: Vec::new(),
         })
     }
@@ -316,6 +316,9 @@ impl Initiator {
         self.sleep(deadline);
         if self.port.refusals() >= REFUSALS {
             self.close();
+        } else if self.port.has_arrived() && self.receive() {
+            // Who waits for this need not wait for a turn more.
+            self.transmit();
         }
         Ok(())
     }
@@ -331,7 +334,7 @@ impl Initiator {
         self.spin.wait(
             || {
                 let is_due = timeout_ns.is_some_and(|at_ns| clock.now_ns() >= at_ns);
-                (port.look() || is_due).then_some(())
+                (port.look_a_while() || is_due).then_some(())
             },
             || {
                 let until_timer = timeout_ns.map(|at_ns| at_ns.saturating_sub(clock.now_ns()));
