@@ -22,6 +22,8 @@ use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
 use support::{Ends, Files, KEY};
 
 const SERVICE: u16 = 7_471;
+/// Where the packets of the server shall begin.
+const PSN_OF_SERVER: u32 = 100;
 
 /// An address of loopback that no other test has, also of other runs at the same time.
 fn address(index: u8) -> SocketAddr {
@@ -76,7 +78,7 @@ impl Client {
         };
         let offer = Offer {
             qpn: self.qpn,
-            psn: Psn::new(100),
+            psn: Psn::new(PSN_OF_SERVER),
             responder_resources: 4,
             initiator_depth: 4,
             rnr_retry_count: 7,
@@ -132,8 +134,9 @@ impl Client {
                 local: self.local,
                 peer: self.server,
                 ids: Ids::Any,
-                requester: requester::Config::new(reply.qpn, Mtu::B1024, Psn::new(100)),
-                responder: responder::Config::new(self.qpn, reply.qpn, Mtu::B1024, reply.psn),
+                // Each end says where the packets of the other begin.
+                requester: requester::Config::new(reply.qpn, Mtu::B1024, reply.psn),
+                responder: responder::Config::new(self.qpn, reply.qpn, Mtu::B1024, Psn::new(PSN_OF_SERVER)),
             })
             .unwrap();
         (id, reply.qpn)
