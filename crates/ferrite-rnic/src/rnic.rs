@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use ferrite_roce::endpoint::Connection;
 use ferrite_roce::memory::Memory;
+use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::{QPN_MANAGEMENT, Qpn, UDP_PORT};
 use ferrite_roce::{requester, responder};
 
@@ -164,6 +165,21 @@ impl Rnic {
         // An error says that the thread has ended, and the queue pair with it.
         let _ = is_done.recv();
         self.shared.mailbox_of_manager().post(Command::Gone { qpn });
+    }
+
+    /// Asks the peer of a queue pair for something, as it asks us: to write or read its memory, say. Blocks until that is
+    /// done. An error ends the queue pair, but for `Full` and `TooLong`.
+    ///
+    /// # Errors
+    /// Why it is not done. `Ended` also if there is no such queue pair.
+    pub fn ask(&self, qpn: Qpn, request: Request) -> Result<Outcome, Error> {
+        let (done, answer) = mpsc::channel();
+        self.shared.mailbox_of(qpn).post(Command::Ask {
+            qpn,
+            request: Box::new(request),
+            done,
+        });
+        answer.recv().unwrap_or(Err(Error::Ended))
     }
 
     /// What it has done. Blocks until all threads have answered.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use ferrite_rnic::{Asked, End, Options, Peer, Rnic, Service, StartError};
 use ferrite_roce::memory::{APPEND_AT, Memory, RESERVE_AT};
+use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::Ids;
 use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
@@ -142,6 +143,14 @@ impl<F: Files> Adapter<F> {
             rnic: Rnic::start(options, service, |_| files.memory())?,
             inside,
         })
+    }
+
+    /// Asks the peer of a queue pair for something, as [`Rnic::ask`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ask(&self, qpn: Qpn, request: Request) -> std::result::Result<Outcome, ferrite_rnic::Error> {
+        self.rnic.ask(qpn, request)
     }
 
     /// Where it listens.
