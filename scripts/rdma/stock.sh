@@ -5,6 +5,7 @@
 # port 4791 of its own, and a veth pair between them:
 #
 #   rxe1 on `near`  10.98.0.2, fd98::2   <->   10.98.0.1, fd98::1  `far`  ferrite serve
+#                                              10.98.0.3, fd98::3         the example `answer`, for ib_write_lat
 #
 # What a program wrote is compared with the file as the server shows it to its own host, through the file system.
 
@@ -33,6 +34,7 @@ two_hosts() {
     ip addr add 10.98.0.2/24 dev near && ip addr add fd98::2/64 dev near nodad && ip link set near up || return
     ip -n far link set lo up && ip -n far link set veth up || return
     ip -n far addr add $far_4/24 dev veth && ip -n far addr add $far_6/64 dev veth nodad || return
+    ip -n far addr add 10.98.0.3/24 dev veth && ip -n far addr add fd98::3/64 dev veth nodad || return
     rdma link add rxe1 type rxe netdev near || return
     /lib/systemd/systemd-udevd --daemon && udevadm trigger && udevadm settle
     ibv_devinfo -d rxe1 -v | grep -E 'state|active_mtu|GID'
@@ -97,7 +99,7 @@ new_file() {
     truncate -s "$2" /run/zeros && far ferrite cp -q /run/zeros "$there/$1"
 }
 
-# Lends a file to who exchanges keys as perftest does; $lender is its process.
+# FAMILY FILE: lends it to who exchanges keys as perftest does; $lender is the lender's process.
 lend_file() {
     lend "$(host_of "$1")" data $key "$2" 18515 >/run/lend 2>&1 &
     lender=$!
@@ -172,6 +174,21 @@ perftest() {
     return "$status"
 }
 
+# FAMILY BYTES ROUNDS: the other end of ib_write_lat writes back, which a server of files does not
+write_lat() {
+    local host status player
+    case $1 in 4) host=10.98.0.3 ;; 6) host=fd98::3 ;; esac
+    far answer "/dev/shm/answer-$RANDOM.pool" $host 18516 "$2" "$3" >/run/answer 2>&1 &
+    player=$!
+    until_ok 30 grep -q '^lending' /run/answer || { cat /run/answer; return 1; }
+    timeout 100 ib_write_lat -d rxe1 -x "$(gid_of "$1")" -p 18516 -F -s "$2" -n "$3" $host
+    status=$?
+    until_ok 10 grep -q '^done' /run/answer
+    kill $player && wait $player
+    cat /run/answer
+    [ $status = 0 ] && grep -q "^answered $3 rounds" /run/answer
+}
+
 # What is left on the medium when the server has ended.
 after_all() {
     local server
@@ -206,7 +223,9 @@ stock() {
         try_stock "stock: ib_write_bw, IPv$family" perftest $family ib_write_bw -n 500 -s 65536 -t 16
         try_stock "stock: ib_read_bw, IPv$family" perftest $family ib_read_bw -n 500 -s 65536 -t 16
         try_stock "stock: ib_read_lat, IPv$family" perftest $family ib_read_lat -n 1000 -s 64
+        try_stock "stock: ib_write_lat, IPv$family" write_lat $family 64 1000
     done
+    try_stock "stock: ib_write_lat, 64 KiB" write_lat 4 65536 100
     try_stock "stock: ib_write_bw, 4 queue pairs" perftest 4 ib_write_bw -n 500 -s 4096 -t 16 -q 4
     try "stock: the pool after all" after_all
 }

@@ -56,7 +56,7 @@ fn lend(server: &str, export: &str, key: &str, file: &str, port: &str) -> Result
     for name in file.split('/').filter(|name| !name.is_empty()) {
         ino = client.lookup(SYSTEM, ino, name.as_bytes())?.ino;
     }
-    exchange::listen(port, || OfServer {
+    exchange::listen(&exchange::port(port)?, || OfServer {
         client: Arc::clone(&client),
         ino,
         key: None,

@@ -5,9 +5,10 @@
 //! test of bandwidth they compare results, five numbers of 8 bytes. So it has been since version 5.70 of the exchange;
 //! what is not understood ends it.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
 /// What goes wrong.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -16,6 +17,8 @@ pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + S
 const LINE_BYTES: usize = 108;
 /// READs under way at a time that an adapter of ours remembers.
 const READS: u32 = 16;
+/// Between two lines before a test there is less.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Numbers that are compared after a test of bandwidth.
 const RESULTS: usize = 5;
 
@@ -33,20 +36,27 @@ pub trait Lender {
     /// If there is none.
     fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line>;
 
-    /// Both ends of all queue pairs are ready.
+    /// All queue pairs are lent, and the program says nothing more: its test has begun.
     fn begin(&mut self, _pairs: &[(Line, Line)]) {}
 
     /// The program has ended.
     fn end(&mut self, pairs: &[(Line, Line)]);
 }
 
+/// A TCP port of all addresses.
+///
+/// # Errors
+/// If it cannot be had.
+pub fn port(number: &str) -> Result<TcpListener> {
+    Ok(TcpListener::bind((Ipv6Addr::UNSPECIFIED, number.parse()?))?)
+}
+
 /// Serves programs that come to a TCP port, each by a lender of its own.
 ///
 /// # Errors
-/// If the port cannot be had.
-pub fn listen<L: Lender + Send + 'static>(port: &str, mut lender: impl FnMut() -> L) -> Result<()> {
-    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port.parse()?))?;
-    println!("lending at port {port}");
+/// If the port is gone.
+pub fn listen<L: Lender + Send + 'static>(listener: &TcpListener, mut lender: impl FnMut() -> L) -> Result<()> {
+    println!("lending at {}", listener.local_addr()?);
     for stream in listener.incoming() {
         let (mut lender, stream) = (lender(), stream?);
         thread::spawn(move || {
@@ -75,6 +85,11 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
     stream.write_all(&[b'0' + mtu, 0])?;
     let mut has_begun = false;
     loop {
+        // How many lines there are before a test depends on the program, so silence says that it has begun.
+        if !has_begun && !pairs.is_empty() && is_silent(&stream)? {
+            has_begun = true;
+            lender.begin(pairs);
+        }
         let mut head = [0; 8];
         match stream.read(&mut head[..1])? {
             0 => return Ok(()),
@@ -89,17 +104,27 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
         stream.read_exact(&mut line[8..])?;
         let theirs = Line::parse(&line).ok_or("a line of the exchange makes no sense")?;
         let known = pairs.iter().find(|(known, _)| known.qpn == theirs.qpn);
-        let (is_new, ours) = match known {
-            Some((_, ours)) => (false, *ours),
-            None => (true, lender.lend(&theirs, mtu)?),
+        let ours = match known {
+            Some((_, ours)) => *ours,
+            None => {
+                let ours = lender.lend(&theirs, mtu)?;
+                pairs.push((theirs, ours));
+                ours
+            }
         };
         stream.write_all(&ours.emit())?;
-        if is_new {
-            pairs.push((theirs, ours));
-        } else if !has_begun {
-            has_begun = true;
-            lender.begin(pairs);
-        }
+    }
+}
+
+/// Whether nothing comes for a while.
+fn is_silent(stream: &TcpStream) -> Result<bool> {
+    stream.set_read_timeout(Some(SILENCE))?;
+    let peeked = stream.peek(&mut [0]);
+    stream.set_read_timeout(None)?;
+    match peeked {
+        Ok(_) => Ok(false),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(true),
+        Err(error) => Err(error.into()),
     }
 }
 
