@@ -7,7 +7,7 @@
 mod exchange;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -66,8 +66,8 @@ fn answer_to(qpn: u32) -> Vec<u8> {
 
 fn start() -> (TcpStream, Receiver<Event>) {
     let (told, events) = channel();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = exchange::port("0").unwrap();
+    let address = ("127.0.0.1", listener.local_addr().unwrap().port());
     std::thread::spawn(move || exchange::listen(&listener, || Double(told.clone())));
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

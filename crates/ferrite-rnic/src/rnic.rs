@@ -122,7 +122,11 @@ impl Rnic {
             source,
         };
         let path = path::to(peer.address).map_err(failed)?;
-        let address = self.local_for(peer.local.unwrap_or(path.local)).ok_or_else(|| {
+        let local = match peer.local {
+            Some(ip) => self.local_for(ip),
+            None => self.local_for(path.local).or_else(|| self.beside(path.local)),
+        };
+        let address = local.ok_or_else(|| {
             let text = format!("RDMA does not listen on {}", path.local);
             failed(std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, text))
         })?;
@@ -195,6 +199,13 @@ impl Rnic {
         };
         counts.into_iter().for_each(|one| sum += one);
         sum
+    }
+
+    /// An address that we listen on, of a host that has `ip`, too: of several in a network the route to a peer knows one,
+    /// and the peer, who is told ours, may as well come to another.
+    fn beside(&self, ip: IpAddr) -> Option<SocketAddr> {
+        let is_alike = |one: &&SocketAddr| one.is_ipv4() == ip.is_ipv4() && one.ip().is_loopback() == ip.is_loopback();
+        self.addresses.iter().find(is_alike).copied()
     }
 
     /// Where packets for this address of ours must go.

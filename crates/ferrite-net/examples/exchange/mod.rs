@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 /// What goes wrong.
-pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// A line, with the zero behind it.
 const LINE_BYTES: usize = 108;
@@ -23,7 +23,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 const RESULTS: usize = 5;
 
 /// Who has queue pairs and a key for a program.
-pub trait Lender {
+pub(crate) trait Lender {
     /// The path MTU that a program may have that would like this one: the code, 1 to 5.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ pub trait Lender {
 ///
 /// # Errors
 /// If it cannot be had.
-pub fn port(number: &str) -> Result<TcpListener> {
+pub(crate) fn port(number: &str) -> Result<TcpListener> {
     Ok(TcpListener::bind((Ipv6Addr::UNSPECIFIED, number.parse()?))?)
 }
 
@@ -55,7 +55,7 @@ pub fn port(number: &str) -> Result<TcpListener> {
 ///
 /// # Errors
 /// If the port is gone.
-pub fn listen<L: Lender + Send + 'static>(listener: &TcpListener, mut lender: impl FnMut() -> L) -> Result<()> {
+pub(crate) fn listen<L: Lender + Send + 'static>(listener: &TcpListener, mut lender: impl FnMut() -> L) -> Result<()> {
     println!("lending at {}", listener.local_addr()?);
     for stream in listener.incoming() {
         let (mut lender, stream) = (lender(), stream?);
@@ -147,17 +147,17 @@ fn compare_results(stream: &mut TcpStream, first: [u8; 8]) -> Result<()> {
 
 /// An end of a queue pair, as it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Line {
+pub(crate) struct Line {
     /// Its number.
-    pub qpn: u32,
+    pub(crate) qpn: u32,
     /// The number of its first packet.
-    pub psn: u32,
+    pub(crate) psn: u32,
     /// The key of what it lends.
-    pub key: u32,
+    pub(crate) key: u32,
     /// Where that begins.
-    pub at: u64,
+    pub(crate) at: u64,
     /// Where it is.
-    pub ip: IpAddr,
+    pub(crate) ip: IpAddr,
 }
 
 impl Line {
