@@ -122,7 +122,7 @@ fn a_test_of_bandwidth_with_two_queue_pairs() {
         trade(&mut stream, &number, &number);
     }
     trade(&mut stream, &line(0x11), &answer_to(0x11));
-    drop(stream);
+    stream.write_all(b"done\0").unwrap();
     assert_eq!(next(&events), Event::Ended(2));
 }
 
@@ -144,4 +144,11 @@ fn what_is_refused_or_makes_no_sense_ends_the_exchange() {
     stream.write_all(&wrong).unwrap();
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "it is closed");
     assert_eq!(next(&events), Event::Ended(0));
+
+    let (mut stream, events) = start();
+    begin(&mut stream);
+    trade(&mut stream, &line(0x12), &answer_to(0x12));
+    assert!(matches!(next(&events), Event::Lent(..)));
+    drop(stream);
+    assert_eq!(next(&events), Event::Ended(1));
 }

@@ -171,8 +171,8 @@ impl Rnic {
         self.shared.mailbox_of_manager().post(Command::Gone { qpn });
     }
 
-    /// Asks the peer of a queue pair for something, as it asks us: to write or read its memory, say. Blocks until that is
-    /// done. An error ends the queue pair, but for `Full` and `TooLong`.
+    /// Asks the peer of a queue pair for something, as it asks us: to write or read its memory, say. Blocks until that
+    /// is done. An error ends the queue pair, but for `Full` and `TooLong`.
     ///
     /// # Errors
     /// Why it is not done. `Ended` also if there is no such queue pair.
@@ -201,8 +201,8 @@ impl Rnic {
         sum
     }
 
-    /// An address that we listen on, of a host that has `ip`, too: of several in a network the route to a peer knows one,
-    /// and the peer, who is told ours, may as well come to another.
+    /// An address that we listen on, of a host that has `ip`, too: of several in a network the route to a peer knows
+    /// one, and the peer, who is told ours, may as well come to another.
     fn beside(&self, ip: IpAddr) -> Option<SocketAddr> {
         let is_alike = |one: &&SocketAddr| one.is_ipv4() == ip.is_ipv4() && one.ip().is_loopback() == ip.is_loopback();
         self.addresses.iter().find(is_alike).copied()

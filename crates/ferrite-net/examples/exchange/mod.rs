@@ -2,8 +2,8 @@
 //!
 //! Both ends say in turn, the client first: their version (16 bytes), the size of a page and of a cache line (4 bytes
 //! each), their path MTU (2 bytes), and then, for each queue pair and between the parts of a test, a [`Line`]. After a
-//! test of bandwidth they compare results, five numbers of 8 bytes. So it has been since version 5.70 of the exchange;
-//! what is not understood ends it.
+//! test of bandwidth they compare results, five numbers of 8 bytes. At the end some say "done". So it has been since
+//! version 5.70 of the exchange; what is not understood ends it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
@@ -93,6 +93,8 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
         let mut head = [0; 8];
         match stream.read(&mut head[..1])? {
             0 => return Ok(()),
+            // "done": some say so before they go.
+            _ if head[0] == b'd' => return Ok(()),
             _ => stream.read_exact(&mut head[1..])?,
         }
         if !is_line(&head) {
