@@ -33,7 +33,7 @@ two_hosts() {
     ip netns add far && ip link add near type veth peer name veth netns far || return
     ip addr add 10.98.0.2/24 dev near && ip addr add fd98::2/64 dev near nodad && ip link set near up || return
     ip -n far link set lo up && ip -n far link set veth up || return
-    ip -n far addr add $far_4/24 dev veth && ip -n far addr add $far_6/64 dev veth nodad || return
+    ip -n far addr add "$far_4/24" dev veth && ip -n far addr add "$far_6/64" dev veth nodad || return
     ip -n far addr add 10.98.0.3/24 dev veth && ip -n far addr add fd98::3/64 dev veth nodad || return
     rdma link add rxe1 type rxe netdev near || return
     /lib/systemd/systemd-udevd --daemon && udevadm trigger && udevadm settle
@@ -57,7 +57,7 @@ lose() {
 }
 
 start_server() {
-    ferrite key $key && ferrite mkfs $pool --size 512M || return
+    ferrite key "$key" && ferrite mkfs "$pool" --size 512M || return
     cat >/run/stock.toml <<TOML
 listen = ["tcp://$far_4:7447", "tcp://[$far_6]:7447", "tcp://127.0.0.1:7447"]
 rdma = ["$far_4", "$far_6"]
@@ -91,7 +91,7 @@ gid_of() {
 }
 
 far_of() {
-    case $1 in 4) echo $far_4 ;; 6) echo $far_6 ;; esac
+    case $1 in 4) echo "$far_4" ;; 6) echo "$far_6" ;; esac
 }
 
 host_of() {
@@ -105,7 +105,7 @@ new_file() {
 
 # FAMILY FILE: lends it to who exchanges keys as perftest does; $lender is the lender's process.
 lend_file() {
-    lend "$(host_of "$1")" data $key "$2" 18515 >/run/lend 2>&1 &
+    lend "$(host_of "$1")" data "$key" "$2" 18515 >/run/lend 2>&1 &
     lender=$!
     until_ok 30 grep -q '^lending' /run/lend || { cat /run/lend; return 1; }
 }
@@ -130,19 +130,19 @@ tell_server() {
 # FAMILY light|full
 by_exchange() {
     local name=exchange-$RANDOM status
-    new_file $name 6M && lend_file "$1" $name || return
+    new_file "$name" 6M && lend_file "$1" "$name" || return
     timeout 500 stock exchange 127.0.0.1 18515 rxe1 "$(gid_of "$1")" $((6 << 20)) /run/image $RANDOM "$2"
     status=$?
     end_lending
     lose 0
     [ $status = 0 ] || tell_server
-    [ $status = 0 ] && is_as $name /run/image
+    [ $status = 0 ] && is_as "$name" /run/image
 }
 
 # FAMILY light|full
 by_cm() {
     local name=cm-$RANDOM status holder file_key pass
-    new_file $name 6M || return
+    new_file "$name" 6M || return
     ferrite mr bind "tcp://$(host_of "$1")/data?key=$key:/$name" --json >/run/bind &
     holder=$!
     until_ok 30 grep -q pass /run/bind || return
@@ -153,7 +153,7 @@ by_cm() {
     kill "$holder" && wait "$holder"
     lose 0
     [ $status = 0 ] || tell_server
-    [ $status = 0 ] && is_as $name /run/image
+    [ $status = 0 ] && is_as "$name" /run/image
 }
 
 # PER CENT, and what to run
@@ -168,13 +168,13 @@ with_loss() {
 # FAMILY PROGRAM OPTIONS..., of perftest
 perftest() {
     local name=perftest-$RANDOM status
-    new_file $name 4M && lend_file "$1" $name || return
+    new_file "$name" 4M && lend_file "$1" "$name" || return
     timeout 100 "$2" -d rxe1 -x "$(gid_of "$1")" -p 18515 -F "${@:3}" 127.0.0.1
     status=$?
     end_lending
     [ $status = 0 ] || { tell_server; return 1; }
     # They write what is random, and check nothing of what they read.
-    case $2 in *write*) ! is_as $name /run/zeros >/dev/null ;; esac
+    case $2 in *write*) ! is_as "$name" /run/zeros >/dev/null ;; esac
 }
 
 # FAMILY BYTES ROUNDS: the other end of ib_write_lat writes back, which a server of files does not
@@ -188,7 +188,7 @@ write_lat() {
     timeout 100 ib_write_lat -d rxe1 -x "$(gid_of "$1")" -p 18516 -F -s "$2" -n "$3" 10.98.0.3
     status=$?
     until_ok 10 grep -q '^done' /run/answer
-    kill $player && wait $player
+    kill "$player" && wait "$player"
     cat /run/answer
     [ $status = 0 ] && grep -q "^answered $3 rounds" /run/answer
 }
@@ -199,7 +199,7 @@ after_all() {
     server=$(cat /run/server.pid)
     kill "$server" && until_ok 60 test ! -e "/proc/$server" || return
     cat /run/server
-    ferrite fsck $pool
+    ferrite fsck "$pool"
 }
 
 # The words of FERRITE_RDMA_TESTS choose here, too.
@@ -213,10 +213,10 @@ stock() {
     try "stock: two hosts, one with rdma_rxe" two_hosts
     try "stock: ferrite serve" start_server
     for mtu in 9000 1500; do
-        set_mtu $mtu
+        set_mtu "$mtu"
         for family in 4 6; do
-            try_stock "stock: libibverbs, IPv$family, MTU $mtu" by_exchange $family full
-            try_stock "stock: rdma_cm, IPv$family, MTU $mtu" by_cm $family full
+            try_stock "stock: libibverbs, IPv$family, MTU $mtu" by_exchange "$family" full
+            try_stock "stock: rdma_cm, IPv$family, MTU $mtu" by_cm "$family" full
         done
     done
     try_stock "stock: libibverbs, IPv4, 1 % lost" with_loss 1 by_exchange 4 light
@@ -224,10 +224,10 @@ stock() {
     try_stock "stock: rdma_cm, IPv4, 5 % lost" with_loss 5 by_cm 4 light
     set_mtu 9000
     for family in 4 6; do
-        try_stock "stock: ib_write_bw, IPv$family" perftest $family ib_write_bw -n 500 -s 65536 -t 16
-        try_stock "stock: ib_read_bw, IPv$family" perftest $family ib_read_bw -n 500 -s 65536 -t 16
-        try_stock "stock: ib_read_lat, IPv$family" perftest $family ib_read_lat -n 1000 -s 64
-        try_stock "stock: ib_write_lat, IPv$family" write_lat $family 64 1000
+        try_stock "stock: ib_write_bw, IPv$family" perftest "$family" ib_write_bw -n 500 -s 65536 -t 16
+        try_stock "stock: ib_read_bw, IPv$family" perftest "$family" ib_read_bw -n 500 -s 65536 -t 16
+        try_stock "stock: ib_read_lat, IPv$family" perftest "$family" ib_read_lat -n 1000 -s 64
+        try_stock "stock: ib_write_lat, IPv$family" write_lat "$family" 64 1000
     done
     try_stock "stock: ib_write_lat, 64 KiB" write_lat 4 65536 100
     try_stock "stock: ib_write_bw with 4 queue pairs" perftest 4 ib_write_bw -n 500 -s 4096 -t 16 -q 4
