@@ -19,6 +19,7 @@ pmem_packages=(qemu-system-x86 debootstrap cpio xz-utils e2fsprogs binutils)
 packages=("${build_packages[@]}")
 [ "${1:-build}" = test ] && packages+=("${test_packages[@]}")
 [[ "${1:-build}" =~ ^(pmem|rdma)$ ]] && packages+=("${pmem_packages[@]}")
+[ "${1:-build}" = rdma ] && packages+=(libibverbs-dev librdmacm-dev)
 
 run_as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi

@@ -118,9 +118,10 @@ run() {
 }
 
 # Writes the result: `about` and how long it took, a table of results, and what is in the file `appendix`, if there is
-# one. `docs` is the document whose part between `<!-- result -->` and `<!-- end of result -->` it replaces, or empty.
+# one. `docs` is the document whose part between `<!-- result -->` and `<!-- end of result -->` it replaces, or empty;
+# `part` stands for the word "result" there.
 report() {
-    local about=$1 docs=$2 emulator kernel
+    local about=$1 docs=$2 part=${3:-result} emulator kernel
     emulator=$(qemu-system-x86_64 --version | sed -n '1s/ (.*//p')
     kernel=$(strings "$guest/vmlinux" | sed -n 's/^Linux version \([^ ]*\) .*/\1/p' | sort -u | head -n 1)
     {
@@ -138,10 +139,10 @@ report() {
     cat "$cache/result.md"
     echo "(this table: $cache/result.md; what the guest said: $cache/log)"
     if [ -n "$docs" ]; then
-        awk -v table="$cache/result.md" '
-            /^<!-- end of result/ {skipping = 0}
+        awk -v table="$cache/result.md" -v part="$part" '
+            $0 == "<!-- end of " part " -->" {skipping = 0}
             !skipping {print}
-            /^<!-- result/ {skipping = 1; while ((getline line < table) > 0) print line}' "$docs" >"$work/docs"
+            $0 == "<!-- " part " -->" {skipping = 1; while ((getline line < table) > 0) print line}' "$docs" >"$work/docs"
         cat "$work/docs" >"$docs"
     fi
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs in the guest of `make rdma`, started by `../guest/init.sh`. The file `phase` names the part: `tools`, `tests` or
-# `bench`. Each check ends with a line `RESULT what: ok`, `...: skipped` or `...: FAILED` on the console; what is
+# Runs in the guest of `make rdma`, started by `../guest/init.sh`. The file `phase` names the part: `tools`, `stock`, `tests`
+# or `bench`. Each check ends with a line `RESULT what: ok`, `...: skipped` or `...: FAILED` on the console; what is
 # measured, with a line `MEASURED what: value`.
 set -uo pipefail
 
@@ -104,6 +104,11 @@ bench() {
     sed -nE 's/^(.*): (.*) each/MEASURED \1: \2/p' /run/out
 }
 
+if [ "$phase" = stock ]; then
+    . ./stock.sh
+    stock
+    exit
+fi
 make_device >/run/out 2>&1 || { cat /run/out; echo "RESULT a device of rdma_rxe: FAILED"; exit 1; }
 [ "$phase" != tools ] || { cat /run/out; echo "RESULT a device of rdma_rxe: ok"; }
 "$phase"

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Boots a Debian guest whose kernel has RDMA in software (rdma_rxe), under QEMU's emulation, and runs there what
-# `fabric://` consists of over libfabric's provider `verbs`: the tools of others (is the device any good?), the tests of
-# the transport and of the network file system, and a short benchmark. The result is a table, result.md in the cache
-# folder.
+# Boots a Debian guest whose kernel has RDMA in software (rdma_rxe), under QEMU's emulation, and runs there
 #
-#   FERRITE_RDMA_PHASES=...     some of: tools tests bench (all)
+#   tools   programs of others, with each other: is the device any good?
+#   stock   programs of others as clients of files by RDMA, `ferrite serve --rdma`
+#   tests   what `fabric://` consists of over libfabric's provider `verbs`: transport and network file system
+#   bench   a short benchmark of that
+#
+# The result is a table, result.md in the cache folder.
+#
+#   FERRITE_RDMA_PHASES=...     some of these (all)
 #   FERRITE_RDMA_TESTS=...      only tests whose name has one of these words (all)
 #   FERRITE_RDMA_NICE=N         niceness of the guest (10)
 #   FERRITE_RDMA_DOCS=1         put the result into docs/rdma.md
@@ -27,18 +31,34 @@ name=rdma
 nice=${FERRITE_RDMA_NICE:-10}
 # shellcheck source=SCRIPTDIR/../guest/boot.sh
 . "$here/../guest/boot.sh"
-pkg-config --exists libfabric || skip "libfabric's headers are not installed; scripts/setup-debian.sh rdma"
+for library in libfabric libibverbs librdmacm; do
+    pkg-config --exists $library || skip "$library's headers are not installed; scripts/setup-debian.sh rdma"
+done
 
+phases=${FERRITE_RDMA_PHASES:-tools stock tests bench}
+has_phase() {
+    [[ " $phases " == *" $1 "* ]]
+}
 # Under emulation it hardly matters whether programs are optimized, and building them in release takes minutes.
 cd "$here/../.."
-build=(-p ferrite-fabric -p ferrite-net --features "ferrite-fabric/fabric,ferrite-net/fabric")
+features=ferrite-fabric/fabric,ferrite-net/fabric,ferrite-net/rdma
 build_for_guest() {
-    cargo "$1" --message-format json-render-diagnostics "${build[@]}" "${@:2}" |
+    cargo "$1" --message-format json-render-diagnostics --features "$features" "${@:2}" |
         sed -nE 's/.*"package_id":"[^"]*\/(ferrite-[a-z]+)#.*"name":"([a-z]+)".*"executable":"([^"]+)".*/\1 \2 \3/p'
 }
-build_for_guest build --examples | while read -r _ name path; do cp "$path" "$job/bin/$name"; done
-build_for_guest test --no-run --test fabric --test restart |
-    while read -r crate test path; do cp "$path" "$job/tests/$crate,$test"; done
+if has_phase tools || has_phase bench; then
+    build_for_guest build -p ferrite-fabric -p ferrite-net --examples |
+        while read -r _ name path; do cp "$path" "$job/bin/$name"; done
+fi
+if has_phase tests; then
+    build_for_guest test -p ferrite-fabric -p ferrite-net --no-run --test fabric --test restart |
+        while read -r crate test path; do cp "$path" "$job/tests/$crate,$test"; done
+fi
+if has_phase stock; then
+    build_for_guest build -p ferrite-cli -p ferrite-net --bin ferrite --example answer --example lend |
+        while read -r _ name path; do cp "$path" "$job/bin/$name"; done
+    gcc -std=gnu11 -O2 -Wall -Wextra -o "$job/bin/stock" "$here/stock.c" -libverbs -lrdmacm
+fi
 
 devices=(-m 3G -device "virtio-net-pci,netdev=net,mac=52:54:00:99:00:02,host_mtu=9000")
 if [ -n "${FERRITE_RDMA_NET:-}" ]; then
@@ -47,15 +67,16 @@ else
     devices+=(-netdev "hubport,id=net,hubid=0")
 fi
 
-cp "$here/job.sh" "$job/"
+cp "$here/job.sh" "$here/stock.sh" "$job/"
 # The guest has libfabric and its own RDMA libraries, which go with its plugins.
 prepare_programs
 rm -f "$job"/lib/lib{fabric,ibverbs,rdmacm,efa,nl-}*
 echo "${FERRITE_RDMA_TESTS:-}" >"$job/wanted"
 
-for phase in ${FERRITE_RDMA_PHASES:-tools tests bench}; do
+for phase in $phases; do
     case $phase in
     tests) run "$phase" 3600 ;;
+    stock) run "$phase" 1800 ;;
     *) run "$phase" 600 ;;
     esac
 done
@@ -69,5 +90,9 @@ if grep -aq '^MEASURED' "$log"; then
         grep -a '^MEASURED' "$log" | tr -d '\r' | sed -E 's/^MEASURED (.*): ([^:]*)$/| \1 | \2 |/'
     } >"$work/appendix"
 fi
-report "2 emulated CPUs${FERRITE_RDMA_TESTS:+, only tests with one of these words: $FERRITE_RDMA_TESTS}" "${FERRITE_RDMA_DOCS:+$here/../../docs/rdma.md}"
+# A phase alone has its own place in the document.
+part=result
+[ "$phases" != stock ] || part="stock programs"
+report "2 emulated CPUs${FERRITE_RDMA_TESTS:+, only tests with one of these words: $FERRITE_RDMA_TESTS}" \
+    "${FERRITE_RDMA_DOCS:+$here/../../docs/rdma.md}" "$part"
 ! has_failed

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use ferrite_roce::requester::Failure;
+use ferrite_roce::requester::{Failure, PostError};
 
 /// Why an adapter does not start.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +82,9 @@ pub enum Error {
     /// It took too long.
     #[error("not finished in time; the network may be overloaded")]
     Deadline,
+    /// Too much was asked for before this.
+    #[error("too much work is waiting for the queue pair")]
+    Full,
     /// More than a message may have.
     #[error("longer than a message may be")]
     TooLong,
@@ -95,7 +98,28 @@ impl Error {
     pub fn is_of_connection(&self) -> bool {
         !matches!(
             self,
-            Error::Access | Error::Operational | Error::Protocol(_) | Error::TooLong
+            Error::Access | Error::Operational | Error::Protocol(_) | Error::Full | Error::TooLong
         )
+    }
+
+    /// Why work of a queue pair with this peer failed.
+    pub(crate) fn of(failure: Failure, peer: SocketAddr) -> Error {
+        match failure {
+            Failure::RetryExceeded => Error::NoAnswer { peer },
+            Failure::RnrRetryExceeded => Error::NotReady,
+            Failure::Access => Error::Access,
+            Failure::Operational => Error::Operational,
+            Failure::InvalidRequest | Failure::BadResponse => Error::Protocol(failure),
+            Failure::Flushed => Error::Ended,
+        }
+    }
+
+    /// Why work was not taken.
+    pub(crate) fn of_post(error: PostError) -> Error {
+        match error {
+            PostError::TooLong => Error::TooLong,
+            PostError::Full => Error::Full,
+            PostError::Broken => Error::Ended,
+        }
     }
 }

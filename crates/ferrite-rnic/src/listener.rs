@@ -142,11 +142,12 @@ impl Listener {
             .accept(&asked)
             .inspect_err(|_| shared.numbers.give_back(qpn))?;
         reply.truncate(ferrite_roce::wire::cm::REP_PRIVATE_BYTES);
+        // Each end says where the packets of the other shall begin.
         let psn = random_psn();
         let resources = request.initiator_depth.clamp(1, DEPTH);
-        let mut responder = responder::Config::new(qpn, request.qpn, mtu, request.psn);
+        let mut responder = responder::Config::new(qpn, request.qpn, mtu, psn);
         responder.resources = resources;
-        let mut requester = requester::Config::new(request.qpn, mtu, psn);
+        let mut requester = requester::Config::new(request.qpn, mtu, request.psn);
         requester.depth = request.responder_resources.clamp(1, DEPTH);
         let connection = Connection {
             local,

@@ -11,11 +11,13 @@ use std::sync::mpsc::Sender;
 
 use ferrite_roce::cm;
 use ferrite_roce::endpoint::Connection;
+use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::Qpn;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::counters::Counters;
+use crate::error::Error;
 use crate::service::End;
 
 /// What a thread shall do.
@@ -30,6 +32,12 @@ pub(crate) enum Command {
         qpn: Qpn,
         end: Option<End>,
         done: Option<Sender<()>>,
+    },
+    /// Asks the peer of a queue pair for something.
+    Ask {
+        qpn: Qpn,
+        request: Box<Request>,
+        done: Sender<Result<Outcome, Error>>,
     },
     /// To the thread with the manager: the queue pair of a request is there.
     Accept { id: cm::Id },
@@ -46,6 +54,7 @@ impl fmt::Debug for Command {
         f.write_str(match self {
             Command::Open { .. } => "Open",
             Command::Close { .. } => "Close",
+            Command::Ask { .. } => "Ask",
             Command::Accept { .. } => "Accept",
             Command::Gone { .. } => "Gone",
             Command::Count { .. } => "Count",

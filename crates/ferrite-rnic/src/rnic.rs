@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use ferrite_roce::endpoint::Connection;
 use ferrite_roce::memory::Memory;
+use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::{QPN_MANAGEMENT, Qpn, UDP_PORT};
 use ferrite_roce::{requester, responder};
 
@@ -121,7 +122,11 @@ impl Rnic {
             source,
         };
         let path = path::to(peer.address).map_err(failed)?;
-        let address = self.local_for(peer.local.unwrap_or(path.local)).ok_or_else(|| {
+        let local = match peer.local {
+            Some(ip) => self.local_for(ip),
+            None => self.local_for(path.local).or_else(|| self.beside(path.local)),
+        };
+        let address = local.ok_or_else(|| {
             let text = format!("RDMA does not listen on {}", path.local);
             failed(std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, text))
         })?;
@@ -166,6 +171,21 @@ impl Rnic {
         self.shared.mailbox_of_manager().post(Command::Gone { qpn });
     }
 
+    /// Asks the peer of a queue pair for something, as it asks us: to write or read its memory, say. Blocks until that
+    /// is done. An error ends the queue pair, but for `Full` and `TooLong`.
+    ///
+    /// # Errors
+    /// Why it is not done. `Ended` also if there is no such queue pair.
+    pub fn ask(&self, qpn: Qpn, request: Request) -> Result<Outcome, Error> {
+        let (done, answer) = mpsc::channel();
+        self.shared.mailbox_of(qpn).post(Command::Ask {
+            qpn,
+            request: Box::new(request),
+            done,
+        });
+        answer.recv().unwrap_or(Err(Error::Ended))
+    }
+
     /// What it has done. Blocks until all threads have answered.
     pub fn counters(&self) -> Counters {
         let (done, counts) = mpsc::channel();
@@ -179,6 +199,13 @@ impl Rnic {
         };
         counts.into_iter().for_each(|one| sum += one);
         sum
+    }
+
+    /// An address that we listen on, of a host that has `ip`, too: of several in a network the route to a peer knows
+    /// one, and the peer, who is told ours, may as well come to another.
+    fn beside(&self, ip: IpAddr) -> Option<SocketAddr> {
+        let is_alike = |one: &&SocketAddr| one.is_ipv4() == ip.is_ipv4() && one.ip().is_loopback() == ip.is_loopback();
+        self.addresses.iter().find(is_alike).copied()
     }
 
     /// Where packets for this address of ours must go.

@@ -72,7 +72,7 @@ pub enum End {
     Refused(Nak),
     /// The peer ended it, by rdma_cm.
     Closed,
-    /// The peer of rdma_cm did not answer.
+    /// The peer did not answer, or not as it should: to rdma_cm, or to what it was asked for.
     Lost,
 }
 

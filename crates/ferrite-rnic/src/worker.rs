@@ -6,14 +6,17 @@
 //! * A turn sends so many packets at most: a long READ floods neither the network nor other queue pairs.
 //! * A queue pair that was refused stays for a while, to say so again, and then goes. The service hears of it once.
 //! * While the kernel takes no more datagrams, none is made.
+//! * Who asked a peer for something hears what became of it, also if the queue pair goes.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use ferrite_fabric::spin::Spin;
 use ferrite_roce::endpoint::{Endpoint, Taken};
 use ferrite_roce::memory::Memory;
+use ferrite_roce::requester::{Completion, Outcome};
 use ferrite_roce::wire::Qpn;
 use ferrite_roce::wire::icrc::{Flow, Ids};
 use rustix::event::{PollFd, PollFlags};
@@ -21,6 +24,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::batch::BATCH;
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::error::Error;
 use crate::listener::Listener;
 use crate::mailbox::{Command, Mailbox};
 use crate::port::{self, Port};
@@ -47,6 +51,9 @@ pub(crate) struct Worker<M> {
     ended: HashSet<Qpn>,
     /// When those go.
     lingering: VecDeque<(u64, Qpn)>,
+    /// Who waits for what peers were asked for, and the number of the next question.
+    asked: BTreeMap<(Qpn, u64), Sender<Result<Outcome, Error>>>,
+    next_question: u64,
     /// Counted by queue pairs that are gone.
     counters: Counters,
     datagram: Vec<u8>,
@@ -74,6 +81,8 @@ impl<M: Memory> Worker<M> {
             spin: Spin::new(options.spin),
             ended: HashSet::new(),
             lingering: VecDeque::new(),
+            asked: BTreeMap::new(),
+            next_question: 0,
             counters: Counters::default(),
             datagram: Vec::new(),
         }
@@ -90,6 +99,7 @@ impl<M: Memory> Worker<M> {
             }
             let has_received = self.receive();
             self.handle_time();
+            self.collect_answers();
             let has_sent = self.transmit();
             if !has_received && !has_sent {
                 self.wait();
@@ -124,6 +134,14 @@ impl<M: Memory> Worker<M> {
                 }
                 drop(done);
             }
+            Command::Ask { qpn, request, done } => match self.endpoint.post(qpn, self.next_question, *request) {
+                Ok(()) => {
+                    self.asked.insert((qpn, self.next_question), done);
+                    self.next_question += 1;
+                }
+                // Who does not wait any more needs no answer.
+                Err(error) => drop(done.send(Err(Error::of_post(error)))),
+            },
             Command::Accept { id } => {
                 if let Some(listener) = &mut self.listener {
                     listener.accept(now_ns, id, &self.shared);
@@ -160,10 +178,39 @@ impl<M: Memory> Worker<M> {
     fn remove(&mut self, qpn: Qpn) {
         if let Some((_, responder)) = self.endpoint.get(qpn) {
             self.counters.note_responder(&responder.counters());
-            self.endpoint.remove(qpn, &mut self.memory);
+            for completion in self.endpoint.remove(qpn, &mut self.memory) {
+                self.answer(qpn, completion);
+            }
             self.shared.numbers.give_back(qpn);
         }
         self.ended.remove(&qpn);
+    }
+
+    /// Tells those who asked what their peers answered. A queue pair that fails in this is over.
+    fn collect_answers(&mut self) {
+        let mut next = self.asked.first_key_value().map(|((qpn, _), _)| *qpn);
+        while let Some(qpn) = next {
+            while let Some(completion) = self.endpoint.poll_completion(qpn) {
+                let has_failed = completion.result.is_err();
+                self.answer(qpn, completion);
+                if has_failed {
+                    self.note_broken(qpn, End::Lost);
+                }
+            }
+            let later = self.asked.range((qpn + 1, 0)..).next();
+            next = later.map(|((qpn, _), _)| *qpn);
+        }
+    }
+
+    fn answer(&mut self, qpn: Qpn, completion: Completion) {
+        if let Some(done) = self.asked.remove(&(qpn, completion.id)) {
+            let result = completion.result.map_err(|failure| match self.endpoint.peer(qpn) {
+                Some(peer) => Error::of(failure, peer),
+                None => Error::Ended,
+            });
+            // Who does not wait any more needs no answer.
+            let _ = done.send(result);
+        }
     }
 
     fn tell_end(&mut self, qpn: Qpn, end: End) {
@@ -193,7 +240,7 @@ impl<M: Memory> Worker<M> {
                             listener.handle(now_ns, flow.destination, flow.source.ip(), datagram, &self.shared);
                         }
                     }
-                    // We ask for nothing, so answers answer nothing.
+                    // What they answer is collected once a turn.
                     Ok(Taken::Answer(_)) | Err(_) => {}
                 }
             });

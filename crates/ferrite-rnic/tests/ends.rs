@@ -194,6 +194,25 @@ fn addresses_that_cannot_be_had_are_refused_with_a_hint() {
     assert!(matches!(rnic.open_queue_pair(&elsewhere), Err(Error::Socket { .. })));
 }
 
+/// The kernel takes another address for what leaves to a peer than the one that we listen on.
+#[test]
+fn of_several_addresses_of_a_host_the_one_that_listens_is_told() {
+    let files = Files::with(4_096);
+    let rnic = start("127.0.0.9:0", 1, &files);
+    let server = rnic.addresses()[0];
+    let mut initiator = Initiator::new(server, asking()).unwrap();
+    let mut offer = initiator.offer();
+    offer.local = None;
+    let queue_pair = rnic.open_queue_pair(&offer).unwrap();
+    assert_eq!(queue_pair.address, server);
+    initiator.connect(&queue_pair);
+    initiator.write(KEY, 0, b"here").unwrap();
+    assert_eq!(files.bytes()[..4], *b"here");
+    // Who insists on an address gets no other.
+    offer.local = Some("127.0.0.8".parse().unwrap());
+    assert!(matches!(rnic.open_queue_pair(&offer), Err(Error::Socket { .. })));
+}
+
 /// Listening on all addresses, each answer leaves from the one that was asked.
 #[test]
 fn a_wildcard_answers_from_the_address_that_was_asked() {

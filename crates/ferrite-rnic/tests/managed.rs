@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_rnic::{End, Options, Rnic};
+use ferrite_rnic::{End, Error, Options, Rnic};
 use ferrite_roce::cm::{self, Event, Manager, Offer, Target};
 use ferrite_roce::endpoint::{Connection, Endpoint, Taken};
 use ferrite_roce::requester::{self, Outcome, Request};
@@ -22,6 +22,8 @@ use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
 use support::{Ends, Files, KEY};
 
 const SERVICE: u16 = 7_471;
+/// Where the packets of the server shall begin.
+const PSN_OF_SERVER: u32 = 100;
 
 /// An address of loopback that no other test has, also of other runs at the same time.
 fn address(index: u8) -> SocketAddr {
@@ -76,7 +78,7 @@ impl Client {
         };
         let offer = Offer {
             qpn: self.qpn,
-            psn: Psn::new(100),
+            psn: Psn::new(PSN_OF_SERVER),
             responder_resources: 4,
             initiator_depth: 4,
             rnr_retry_count: 7,
@@ -132,8 +134,9 @@ impl Client {
                 local: self.local,
                 peer: self.server,
                 ids: Ids::Any,
-                requester: requester::Config::new(reply.qpn, Mtu::B1024, Psn::new(100)),
-                responder: responder::Config::new(self.qpn, reply.qpn, Mtu::B1024, reply.psn),
+                // Each end says where the packets of the other begin.
+                requester: requester::Config::new(reply.qpn, Mtu::B1024, reply.psn),
+                responder: responder::Config::new(self.qpn, reply.qpn, Mtu::B1024, Psn::new(PSN_OF_SERVER)),
             })
             .unwrap();
         (id, reply.qpn)
@@ -249,4 +252,69 @@ fn a_client_hears_that_its_queue_pair_was_closed() {
     assert_eq!(client.event(), Event::Closed { id });
     assert_eq!(rnic.counters().queue_pairs, 0);
     assert!(ends.0.lock().unwrap().is_empty(), "who closes it needs not be told");
+}
+
+/// A server may ask its clients, too: each queue pair goes both ways.
+#[test]
+fn a_server_writes_and_reads_what_a_client_lends() {
+    let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
+    let (rnic, server) = server(6, 2, &files, &ends);
+    let mut client = Client::new(address(7), server);
+    client.memory = Files::with(10_000);
+    let (_, theirs) = client.connect(b"let me in");
+    let ask = |client: &mut Client, request: Request| {
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| rnic.ask(theirs, request));
+            while !asking.is_finished() {
+                client.turn();
+            }
+            asking.join().unwrap()
+        })
+    };
+    let data: Vec<u8> = (0..9_000_u32).map(|index| index as u8).collect();
+    let put = Request::Write {
+        key: KEY,
+        at: 500,
+        data: data.clone(),
+        immediate: None,
+    };
+    assert!(matches!(ask(&mut client, put), Ok(Outcome::Done)));
+    assert_eq!(client.memory.bytes()[500..9_500], data);
+    let get = Request::Read {
+        key: KEY,
+        at: 500,
+        len_bytes: 9_000,
+    };
+    match ask(&mut client, get) {
+        Ok(Outcome::Read(read)) => assert_eq!(read, data),
+        other => panic!("{other:?}"),
+    }
+    // It still asks itself.
+    assert_eq!(client.run(write(b"mine")), Outcome::Done);
+    assert_eq!(files.bytes()[..4], *b"mine");
+    // What the client refuses ends the queue pair, for whoever comes after it as well.
+    let foreign = || Request::FetchAdd {
+        key: KEY + 1,
+        at: 0,
+        add: 1,
+    };
+    assert!(matches!(ask(&mut client, foreign()), Err(Error::Access)));
+    assert_eq!(await_end(&ends, 1), [(theirs, End::Lost)]);
+    assert!(matches!(rnic.ask(theirs, foreign()), Err(Error::Ended)));
+    assert!(matches!(rnic.ask(theirs + 1, foreign()), Err(Error::Ended)));
+}
+
+/// A client that died is noticed by who asks it.
+#[test]
+fn who_asks_the_dead_hears_of_it() {
+    let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
+    let (rnic, server) = server(8, 1, &files, &ends);
+    let mut client = Client::new(address(9), server);
+    let (_, theirs) = client.connect(b"let me in");
+    drop(client);
+    match rnic.ask(theirs, write(b"anybody?")) {
+        Err(Error::NoAnswer { peer }) => assert_eq!(peer, address(9)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(await_end(&ends, 1), [(theirs, End::Lost)]);
 }

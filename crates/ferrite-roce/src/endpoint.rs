@@ -220,6 +220,11 @@ impl Endpoint {
         self.table.get(&qpn).map(|pair| (&pair.requester, &pair.responder))
     }
 
+    /// The other end of a queue pair.
+    pub fn peer(&self, qpn: Qpn) -> Option<SocketAddr> {
+        self.table.get(&qpn).map(|pair| pair.peer)
+    }
+
     /// Sets how often a queue pair sends packets again without progress, from now on. No effect if there is none.
     pub fn set_retry_count(&mut self, qpn: Qpn, retry_count: u32) {
         if let Some(pair) = self.table.get_mut(&qpn) {

@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use ferrite_rnic::{Asked, End, Options, Peer, Rnic, Service, StartError};
 use ferrite_roce::memory::{APPEND_AT, Memory, RESERVE_AT};
+use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::Ids;
-use ferrite_roce::wire::{Psn, Qpn};
+use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Result};
 use parking_lot::Mutex;
@@ -144,20 +145,33 @@ impl<F: Files> Adapter<F> {
         })
     }
 
+    /// Asks the peer of a queue pair for something, as [`Rnic::ask`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ask(&self, qpn: Qpn, request: Request) -> std::result::Result<Outcome, ferrite_rnic::Error> {
+        self.rnic.ask(qpn, request)
+    }
+
     /// Where it listens.
     pub fn addresses(&self) -> &[SocketAddr] {
         self.rnic.addresses()
     }
 }
 
-/// The client's end of a queue pair, if it says what there is.
+/// The client's end of a queue pair, if it says what there is. At the port of RoCE it is an adapter, which counts its
+/// IPv4 packets; initiators of ours have ports of their own, and send zeros.
 fn peer_of(client: &QueuePairTold) -> Option<Peer> {
+    let ids = match client.place.0.port() {
+        UDP_PORT => Ids::Any,
+        _ => Ids::Zero,
+    };
     Some(Peer {
         address: client.place.0,
         qpn: client.qpn,
         psn: Psn::new(client.psn),
         mtu: Mtu::from_code(client.mtu)?,
-        ids: Ids::Zero,
+        ids,
         local: None,
     })
 }
@@ -272,5 +286,28 @@ impl<F: Files> Adapter<F> {
             sessions.by_pass.insert(of_session.pass, session);
         }
         Ok(of_session.pass)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adapters count their IPv4 packets, which the ICRC covers; who is known to send zeros is held to that.
+    #[test]
+    fn adapters_may_count_their_packets() {
+        let ids = |place: &str, mtu| {
+            let told = QueuePairTold {
+                place: UdpPlace(place.parse().unwrap()),
+                qpn: 17,
+                psn: 1,
+                mtu,
+            };
+            peer_of(&told).map(|peer| peer.ids)
+        };
+        assert_eq!(ids("10.0.0.1:4791", 3), Some(Ids::Any));
+        assert_eq!(ids("[fd00::1]:4791", 3), Some(Ids::Any));
+        assert_eq!(ids("10.0.0.1:40000", 3), Some(Ids::Zero));
+        assert_eq!(ids("10.0.0.1:4791", 0), None);
     }
 }

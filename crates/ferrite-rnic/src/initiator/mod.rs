@@ -261,8 +261,8 @@ impl Initiator {
             self.turn(Some(deadline))?;
         }
         self.endpoint.post(self.qpn, id, request).map_err(|error| match error {
-            PostError::TooLong => Error::TooLong,
-            PostError::Full | PostError::Broken => self.why_broken(),
+            PostError::Broken => self.why_broken(),
+            error => Error::of_post(error),
         })?;
         self.next += 1;
         self.transmit();
@@ -403,12 +403,8 @@ impl Initiator {
 
     fn error(&self, failure: Failure) -> Error {
         match failure {
-            Failure::RetryExceeded => Error::NoAnswer { peer: self.server },
-            Failure::RnrRetryExceeded => Error::NotReady,
-            Failure::Access => Error::Access,
-            Failure::Operational => Error::Operational,
-            Failure::InvalidRequest | Failure::BadResponse => Error::Protocol(failure),
             Failure::Flushed => self.why_broken(),
+            failure => Error::of(failure, self.server),
         }
     }
 }

@@ -70,7 +70,7 @@ pub type Id = u32;
 pub struct Offer<'d> {
     /// The queue pair.
     pub qpn: Qpn,
-    /// Number of its first packet.
+    /// Number of the first packet that it expects, at which the other end's shall begin.
     pub psn: Psn,
     /// READs and atomics that it answers at a time.
     pub responder_resources: u8,

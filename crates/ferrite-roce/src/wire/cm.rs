@@ -101,7 +101,7 @@ pub struct Req {
     pub transport: u8,
     /// Whether the sender counts credits.
     pub flow_control: bool,
-    /// Number of the sender's first packet.
+    /// Number at which the receiver's packets shall begin.
     pub psn: Psn,
     /// Code of the time that the sender takes for an answer.
     pub local_timeout: u8,
@@ -136,7 +136,7 @@ pub struct Rep {
     pub remote: u32,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// Number of the sender's first packet.
+    /// Number at which the receiver's packets shall begin.
     pub psn: Psn,
     /// READs and atomics that the sender answers at a time.
     pub responder_resources: u8,
