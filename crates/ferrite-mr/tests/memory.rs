@@ -119,6 +119,10 @@ fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
     assert_eq!(write(memory, 20, reads, APPEND_AT, &[1]), Err(Fault::Access));
     assert_eq!(memory.fetch_add(20, reads, 0, 1), Err(Fault::Access));
     assert_eq!(memory.fetch_add(20, reads, RESERVE_AT, 1), Err(Fault::Access));
+    assert_eq!(
+        memory.compare_swap(20, reads, RESERVE_AT, MIB, MIB + 1),
+        Err(Fault::Access)
+    );
     assert_eq!(write(memory, 20, appends, APPEND_AT, &[1]), Ok(()));
     assert_eq!(memory.fetch_add(20, appends, RESERVE_AT, 7), Ok(MIB + 1));
     assert_eq!(read(memory, 20, appends, 0, 8), Err(Fault::Access));
@@ -304,10 +308,19 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
     assert_eq!(memory.fetch_add(1, key, RESERVE_AT, 100), Ok(6_005));
     write(memory, 1, key, 6_055, &[7; 50]).unwrap();
     assert_eq!(stage.file.read(6_005, 100), [[0; 50], [7; 50]].concat());
+    // The end moves from where its writer takes it to be, and from nowhere else; never back.
+    for (from, to, was) in [(6_105, 6_205, 6_105), (6_105, 6_305, 6_205), (6_205, 6_205, 6_205)] {
+        assert_eq!(memory.compare_swap(1, key, RESERVE_AT, from, to), Ok(was));
+    }
+    assert_eq!(stage.file.size(), 6_205);
+    assert_eq!(
+        memory.compare_swap(1, key, RESERVE_AT, 6_205, 6_204),
+        Err(Fault::Access)
+    );
     let total = stage.binder.list()[0].status.total;
     assert_eq!(
         (total.appends, total.bytes_appended, total.reservations, total.put_off),
-        (1, 6_000, 1, 1)
+        (1, 6_000, 3, 1)
     );
 }
 

@@ -276,6 +276,38 @@ fn what_is_written_by_verbs_is_read_locally_and_back() {
     assert_eq!((place.files.keys(), place.files.queue_pairs()), (0, 0));
 }
 
+/// Clients that do not know what others have written make a file as long as the furthest of their writes, and no longer.
+#[test]
+fn a_file_ends_where_the_furthest_write_ended() {
+    let place = Place::new();
+    let clients = [place.client(), place.client()];
+    let files = clients.each_ref().map(|client| open(client, b"file"));
+    files[0].write(90, &[1; 10]).unwrap();
+    // The second one takes the file to be empty.
+    files[1].write(40, &[2; 10]).unwrap();
+    assert_eq!(place.local(b"file").len(), 100);
+    files[1].write(95, &[3; 10]).unwrap();
+    assert_eq!(place.local(b"file").len(), 105);
+    let all = [&[0; 40][..], &[2; 10], &[0; 40], &[1; 5], &[3; 10]].concat();
+    assert_eq!(place.local(b"file"), all);
+    // One that takes it to be longer than it is.
+    let short = SetAttr {
+        size: Some(3),
+        ..SetAttr::default()
+    };
+    place.fs.setattr(SYSTEM, place.ino(b"file"), &short).unwrap();
+    files[0].write(20, &[4; 10]).unwrap();
+    assert_eq!(place.local(b"file"), [&[0; 20][..], &[4; 10]].concat());
+    // All at once, in steps of different lengths.
+    std::thread::scope(|scope| {
+        for (file, step) in files.iter().zip([70_u64, 110]) {
+            scope.spawn(move || (0..200).for_each(|n| file.write(n * step, &[5; 60]).unwrap()));
+        }
+    });
+    assert_eq!(place.local(b"file").len(), 199 * 110 + 60);
+    assert!(files.iter().all(by_verbs));
+}
+
 #[test]
 fn keys_and_queue_pairs_end_with_their_session() {
     let place = Place::with(

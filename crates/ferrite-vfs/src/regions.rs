@@ -141,6 +141,14 @@ pub trait Region: Send + Sync {
     /// As [`Self::append`].
     fn reserve(&self, len_bytes: u64) -> Result<u64>;
 
+    /// Moves the end from `from` to `to`, durably, and gives where it was: nothing has happened if that is not `from`.
+    /// What is between reads as zeros. Who writes behind the end does this first: done twice, or by two at once, it
+    /// makes the file no longer than asked.
+    ///
+    /// # Errors
+    /// As [`Self::append`]; `Invalid` if `to` is before `from`.
+    fn extend(&self, from: u64, to: u64) -> Result<u64>;
+
     /// Writes as a local caller does: one atomic and durable step, up to [`crate::Limits::atomic_write_bytes`]. It does
     /// not grow the file.
     ///

@@ -180,6 +180,14 @@ impl Region for SeenRegion {
         Ok(at)
     }
 
+    fn extend(&self, from: u64, to: u64) -> Result<u64> {
+        self.stops.in_packet(true);
+        let at = self.below.extend(from, to)?;
+        self.stops.done_by_engine();
+        self.stops.in_packet(true);
+        Ok(at)
+    }
+
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.stops.in_packet(true);
         self.below.write_atomic(offset, data)?;

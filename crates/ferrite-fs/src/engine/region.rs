@@ -158,6 +158,11 @@ impl Region for PmRegion {
         core.told(region::reserve(core, &self.mem, &self.file, len_bytes))
     }
 
+    fn extend(&self, from: u64, to: u64) -> Result<u64> {
+        let core = &self.core;
+        core.told(region::extend(core, &self.mem, &self.file, from, to))
+    }
+
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
         if self.file.has_ended() {
             return Err(FsError::Stale);

@@ -1,6 +1,6 @@
 //! What adapters ask for: places of pages, appends, atomic writes.
 //!
-//! What lives here: [`fault`], [`append`], [`reserve`]. Each checks under the inode's lock that the binding has not
+//! What lives here: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding has not
 //! ended. Stores, loads and fences go past all of this, straight to the medium.
 //!
 //! Crash argument of an append: bytes go where nobody sees them, behind the end in the last page and in reserved pages,
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Lblk, PageId, PageRange, PageWord, TransCache};
 use ferrite_vfs::regions::Access;
-use ferrite_vfs::{FsError, Result, Unsupported};
+use ferrite_vfs::{BadArgument, FsError, Result, Unsupported};
 
 use super::write::ATOMIC_BYTES;
 use super::{bound, reserve};
@@ -245,15 +245,30 @@ fn reserve_window(core: &Core, mem: &Arc<InodeMem>, file: &Attached, mut inode: 
 
 /// See [`ferrite_vfs::regions::Region::reserve`].
 pub(crate) fn reserve(core: &Core, mem: &Arc<InodeMem>, file: &Attached, len_bytes: u64) -> Result<u64> {
+    move_end(core, mem, file, |at| at.checked_add(len_bytes))
+}
+
+/// See [`ferrite_vfs::regions::Region::extend`].
+pub(crate) fn extend(core: &Core, mem: &Arc<InodeMem>, file: &Attached, from: u64, to: u64) -> Result<u64> {
+    match to < from {
+        true => Err(FsError::Invalid(BadArgument::BeforeStart)),
+        false => move_end(core, mem, file, |at| Some(if at == from { to } else { at })),
+    }
+}
+
+/// Moves the end from where it is to `target` of that, by one record, and gives where it was.
+fn move_end(core: &Core, mem: &Arc<InodeMem>, file: &Attached, target: impl Fn(u64) -> Option<u64>) -> Result<u64> {
     core.check_writable()?;
     retry::with_room(core, || {
         let _lock = mem.write();
         let old = load_writable(core, mem, file)?;
         let at = old.size();
-        let end = at
-            .checked_add(len_bytes)
+        let end = target(at)
             .filter(|&end| end <= MAX_FILE_BYTES)
             .ok_or(FsError::FileTooBig)?;
+        if end == at {
+            return Ok(at);
+        }
         let _change = bound::addition(core, mem, &old, PageRange::new(0, 0));
         let mut new = old;
         new.set_size(end);

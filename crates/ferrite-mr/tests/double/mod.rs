@@ -399,6 +399,18 @@ impl Region for File {
         Ok(start)
     }
 
+    fn extend(&self, from: u64, to: u64) -> Result<u64> {
+        let mut state = self.bound()?;
+        if state.size == from {
+            state.size = to;
+            if let Some(adapter) = &state.adapter {
+                adapter.resize(to);
+            }
+            return Ok(from);
+        }
+        Ok(state.size)
+    }
+
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
         let mut state = self.bound()?;
         if offset + data.len() as u64 > state.size {

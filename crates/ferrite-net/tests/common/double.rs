@@ -10,7 +10,7 @@ use ferrite_net::wire::BoundTold;
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
 use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, Result, SYSTEM, Unsupported};
+use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, Result, SYSTEM, SetAttr, Unsupported};
 use parking_lot::Mutex;
 
 struct Key {
@@ -200,13 +200,27 @@ impl Memory for Reach {
 
     fn compare_swap(
         &mut self,
-        _qpn: Qpn,
-        _key: u32,
-        _at: u64,
-        _compare: u64,
-        _swap: u64,
+        qpn: Qpn,
+        key: u32,
+        at: u64,
+        compare: u64,
+        swap: u64,
     ) -> std::result::Result<u64, Fault> {
-        Err(Fault::Access)
+        let file = self.file(qpn, key, true)?;
+        if at != RESERVE_AT {
+            return Err(Fault::Access);
+        }
+        // Others come between these two on other threads.
+        let _alone = self.0.lock();
+        let size = file.getattr(SYSTEM).map_err(|_| Fault::Operational)?.size;
+        if size == compare {
+            let set = SetAttr {
+                size: Some(swap),
+                ..SetAttr::default()
+            };
+            file.setattr(SYSTEM, &set).map_err(|_| Fault::Operational)?;
+        }
+        Ok(size)
     }
 
     fn receive(&mut self, _qpn: Qpn, _received: &Received<'_>) -> std::result::Result<(), Fault> {
