@@ -363,18 +363,29 @@ fn a_frozen_pool_does_not_change() {
     let remote = Remote::bind(&engine, ino);
     engine.freeze().unwrap();
     let image = recorder.log().final_image();
-    std::thread::scope(|scope| {
-        let append = scope.spawn(|| remote.region.append(&[b"later"]));
-        assert_eq!(remote.write(0, b"now"), Err(FsError::Busy));
-        let before = remote.region.attr().unwrap();
-        assert_eq!(engine.getattr(SYSTEM, ino).unwrap(), before);
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(recorder.log().final_image() == image, "something was stored");
-        check(&image);
-        assert!(read(&mount(&image), ino) == pattern(20_000, 1));
-        engine.thaw().unwrap();
-        assert_eq!(append.join().unwrap(), Ok(20_000));
+    // Who asks for others as well does not wait.
+    let (answers, answered) = std::sync::mpsc::channel();
+    let elsewhere = remote.clone();
+    let asking = std::thread::spawn(move || {
+        let region = &elsewhere.region;
+        answers.send(("append", region.append(&[b"later"]).err())).unwrap();
+        answers.send(("reserve", region.reserve(5).err())).unwrap();
+        answers.send(("extend", region.extend(20_000, 30_000).err())).unwrap();
+        answers.send(("write", region.write_atomic(0, b"later").err())).unwrap();
+        answers.send(("store", elsewhere.write(0, b"now").err())).unwrap();
     });
+    for call in ["append", "reserve", "extend", "write", "store"] {
+        let answer = answered.recv_timeout(Duration::from_secs(20));
+        assert_eq!(answer, Ok((call, Some(FsError::Busy))), "{call} waits for the thaw");
+    }
+    asking.join().unwrap();
+    let before = remote.region.attr().unwrap();
+    assert_eq!(engine.getattr(SYSTEM, ino).unwrap(), before);
+    assert!(recorder.log().final_image() == image, "something was stored");
+    check(&image);
+    assert!(read(&mount(&image), ino) == pattern(20_000, 1));
+    engine.thaw().unwrap();
+    assert_eq!(remote.region.append(&[b"later"]), Ok(20_000));
     remote.write(0, b"now").unwrap();
     assert_eq!(&remote.read_all()[..3], b"now");
     // An unmount of a frozen pool cannot seal.

@@ -170,6 +170,40 @@ fn pages_of_a_pool_are_written_in_place() {
     assert_eq!(seen[29_999..30_003], [data[19_999], b'e', b'n', b'd']);
 }
 
+/// An append to a pool that is frozen comes when it is thawed; until then its adapter's only thread serves others.
+#[test]
+fn a_frozen_pool_keeps_no_other_queue_pair_waiting() {
+    let pool = common::make_pool(64 << 20, 1_000);
+    let engine = Arc::new(common::mount(&pool));
+    let options = Options {
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        threads: 1,
+        ..Options::default()
+    };
+    let adapter = Adapter::start(&options, Arc::new(BoundFiles::new().unwrap())).unwrap();
+    let served = ServerOptions::default().rdma(Some(Arc::new(adapter)));
+    let (_server, address) = serve(Arc::clone(&engine) as _, vec![export("")], &served);
+    let client = Arc::new(connect(&address));
+    let new = NewFile {
+        mode: 0o600,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    };
+    let ino = client.create(SYSTEM, ROOT_INO, b"file", &new).unwrap().attr.ino;
+    let key = client.bind(SYSTEM, ino, WRITABLE, false).unwrap().key;
+    let (mut one, mut other) = (queue_pair(&client), queue_pair(&client));
+    engine.freeze().unwrap();
+    let appending = std::thread::spawn(move || one.append(key, b"later"));
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(5));
+        other.probe().unwrap();
+    }
+    assert!(!appending.is_finished());
+    engine.thaw().unwrap();
+    appending.join().unwrap().unwrap();
+    assert_eq!(engine.getattr(SYSTEM, ino).unwrap().size, 5);
+}
+
 /// A change of permissions ends the keys of who may not use the file any more, at once, and no other's.
 #[test]
 fn permissions_that_are_taken_away_end_keys() {

@@ -132,7 +132,8 @@ pub trait Region: Send + Sync {
     /// begins. Blocks on the inode's lock.
     ///
     /// # Errors
-    /// `NoSpace`, `FileTooBig`, `Stale`, a medium that failed; nothing was appended then.
+    /// `NoSpace`, `FileTooBig`, `Stale`, a medium that failed; `Busy` while the engine is frozen, to be asked again.
+    /// Nothing was appended then.
     fn append(&self, parts: &[&[u8]]) -> Result<u64>;
 
     /// Moves the end by `len_bytes`, durably, and gives where it was. What is between reads as zeros.

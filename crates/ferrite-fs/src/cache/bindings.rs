@@ -7,7 +7,8 @@
 //! Invariants:
 //! * A file that has an adapter is bound and pinned. It gets and loses its adapter under its inode's exclusive lock.
 //! * The adapter is called only through [`Attached::tell`], and so by one thread at a time.
-//! * Lock order: inode, then [`Attached::tell`], then the adapter's own. The list is locked for a lookup only.
+//! * An adapter's thread serves many, so no call of one waits for a thaw: who freezes the pool waits for their calls.
+//! * Lock order: [`Bindings::enter`], inode, then [`Attached::tell`], then the adapter's own. The list is locked for a lookup only.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferrite_map::{Inum, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::FxHashMap;
 
 /// A bound file with its adapter.
@@ -123,6 +124,8 @@ struct List {
 #[derive(Default)]
 pub(crate) struct Bindings {
     list: Mutex<List>,
+    /// Held beside others by adapters' calls that change a file, alone by who freezes the pool.
+    calls: RwLock<()>,
     /// Number of those that have adapters.
     attached: AtomicUsize,
 }
@@ -141,6 +144,17 @@ impl Bindings {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.attached.load(Ordering::Acquire) == 0
+    }
+
+    /// Lets an adapter's call change a file: until it is dropped, the pool is not frozen, so the call waits for no thaw.
+    /// `None` if somebody is about to freeze it.
+    pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.calls.try_read()
+    }
+
+    /// Waits for adapters' calls that change files, and keeps others out.
+    pub(crate) fn keep_out(&self) -> RwLockWriteGuard<'_, ()> {
+        self.calls.write()
     }
 
     /// Adds a file that has got an adapter; false if it has one, or if no more are taken.

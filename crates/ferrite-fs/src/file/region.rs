@@ -136,10 +136,6 @@ pub(crate) fn append(core: &Core, mem: &Arc<InodeMem>, file: &Attached, parts: &
     if data.len() > ATOMIC_BYTES {
         return Err(FsError::NotSupported(Unsupported::StepSize));
     }
-    if core.journal.is_frozen() {
-        // It writes in place.
-        core.journal.wait_for_thaw();
-    }
     retry::with_space(core, Need::pages(data.len()), || {
         let _lock = mem.write();
         let stored = load_writable(core, mem, file)?;

@@ -108,7 +108,7 @@ pub(crate) struct File {
     pub(crate) publishes: AtomicBool,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
-    /// Faults are put off.
+    /// Faults and changes are put off.
     pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
     pub(crate) faults: AtomicU64,
@@ -278,6 +278,14 @@ impl File {
         attr
     }
 
+    /// For a change.
+    fn thawed(&self) -> Result<std::sync::MutexGuard<'_, State>> {
+        match self.is_frozen.load(SeqCst) {
+            true => Err(FsError::Busy),
+            false => self.bound(),
+        }
+    }
+
     fn bound(&self) -> Result<std::sync::MutexGuard<'_, State>> {
         let state = self.state.lock().unwrap();
         match state.adapter {
@@ -376,7 +384,7 @@ impl Region for File {
 
     fn append(&self, parts: &[&[u8]]) -> Result<u64> {
         self.stops("append");
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         self.steps.fetch_add(1, SeqCst);
         let start = state.size;
         let mut at = start;
@@ -389,7 +397,7 @@ impl Region for File {
     }
 
     fn reserve(&self, len_bytes: u64) -> Result<u64> {
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         let end = state.size.checked_add(len_bytes).filter(|end| *end < 1 << 40);
         let start = std::mem::replace(&mut state.size, end.ok_or(FsError::FileTooBig)?);
         if let Some(adapter) = &state.adapter {
@@ -399,7 +407,7 @@ impl Region for File {
     }
 
     fn extend(&self, from: u64, to: u64) -> Result<u64> {
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         if state.size == from {
             state.size = to;
             if let Some(adapter) = &state.adapter {
@@ -411,7 +419,7 @@ impl Region for File {
     }
 
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         if offset + data.len() as u64 > state.size {
             return Err(FsError::Invalid(BadArgument::BeforeStart));
         }
