@@ -165,6 +165,47 @@ fn an_append_on_a_full_pool_leaves_nothing_and_room_is_found_later() {
     }
 }
 
+/// What a program has reserved behind the end is its own, whether an append would have reserved it or not.
+#[test]
+fn pages_that_a_program_has_reserved_stay_when_the_binding_ends() {
+    for &mapping in Mapping::ALL {
+        for later in [
+            FallocateMode::Allocate { keep_size: true },
+            FallocateMode::ZeroRange { keep_size: true },
+        ] {
+            let (engine, recorder) = pool(&options(mapping, true));
+            let keep = FallocateMode::Allocate { keep_size: true };
+            let ino = make(&engine, ROOT_INO, "log");
+            let blocks = || engine.getattr(SYSTEM, ino).unwrap().blocks;
+            write(&engine, ino, 0, &pattern(5000, 1));
+            let before = blocks();
+            fallocate(&engine, ino, keep, 5 * 4096, 2 * 4096);
+            let per_page = (blocks() - before) / 2;
+            assert!(per_page > 0);
+            let remote = Remote::bind(&engine, ino);
+            remote.region.append(&[&pattern(5000, 2)]).unwrap();
+            let with_window = blocks();
+            assert!(with_window > before + 3 * per_page, "an append reserves ahead");
+            // Two of the window's own, which the program wants as well.
+            fallocate(&engine, ino, later, 8 * 4096, 2 * 4096);
+            assert_eq!(blocks(), with_window, "they have blocks already");
+            // And two that it gives back and wants again.
+            fallocate(&engine, ino, FallocateMode::PunchHole, 11 * 4096, 2 * 4096);
+            fallocate(&engine, ino, keep, 11 * 4096, 4096);
+            remote.region.unbind().unwrap();
+            // The append ends in the third page.
+            assert_eq!(blocks(), before + (1 + 2 + 2 + 1) * per_page, "{mapping:?}, {later:?}");
+            for page in [5, 6, 8, 9, 11] {
+                write(&engine, ino, page * 4096, &pattern(4096, 3));
+            }
+            assert_eq!(blocks(), before + 6 * per_page);
+            remote.adapter.check("reserved");
+            engine.unmount().unwrap();
+            check(&recorder.log().final_image());
+        }
+    }
+}
+
 #[test]
 fn times_and_permissions_are_told() {
     let (engine, _) = pool(&options(Mapping::default(), false));

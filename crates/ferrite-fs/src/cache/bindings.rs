@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ferrite_map::{Inum, PageRange};
+use ferrite_map::{Inum, Lblk, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::FxHashMap;
@@ -36,12 +36,38 @@ pub(crate) struct Telling {
     adapter: Option<Arc<dyn Adapter>>,
     /// The size that the adapter knows.
     pub(crate) size: u64,
-    /// Pages behind the end that appends have reserved. The inode's lock protects it as well.
-    pub(crate) window: PageRange,
+    /// Pages behind the end that appends have reserved, and nobody else. The inode's lock protects it as well.
+    pub(crate) window: Window,
     /// How many the next window has.
     pub(crate) window_pages: u64,
     /// Runs that were published when the file was bound.
     pub(crate) runs: u64,
+}
+
+/// Pages that appends have reserved ahead, to be given back if none comes.
+#[derive(Default)]
+pub(crate) struct Window {
+    pages: BTreeSet<u64>,
+}
+
+impl Window {
+    /// They have been reserved; what is before `first` is in the file by now.
+    pub(crate) fn add(&mut self, first: u64, pages: &[Lblk]) {
+        self.pages = self.pages.split_off(&first);
+        self.pages.extend(pages.iter().map(|page| u64::from(page.get())));
+    }
+
+    /// Somebody else wants these to stay.
+    pub(crate) fn keep(&mut self, pages: PageRange) {
+        if self.pages.range(pages.first..pages.end).next().is_some() {
+            self.pages.retain(|&page| page < pages.first || page >= pages.end);
+        }
+    }
+
+    /// Those from page `first` on.
+    pub(crate) fn from(&self, first: u64) -> Vec<Lblk> {
+        self.pages.range(first..).map(|&page| Lblk::at(page)).collect()
+    }
 }
 
 impl Telling {
@@ -67,7 +93,7 @@ impl Attached {
             telling: Mutex::new(Telling {
                 adapter: Some(adapter),
                 size: 0,
-                window: PageRange::new(0, 0),
+                window: Window::default(),
                 window_pages: 0,
                 runs: 0,
             }),

@@ -215,15 +215,7 @@ fn reserve_window(core: &Core, mem: &Arc<InodeMem>, file: &Attached, mut inode: 
     let reserve_to = |inode: &mut Inode, to: u64| {
         let mut reserved = Vec::new();
         let done = reserve::reserve_pages(core, mem, inode, from, to, &mut reserved);
-        if let (Some(&first), Some(&last)) = (reserved.first(), reserved.last()) {
-            let mut telling = file.tell();
-            let window = telling.window;
-            let first = match window.is_empty() {
-                true => u64::from(first),
-                false => window.first.min(u64::from(first)),
-            };
-            telling.window = PageRange::new(first, window.end.max(u64::from(last) + 1));
-        }
+        file.tell().window.add(first, &reserved);
         done
     };
     let done = reserve_to(&mut inode, wish);
