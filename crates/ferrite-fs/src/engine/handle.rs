@@ -249,6 +249,22 @@ impl Engine {
         }
     }
 
+    /// Has files sealed that stay bound without an adapter, from now on.
+    pub(super) fn watch_bindings(&self) {
+        let core = &self.inner.core;
+        if core.bindings.is_watched() || !core.options.cleaner || core.is_read_only() {
+            return;
+        }
+        let mut background = self.inner.background.lock();
+        if core.bindings.is_watched() || core.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        match sealer::start(Arc::clone(core)) {
+            Ok(started) => background.push(started),
+            Err(error) => tracing::warn!(%error, "files that cannot be sealed stay bound until the next mount"),
+        }
+    }
+
     pub(crate) fn core(&self) -> &Core {
         &self.inner.core
     }

@@ -20,6 +20,7 @@ use crate::pool::core::Core;
 
 impl Regions for Engine {
     fn bind(&self, ctx: &Ctx, ino: Ino, how: Binding, adapter: Arc<dyn Adapter>) -> Result<Arc<dyn Region>> {
+        self.watch_bindings();
         let core = self.shared_core();
         let mem = core.inode(ino)?;
         let file = core.told(bind::bind(core, ctx, &mem, how, &adapter))?;

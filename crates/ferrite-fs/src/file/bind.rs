@@ -198,7 +198,12 @@ fn give_window_back(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result
 pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
     core.check_writable()?;
     let _lock = mem.write();
-    let inode = core.load_live(mem)?;
+    let inode = core.load_live(mem).inspect_err(|error| {
+        // It has lost its last name since.
+        if *error == FsError::Stale {
+            core.bindings.forget(mem.ino);
+        }
+    })?;
     if core.bindings.of(mem.ino).is_some() {
         return Err(FsError::Busy);
     }
