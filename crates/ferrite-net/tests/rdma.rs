@@ -17,7 +17,7 @@ use common::{connect, connect_leased, export, serve, serve_at};
 use double::Double;
 use ferrite_net::client::Client;
 use ferrite_net::rdma::{Adapter, BoundFiles, How, RemoteError, RemoteFile, RemoteOptions};
-use ferrite_net::server::{ExportOptions, Rdma, Server, ServerOptions};
+use ferrite_net::server::{ExportOptions, KeyWanted, Keys, Rdma, Server, ServerOptions};
 use ferrite_net::wire::{QueuePairTold, UdpPlace};
 use ferrite_rnic::{Initiator, InitiatorOptions, Options};
 use ferrite_vfs::memfs::MemFs;
@@ -597,6 +597,20 @@ fn works_by_requests(place: &Place, file: &RemoteFile, why: &str) {
 /// An adapter whose datagrams nobody gets.
 struct Mute(SocketAddr);
 
+impl Keys for Mute {
+    fn release(&self, _: u64, _: u32) {}
+
+    fn end_session(&self, _: u64) {}
+
+    fn unbind(&self, _: &Arc<dyn FileSystem>, _: Ino) -> ferrite_vfs::Result<()> {
+        Ok(())
+    }
+
+    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<ferrite_net::wire::BoundTold> {
+        Vec::new()
+    }
+}
+
 impl Rdma for Mute {
     fn places(&self) -> Vec<SocketAddr> {
         vec![self.0]
@@ -611,28 +625,8 @@ impl Rdma for Mute {
 
     fn close(&self, _: u64, _: u32) {}
 
-    fn bind(
-        &self,
-        _: u64,
-        _: &Arc<dyn FileSystem>,
-        _: &Ctx,
-        _: Ino,
-        _: Binding,
-        _: bool,
-    ) -> ferrite_vfs::Result<ferrite_net::wire::GrantedKey> {
+    fn bind(&self, _: &KeyWanted<'_>) -> ferrite_vfs::Result<ferrite_net::wire::GrantedKey> {
         panic!("no key is wanted of whom nobody reaches");
-    }
-
-    fn release(&self, _: u64, _: u32) {}
-
-    fn end_session(&self, _: u64) {}
-
-    fn unbind(&self, _: &Arc<dyn FileSystem>, _: Ino) -> ferrite_vfs::Result<()> {
-        Ok(())
-    }
-
-    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<ferrite_net::wire::BoundTold> {
-        Vec::new()
     }
 
     fn counters(&self) -> ferrite_net::wire::RdmaCounters {
