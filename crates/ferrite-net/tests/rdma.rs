@@ -310,7 +310,7 @@ fn what_is_written_by_verbs_is_read_locally_and_back() {
     assert_eq!((place.files.keys(), place.files.queue_pairs()), (0, 0));
 }
 
-/// Clients that do not know what others have written make a file as long as the furthest of their writes, and no longer.
+/// Clients that do not know what others have written make a file as long as the furthest of their writes, no longer.
 #[test]
 fn a_file_ends_where_the_furthest_write_ended() {
     let place = Place::new();

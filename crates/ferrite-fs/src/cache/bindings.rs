@@ -8,7 +8,8 @@
 //! * A file that has an adapter is bound and pinned. It gets and loses its adapter under its inode's exclusive lock.
 //! * The adapter is called only through [`Attached::tell`], and so by one thread at a time.
 //! * An adapter's thread serves many, so no call of one waits for a thaw: who freezes the pool waits for their calls.
-//! * Lock order: [`Bindings::enter`], inode, then [`Attached::tell`], then the adapter's own. The list is locked for a lookup only.
+//! * Lock order: [`Bindings::enter`], inode, then [`Attached::tell`], then the adapter's own. The list is locked for a
+//!   lookup only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -201,7 +202,7 @@ impl Bindings {
         self.attached.load(Ordering::Acquire) == 0
     }
 
-    /// Lets an adapter's call change a file: until it is dropped, the pool is not frozen, so the call waits for no thaw.
+    /// Lets an adapter's call change a file: until it is dropped the pool is not frozen, so the call waits for no thaw.
     /// `None` if somebody is about to freeze it.
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.calls.try_read()
@@ -275,7 +276,8 @@ impl Bindings {
         due.map(|(ino, _)| *ino).collect()
     }
 
-    /// Notes that a file could not be sealed; `is_final`: nor can it be before a repair. False if it is not tried again.
+    /// Notes that a file could not be sealed; `is_final`: nor can it be before a repair. False if that was the last
+    /// try.
     pub(crate) fn note_failure(&self, ino: Inum, now: Instant, is_final: bool) -> bool {
         let mut list = self.list.lock();
         let Some(tries) = list.left.get_mut(&ino) else {

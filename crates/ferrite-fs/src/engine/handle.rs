@@ -92,8 +92,9 @@ impl Engine {
     /// Makes all completed operations durable in place, marks the pool clean, and holds changes back until
     /// [`Self::thaw`] or [`Self::unmount`]. Meanwhile the file holds a cleanly unmounted pool and may be copied.
     ///
-    /// Blocks for the operations that are just committing, for calls of adapters that change files, and for a sync. Later
-    /// changes wait, and keep the locks that they hold; those of adapters fail with `Busy`. Reads continue, and do not update access times. Fails if the pool is already frozen.
+    /// Blocks for the operations that are just committing, for calls of adapters that change files, and for a sync.
+    /// Later changes wait, and keep the locks that they hold; those of adapters fail with `Busy`. Reads continue, and
+    /// do not update access times. Fails if the pool is already frozen.
     ///
     /// Crash points: as for [`Self::unmount`]. A crash while frozen leaves a clean pool.
     pub fn freeze(&self) -> Result<(), EngineError> {

@@ -1,7 +1,7 @@
 //! What adapters ask for: places of pages, appends, atomic writes.
 //!
-//! What lives here: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding has not
-//! ended. Stores, loads and fences go past all of this, straight to the medium.
+//! What lives here: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding
+//! has not ended. Stores, loads and fences go past all of this, straight to the medium.
 //!
 //! Crash argument of an append: bytes go where nobody sees them, behind the end in the last page and in reserved pages,
 //! which read as zeros. They are fenced. One record then moves the end and makes the pages written ones. It vouches for

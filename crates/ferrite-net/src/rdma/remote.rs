@@ -265,7 +265,8 @@ impl RemoteFile {
     }
 
     /// Writes at `offset`. Behind the end the file grows first, so that zeros may be seen there, and stay if the write
-    /// fails or the client ends in between. However many clients write, it is no longer than the furthest of their writes.
+    /// fails or the client ends in between. However many clients write, it is no longer than the furthest of their
+    /// writes.
     ///
     /// # Errors
     /// See [`RemoteError`]. A part may have been written.

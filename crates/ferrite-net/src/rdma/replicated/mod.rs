@@ -5,8 +5,8 @@
 //! (NSDI 2020, section 4.2) proposed it: one verb, sent to several memory regions.
 //!
 //! Invariants:
-//! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it. If it
-//!   finds a higher ballot than its own, it has been superseded, and stops.
+//! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it. If
+//!   it finds a higher ballot than its own, it has been superseded, and stops.
 //! * Writes and appends of a client are made one after the other, on all copies in the same order. An append's place is
 //!   the end that the client knows, the same on all copies.
 //! * A copy that fails is *left out*: nothing more is written to it before it is resynchronised. That it is, the others
@@ -181,7 +181,8 @@ impl ReplicatedFile {
     /// Writes at `offset`. A write behind the end makes the file longer by zeros.
     ///
     /// # Errors
-    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some copies may hold it, and it may be read.
+    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some copies may hold it, and it may be
+    /// read.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<Outcome> {
         self.change(Some(offset), &Change::Write(data.into()))
     }
