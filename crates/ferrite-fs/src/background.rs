@@ -6,26 +6,45 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// How the thread hears that it is to end.
+/// How the thread hears that it is to end, or that there is work.
 #[derive(Default)]
 pub(crate) struct Stop {
-    stopped: Mutex<bool>,
+    told: Mutex<Told>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Told {
+    to_end: bool,
+    of_work: bool,
 }
 
 impl Stop {
     /// Sleeps, unless the thread is to end; true if it is.
     pub(crate) fn wait(&self, time: Duration) -> bool {
-        let mut stopped = self.stopped.lock();
-        if !*stopped {
-            self.changed.wait_for(&mut stopped, time);
+        let mut told = self.told.lock();
+        self.changed.wait_while_for(&mut told, |told| !told.to_end, time);
+        told.to_end
+    }
+
+    /// Sleeps until there is work, told by [`Self::wake`] since the last call, or the thread is to end; true if it is.
+    pub(crate) fn wait_for_work(&self) -> bool {
+        let mut told = self.told.lock();
+        while !told.to_end && !std::mem::take(&mut told.of_work) {
+            self.changed.wait(&mut told);
         }
-        *stopped
+        told.to_end
+    }
+
+    /// Tells the thread that there is work.
+    pub(crate) fn wake(&self) {
+        self.told.lock().of_work = true;
+        self.changed.notify_all();
     }
 
     /// Whether the thread is to end.
     pub(crate) fn is_set(&self) -> bool {
-        *self.stopped.lock()
+        self.told.lock().to_end
     }
 }
 
@@ -49,9 +68,14 @@ impl Background {
         })
     }
 
+    /// What it is woken by.
+    pub(crate) fn waker(&self) -> Arc<Stop> {
+        Arc::clone(&self.stop)
+    }
+
     /// Ends the thread, and waits for it.
     pub(crate) fn stop(&mut self) {
-        *self.stop.stopped.lock() = true;
+        self.stop.told.lock().to_end = true;
         self.stop.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

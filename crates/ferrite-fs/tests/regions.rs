@@ -165,6 +165,47 @@ fn an_append_on_a_full_pool_leaves_nothing_and_room_is_found_later() {
     }
 }
 
+/// What a program has reserved behind the end is its own, whether an append would have reserved it or not.
+#[test]
+fn pages_that_a_program_has_reserved_stay_when_the_binding_ends() {
+    for &mapping in Mapping::ALL {
+        for later in [
+            FallocateMode::Allocate { keep_size: true },
+            FallocateMode::ZeroRange { keep_size: true },
+        ] {
+            let (engine, recorder) = pool(&options(mapping, true));
+            let keep = FallocateMode::Allocate { keep_size: true };
+            let ino = make(&engine, ROOT_INO, "log");
+            let blocks = || engine.getattr(SYSTEM, ino).unwrap().blocks;
+            write(&engine, ino, 0, &pattern(5000, 1));
+            let before = blocks();
+            fallocate(&engine, ino, keep, 5 * 4096, 2 * 4096);
+            let per_page = (blocks() - before) / 2;
+            assert!(per_page > 0);
+            let remote = Remote::bind(&engine, ino);
+            remote.region.append(&[&pattern(5000, 2)]).unwrap();
+            let with_window = blocks();
+            assert!(with_window > before + 3 * per_page, "an append reserves ahead");
+            // Two of the window's own, which the program wants as well.
+            fallocate(&engine, ino, later, 8 * 4096, 2 * 4096);
+            assert_eq!(blocks(), with_window, "they have blocks already");
+            // And two that it gives back and wants again.
+            fallocate(&engine, ino, FallocateMode::PunchHole, 11 * 4096, 2 * 4096);
+            fallocate(&engine, ino, keep, 11 * 4096, 4096);
+            remote.region.unbind().unwrap();
+            // The append ends in the third page.
+            assert_eq!(blocks(), before + (1 + 2 + 2 + 1) * per_page, "{mapping:?}, {later:?}");
+            for page in [5, 6, 8, 9, 11] {
+                write(&engine, ino, page * 4096, &pattern(4096, 3));
+            }
+            assert_eq!(blocks(), before + 6 * per_page);
+            remote.adapter.check("reserved");
+            engine.unmount().unwrap();
+            check(&recorder.log().final_image());
+        }
+    }
+}
+
 #[test]
 fn times_and_permissions_are_told() {
     let (engine, _) = pool(&options(Mapping::default(), false));
@@ -363,18 +404,29 @@ fn a_frozen_pool_does_not_change() {
     let remote = Remote::bind(&engine, ino);
     engine.freeze().unwrap();
     let image = recorder.log().final_image();
-    std::thread::scope(|scope| {
-        let append = scope.spawn(|| remote.region.append(&[b"later"]));
-        assert_eq!(remote.write(0, b"now"), Err(FsError::Busy));
-        let before = remote.region.attr().unwrap();
-        assert_eq!(engine.getattr(SYSTEM, ino).unwrap(), before);
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(recorder.log().final_image() == image, "something was stored");
-        check(&image);
-        assert!(read(&mount(&image), ino) == pattern(20_000, 1));
-        engine.thaw().unwrap();
-        assert_eq!(append.join().unwrap(), Ok(20_000));
+    // Who asks for others as well does not wait.
+    let (answers, answered) = std::sync::mpsc::channel();
+    let elsewhere = remote.clone();
+    let asking = std::thread::spawn(move || {
+        let region = &elsewhere.region;
+        answers.send(("append", region.append(&[b"later"]).err())).unwrap();
+        answers.send(("reserve", region.reserve(5).err())).unwrap();
+        answers.send(("extend", region.extend(20_000, 30_000).err())).unwrap();
+        answers.send(("write", region.write_atomic(0, b"later").err())).unwrap();
+        answers.send(("store", elsewhere.write(0, b"now").err())).unwrap();
     });
+    for call in ["append", "reserve", "extend", "write", "store"] {
+        let answer = answered.recv_timeout(Duration::from_secs(20));
+        assert_eq!(answer, Ok((call, Some(FsError::Busy))), "{call} waits for the thaw");
+    }
+    asking.join().unwrap();
+    let before = remote.region.attr().unwrap();
+    assert_eq!(engine.getattr(SYSTEM, ino).unwrap(), before);
+    assert!(recorder.log().final_image() == image, "something was stored");
+    check(&image);
+    assert!(read(&mount(&image), ino) == pattern(20_000, 1));
+    engine.thaw().unwrap();
+    assert_eq!(remote.region.append(&[b"later"]), Ok(20_000));
     remote.write(0, b"now").unwrap();
     assert_eq!(&remote.read_all()[..3], b"now");
     // An unmount of a frozen pool cannot seal.

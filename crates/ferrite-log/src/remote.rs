@@ -111,9 +111,9 @@ impl Store for ReplicatedFile {
         stored.map(drop).map_err(not_replicated)
     }
 
-    /// The bytes stay where they are: the copies would have to free the same.
-    fn free(&self, _offset: u64, _len_bytes: u64) -> Result<()> {
-        Ok(())
+    fn free(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        let freed = ReplicatedFile::free(self, offset, len_bytes);
+        freed.map(drop).map_err(not_replicated)
     }
 
     fn append_bytes_max(&self) -> u64 {

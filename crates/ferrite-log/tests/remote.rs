@@ -258,3 +258,51 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
         "{found:?}, {appended:?}"
     );
 }
+
+#[test]
+fn a_rewind_frees_the_space_of_all_copies() {
+    let seed = seed_from_env().unwrap_or(1);
+    println!("FERRITE_SEED={seed}");
+    let hosts: Vec<Host> = (0..3).map(|index| Host::new(seed + 1_000 * index)).collect();
+    let source = |host: &Host| {
+        let address = host.address.clone();
+        Source::new(address.clone(), move || remote(&address, PATIENCE))
+    };
+    let copies = ReplicatedFile::open(hosts.iter().map(source).collect(), ReplicatedOptions::default()).unwrap();
+    let log = open(copies);
+    let blocks = || {
+        let of = |host: &Host| {
+            let ino = host.fs.lookup(SYSTEM, ROOT_INO, b"log").unwrap().ino;
+            host.fs.getattr(SYSTEM, ino).unwrap().blocks
+        };
+        hosts.iter().map(of).collect::<Vec<u64>>()
+    };
+    let empty = blocks();
+    for round in 0..3 {
+        (0..20).for_each(|_| log.append(&[round; 50_000]).unwrap());
+        let full = blocks();
+        log.rewind().unwrap();
+        assert_eq!(log.tell().unwrap(), 0);
+        log.append(b"after").unwrap();
+        for (index, now) in blocks().into_iter().enumerate() {
+            // The pages that hold the end of the old ones and the new one.
+            let page = 4096 / 512;
+            assert!(
+                now <= empty[index] + 3 * page && now < full[index],
+                "{now} of {}",
+                full[index]
+            );
+        }
+        let mut found = Vec::new();
+        log.walk(0, |data| {
+            found.extend_from_slice(data);
+            true
+        })
+        .unwrap();
+        assert_eq!(found, b"after");
+        log.rewind().unwrap();
+    }
+    log.into_store().close().unwrap();
+    let contents: Vec<Vec<u8>> = hosts.iter().map(Host::content).collect();
+    assert!(contents[0] == contents[1] && contents[0] == contents[2]);
+}

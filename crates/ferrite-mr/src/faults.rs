@@ -136,6 +136,8 @@ pub(crate) fn fault_of(error: &FsError) -> Fault {
         | FsError::ReadOnly
         | FsError::FileTooBig
         | FsError::Invalid(_) => Fault::Access,
+        // The engine is frozen. A thread that waited would keep all its queue pairs waiting.
+        FsError::Busy => Fault::NotReady { wait_ns: WAIT_NS_MAX },
         _ => Fault::Operational,
     }
 }

@@ -426,6 +426,17 @@ impl Memory for FileMemory {
     }
 
     fn compare_swap(&mut self, qpn: Qpn, key: u32, at: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        if at == RESERVE_AT {
+            let allows = |rights: &Rights| rights.append && compare <= swap;
+            return self.with(qpn, key, allows, |_, found, _| {
+                let end = found
+                    .grant
+                    .file
+                    .call(&found.grant.key, |region| region.extend(compare, swap))?;
+                found.meter().reservations.add(u64::from(end == compare));
+                Ok(end)
+            });
+        }
         self.atomic(qpn, key, at, |region, page, within| {
             region.compare_swap(page, within, compare, swap)
         })

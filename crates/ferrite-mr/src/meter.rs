@@ -53,7 +53,7 @@ counts! {
     reservations,
     /// WRITEs of atomic mode.
     atomic_writes,
-    /// Packets that were put off, because a page was not translated.
+    /// Packets that were put off, because a page was not translated, or the engine is frozen.
     faults,
     /// Packets that were put off, because too many messages are being assembled.
     put_off,

@@ -78,6 +78,10 @@ impl Region for Pages {
         Ok(0)
     }
 
+    fn extend(&self, _: u64, _: u64) -> Result<u64> {
+        Ok(0)
+    }
+
     fn write_atomic(&self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ferrite_mr::{Options, Rights, SessionId};
-use ferrite_roce::memory::{APPEND_AT, Delivery, Fault, Memory, RESERVE_AT};
+use ferrite_roce::memory::{APPEND_AT, Delivery, Fault, Memory, Message, RESERVE_AT};
 use ferrite_testkit::rng::pattern;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Cred, Ctx, FsError, SYSTEM};
@@ -130,6 +130,10 @@ fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
     assert_eq!(write(memory, 20, reads, APPEND_AT, &[1]), Err(Fault::Access));
     assert_eq!(memory.fetch_add(20, reads, 0, 1), Err(Fault::Access));
     assert_eq!(memory.fetch_add(20, reads, RESERVE_AT, 1), Err(Fault::Access));
+    assert_eq!(
+        memory.compare_swap(20, reads, RESERVE_AT, MIB, MIB + 1),
+        Err(Fault::Access)
+    );
     assert_eq!(write(memory, 20, appends, APPEND_AT, &[1]), Ok(()));
     assert_eq!(memory.fetch_add(20, appends, RESERVE_AT, 7), Ok(MIB + 1));
     assert_eq!(read(memory, 20, appends, 0, 8), Err(Fault::Access));
@@ -315,11 +319,68 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
     assert_eq!(memory.fetch_add(1, key, RESERVE_AT, 100), Ok(6_005));
     write(memory, 1, key, 6_055, &[7; 50]).unwrap();
     assert_eq!(stage.file.read(6_005, 100), [[0; 50], [7; 50]].concat());
+    // The end moves from where its writer takes it to be, and from nowhere else; never back.
+    for (from, to, was) in [(6_105, 6_205, 6_105), (6_105, 6_305, 6_205), (6_205, 6_205, 6_205)] {
+        assert_eq!(memory.compare_swap(1, key, RESERVE_AT, from, to), Ok(was));
+    }
+    assert_eq!(stage.file.size(), 6_205);
+    assert_eq!(
+        memory.compare_swap(1, key, RESERVE_AT, 6_205, 6_204),
+        Err(Fault::Access)
+    );
     let total = stage.binder.list()[0].status.total;
     assert_eq!(
         (total.appends, total.bytes_appended, total.reservations, total.put_off),
-        (1, 6_000, 1, 1)
+        (1, 6_000, 3, 1)
     );
+}
+
+/// The thread of an adapter has other queue pairs to serve.
+#[test]
+fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
+    let stage = stage(MIB, Options::default());
+    let memory = &mut stage.binder.memory();
+    let other = stage.engine.file(11, 10);
+    let rights = Rights {
+        atomic_writes: true,
+        ..Rights::ALL
+    };
+    let bind = |ino, rights| stage.binder.bind(&stage.shared, SYSTEM, ino, WRITABLE, SESSION, rights);
+    let atomic = bind(10, rights).unwrap().key;
+    let free = bind(11, Rights::ALL).unwrap().key;
+    stage.file.is_frozen.store(true, SeqCst);
+    let message = |number, key, at| Message {
+        qpn: 1,
+        number,
+        key,
+        at,
+        len_bytes: 5,
+    };
+    let changes = [message(1, stage.key, APPEND_AT), message(2, atomic, 7)];
+    for round in 0..3 {
+        for change in &changes {
+            assert_eq!(memory.begin(change), Ok(Delivery::Whole));
+            let put_off = memory.write_whole(change, b"later", None);
+            assert!(matches!(put_off, Err(Fault::NotReady { .. })), "{round}: {put_off:?}");
+            memory.abandon(change, 0);
+        }
+        for put_off in [
+            memory.fetch_add(1, stage.key, RESERVE_AT, 5),
+            memory.compare_swap(1, stage.key, RESERVE_AT, MIB, MIB + 5),
+        ] {
+            assert!(matches!(put_off, Err(Fault::NotReady { .. })), "{round}: {put_off:?}");
+        }
+        assert_eq!(write(memory, 1, free, APPEND_AT, b"now"), Ok(()));
+    }
+    assert_eq!((stage.binder.assembled_bytes(), other.size()), (0, 19));
+    assert_eq!(stage.file.size(), MIB);
+    stage.file.is_frozen.store(false, SeqCst);
+    for change in &changes {
+        assert_eq!(memory.begin(change), Ok(Delivery::Whole));
+        assert_eq!(memory.write_whole(change, b"later", None), Ok(()));
+    }
+    assert_eq!(stage.file.read(7, 5), b"later");
+    assert_eq!(stage.file.read(MIB, 5), b"later");
 }
 
 #[test]

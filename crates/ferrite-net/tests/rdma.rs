@@ -17,7 +17,7 @@ use common::{connect, connect_leased, export, serve, serve_at};
 use double::Double;
 use ferrite_net::client::Client;
 use ferrite_net::rdma::{Adapter, BoundFiles, How, RemoteError, RemoteFile, RemoteOptions};
-use ferrite_net::server::{ExportOptions, Rdma, Server, ServerOptions};
+use ferrite_net::server::{ExportOptions, KeyWanted, Keys, Rdma, Server, ServerOptions};
 use ferrite_net::wire::{QueuePairTold, UdpPlace};
 use ferrite_rnic::{Initiator, InitiatorOptions, Options};
 use ferrite_vfs::memfs::MemFs;
@@ -170,6 +170,40 @@ fn pages_of_a_pool_are_written_in_place() {
     assert_eq!(seen[29_999..30_003], [data[19_999], b'e', b'n', b'd']);
 }
 
+/// An append to a pool that is frozen comes when it is thawed; until then its adapter's only thread serves others.
+#[test]
+fn a_frozen_pool_keeps_no_other_queue_pair_waiting() {
+    let pool = common::make_pool(64 << 20, 1_000);
+    let engine = Arc::new(common::mount(&pool));
+    let options = Options {
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        threads: 1,
+        ..Options::default()
+    };
+    let adapter = Adapter::start(&options, Arc::new(BoundFiles::new().unwrap())).unwrap();
+    let served = ServerOptions::default().rdma(Some(Arc::new(adapter)));
+    let (_server, address) = serve(Arc::clone(&engine) as _, vec![export("")], &served);
+    let client = Arc::new(connect(&address));
+    let new = NewFile {
+        mode: 0o600,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    };
+    let ino = client.create(SYSTEM, ROOT_INO, b"file", &new).unwrap().attr.ino;
+    let key = client.bind(SYSTEM, ino, WRITABLE, false).unwrap().key;
+    let (mut one, mut other) = (queue_pair(&client), queue_pair(&client));
+    engine.freeze().unwrap();
+    let appending = std::thread::spawn(move || one.append(key, b"later"));
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(5));
+        other.probe().unwrap();
+    }
+    assert!(!appending.is_finished());
+    engine.thaw().unwrap();
+    appending.join().unwrap().unwrap();
+    assert_eq!(engine.getattr(SYSTEM, ino).unwrap().size, 5);
+}
+
 /// A change of permissions ends the keys of who may not use the file any more, at once, and no other's.
 #[test]
 fn permissions_that_are_taken_away_end_keys() {
@@ -274,6 +308,38 @@ fn what_is_written_by_verbs_is_read_locally_and_back() {
     assert!(activity.counters.executed > 70 && activity.files[0].ino == look(&client, b"file"));
     file.close().unwrap();
     assert_eq!((place.files.keys(), place.files.queue_pairs()), (0, 0));
+}
+
+/// Clients that do not know what others have written make a file as long as the furthest of their writes, no longer.
+#[test]
+fn a_file_ends_where_the_furthest_write_ended() {
+    let place = Place::new();
+    let clients = [place.client(), place.client()];
+    let files = clients.each_ref().map(|client| open(client, b"file"));
+    files[0].write(90, &[1; 10]).unwrap();
+    // The second one takes the file to be empty.
+    files[1].write(40, &[2; 10]).unwrap();
+    assert_eq!(place.local(b"file").len(), 100);
+    files[1].write(95, &[3; 10]).unwrap();
+    assert_eq!(place.local(b"file").len(), 105);
+    let all = [&[0; 40][..], &[2; 10], &[0; 40], &[1; 5], &[3; 10]].concat();
+    assert_eq!(place.local(b"file"), all);
+    // One that takes it to be longer than it is.
+    let short = SetAttr {
+        size: Some(3),
+        ..SetAttr::default()
+    };
+    place.fs.setattr(SYSTEM, place.ino(b"file"), &short).unwrap();
+    files[0].write(20, &[4; 10]).unwrap();
+    assert_eq!(place.local(b"file"), [&[0; 20][..], &[4; 10]].concat());
+    // All at once, in steps of different lengths.
+    std::thread::scope(|scope| {
+        for (file, step) in files.iter().zip([70_u64, 110]) {
+            scope.spawn(move || (0..200).for_each(|n| file.write(n * step, &[5; 60]).unwrap()));
+        }
+    });
+    assert_eq!(place.local(b"file").len(), 199 * 110 + 60);
+    assert!(files.iter().all(by_verbs));
 }
 
 #[test]
@@ -531,6 +597,20 @@ fn works_by_requests(place: &Place, file: &RemoteFile, why: &str) {
 /// An adapter whose datagrams nobody gets.
 struct Mute(SocketAddr);
 
+impl Keys for Mute {
+    fn release(&self, _: u64, _: u32) {}
+
+    fn end_session(&self, _: u64) {}
+
+    fn unbind(&self, _: &Arc<dyn FileSystem>, _: Ino) -> ferrite_vfs::Result<()> {
+        Ok(())
+    }
+
+    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<ferrite_net::wire::BoundTold> {
+        Vec::new()
+    }
+}
+
 impl Rdma for Mute {
     fn places(&self) -> Vec<SocketAddr> {
         vec![self.0]
@@ -545,28 +625,8 @@ impl Rdma for Mute {
 
     fn close(&self, _: u64, _: u32) {}
 
-    fn bind(
-        &self,
-        _: u64,
-        _: &Arc<dyn FileSystem>,
-        _: &Ctx,
-        _: Ino,
-        _: Binding,
-        _: bool,
-    ) -> ferrite_vfs::Result<ferrite_net::wire::GrantedKey> {
+    fn bind(&self, _: &KeyWanted<'_>) -> ferrite_vfs::Result<ferrite_net::wire::GrantedKey> {
         panic!("no key is wanted of whom nobody reaches");
-    }
-
-    fn release(&self, _: u64, _: u32) {}
-
-    fn end_session(&self, _: u64) {}
-
-    fn unbind(&self, _: &Arc<dyn FileSystem>, _: Ino) -> ferrite_vfs::Result<()> {
-        Ok(())
-    }
-
-    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<ferrite_net::wire::BoundTold> {
-        Vec::new()
     }
 
     fn counters(&self) -> ferrite_net::wire::RdmaCounters {

@@ -419,18 +419,62 @@ fn who_was_cut_off_writes_nothing_more() {
     resync(&second);
     let fails = || match first.write(0, b"wrong") {
         Err(ReplicatedError::TooFew { outcome, .. }) => assert_eq!(outcome.holders(), 0, "{outcome:?}"),
+        Err(ReplicatedError::Superseded { .. }) => {}
         other => panic!("{other:?}"),
     };
     fails();
     proxies.iter().for_each(|proxy| proxy.silence(false));
-    fails();
+    // As soon as a copy can be asked it says why.
+    let began = Instant::now();
+    while !matches!(first.write(0, b"wrong"), Err(ReplicatedError::Superseded { .. })) {
+        fails();
+        assert!(began.elapsed() < PATIENCE, "nobody says that there is another writer");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     equal(&hosts, b"other");
     second.close().unwrap();
-    fails();
-    drop(first.close());
+    for _ in 0..3 {
+        let refused = first.append(b"wrong").unwrap_err();
+        assert!(matches!(refused, ReplicatedError::Superseded { .. }), "{refused}");
+    }
+    assert!(matches!(
+        first.resync(Extent::Known),
+        Err(ReplicatedError::Superseded { .. })
+    ));
+    assert!(matches!(first.close(), Err(ReplicatedError::Superseded { .. })));
     equal(&hosts, b"other");
     let third = open(&hosts);
     assert_eq!(standings(&third), [Standing::Current; 3], "the first has noted nothing");
+}
+
+#[test]
+fn what_is_freed_is_free_on_all_copies_also_where_that_was_missed() {
+    let mut hosts = hosts(0, 1);
+    let file = open(&hosts);
+    let mut model = pattern(1, 6 << 20);
+    file.append(&model).unwrap();
+    let blocks = |host: &Host| {
+        let ino = host.fs.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+        host.fs.getattr(SYSTEM, ino).unwrap().blocks
+    };
+    let before = blocks(&hosts[0]);
+    assert_eq!(file.free(0, 2 << 20).unwrap().holders(), 3);
+    model[..2 << 20].fill(0);
+    assert!(read_all(&file) == model);
+    assert!(hosts.iter().all(|host| blocks(host) <= before * 2 / 3), "{before}");
+    hosts[2].stop();
+    assert_eq!(file.free(2 << 20, 2 << 20).unwrap().holders(), 2);
+    model[..4 << 20].fill(0);
+    hosts[2].start();
+    let done = resync_some(&file, &[2]);
+    assert_eq!(done[2].written_bytes, 2 << 20);
+    assert!(hosts.iter().all(|host| blocks(host) <= before / 3), "{before}");
+    // Behind the end there is nothing to free, and the file does not grow.
+    assert_eq!(file.free(5 << 20, 9 << 20).unwrap().holders(), 3);
+    model[5 << 20..].fill(0);
+    assert!(file.free(0, 0).is_err());
+    assert_eq!(standings(&file), [Standing::Current; 3]);
+    equal(&hosts, &model);
 }
 
 /// Threads append and write while the network is bad, servers go and come back, and copies catch up.

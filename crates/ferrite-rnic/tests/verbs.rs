@@ -54,6 +54,10 @@ fn every_verb(initiator: &mut Initiator, files: &Files, mtu: usize) {
     assert_eq!(reserved as usize, end + data.len());
     initiator.write(KEY, reserved, &data[..100]).unwrap();
     assert_eq!(files.bytes()[reserved as usize..], data[..100]);
+    let end = reserved + 100;
+    assert_eq!(initiator.extend(KEY, reserved, end + 8).unwrap(), end);
+    assert_eq!(initiator.extend(KEY, end, end + 8).unwrap(), end);
+    assert_eq!(files.bytes().len() as u64, end + 8);
     initiator.write(KEY, 8, &5_u64.to_le_bytes()).unwrap();
     assert_eq!(initiator.fetch_add(KEY, 8, 10).unwrap(), 5);
     assert_eq!(initiator.compare_swap(KEY, 8, 1, 2).unwrap(), 15);

@@ -3,7 +3,8 @@
 //! The address of a WRITE or READ is an offset in a file, the key says in which. Two addresses mean more:
 //!
 //! * A WRITE to [`APPEND_AT`] puts its bytes behind the end. The memory decides where, for the message as a whole.
-//! * A FETCH_ADD at [`RESERVE_AT`] gives the end as it was and moves it: the caller then writes there.
+//! * A FETCH_ADD at [`RESERVE_AT`] gives the end as it was and moves it: the caller then writes there. A COMPARE_SWAP
+//!   there gives it likewise, and moves it if it is where the caller takes it to be.
 //!
 //! Invariants for who implements it:
 //!

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use crate::regions::Regions;
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode,
     Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
@@ -17,16 +18,24 @@ type Sink<'s> = &'s mut dyn FnMut(&DirEntry<'_>) -> bool;
 /// The same with attributes, see [`FileSystem::readdir_plus`].
 type PlusSink<'s> = &'s mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool;
 
-/// The trait `$layer` with a default for each method of `$trait`, and `$trait` for all that have it.
+/// The trait `$layer` with a default for each method of `$trait`, and `$trait` for all that have it. What is marked
+/// `!` is not passed on: the layer has it or nobody.
 macro_rules! layer {
     (
         $(#[$doc:meta])* $layer:ident over $trait:ident;
+        $(! $own:ident() -> $what:ty;)*
         $($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*
     ) => {
         $(#[$doc])*
         pub trait $layer: Send + Sync {
             /// What is below.
             fn below(&self) -> &dyn $trait;
+            $(
+                #[doc = concat!("See [`", stringify!($trait), "::", stringify!($own), "`]. Not what is below has.")]
+                fn $own(&self) -> $what {
+                    None
+                }
+            )*
             $(
                 #[doc = concat!("See [`", stringify!($trait), "::", stringify!($name), "`].")]
                 fn $name(&self, $($arg: $type),*) -> $result {
@@ -36,6 +45,10 @@ macro_rules! layer {
         }
 
         impl<L: $layer> $trait for L {
+            $(fn $own(&self) -> $what {
+                $layer::$own(self)
+            })*
+
             $(fn $name(&self, $($arg: $type),*) -> $result {
                 $layer::$name(self, $($arg),*)
             })*
@@ -44,8 +57,9 @@ macro_rules! layer {
 }
 
 layer! {
-    /// An engine on top of another.
+    /// An engine on top of another. Its files are no memory regions unless it says so: adapters would go past it.
     Layer over FileSystem;
+    ! regions() -> Option<&dyn Regions>;
     limits() -> Limits;
     statfs(ctx: &Ctx) -> Result<StatFs>;
     lookup(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr>;

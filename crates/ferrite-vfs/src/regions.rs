@@ -132,7 +132,8 @@ pub trait Region: Send + Sync {
     /// begins. Blocks on the inode's lock.
     ///
     /// # Errors
-    /// `NoSpace`, `FileTooBig`, `Stale`, a medium that failed; nothing was appended then.
+    /// `NoSpace`, `FileTooBig`, `Stale`, a medium that failed; `Busy` while the engine is frozen, to be asked again.
+    /// Nothing was appended then.
     fn append(&self, parts: &[&[u8]]) -> Result<u64>;
 
     /// Moves the end by `len_bytes`, durably, and gives where it was. What is between reads as zeros.
@@ -140,6 +141,14 @@ pub trait Region: Send + Sync {
     /// # Errors
     /// As [`Self::append`].
     fn reserve(&self, len_bytes: u64) -> Result<u64>;
+
+    /// Moves the end from `from` to `to`, durably, and gives where it was: nothing has happened if that is not `from`.
+    /// What is between reads as zeros. Who writes behind the end does this first: done twice, or by two at once, it
+    /// makes the file no longer than asked.
+    ///
+    /// # Errors
+    /// As [`Self::append`]; `Invalid` if `to` is before `from`.
+    fn extend(&self, from: u64, to: u64) -> Result<u64>;
 
     /// Writes as a local caller does: one atomic and durable step, up to [`crate::Limits::atomic_write_bytes`]. It does
     /// not grow the file.
@@ -152,7 +161,8 @@ pub trait Region: Send + Sync {
     /// `Stale`; those for guards must not be made. No effect if it has ended.
     ///
     /// # Errors
-    /// A medium that failed; the binding has ended nevertheless, and the file is sealed after the next start.
+    /// A medium that failed; the binding has ended nevertheless, and the file is sealed later: by the engine itself, as
+    /// [`Regions::seal`] does, or after the next start.
     fn unbind(&self) -> Result<()>;
 }
 

@@ -37,6 +37,11 @@ pub(crate) enum Effect {
     },
     Append(Vec<u8>),
     Reserve(usize),
+    /// Moves the end if it is at `from`.
+    Extend {
+        from: usize,
+        to: usize,
+    },
     /// A local write, or a WRITE of atomic mode.
     Write {
         at: usize,
@@ -85,7 +90,8 @@ impl Effect {
                 let word = word_at(content, *at).wrapping_add(*add);
                 put(content, *at, &word.to_le_bytes());
             }
-            Effect::Store { .. } | Effect::Word { .. } | Effect::Nothing(_) => {}
+            Effect::Extend { from, to } if content.len() == *from => content.resize(*to, 0),
+            Effect::Store { .. } | Effect::Word { .. } | Effect::Extend { .. } | Effect::Nothing(_) => {}
             Effect::Append(data) => content.extend(data),
             Effect::Reserve(len) => content.resize(content.len() + len, 0),
             Effect::Write { at, data } => put(content, *at, data),

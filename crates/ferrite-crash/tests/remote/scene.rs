@@ -531,11 +531,17 @@ impl Memory for Watched {
     }
 
     fn compare_swap(&mut self, qpn: Qpn, key: u32, at: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        let has_swapped = |found: &u64| *found == compare;
+        if at == RESERVE_AT {
+            let (from, to) = (compare as usize, swap as usize);
+            return self.does(Effect::Extend { from, to }, true, has_swapped, |below| {
+                below.compare_swap(qpn, key, at, compare, swap)
+            });
+        }
         let effect = Effect::Word {
             at: at as usize,
             add: swap.wrapping_sub(compare),
         };
-        let has_swapped = |found: &u64| *found == compare;
         self.does(effect, false, has_swapped, |below| {
             below.compare_swap(qpn, key, at, compare, swap)
         })

@@ -280,12 +280,22 @@ impl Script {
             return None;
         }
         if half.len() < 16 || (!in_place && self.below(6) == 0 && len < LONGEST) {
-            return Some(match self.below(4) {
+            return Some(match self.below(5) {
                 0 => Request::FetchAdd {
                     key,
                     at: RESERVE_AT,
                     add: self.below(5_000) as u64,
                 },
+                // Also by who is wrong about the end.
+                1 => {
+                    let compare = len.saturating_sub([0, 0, 0, 100][self.below(4)]) as u64;
+                    Request::CompareSwap {
+                        key,
+                        at: RESERVE_AT,
+                        compare,
+                        swap: compare + self.below(5_000) as u64,
+                    }
+                }
                 _ => append(),
             });
         }

@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, number_thread};
-use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, PageRun, Region, Regions};
 use ferrite_vfs::*;
 use parking_lot::Mutex;
@@ -180,6 +179,14 @@ impl Region for SeenRegion {
         Ok(at)
     }
 
+    fn extend(&self, from: u64, to: u64) -> Result<u64> {
+        self.stops.in_packet(true);
+        let at = self.below.extend(from, to)?;
+        self.stops.done_by_engine();
+        self.stops.in_packet(true);
+        Ok(at)
+    }
+
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.stops.in_packet(true);
         self.below.write_atomic(offset, data)?;
@@ -216,49 +223,12 @@ impl Regions for Seam {
     }
 }
 
-macro_rules! pass_below {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($arg: $type),*) -> $result { self.below.$name($($arg),*) })*
-    };
-}
-
-impl FileSystem for Seam {
-    fn regions(&self) -> Option<&dyn Regions> {
-        Some(self)
+impl Layer for Seam {
+    fn below(&self) -> &dyn FileSystem {
+        &*self.below
     }
 
-    pass_below! {
-        limits() -> Limits;
-        statfs(ctx: &Ctx) -> Result<StatFs>;
-        lookup(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr>;
-        parent(ctx: &Ctx, dir: Ino) -> Result<Ino>;
-        getattr(ctx: &Ctx, ino: Ino) -> Result<Attr>;
-        setattr(ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr>;
-        pin(ctx: &Ctx, ino: Ino, generation: u32) -> Result<()>;
-        unpin(ctx: &Ctx, ino: Ino, count: u64) -> ();
-        readlink(ctx: &Ctx, ino: Ino) -> Result<Vec<u8>>;
-        mknod(ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr>;
-        mkdir(ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
-        symlink(ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;
-        link(ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
-        unlink(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
-        rmdir(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
-        rename(ctx: &Ctx, old: Ino, name: &[u8], new: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
-        readdir(ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()>;
-        readdir_plus(
-            ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool
-        ) -> Result<()>;
-        open(ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>>;
-        create(ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened>;
-        getxattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
-        setxattr(ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
-        listxattr(ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>>;
-        removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
-        sync(ctx: &Ctx) -> Result<()>;
-        lock(ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
-        unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
-        conflicting_lock(ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>>;
-        cancel_lock(ctx: &Ctx, ticket: LockTicket) -> ();
-        release_client(ctx: &Ctx) -> ();
+    fn regions(&self) -> Option<&dyn Regions> {
+        Some(self)
     }
 }

@@ -7,16 +7,28 @@
 //! Invariants:
 //! * A file that has an adapter is bound and pinned. It gets and loses its adapter under its inode's exclusive lock.
 //! * The adapter is called only through [`Attached::tell`], and so by one thread at a time.
-//! * Lock order: inode, then [`Attached::tell`], then the adapter's own. The list is locked for a lookup only.
+//! * An adapter's thread serves many, so no call of one waits for a thaw: who freezes the pool waits for their calls.
+//! * Lock order: [`Bindings::enter`], inode, then [`Attached::tell`], then the adapter's own. The list is locked for a
+//!   lookup only.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use ferrite_map::{Inum, PageRange};
+use ferrite_map::{Inum, Lblk, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::FxHashMap;
+
+use crate::background::Stop;
+
+/// How often a file is sealed in vain until it is left to an unmount, or the next mount.
+const TRIES_MAX: u32 = 10;
+/// The wait after the first failure. It doubles with each.
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest.
+const RETRY_MAX: Duration = Duration::from_secs(64);
 
 /// A bound file with its adapter.
 pub(crate) struct Attached {
@@ -35,12 +47,38 @@ pub(crate) struct Telling {
     adapter: Option<Arc<dyn Adapter>>,
     /// The size that the adapter knows.
     pub(crate) size: u64,
-    /// Pages behind the end that appends have reserved. The inode's lock protects it as well.
-    pub(crate) window: PageRange,
+    /// Pages behind the end that appends have reserved, and nobody else. The inode's lock protects it as well.
+    pub(crate) window: Window,
     /// How many the next window has.
     pub(crate) window_pages: u64,
     /// Runs that were published when the file was bound.
     pub(crate) runs: u64,
+}
+
+/// Pages that appends have reserved ahead, to be given back if none comes.
+#[derive(Default)]
+pub(crate) struct Window {
+    pages: BTreeSet<u64>,
+}
+
+impl Window {
+    /// They have been reserved; what is before `first` is in the file by now.
+    pub(crate) fn add(&mut self, first: u64, pages: &[Lblk]) {
+        self.pages = self.pages.split_off(&first);
+        self.pages.extend(pages.iter().map(|page| u64::from(page.get())));
+    }
+
+    /// Somebody else wants these to stay.
+    pub(crate) fn keep(&mut self, pages: PageRange) {
+        if self.pages.range(pages.first..pages.end).next().is_some() {
+            self.pages.retain(|&page| page < pages.first || page >= pages.end);
+        }
+    }
+
+    /// Those from page `first` on.
+    pub(crate) fn from(&self, first: u64) -> Vec<Lblk> {
+        self.pages.range(first..).map(|&page| Lblk::at(page)).collect()
+    }
 }
 
 impl Telling {
@@ -66,7 +104,7 @@ impl Attached {
             telling: Mutex::new(Telling {
                 adapter: Some(adapter),
                 size: 0,
-                window: PageRange::new(0, 0),
+                window: Window::default(),
                 window_pages: 0,
                 runs: 0,
             }),
@@ -111,11 +149,28 @@ impl Attached {
     }
 }
 
+/// How often a file could not be sealed, and when it is worth another try.
+#[derive(Debug, Default, Clone, Copy)]
+struct Tries {
+    failed: u32,
+    next: Option<Instant>,
+}
+
+impl Tries {
+    fn goes_on(&self) -> bool {
+        self.failed < TRIES_MAX
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.goes_on() && self.next.is_none_or(|next| next <= now)
+    }
+}
+
 #[derive(Default)]
 struct List {
     attached: FxHashMap<Inum, Arc<Attached>>,
-    /// Bound files without an adapter.
-    left: BTreeSet<Inum>,
+    /// Bound files without an adapter, and what came of sealing them.
+    left: BTreeMap<Inum, Tries>,
     is_closed: bool,
 }
 
@@ -123,8 +178,12 @@ struct List {
 #[derive(Default)]
 pub(crate) struct Bindings {
     list: Mutex<List>,
+    /// Held beside others by adapters' calls that change a file, alone by who freezes the pool.
+    calls: RwLock<()>,
     /// Number of those that have adapters.
     attached: AtomicUsize,
+    /// The thread that seals what has no adapter.
+    sealer: OnceLock<Arc<Stop>>,
 }
 
 impl Bindings {
@@ -143,6 +202,17 @@ impl Bindings {
         self.attached.load(Ordering::Acquire) == 0
     }
 
+    /// Lets an adapter's call change a file: until it is dropped the pool is not frozen, so the call waits for no thaw.
+    /// `None` if somebody is about to freeze it.
+    pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.calls.try_read()
+    }
+
+    /// Waits for adapters' calls that change files, and keeps others out.
+    pub(crate) fn keep_out(&self) -> RwLockWriteGuard<'_, ()> {
+        self.calls.write()
+    }
+
     /// Adds a file that has got an adapter; false if it has one, or if no more are taken.
     pub(crate) fn attach(&self, file: &Arc<Attached>) -> bool {
         let mut list = self.list.lock();
@@ -159,19 +229,63 @@ impl Bindings {
     pub(crate) fn detach(&self, ino: Inum) {
         let mut list = self.list.lock();
         if list.attached.remove(&ino).is_some() {
-            list.left.insert(ino);
+            list.left.insert(ino, Tries::default());
         }
         self.attached.store(list.attached.len(), Ordering::Release);
+        drop(list);
+        self.wake_sealer();
     }
 
     /// Notes a bound file without an adapter.
     pub(crate) fn note_left(&self, ino: Inum) {
-        self.list.lock().left.insert(ino);
+        self.list.lock().left.entry(ino).or_default();
+        self.wake_sealer();
     }
 
-    /// Notes that a file without an adapter is bound no more, or cannot be sealed before a repair.
+    /// Notes that a file without an adapter is bound no more.
     pub(crate) fn forget(&self, ino: Inum) {
         self.list.lock().left.remove(&ino);
+    }
+
+    /// The thread that is told of files without an adapter from now on.
+    pub(crate) fn has_sealer(&self, sealer: Arc<Stop>) {
+        let _ = self.sealer.set(sealer);
+        self.wake_sealer();
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.sealer.get().is_some()
+    }
+
+    fn wake_sealer(&self) {
+        if let Some(sealer) = self.sealer.get() {
+            sealer.wake();
+        }
+    }
+
+    /// Whether a file is to be sealed, now or later.
+    pub(crate) fn awaits_seals(&self) -> bool {
+        self.list.lock().left.values().any(Tries::goes_on)
+    }
+
+    /// Those that are to be sealed now, in order.
+    pub(crate) fn due(&self, now: Instant) -> Vec<Inum> {
+        let list = self.list.lock();
+        let due = list.left.iter().filter(|(_, tries)| tries.is_due(now));
+        due.map(|(ino, _)| *ino).collect()
+    }
+
+    /// Notes that a file could not be sealed; `is_final`: nor can it be before a repair. False if that was the last
+    /// try.
+    pub(crate) fn note_failure(&self, ino: Inum, now: Instant, is_final: bool) -> bool {
+        let mut list = self.list.lock();
+        let Some(tries) = list.left.get_mut(&ino) else {
+            return false;
+        };
+        tries.next = Some(now + (RETRY * (1 << tries.failed.min(6))).min(RETRY_MAX));
+        tries.failed = if is_final { TRIES_MAX } else { tries.failed + 1 };
+        tries.goes_on()
     }
 
     /// Takes no more.
@@ -188,6 +302,39 @@ impl Bindings {
 
     /// Those that have none, in order.
     pub(crate) fn left(&self) -> Vec<Inum> {
-        self.list.lock().left.iter().copied().collect()
+        self.list.lock().left.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_sealed_is_tried_a_few_times_at_growing_distances() {
+        let bindings = Bindings::default();
+        let [one, two] = [1, 2].map(Inum::new);
+        let start = Instant::now();
+        bindings.note_left(one);
+        let (mut now, mut tries) = (start, 0);
+        loop {
+            assert_eq!(bindings.due(now), [one]);
+            tries += 1;
+            if !bindings.note_failure(one, now, false) {
+                break;
+            }
+            // It is not forgotten when it is found left again.
+            bindings.note_left(one);
+            assert!(bindings.awaits_seals() && bindings.due(now).is_empty());
+            now += RETRY_MAX;
+        }
+        assert_eq!(tries, TRIES_MAX);
+        assert!(!bindings.awaits_seals() && bindings.due(now + RETRY_MAX).is_empty());
+        assert_eq!(bindings.left(), [one], "an unmount tries once more");
+        bindings.note_left(two);
+        assert!(!bindings.note_failure(two, now, true) && !bindings.awaits_seals());
+        bindings.forget(two);
+        assert!(!bindings.note_failure(two, now, false));
+        assert_eq!(bindings.left(), [one]);
     }
 }

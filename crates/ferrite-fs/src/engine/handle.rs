@@ -92,8 +92,9 @@ impl Engine {
     /// Makes all completed operations durable in place, marks the pool clean, and holds changes back until
     /// [`Self::thaw`] or [`Self::unmount`]. Meanwhile the file holds a cleanly unmounted pool and may be copied.
     ///
-    /// Blocks for the operations that are just committing, and for a sync. Later changes wait, and keep the locks that
-    /// they hold. Reads continue, and do not update access times. Fails if the pool is already frozen.
+    /// Blocks for the operations that are just committing, for calls of adapters that change files, and for a sync.
+    /// Later changes wait, and keep the locks that they hold; those of adapters fail with `Busy`. Reads continue, and
+    /// do not update access times. Fails if the pool is already frozen.
     ///
     /// Crash points: as for [`Self::unmount`]. A crash while frozen leaves a clean pool.
     pub fn freeze(&self) -> Result<(), EngineError> {
@@ -106,7 +107,11 @@ impl Engine {
         if let Some(error) = core.failure() {
             return Err(EngineError::Failed(error));
         }
-        if !core.journal.freeze() {
+        let has_frozen = {
+            let _no_calls = core.bindings.keep_out();
+            core.journal.freeze()
+        };
+        if !has_frozen {
             return Err(EngineError::Options("the pool is frozen already".into()));
         }
         if core.options.read_only {
@@ -242,6 +247,22 @@ impl Engine {
                 background: Mutex::default(),
                 locks: LockTable::new(),
             }),
+        }
+    }
+
+    /// Has files sealed that stay bound without an adapter, from now on.
+    pub(super) fn watch_bindings(&self) {
+        let core = &self.inner.core;
+        if core.bindings.is_watched() || !core.options.cleaner || core.is_read_only() {
+            return;
+        }
+        let mut background = self.inner.background.lock();
+        if core.bindings.is_watched() || core.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        match sealer::start(Arc::clone(core)) {
+            Ok(started) => background.push(started),
+            Err(error) => tracing::warn!(%error, "files that cannot be sealed stay bound until the next mount"),
         }
     }
 

@@ -20,6 +20,7 @@ use crate::pool::core::Core;
 
 impl Regions for Engine {
     fn bind(&self, ctx: &Ctx, ino: Ino, how: Binding, adapter: Arc<dyn Adapter>) -> Result<Arc<dyn Region>> {
+        self.watch_bindings();
         let core = self.shared_core();
         let mem = core.inode(ino)?;
         let file = core.told(bind::bind(core, ctx, &mem, how, &adapter))?;
@@ -88,6 +89,14 @@ impl PmRegion {
         u64::from_le(found)
     }
 
+    /// Makes a call that changes the file, unless the pool is frozen, or about to be.
+    fn change<T>(&self, call: impl FnOnce(&Core) -> Result<T>) -> Result<T> {
+        let core = &self.core;
+        let entered = core.bindings.enter().filter(|_| !core.journal.is_frozen());
+        let _entered = entered.ok_or(FsError::Busy)?;
+        core.told(call(core))
+    }
+
     fn pages(first: u32, pages: u32) -> PageRange {
         PageRange::new(u64::from(first), u64::from(first) + u64::from(pages))
     }
@@ -149,13 +158,15 @@ impl Region for PmRegion {
     }
 
     fn append(&self, parts: &[&[u8]]) -> Result<u64> {
-        let core = &self.core;
-        core.told(region::append(core, &self.mem, &self.file, parts))
+        self.change(|core| region::append(core, &self.mem, &self.file, parts))
     }
 
     fn reserve(&self, len_bytes: u64) -> Result<u64> {
-        let core = &self.core;
-        core.told(region::reserve(core, &self.mem, &self.file, len_bytes))
+        self.change(|core| region::reserve(core, &self.mem, &self.file, len_bytes))
+    }
+
+    fn extend(&self, from: u64, to: u64) -> Result<u64> {
+        self.change(|core| region::extend(core, &self.mem, &self.file, from, to))
     }
 
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -165,8 +176,7 @@ impl Region for PmRegion {
         if !self.file.how.writable {
             return Err(FsError::BadHandle);
         }
-        let core = &self.core;
-        core.told(write::overwrite(core, &self.mem, offset, data))
+        self.change(|core| write::overwrite(core, &self.mem, offset, data))
     }
 
     fn unbind(&self) -> Result<()> {

@@ -1,10 +1,11 @@
-//! The thread that seals files that a crash left bound.
+//! The thread that seals files that are bound and have no adapter: a crash left them so, or an unbind that failed.
 //!
-//! It starts with the mount, if there are any, waits until little else goes on, and ends when all are ordinary files
-//! again or have got an adapter. It takes one file's lock at a time, for as long as reading the file takes.
+//! It starts with the mount if there are any, else when the first file is bound, and sleeps while there are none. It
+//! waits until little else goes on. It takes one file's lock at a time, for as long as reading the file takes. A file
+//! that cannot be sealed is tried again a few times, at growing distances ([`crate::cache::bindings`]).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_vfs::{FsError, SYSTEM};
 
@@ -19,36 +20,99 @@ const IDLE_FENCES: u64 = 8;
 
 /// Starts the thread. It ends after the file in progress.
 pub(super) fn start(core: Arc<Core>) -> std::io::Result<Background> {
-    Background::start("ferrite-sealer", move |stop| run(&core, stop))
+    let its = Arc::clone(&core);
+    let sealer = Background::start("ferrite-sealer", move |stop| run(&its, stop))?;
+    core.bindings.has_sealer(sealer.waker());
+    Ok(sealer)
 }
 
 fn run(core: &Core, stop: &Stop) {
-    let mut fences = core.region.counters().fences;
     loop {
+        if !core.bindings.awaits_seals() {
+            if stop.wait_for_work() {
+                return;
+            }
+            continue;
+        }
+        let fences = core.region.counters().fences;
         if stop.wait(TICK) {
             return;
         }
-        let now = core.region.counters().fences;
-        let is_idle = now - fences <= IDLE_FENCES;
-        let left = core.bindings.left();
-        if left.is_empty() && core.bindings.is_empty() {
+        let is_idle = core.region.counters().fences - fences <= IDLE_FENCES;
+        if is_idle && !core.journal.is_frozen() {
+            seal_due(core, stop);
+        }
+    }
+}
+
+fn seal_due(core: &Core, stop: &Stop) {
+    for ino in core.bindings.due(Instant::now()) {
+        if stop.is_set() {
             return;
         }
-        if is_idle && !core.journal.is_frozen() {
-            for ino in left {
-                if stop.is_set() {
-                    return;
-                }
-                match core.told(bind::seal(core, SYSTEM, &core.inodes.get(ino))) {
-                    // It has an adapter again.
-                    Ok(()) | Err(FsError::Busy) => {}
-                    Err(error) => {
-                        tracing::warn!(ino = ino.get(), %error, "a file stays bound until the next mount");
-                        core.bindings.forget(ino);
-                    }
+        match core.told(bind::seal(core, SYSTEM, &core.inodes.get(ino))) {
+            // It has an adapter again, or is gone.
+            Ok(()) | Err(FsError::Busy | FsError::Stale) => {}
+            Err(error) => {
+                let is_final = matches!(error, FsError::Damaged(_));
+                match core.bindings.note_failure(ino, Instant::now(), is_final) {
+                    true => tracing::info!(ino = ino.get(), %error, "a bound file could not be sealed yet"),
+                    false => tracing::warn!(ino = ino.get(), %error, "a file stays bound until the next unmount"),
                 }
             }
         }
-        fences = core.region.counters().fences;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_pm::Region as Pool;
+    use ferrite_vfs::regions::{Adapter, Binding, PageRun, Regions};
+    use ferrite_vfs::{Attr, FileKind, FileSystem, NewNode, ROOT_INO};
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::options::{MkfsOptions, MountOptions};
+
+    struct Deaf;
+
+    impl Adapter for Deaf {
+        fn revoke(&self, _: u32, _: u32) {}
+        fn publish(&self, _: &[PageRun]) {}
+        fn resize(&self, _: u64) {}
+        fn attributes_changed(&self, _: &Attr) {}
+        fn unbound(&self) {}
+    }
+
+    /// What an unbind leaves that cannot seal the file is sealed while the pool is in service.
+    #[test]
+    fn a_file_that_a_failed_unbind_left_is_sealed_without_another_mount() {
+        let region = Pool::anonymous(64 << 20).unwrap();
+        crate::engine::mkfs(&region, &MkfsOptions::default()).unwrap();
+        let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o600,
+            rdev: 0,
+        };
+        for name in [b"one", b"two"] {
+            let ino = engine.mknod(SYSTEM, ROOT_INO, name, &node).unwrap().ino;
+            let how = Binding {
+                writable: true,
+                arrange: false,
+            };
+            let region = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();
+            let core = engine.core();
+            let attached = core.bindings.attached().remove(0);
+            assert!(bind::abandon(core, &attached));
+            let bound = engine.bound();
+            assert_eq!((bound.len(), bound[0].ino, bound[0].is_attached), (1, ino, false));
+            assert!(region.unbind().is_ok(), "it has no effect on what has ended");
+            let began = Instant::now();
+            while !engine.bound().is_empty() {
+                assert!(began.elapsed() < Duration::from_secs(20), "the file stays bound");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
     }
 }

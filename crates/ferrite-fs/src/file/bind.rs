@@ -164,7 +164,7 @@ pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool
         if file.take_dirty() {
             bound::stamp(core, mem)?;
         }
-        give_window_back(core, mem, file.tell().window)?;
+        give_window_back(core, mem, file)?;
         seal_locked(core, mem)
     });
     (true, sealed)
@@ -184,13 +184,10 @@ pub(crate) fn abandon(core: &Core, file: &Attached) -> bool {
 }
 
 /// Unmaps what appends have reserved in vain. What cannot be unmapped for lack of space stays reserved.
-fn give_window_back(core: &Core, mem: &Arc<InodeMem>, window: PageRange) -> Result<()> {
+fn give_window_back(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
     let mut inode = core.load_live(mem)?;
-    let first = window.first.max(lblks(inode.size()));
-    let reserved: Vec<Lblk> = (first..window.end)
-        .map(Lblk::at)
-        .filter(|&lblk| core.map.get(PageId::new(mem.ino, lblk)).is_unwritten())
-        .collect();
+    let mut reserved = file.tell().window.from(lblks(inode.size()));
+    reserved.retain(|&lblk| core.map.get(PageId::new(mem.ino, lblk)).is_unwritten());
     match cut::unmap_pages(core, mem, &mut inode, &reserved) {
         Err(FsError::NoSpace(_)) => Ok(()),
         other => other,
@@ -201,7 +198,12 @@ fn give_window_back(core: &Core, mem: &Arc<InodeMem>, window: PageRange) -> Resu
 pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
     core.check_writable()?;
     let _lock = mem.write();
-    let inode = core.load_live(mem)?;
+    let inode = core.load_live(mem).inspect_err(|error| {
+        // It has lost its last name since.
+        if *error == FsError::Stale {
+            core.bindings.forget(mem.ino);
+        }
+    })?;
     if core.bindings.of(mem.ino).is_some() {
         return Err(FsError::Busy);
     }

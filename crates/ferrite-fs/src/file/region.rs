@@ -1,7 +1,7 @@
 //! What adapters ask for: places of pages, appends, atomic writes.
 //!
-//! What lives here: [`fault`], [`append`], [`reserve`]. Each checks under the inode's lock that the binding has not
-//! ended. Stores, loads and fences go past all of this, straight to the medium.
+//! What lives here: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding
+//! has not ended. Stores, loads and fences go past all of this, straight to the medium.
 //!
 //! Crash argument of an append: bytes go where nobody sees them, behind the end in the last page and in reserved pages,
 //! which read as zeros. They are fenced. One record then moves the end and makes the pages written ones. It vouches for
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Lblk, PageId, PageRange, PageWord, TransCache};
 use ferrite_vfs::regions::Access;
-use ferrite_vfs::{FsError, Result, Unsupported};
+use ferrite_vfs::{BadArgument, FsError, Result, Unsupported};
 
 use super::write::ATOMIC_BYTES;
 use super::{bound, reserve};
@@ -136,10 +136,6 @@ pub(crate) fn append(core: &Core, mem: &Arc<InodeMem>, file: &Attached, parts: &
     if data.len() > ATOMIC_BYTES {
         return Err(FsError::NotSupported(Unsupported::StepSize));
     }
-    if core.journal.is_frozen() {
-        // It writes in place.
-        core.journal.wait_for_thaw();
-    }
     retry::with_space(core, Need::pages(data.len()), || {
         let _lock = mem.write();
         let stored = load_writable(core, mem, file)?;
@@ -219,15 +215,7 @@ fn reserve_window(core: &Core, mem: &Arc<InodeMem>, file: &Attached, mut inode: 
     let reserve_to = |inode: &mut Inode, to: u64| {
         let mut reserved = Vec::new();
         let done = reserve::reserve_pages(core, mem, inode, from, to, &mut reserved);
-        if let (Some(&first), Some(&last)) = (reserved.first(), reserved.last()) {
-            let mut telling = file.tell();
-            let window = telling.window;
-            let first = match window.is_empty() {
-                true => u64::from(first),
-                false => window.first.min(u64::from(first)),
-            };
-            telling.window = PageRange::new(first, window.end.max(u64::from(last) + 1));
-        }
+        file.tell().window.add(first, &reserved);
         done
     };
     let done = reserve_to(&mut inode, wish);
@@ -245,15 +233,30 @@ fn reserve_window(core: &Core, mem: &Arc<InodeMem>, file: &Attached, mut inode: 
 
 /// See [`ferrite_vfs::regions::Region::reserve`].
 pub(crate) fn reserve(core: &Core, mem: &Arc<InodeMem>, file: &Attached, len_bytes: u64) -> Result<u64> {
+    move_end(core, mem, file, |at| at.checked_add(len_bytes))
+}
+
+/// See [`ferrite_vfs::regions::Region::extend`].
+pub(crate) fn extend(core: &Core, mem: &Arc<InodeMem>, file: &Attached, from: u64, to: u64) -> Result<u64> {
+    match to < from {
+        true => Err(FsError::Invalid(BadArgument::BeforeStart)),
+        false => move_end(core, mem, file, |at| Some(if at == from { to } else { at })),
+    }
+}
+
+/// Moves the end from where it is to `target` of that, by one record, and gives where it was.
+fn move_end(core: &Core, mem: &Arc<InodeMem>, file: &Attached, target: impl Fn(u64) -> Option<u64>) -> Result<u64> {
     core.check_writable()?;
     retry::with_room(core, || {
         let _lock = mem.write();
         let old = load_writable(core, mem, file)?;
         let at = old.size();
-        let end = at
-            .checked_add(len_bytes)
+        let end = target(at)
             .filter(|&end| end <= MAX_FILE_BYTES)
             .ok_or(FsError::FileTooBig)?;
+        if end == at {
+            return Ok(at);
+        }
         let _change = bound::addition(core, mem, &old, PageRange::new(0, 0));
         let mut new = old;
         new.set_size(end);

@@ -79,10 +79,16 @@ pub(crate) fn fallocate(
         };
         let _change = bound::change(core, mem, &inode, changed, size);
         match mode {
-            FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, becomes),
-            FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, becomes),
-            FallocateMode::Allocate { .. } => reserve(core, mem, &mut inode, offset, end, becomes),
+            FallocateMode::PunchHole => return clear(core, mem, &mut inode, offset, end, becomes),
+            FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, becomes)?,
+            FallocateMode::Allocate { .. } => reserve(core, mem, &mut inode, offset, end, becomes)?,
         }
+        if let Some(file) = core.bindings.of(mem.ino) {
+            file.tell()
+                .window
+                .keep(PageRange::new(offset / BLOCK_BYTES, lblks(end)));
+        }
+        Ok(())
     })
 }
 

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex};
 
 use ferrite_mr::{Binder, FileMemory, Granted, Options, Rights, SessionId};
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part};
-use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, PageRun, Region, Regions};
 use ferrite_vfs::*;
@@ -109,7 +108,7 @@ pub(crate) struct File {
     pub(crate) publishes: AtomicBool,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
-    /// Faults are put off.
+    /// Faults and changes are put off.
     pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
     pub(crate) faults: AtomicU64,
@@ -279,6 +278,14 @@ impl File {
         attr
     }
 
+    /// For a change.
+    fn thawed(&self) -> Result<std::sync::MutexGuard<'_, State>> {
+        match self.is_frozen.load(SeqCst) {
+            true => Err(FsError::Busy),
+            false => self.bound(),
+        }
+    }
+
     fn bound(&self) -> Result<std::sync::MutexGuard<'_, State>> {
         let state = self.state.lock().unwrap();
         match state.adapter {
@@ -377,7 +384,7 @@ impl Region for File {
 
     fn append(&self, parts: &[&[u8]]) -> Result<u64> {
         self.stops("append");
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         self.steps.fetch_add(1, SeqCst);
         let start = state.size;
         let mut at = start;
@@ -390,7 +397,7 @@ impl Region for File {
     }
 
     fn reserve(&self, len_bytes: u64) -> Result<u64> {
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         let end = state.size.checked_add(len_bytes).filter(|end| *end < 1 << 40);
         let start = std::mem::replace(&mut state.size, end.ok_or(FsError::FileTooBig)?);
         if let Some(adapter) = &state.adapter {
@@ -399,8 +406,20 @@ impl Region for File {
         Ok(start)
     }
 
+    fn extend(&self, from: u64, to: u64) -> Result<u64> {
+        let mut state = self.thawed()?;
+        if state.size == from {
+            state.size = to;
+            if let Some(adapter) = &state.adapter {
+                adapter.resize(to);
+            }
+            return Ok(from);
+        }
+        Ok(state.size)
+    }
+
     fn write_atomic(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let mut state = self.bound()?;
+        let mut state = self.thawed()?;
         if offset + data.len() as u64 > state.size {
             return Err(FsError::Invalid(BadArgument::BeforeStart));
         }
@@ -490,13 +509,11 @@ impl Regions for Double {
     }
 }
 
-macro_rules! pass_below {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($arg: $type),*) -> $result { self.below.$name($($arg),*) })*
-    };
-}
+impl Layer for Double {
+    fn below(&self) -> &dyn FileSystem {
+        &self.below
+    }
 
-impl FileSystem for Double {
     fn regions(&self) -> Option<&dyn Regions> {
         Some(self)
     }
@@ -505,40 +522,6 @@ impl FileSystem for Double {
         let mut limits = self.below.limits();
         limits.atomic_write_bytes = 64 << 10;
         limits
-    }
-
-    pass_below! {
-        statfs(ctx: &Ctx) -> Result<StatFs>;
-        lookup(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr>;
-        parent(ctx: &Ctx, dir: Ino) -> Result<Ino>;
-        getattr(ctx: &Ctx, ino: Ino) -> Result<Attr>;
-        setattr(ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr>;
-        pin(ctx: &Ctx, ino: Ino, generation: u32) -> Result<()>;
-        unpin(ctx: &Ctx, ino: Ino, count: u64) -> ();
-        readlink(ctx: &Ctx, ino: Ino) -> Result<Vec<u8>>;
-        mknod(ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr>;
-        mkdir(ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
-        symlink(ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;
-        link(ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
-        unlink(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
-        rmdir(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
-        rename(ctx: &Ctx, old: Ino, name: &[u8], new: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
-        readdir(ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()>;
-        readdir_plus(
-            ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool
-        ) -> Result<()>;
-        open(ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>>;
-        create(ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened>;
-        getxattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
-        setxattr(ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
-        listxattr(ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>>;
-        removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
-        sync(ctx: &Ctx) -> Result<()>;
-        lock(ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
-        unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
-        conflicting_lock(ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>>;
-        cancel_lock(ctx: &Ctx, ticket: LockTicket) -> ();
-        release_client(ctx: &Ctx) -> ();
     }
 }
 

@@ -14,11 +14,10 @@ use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::Ids;
 use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
-use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Result};
+use ferrite_vfs::{FileSystem, FsError, Ino, Result};
 use parking_lot::Mutex;
 
-use crate::server::Rdma;
+use crate::server::{KeyWanted, Keys, Rdma};
 use crate::wire::{BoundTold, GrantedKey, PASS_BYTES, QueuePairTold, RdmaCounters, UdpPlace};
 
 /// A key that was given.
@@ -33,7 +32,7 @@ pub struct Key {
 }
 
 /// What stands behind keys.
-pub trait Files: Send + Sync + 'static {
+pub trait Files: Keys + 'static {
     /// What a thread of the adapter reaches them by.
     type Memory: Memory + Send + 'static;
 
@@ -50,30 +49,7 @@ pub trait Files: Send + Sync + 'static {
     ///
     /// # Errors
     /// As there.
-    fn bind(
-        &self,
-        session: u64,
-        fs: &Arc<dyn FileSystem>,
-        ctx: &Ctx,
-        ino: Ino,
-        binding: Binding,
-        atomic: bool,
-    ) -> Result<Key>;
-
-    /// A key ends; when this returns, nothing is done with it any more.
-    fn release(&self, session: u64, key: u32);
-
-    /// All keys of a session end.
-    fn end_session(&self, session: u64);
-
-    /// All keys of a file end, and it is an ordinary one.
-    ///
-    /// # Errors
-    /// As [`Rdma::unbind`].
-    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()>;
-
-    /// Bound files of an engine.
-    fn list(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold>;
+    fn bind(&self, wanted: &KeyWanted<'_>) -> Result<Key>;
 }
 
 #[derive(Debug, Default)]
@@ -176,6 +152,35 @@ fn peer_of(client: &QueuePairTold) -> Option<Peer> {
     })
 }
 
+impl<F: Files> Keys for Adapter<F> {
+    fn release(&self, session: u64, key: u32) {
+        self.inside.files.release(session, key);
+    }
+
+    fn end_session(&self, session: u64) {
+        let ended = {
+            let mut sessions = self.inside.sessions.lock();
+            let ended = sessions.sessions.remove(&session);
+            sessions.by_pass.retain(|_, of| *of != session);
+            ended
+        };
+        // First: whoever is just being refused by them learns it from an answer.
+        self.inside.files.end_session(session);
+        for qpn in ended.into_iter().flat_map(|of_session| of_session.queue_pairs) {
+            self.rnic.close(qpn);
+            self.inside.files.detach(qpn);
+        }
+    }
+
+    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
+        self.inside.files.unbind(fs, ino)
+    }
+
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+        self.inside.files.files(fs)
+    }
+}
+
 impl<F: Files> Rdma for Adapter<F> {
     fn places(&self) -> Vec<SocketAddr> {
         self.rnic.addresses().to_vec()
@@ -214,51 +219,16 @@ impl<F: Files> Rdma for Adapter<F> {
         self.inside.files.detach(qpn);
     }
 
-    fn bind(
-        &self,
-        session: u64,
-        fs: &Arc<dyn FileSystem>,
-        ctx: &Ctx,
-        ino: Ino,
-        binding: Binding,
-        atomic: bool,
-    ) -> Result<GrantedKey> {
-        let key = self.inside.files.bind(session, fs, ctx, ino, binding, atomic)?;
+    fn bind(&self, wanted: &KeyWanted<'_>) -> Result<GrantedKey> {
+        let key = self.inside.files.bind(wanted)?;
         Ok(GrantedKey {
             key: key.number,
             size: key.size,
             atomic_bytes_max: key.atomic_bytes_max,
             append_at: APPEND_AT,
             reserve_at: RESERVE_AT,
-            pass: self.pass(session)?,
+            pass: self.pass(wanted.session)?,
         })
-    }
-
-    fn release(&self, session: u64, key: u32) {
-        self.inside.files.release(session, key);
-    }
-
-    fn end_session(&self, session: u64) {
-        let ended = {
-            let mut sessions = self.inside.sessions.lock();
-            let ended = sessions.sessions.remove(&session);
-            sessions.by_pass.retain(|_, of| *of != session);
-            ended
-        };
-        // First: whoever is just being refused by them learns it from an answer.
-        self.inside.files.end_session(session);
-        for qpn in ended.into_iter().flat_map(|of_session| of_session.queue_pairs) {
-            self.rnic.close(qpn);
-            self.inside.files.detach(qpn);
-        }
-    }
-
-    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
-        self.inside.files.unbind(fs, ino)
-    }
-
-    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
-        self.inside.files.list(fs)
     }
 
     fn counters(&self) -> RdmaCounters {

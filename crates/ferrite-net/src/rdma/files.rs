@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use ferrite_mr::{Binder, FileMemory, Listed, Options, Rights, SessionId};
 use ferrite_roce::wire::Qpn;
-use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Result, SYSTEM, posix};
+use ferrite_vfs::{FileSystem, FsError, Ino, Result, SYSTEM, posix};
 
 use super::adapter::{Files, Key};
+use crate::server::{KeyWanted, Keys};
 use crate::wire::BoundTold;
 
 /// Bound files of any number of engines, and their keys.
@@ -54,15 +54,15 @@ impl Files for BoundFiles {
         self.binder.detach(qpn);
     }
 
-    fn bind(
-        &self,
-        session: u64,
-        fs: &Arc<dyn FileSystem>,
-        ctx: &Ctx,
-        ino: Ino,
-        binding: Binding,
-        atomic: bool,
-    ) -> Result<Key> {
+    fn bind(&self, wanted: &KeyWanted<'_>) -> Result<Key> {
+        let &KeyWanted {
+            session,
+            fs,
+            ctx,
+            ino,
+            binding,
+            atomic,
+        } = wanted;
         let rights = match binding.writable {
             true => Rights {
                 atomic_writes: atomic,
@@ -89,7 +89,9 @@ impl Files for BoundFiles {
             atomic_bytes_max: granted.atomic_bytes_max,
         })
     }
+}
 
+impl Keys for BoundFiles {
     fn release(&self, session: u64, key: u32) {
         note(
             "a file could not be sealed",
@@ -112,7 +114,7 @@ impl Files for BoundFiles {
         }
     }
 
-    fn list(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
         let listed = self.binder.list();
         let bound = fs.regions().map(|regions| regions.bound()).unwrap_or_default();
         let told = bound.into_iter().map(|file| {

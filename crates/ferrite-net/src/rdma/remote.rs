@@ -264,7 +264,9 @@ impl RemoteFile {
         Ok(size)
     }
 
-    /// Writes at `offset`. Behind the end the file grows first, so that zeros may be seen there.
+    /// Writes at `offset`. Behind the end the file grows first, so that zeros may be seen there, and stay if the write
+    /// fails or the client ends in between. However many clients write, it is no longer than the furthest of their
+    /// writes.
     ///
     /// # Errors
     /// See [`RemoteError`]. A part may have been written.
@@ -275,9 +277,10 @@ impl RemoteFile {
         self.run(
             &mut state,
             |bound, size| {
+                // Others may move the end meanwhile, and the answer may be lost: never farther than `end` by this.
                 while *size < end {
-                    let missing = end - *size;
-                    *size = bound.initiator.reserve(bound.key, missing)? + missing;
+                    let was = bound.initiator.extend(bound.key, *size, end)?;
+                    *size = if was == *size { end } else { was };
                 }
                 bound
                     .initiator

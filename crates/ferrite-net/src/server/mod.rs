@@ -60,7 +60,7 @@ pub use export::{ExportOptions, NOBODY};
 pub use ferrite_fabric::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
 pub use options::ServerOptions;
-pub use rdma::Rdma;
+pub use rdma::{KeyWanted, Keys, Rdma};
 
 /// How often a worker that found no buffer looks again.
 const BUFFER_WAIT: Duration = Duration::from_millis(1);

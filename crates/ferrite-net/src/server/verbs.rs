@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 
 use super::answer::put;
 use super::export::{Export, Store};
-use super::rdma::Rdma;
+use super::rdma::{KeyWanted, Rdma};
 use super::session::Session;
 use crate::wire::{BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, RdmaCounters, Request, UdpPlace};
 
@@ -219,9 +219,14 @@ impl Verbs {
         {
             return Err(FsError::NoSpace(SpaceOf::MapEntries));
         }
-        let granted = self
-            .adapter
-            .bind(number, &export.store.fs, &ctx, file.ino, binding, atomic)?;
+        let granted = self.adapter.bind(&KeyWanted {
+            session: number,
+            fs: &export.store.fs,
+            ctx: &ctx,
+            ino: file.ino,
+            binding,
+            atomic,
+        })?;
         let key = Key {
             ino: file.ino,
             writable: binding.writable,

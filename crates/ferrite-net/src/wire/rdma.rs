@@ -54,7 +54,7 @@ pub struct GrantedKey {
     pub size: u64,
     /// The address of a WRITE that appends.
     pub append_at: u64,
-    /// The address of a FETCH_ADD that reserves.
+    /// The address of a FETCH_ADD that reserves, and of a COMPARE_SWAP that moves the end.
     pub reserve_at: u64,
     /// The longest WRITE, if each is to be one step.
     pub atomic_bytes_max: u64,

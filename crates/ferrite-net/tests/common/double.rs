@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrite_net::rdma::{self, Files};
+use ferrite_net::server::{KeyWanted, Keys};
 use ferrite_net::wire::BoundTold;
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
-use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, Result, SYSTEM, Unsupported};
+use ferrite_vfs::{FileSystem, FsError, Ino, OpenFile, OpenMode, Position, Result, SYSTEM, SetAttr, Unsupported};
 use parking_lot::Mutex;
 
 struct Key {
@@ -72,30 +72,22 @@ impl Files for Double {
         self.inner.lock().queue_pairs.remove(&qpn);
     }
 
-    fn bind(
-        &self,
-        session: u64,
-        fs: &Arc<dyn FileSystem>,
-        ctx: &Ctx,
-        ino: Ino,
-        binding: Binding,
-        _atomic: bool,
-    ) -> Result<rdma::Key> {
+    fn bind(&self, wanted: &KeyWanted<'_>) -> Result<rdma::Key> {
         if let Some(why) = self.refuses {
             return Err(FsError::NotSupported(why));
         }
         let mode = OpenMode {
             read: true,
-            write: binding.writable,
+            write: wanted.binding.writable,
             ..OpenMode::default()
         };
-        let file = fs.open(ctx, ino, mode)?;
+        let file = wanted.fs.open(wanted.ctx, wanted.ino, mode)?;
         let size = file.getattr(SYSTEM)?.size;
         let number = 0x1000 + self.next.fetch_add(1, Ordering::Relaxed);
         let key = Key {
-            session,
-            ino,
-            writable: binding.writable,
+            session: wanted.session,
+            ino: wanted.ino,
+            writable: wanted.binding.writable,
             file,
         };
         self.inner.lock().keys.insert(number, key);
@@ -105,7 +97,9 @@ impl Files for Double {
             atomic_bytes_max: 4_096,
         })
     }
+}
 
+impl Keys for Double {
     fn release(&self, _session: u64, key: u32) {
         self.inner.lock().keys.remove(&key);
     }
@@ -119,7 +113,7 @@ impl Files for Double {
         Ok(())
     }
 
-    fn list(&self, _fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, _fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
         let inner = self.inner.lock();
         let told = |key: &Key| BoundTold {
             ino: key.ino,
@@ -200,13 +194,27 @@ impl Memory for Reach {
 
     fn compare_swap(
         &mut self,
-        _qpn: Qpn,
-        _key: u32,
-        _at: u64,
-        _compare: u64,
-        _swap: u64,
+        qpn: Qpn,
+        key: u32,
+        at: u64,
+        compare: u64,
+        swap: u64,
     ) -> std::result::Result<u64, Fault> {
-        Err(Fault::Access)
+        let file = self.file(qpn, key, true)?;
+        if at != RESERVE_AT {
+            return Err(Fault::Access);
+        }
+        // Others come between these two on other threads.
+        let _alone = self.0.lock();
+        let size = file.getattr(SYSTEM).map_err(|_| Fault::Operational)?.size;
+        if size == compare {
+            let set = SetAttr {
+                size: Some(swap),
+                ..SetAttr::default()
+            };
+            file.setattr(SYSTEM, &set).map_err(|_| Fault::Operational)?;
+        }
+        Ok(size)
     }
 
     fn receive(&mut self, _qpn: Qpn, _received: &Received<'_>) -> std::result::Result<(), Fault> {

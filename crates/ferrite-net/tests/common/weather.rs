@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferrite_net::server::Rdma;
+use ferrite_net::server::{KeyWanted, Keys, Rdma};
 use ferrite_net::wire::{BoundTold, GrantedKey, QueuePairTold, RdmaCounters, UdpPlace};
 use ferrite_roce::wire::icrc::{self, Flow, Ids};
 use ferrite_testkit::rng::Rng;
-use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{Ctx, FileSystem, Ino, Result};
+use ferrite_vfs::{FileSystem, Ino, Result};
 use parking_lot::Mutex;
 
 /// The socket by which the server sees each client.
@@ -122,6 +121,24 @@ impl Way {
     }
 }
 
+impl Keys for Weather {
+    fn release(&self, session: u64, key: u32) {
+        self.inner.release(session, key);
+    }
+
+    fn end_session(&self, session: u64) {
+        self.inner.end_session(session);
+    }
+
+    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
+        self.inner.unbind(fs, ino)
+    }
+
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+        self.inner.files(fs)
+    }
+}
+
 impl Rdma for Weather {
     fn places(&self) -> Vec<SocketAddr> {
         vec![self.front.local_addr().unwrap()]
@@ -147,32 +164,8 @@ impl Rdma for Weather {
         self.inner.close(session, qpn);
     }
 
-    fn bind(
-        &self,
-        session: u64,
-        fs: &Arc<dyn FileSystem>,
-        ctx: &Ctx,
-        ino: Ino,
-        binding: Binding,
-        atomic: bool,
-    ) -> Result<GrantedKey> {
-        self.inner.bind(session, fs, ctx, ino, binding, atomic)
-    }
-
-    fn release(&self, session: u64, key: u32) {
-        self.inner.release(session, key);
-    }
-
-    fn end_session(&self, session: u64) {
-        self.inner.end_session(session);
-    }
-
-    fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
-        self.inner.unbind(fs, ino)
-    }
-
-    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
-        self.inner.files(fs)
+    fn bind(&self, wanted: &KeyWanted<'_>) -> Result<GrantedKey> {
+        self.inner.bind(wanted)
     }
 
     fn counters(&self) -> RdmaCounters {

@@ -112,6 +112,15 @@ impl Initiator {
         self.fetch_add(key, RESERVE_AT, len_bytes)
     }
 
+    /// Moves the end from `from` to `to`, durably, and gives where it was: nothing has happened if that is not `from`.
+    /// `to` must not be less. Done twice it moves once.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn extend(&mut self, key: u32, from: u64, to: u64) -> Result<u64, Error> {
+        self.compare_swap(key, RESERVE_AT, from, to)
+    }
+
     /// Adds to the 8 bytes at `at`, a multiple of 8, and gives what was there.
     ///
     /// # Errors

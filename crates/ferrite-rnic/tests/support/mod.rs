@@ -138,6 +138,13 @@ impl Memory for Files {
 
     fn compare_swap(&mut self, _qpn: Qpn, key: u32, at: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         let mut inner = self.0.lock().unwrap();
+        if at == RESERVE_AT {
+            let end = inner.grow(key, 0)?;
+            return match end == compare {
+                true => inner.grow(key, swap - compare),
+                false => Ok(end),
+            };
+        }
         inner.word(key, at, |word| if word == compare { swap } else { word })
     }
 

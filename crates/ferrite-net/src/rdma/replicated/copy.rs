@@ -3,7 +3,7 @@
 //! Invariant: what is asked of a copy is done in the order in which it was asked for.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
@@ -66,17 +66,30 @@ impl Side {
             }
             self.file = Some(file);
         }
-        let file = self.file()?;
-        let attribute = file.client().getxattr(file.ctx(), file.ino(), view::NAME);
-        let view = match attribute {
-            Ok(bytes) => View::read(&bytes),
-            Err(FsError::NoAttribute) => None,
-            Err(error) => return Err(error.into()),
-        };
         Ok(Found {
-            view,
-            size: file.size()?,
+            view: self.view()?,
+            size: self.file()?.size()?,
         })
+    }
+
+    /// What the copy knows of its set, also if the lock is lost.
+    pub(super) fn view(&self) -> Result<Option<View>, RemoteError> {
+        let file = self.file()?;
+        match file.client().getxattr(file.ctx(), file.ino(), view::NAME) {
+            Ok(bytes) => Ok(View::read(&bytes)),
+            Err(FsError::NoAttribute) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The bytes of a range are not needed any more; durable.
+    pub(super) fn free(&self, offset: u64, len_bytes: u64) -> Result<(), RemoteError> {
+        let file = self.file()?;
+        file.free(offset, len_bytes)?;
+        if !file.limits().durable_operations {
+            file.sync()?;
+        }
+        Ok(())
     }
 
     /// Notes, durably, what the copy knows of its set.
@@ -118,6 +131,15 @@ impl<T> Answer<T> {
     pub(super) fn wait(self) -> Result<T, RemoteError> {
         let gone = |_| Err(FsError::Io("the thread of this copy has ended".into()).into());
         self.0.recv().unwrap_or_else(gone)
+    }
+
+    /// The answer, if it is there; `None` if it is still to come.
+    pub(super) fn poll(&self) -> Option<Result<T, RemoteError>> {
+        match self.0.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err(FsError::Disconnected.into())),
+        }
     }
 }
 

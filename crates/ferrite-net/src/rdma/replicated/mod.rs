@@ -5,7 +5,8 @@
 //! (NSDI 2020, section 4.2) proposed it: one verb, sent to several memory regions.
 //!
 //! Invariants:
-//! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it.
+//! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it. If
+//!   it finds a higher ballot than its own, it has been superseded, and stops.
 //! * Writes and appends of a client are made one after the other, on all copies in the same order. An append's place is
 //!   the end that the client knows, the same on all copies.
 //! * A copy that fails is *left out*: nothing more is written to it before it is resynchronised. That it is, the others
@@ -20,7 +21,7 @@ mod view;
 
 use std::sync::Arc;
 
-use ferrite_vfs::FsError;
+use ferrite_vfs::{BadArgument, FsError};
 use parking_lot::Mutex;
 
 pub use copy::Source;
@@ -101,6 +102,37 @@ struct Order {
     next_read: usize,
     /// A copy was left out, and the others do not know it yet.
     is_raise_due: bool,
+    /// Copies that were asked whether they know of another writer.
+    looks: Vec<Option<Answer<Option<View>>>>,
+    /// The copy that did.
+    superseded: Option<String>,
+}
+
+/// What is done to a range.
+enum Change {
+    Write(Arc<[u8]>),
+    Free(u64),
+}
+
+impl Change {
+    fn len_bytes(&self) -> u64 {
+        match self {
+            Change::Write(data) => data.len() as u64,
+            Change::Free(len_bytes) => *len_bytes,
+        }
+    }
+
+    /// Does it, durably.
+    fn job(&self, offset: u64) -> impl FnOnce(&mut Side) -> std::result::Result<(), RemoteError> + Send + use<> {
+        let (data, len_bytes) = match self {
+            Change::Write(data) => (Some(Arc::clone(data)), 0),
+            Change::Free(len_bytes) => (None, *len_bytes),
+        };
+        move |side: &mut Side| match data {
+            Some(data) => side.file()?.write(offset, &data).and_then(|()| side.file()?.flush()),
+            None => side.free(offset, len_bytes),
+        }
+    }
 }
 
 /// See the head of this module. Threads may share it.
@@ -149,9 +181,10 @@ impl ReplicatedFile {
     /// Writes at `offset`. A write behind the end makes the file longer by zeros.
     ///
     /// # Errors
-    /// See [`ReplicatedError`]. After `TooFew` some copies may hold it, and it may be read.
+    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some copies may hold it, and it may be
+    /// read.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<Outcome> {
-        self.put(Some(offset), data)
+        self.change(Some(offset), &Change::Write(data.into()))
     }
 
     /// Writes behind the end, at the same place of all copies.
@@ -159,7 +192,18 @@ impl ReplicatedFile {
     /// # Errors
     /// As [`Self::write`]. After `TooFew` the place is used up, and zeros may be there.
     pub fn append(&self, data: &[u8]) -> Result<Outcome> {
-        self.put(None, data)
+        self.change(None, &Change::Write(data.into()))
+    }
+
+    /// The bytes of a range are not needed any more, and read as zeros, on all copies; the size stays.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn free(&self, offset: u64, len_bytes: u64) -> Result<Outcome> {
+        if len_bytes == 0 {
+            return Err(RemoteError::from(FsError::Invalid(BadArgument::NoLength)).into());
+        }
+        self.change(Some(offset), &Change::Free(len_bytes))
     }
 
     /// Reads at `offset`, from a copy that holds what was written there; less than there is room for only at the end.
@@ -227,12 +271,13 @@ impl ReplicatedFile {
     /// what was written last to be in doubt.
     ///
     /// # Errors
-    /// `TooFew` if it could not be noted on enough copies.
+    /// `TooFew` if it could not be noted on enough copies; `Superseded`.
     pub fn close(self) -> Result<()> {
         if !self.options.writable {
             return Ok(());
         }
         let mut order = self.order.lock();
+        order.check_own()?;
         if order.is_raise_due || order.states.iter().any(|state| state.is_in && !state.lacks.is_empty()) {
             // The doubt stays.
             return Ok(());
@@ -291,36 +336,54 @@ impl ReplicatedFile {
         Ok(())
     }
 
-    fn put(&self, offset: Option<u64>, data: &[u8]) -> Result<Outcome> {
+    fn change(&self, offset: Option<u64>, change: &Change) -> Result<Outcome> {
         if !self.options.writable {
             return Err(ReplicatedError::ReadOnly);
         }
-        let data: Arc<[u8]> = data.into();
         let mut order = self.order.lock();
         let order = &mut *order;
+        order.check_own()?;
         let offset = offset.unwrap_or(order.size);
-        let end = offset.checked_add(data.len() as u64);
+        let end = offset.checked_add(change.len_bytes());
         let end = end.ok_or(ReplicatedError::Remote(FsError::FileTooBig.into()))?;
-        let asked = self.copies.iter().zip(&order.states).map(|(copy, state)| {
-            let data = Arc::clone(&data);
-            let write = move |side: &mut Side| {
-                let file = side.file()?;
-                file.write(offset, &data)?;
-                file.flush()
-            };
-            (state.is_in || state.catches_up).then(|| copy.ask(write))
-        });
+        let asked = self.copies.iter().zip(&order.states);
+        let asked = asked.map(|(copy, state)| (state.is_in || state.catches_up).then(|| copy.ask(change.job(offset))));
         let results = wait_for_all(asked.collect());
-        order.size = order.size.max(end);
+        if matches!(change, Change::Write(_)) {
+            order.size = order.size.max(end);
+        }
         let outcome = Outcome {
             offset,
             copies: self.settle(order, (offset, end), results),
         };
         let needed = self.needed();
-        match outcome.holders() >= needed {
-            true => Ok(outcome),
-            false => Err(ReplicatedError::TooFew { outcome, needed }),
+        if outcome.holders() >= needed {
+            return Ok(outcome);
         }
+        match self.look_for_another(order) {
+            Some(name) => Err(ReplicatedError::Superseded { name }),
+            None => Err(ReplicatedError::TooFew { outcome, needed }),
+        }
+    }
+
+    /// Whether a copy knows of a later writer, as far as that has been heard. Asks those that are not being asked,
+    /// without waiting for them: they may be away.
+    fn look_for_another(&self, order: &mut Order) -> Option<String> {
+        let own = order.view;
+        for (index, copy) in self.copies.iter().enumerate() {
+            let look = order.looks[index].get_or_insert_with(|| copy.ask(|side| side.view()));
+            let Some(answer) = look.poll() else {
+                continue;
+            };
+            order.looks[index] = None;
+            if let Ok(Some(view)) = answer
+                && view.set == own.set
+                && view.ballot > own.ballot
+            {
+                order.superseded = Some(copy.name.to_string());
+            }
+        }
+        order.superseded.clone()
     }
 
     /// Draws the conclusions of a write to this range.
@@ -503,6 +566,8 @@ impl Order {
             states: states.collect(),
             next_read: 0,
             is_raise_due: false,
+            looks: found.iter().map(|_| None).collect(),
+            superseded: None,
         };
         let size_of = |index: usize| found[index].as_ref().map_or(0, |found| found.size);
         let is_in_doubt = |index: usize| {
@@ -520,6 +585,14 @@ impl Order {
             }
         }
         Ok(order)
+    }
+
+    /// Whether this client is the writer still, as far as it knows.
+    fn check_own(&self) -> Result<()> {
+        match self.superseded.clone() {
+            Some(name) => Err(ReplicatedError::Superseded { name }),
+            None => Ok(()),
+        }
     }
 
     /// Nothing more is written to a copy.

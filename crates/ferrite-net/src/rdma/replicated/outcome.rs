@@ -124,6 +124,16 @@ pub enum ReplicatedError {
         /// The copy.
         name: String,
     },
+    /// Somebody else has opened it for writing since: the lock was lost with the session of this client, which writes
+    /// nothing more.
+    #[error(
+        "another client has opened {name} for writing since this one was cut off from it, so nothing more is written: \
+         open the copies again"
+    )]
+    Superseded {
+        /// A copy that knows of the other one.
+        name: String,
+    },
     /// Too few copies answer to know what was written.
     #[error("{reached} of {count} copies answer, and {needed} are needed: {why}")]
     Unreachable {

@@ -32,12 +32,13 @@ impl ReplicatedFile {
     /// copy what was done.
     ///
     /// # Errors
-    /// `ReadOnly`. What keeps a copy from becoming current is told with it.
+    /// `ReadOnly`, `Superseded`. What keeps a copy from becoming current is told with it.
     pub fn resync(&self, extent: Extent) -> Result<Vec<Resynced>> {
         if !self.options.writable {
             return Err(ReplicatedError::ReadOnly);
         }
         let _one = self.resync.lock();
+        self.order.lock().check_own()?;
         let mut done = vec![Resynced::default(); self.copies.len()];
         for (index, of_copy) in done.iter_mut().enumerate() {
             let result = self.begin(index, extent);
@@ -72,7 +73,10 @@ impl ReplicatedFile {
                 let first = "the others".to_owned();
                 return Err(ReplicatedError::OtherSet { name: name(), first });
             }
-            Some(own) if own.ballot > view.ballot => return Err(ReplicatedError::Locked { name: name() }),
+            Some(own) if own.ballot > view.ballot => {
+                order.superseded = Some(name());
+                return Err(ReplicatedError::Superseded { name: name() });
+            }
             Some(own) => own.epoch,
             None => {
                 state.lacks = Ranges::everything();
@@ -124,9 +128,10 @@ impl ReplicatedFile {
         done.compared_bytes += len as u64;
         let is_right = own.as_ref().is_ok_and(|own| *own == bytes);
         if !is_right {
-            let write = move |side: &mut Side| {
-                side.file()?.write(from, &bytes)?;
-                side.file()?.flush()
+            let write = move |side: &mut Side| match bytes.iter().all(|byte| *byte == 0) {
+                // What was freed takes no space here, either.
+                true => side.free(from, len as u64),
+                false => side.file()?.write(from, &bytes).and_then(|()| side.file()?.flush()),
             };
             let written = own.map(drop).and_then(|()| self.copies[index].ask(write).wait());
             self.lost_if(order, index, written)?;
