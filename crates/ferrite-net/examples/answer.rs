@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, mkfs};
 use ferrite_net::rdma::{Adapter, BoundFiles};
-use ferrite_net::server::Rdma;
+use ferrite_net::server::{KeyWanted, Keys, Rdma};
 use ferrite_net::wire::{QueuePairTold, UdpPlace};
 use ferrite_pm::{Access, Region};
 use ferrite_rnic::Options;
@@ -141,7 +141,14 @@ impl Lender for Own {
             writable: true,
             arrange: false,
         };
-        let granted = self.adapter.bind(SESSION, &self.fs, SYSTEM, self.ino, binding, false)?;
+        let granted = self.adapter.bind(&KeyWanted {
+            session: SESSION,
+            fs: &self.fs,
+            ctx: SYSTEM,
+            ino: self.ino,
+            binding,
+            atomic: false,
+        })?;
         Ok(Line {
             qpn: opened.qpn,
             psn: opened.psn,
