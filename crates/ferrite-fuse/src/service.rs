@@ -10,12 +10,13 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, Position,
-    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
+    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, SpaceOf, StatFs, WriteMode, XattrMode, posix,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
@@ -25,6 +26,10 @@ use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
 use crate::vouched::Vouched;
 
+/// What was removed longer ago than this has been forgotten, or is in use.
+const FORGOTTEN_WITHIN_MS: u64 = 1_000;
+/// The longest sleep of who waits for an inode; all of them are twice as long.
+const FORGET_WAIT_MAX: Duration = Duration::from_millis(256);
 /// Longest time that the kernel is told to trust an answer: it takes no infinite one.
 const TRUST_MAX: Duration = Duration::from_secs(86_400);
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
@@ -68,6 +73,9 @@ pub(crate) struct Listed<'a> {
 /// One mount's engine, and what is known of its users.
 pub(crate) struct Service {
     fs: Arc<dyn FileSystem>,
+    start: Instant,
+    /// When something last lost a name, in milliseconds since `start`; 0 for never.
+    removed_ms: AtomicU64,
     handles: Handles,
     /// Every operation is durable when it returns, so the kernel need not ask for `fsync`.
     durable_operations: bool,
@@ -96,6 +104,8 @@ impl Service {
         let locks = engine_locks.then(|| Locks::new(Arc::clone(&fs)));
         Service {
             fs,
+            start: Instant::now(),
+            removed_ms: AtomicU64::new(0),
             handles: Handles::default(),
             durable_operations: limits.durable_operations,
             may_block: limits.may_block,
@@ -177,6 +187,31 @@ impl Service {
         })
     }
 
+    fn note_removal(&self) {
+        self.removed_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64 + 1
+    }
+
+    /// Makes what needs an inode. A file without a name has one until the kernel forgets it, which it tells another
+    /// thread a moment later. So who finds no inode right after a removal tries again, for half a second in all.
+    fn with_inode<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
+        let mut wait = Duration::from_millis(1);
+        loop {
+            let made = make();
+            let is_out = matches!(made, Err(FsError::NoSpace(SpaceOf::Inodes)));
+            let removed_ms = self.removed_ms.load(Ordering::Relaxed);
+            let is_recent = removed_ms > 0 && self.now_ms().saturating_sub(removed_ms) < FORGOTTEN_WITHIN_MS;
+            if !is_out || !is_recent || wait > FORGET_WAIT_MAX {
+                return made;
+            }
+            std::thread::sleep(wait);
+            wait *= 2;
+        }
+    }
+
     /// May free a file without a name.
     pub(crate) fn forget(&self, ino: Ino, nlookup: u64) {
         if ino != ROOT_INO {
@@ -215,23 +250,25 @@ impl Service {
     pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Answer<Entry> {
         let kind = FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
         let mode = mode & 0o7777;
-        self.entry(self.fs.mknod(ctx, parent, name, &NewNode { kind, mode, rdev }))
+        self.entry(self.with_inode(|| self.fs.mknod(ctx, parent, name, &NewNode { kind, mode, rdev })))
     }
 
     pub(crate) fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
-        self.entry(self.fs.mkdir(ctx, parent, name, mode & 0o7777))
+        self.entry(self.with_inode(|| self.fs.mkdir(ctx, parent, name, mode & 0o7777)))
     }
 
     pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.note_removal();
         told(self.fs.unlink(ctx, parent, name))
     }
 
     pub(crate) fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.note_removal();
         told(self.fs.rmdir(ctx, parent, name))
     }
 
     pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        self.entry(self.fs.symlink(ctx, parent, name, target))
+        self.entry(self.with_inode(|| self.fs.symlink(ctx, parent, name, target)))
     }
 
     /// `flags` as `renameat2` has them.
@@ -246,6 +283,7 @@ impl Service {
             vouched.moves(to.0, OsStr::from_bytes(to.1));
             vouched.moves(from.0, OsStr::from_bytes(from.1));
         }
+        self.note_removal();
         told(self.fs.rename(ctx, from.0, from.1, to.0, to.1, mode))
     }
 
@@ -271,7 +309,7 @@ impl Service {
             open: open_mode(OpenFlags(flags)),
             exclusive: flags & libc::O_EXCL != 0,
         };
-        let made = told(self.fs.create(ctx, parent, name, &new))?;
+        let made = told(self.with_inode(|| self.fs.create(ctx, parent, name, &new)))?;
         let known = Known {
             attr: made.attr,
             ttl: self.trust,
