@@ -8,8 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{fails, ferrite, mkfs, ok, text};
-use serde_json::Value;
+use common::fabric::{doctor, find, has};
+use common::{fails, ferrite, mkfs, ok};
 
 /// A pool that is served, until it is dropped.
 struct Served {
@@ -55,30 +55,6 @@ impl Drop for Served {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// What `ferrite doctor` says of each thing it looks at.
-fn doctor(command: &mut Command) -> Vec<Value> {
-    let output = command.args(["doctor", "--json"]).output().unwrap();
-    let said = text(&output);
-    said.lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
-}
-
-fn find<'f>(checks: &'f [Value], name: &str) -> &'f Value {
-    let found = checks.iter().find(|check| check["name"] == name);
-    found.unwrap_or_else(|| panic!("nothing about {name}: {checks:?}"))
-}
-
-/// Whether libfabric has a provider here. Says so if not.
-fn has(provider: &str) -> bool {
-    let checks = doctor(&mut ferrite());
-    let is_there = find(&checks, &format!("fabric:// over {provider}"))["state"] == "good";
-    if !is_there {
-        eprintln!("skipped: libfabric has no provider {provider} here");
-    }
-    is_there
 }
 
 #[test]

@@ -209,6 +209,23 @@ fn on_a_server_sqlite_in_both_modes() {
     }
 }
 
+/// Over libfabric, by shared memory and by its own TCP.
+#[cfg(feature = "fabric")]
+#[test]
+fn on_a_server_over_a_fabric_programs_work() {
+    for provider in ["shm", "tcp"] {
+        if !has_fuse() || !common::fabric::has(provider) {
+            continue;
+        }
+        finished(TestPool::served_on_fabric("256M", provider), |test| {
+            git(test);
+            archives(test);
+            sqlite(test);
+            fsx(test, if soak() { 100_000 } else { 5_000 });
+        });
+    }
+}
+
 fn sqlite(test: &TestPool) {
     for mode in ["wal", "delete", "truncate"] {
         let said = sh(

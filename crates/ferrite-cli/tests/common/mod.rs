@@ -1,6 +1,7 @@
 //! A pool on a real mount, for the tests that need one; gone when dropped, whatever happened.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod fabric;
 pub(crate) mod server;
 
 use std::fs::OpenOptions;
@@ -196,7 +197,15 @@ impl TestPool {
 
     /// A pool in DRAM that is served on a loopback address, and a mount of that.
     pub(crate) fn served(size: &str) -> TestPool {
-        let server = Server::new(size, &["--no-root-squash"]);
+        TestPool::of(Server::new(size, &["--no-root-squash"]))
+    }
+
+    /// What a server exports over libfabric, by one of its providers, on a mount.
+    pub(crate) fn served_on_fabric(size: &str, provider: &str) -> TestPool {
+        TestPool::of(Server::on_fabric(size, provider, &["--no-root-squash"]))
+    }
+
+    fn of(server: Server) -> TestPool {
         let base = tempfile::Builder::new()
             .prefix("ferrite-test-")
             .tempdir_in("/dev/shm")

@@ -14,7 +14,7 @@ use super::{ferrite, mkfs};
 pub(crate) struct Server {
     base: TempDir,
     pub(crate) pool: PathBuf,
-    /// `tcp://HOST:PORT`.
+    /// `tcp://HOST:PORT`, or of another scheme.
     pub(crate) address: String,
     words: Vec<String>,
     process: Child,
@@ -25,6 +25,19 @@ pub(crate) struct Server {
 impl Server {
     /// Makes a pool and serves it, with further words for `serve`.
     pub(crate) fn new(size: &str, words: &[&str]) -> Server {
+        Server::listening(size, "tcp://127.0.0.1:0", words)
+    }
+
+    /// The same over libfabric, by one of its providers.
+    pub(crate) fn on_fabric(size: &str, provider: &str, words: &[&str]) -> Server {
+        let mut server = Server::listening(size, &format!("fabric://127.0.0.1:0?provider={provider}"), words);
+        let place = server.address.trim_start_matches("fabric://");
+        let place = place.split(['/', '?']).next().unwrap_or_default();
+        server.address = format!("fabric://{place}/?provider={provider}");
+        server
+    }
+
+    fn listening(size: &str, listen: &str, words: &[&str]) -> Server {
         let base = tempfile::Builder::new()
             .prefix("ferrite-test-")
             .tempdir_in("/dev/shm")
@@ -32,7 +45,7 @@ impl Server {
         let pool = base.path().join("pool");
         mkfs(&pool, &["--size", size]);
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        let (process, said, address) = start(&pool, "tcp://127.0.0.1:0", &words);
+        let (process, said, address) = start(&pool, listen, &words);
         Server {
             base,
             pool,
@@ -87,6 +100,10 @@ fn start(pool: &Path, listen: &str, words: &[String]) -> (Child, BufReader<Child
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
     let address = line.rsplit(' ').next().unwrap().trim().trim_end_matches('/').to_owned();
-    assert!(address.starts_with("tcp://"), "it says where it serves: {line}");
+    let scheme = listen.split("://").next().unwrap_or_default();
+    assert!(
+        address.starts_with(&format!("{scheme}://")),
+        "it says where it serves: {line}"
+    );
     (process, said, address)
 }
