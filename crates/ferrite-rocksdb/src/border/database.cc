@@ -278,7 +278,10 @@ void ferrite_rocksdb_sync(const Database* database, Failure* failure) noexcept {
 
 // Makes tables of what is in memory only.
 void ferrite_rocksdb_flush(const Database* database, Failure* failure) noexcept {
-  ToFailure(database->db->Flush(rocksdb::FlushOptions()), failure);
+  rocksdb::FlushOptions options;
+  // Else it waits until one more table would not hold writes up: for good, if merges lack room.
+  options.allow_write_stall = true;
+  ToFailure(database->db->Flush(options), failure);
 }
 
 void ferrite_rocksdb_compact(const Database* database, Failure* failure) noexcept {
