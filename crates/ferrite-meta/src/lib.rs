@@ -5,7 +5,6 @@
 //! | `store` | the traits [`MetaStore`] and [`Transaction`], and why no deadlock is possible above them |
 //! | `error` | why a store refused |
 //! | `memory`, `locks` | [`MemoryStore`], for tests and for engines that shall forget |
-//! | `group` | group commit: transactions that are ready are written as one |
 //! | `rocks` | `RocksStore`, with the cargo feature `rocksdb` |
 //! | `home` | RocksDB's files without a kernel's file system: on `Blobs` |
 //!
@@ -15,8 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod error;
-#[cfg(feature = "rocksdb")]
-mod group;
 #[cfg(feature = "rocksdb")]
 mod home;
 mod locks;

@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_rocksdb::{Batch, Db, DbError, Place};
+use ferrite_rocksdb::{Db, DbError, Place};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::group::Groups;
 use crate::home::{BlobError, BlobFiles, Blobs};
 use crate::store::{Lock, MetaStore, Statistics, Transaction, Visit};
 
@@ -127,8 +126,6 @@ impl Default for Options {
 pub struct RocksStore {
     db: Db,
     is_read_only: bool,
-    /// Commits that are durable when they return.
-    groups: Option<Groups<Batch>>,
     room: Room,
     reserve_bytes: u64,
     /// Transactions that deleted something since it was merged for them.
@@ -207,7 +204,6 @@ impl RocksStore {
         Ok(RocksStore {
             db,
             is_read_only: options.read_only,
-            groups: options.sync.then(Groups::default),
             room,
             reserve_bytes,
             deleted: AtomicU64::new(0),
@@ -433,13 +429,7 @@ impl Transaction for Txn<'_> {
             self.store.admit(self.deletes)?;
         }
         if let Some(txn) = self.txn {
-            match &self.store.groups {
-                Some(groups) => groups.commit(
-                    |batch| txn.join(batch).map_err(refused),
-                    |batch| self.store.db.write(batch).map_err(refused),
-                )?,
-                None => txn.commit().map_err(refused)?,
-            }
+            txn.commit().map_err(refused)?;
         }
         if self.deletes {
             self.store.deleted.fetch_add(1, Ordering::Relaxed);

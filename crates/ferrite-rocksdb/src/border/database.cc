@@ -107,31 +107,6 @@ struct Database {
   rocksdb::TransactionDB* transactions = nullptr;
 };
 
-// Changes of several transactions, which are written at once.
-struct Batch {
-  rocksdb::WriteBatch changes;
-};
-
-// Appends the changes of one batch to another.
-class Appender final : public rocksdb::WriteBatch::Handler {
- public:
-  explicit Appender(rocksdb::WriteBatch* to) : to_(to) {}
-
-  Status PutCF(uint32_t family, const Slice& key, const Slice& value) override {
-    return family == 0 ? to_->Put(key, value) : OtherFamily();
-  }
-  Status DeleteCF(uint32_t family, const Slice& key) override {
-    return family == 0 ? to_->Delete(key) : OtherFamily();
-  }
-  // A transaction's batch begins with one, for those that commit in two phases.
-  Status MarkNoop(bool) override { return Status::OK(); }
-
- private:
-  static Status OtherFamily() { return Status::NotSupported("a column family of its own"); }
-
-  rocksdb::WriteBatch* const to_;
-};
-
 // Whether all keys of [from, to) have the first `len_bytes` bytes in common, so that the filters know about them.
 bool HavePrefix(const Slice& from, const Slice& to, size_t len_bytes) {
   if (len_bytes == 0 || from.size() < len_bytes) return false;
@@ -363,35 +338,6 @@ void ferrite_rocksdb_txn_rollback_to_savepoint(rocksdb::Transaction* transaction
 void ferrite_rocksdb_txn_commit(rocksdb::Transaction* transaction, Failure* failure) noexcept {
   const bool is_empty = transaction->GetWriteBatch()->GetWriteBatch()->Count() == 0;
   ToFailure(is_empty ? transaction->Rollback() : transaction->Commit(), failure);
-}
-
-// Adds a transaction's changes to a batch, and returns whether there were any. After a failure the batch is as before.
-// The transaction keeps its locks, and has to until the batch is written.
-bool ferrite_rocksdb_txn_join(rocksdb::Transaction* transaction, Batch* batch, Failure* failure) noexcept {
-  rocksdb::WriteBatch* const own = transaction->GetWriteBatch()->GetWriteBatch();
-  if (own->Count() == 0) return false;
-  batch->changes.SetSavePoint();
-  Appender appender(&batch->changes);
-  const Status status = own->Iterate(&appender);
-  ToFailure(status, failure);
-  if (status.ok()) return batch->changes.PopSavePoint().ok();
-  batch->changes.RollbackToSavePoint().PermitUncheckedError();
-  return false;
-}
-
-Batch* ferrite_rocksdb_batch() noexcept { return new Batch; }
-
-void ferrite_rocksdb_batch_end(Batch* batch) noexcept { delete batch; }
-
-// Writes a batch, all at once, and empties it. The locks of its keys are held by the transactions that joined it.
-void ferrite_rocksdb_write(const Database* database, Batch* batch, Failure* failure) noexcept {
-  rocksdb::TransactionDBWriteOptimizations locked;
-  locked.skip_concurrency_control = true;
-  const Status status = database->transactions != nullptr
-                            ? database->transactions->Write(database->write, locked, &batch->changes)
-                            : Status::NotSupported("open to be read");
-  batch->changes.Clear();
-  ToFailure(status, failure);
 }
 
 }  // extern "C"

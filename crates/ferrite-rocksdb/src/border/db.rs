@@ -198,18 +198,6 @@ impl Db {
         })
     }
 
-    /// Writes what has joined a batch, all at once, and empties the batch. Durable when it returns, if the database is
-    /// one with [`Options::sync`].
-    ///
-    /// # Errors
-    /// After one, nobody knows whether the changes will be there when the database is opened again.
-    pub fn write(&self, batch: &mut Batch) -> Result<(), DbError> {
-        let mut failure = Failure::none();
-        // SAFETY: the database is open, and the batch is there and borrowed by nobody else.
-        unsafe { ffi::ferrite_rocksdb_write(self.database.as_ptr(), batch.0.as_ptr(), &mut failure) };
-        checked(&failure)
-    }
-
     /// Returns when all that was committed before is durable.
     pub fn sync(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_sync)
@@ -286,34 +274,6 @@ impl Drop for Db {
     }
 }
 
-/// Changes of transactions that are to be written together.
-pub struct Batch(NonNull<ffi::Batch>);
-
-// SAFETY: it is a buffer of its own, which no thread is bound to.
-unsafe impl Send for Batch {}
-
-impl Batch {
-    /// An empty one.
-    pub fn new() -> Batch {
-        // SAFETY: there is nothing to keep to. RocksDB's `new` does not return without memory.
-        let batch = unsafe { ffi::ferrite_rocksdb_batch() };
-        Batch(NonNull::new(batch).unwrap_or_else(|| std::process::abort()))
-    }
-}
-
-impl Default for Batch {
-    fn default() -> Batch {
-        Batch::new()
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`, ended here alone.
-        unsafe { ffi::ferrite_rocksdb_batch_end(self.0.as_ptr()) };
-    }
-}
-
 /// A transaction. It has a lock on each key that it changed or got for update, until it ends. Dropping it undoes it.
 pub struct Txn<'db> {
     db: &'db Db,
@@ -377,19 +337,6 @@ impl Txn<'_> {
         // SAFETY: the transaction has not ended.
         unsafe { ffi::ferrite_rocksdb_txn_rollback_to_savepoint(self.transaction.as_ptr(), &mut failure) };
         checked(&failure)
-    }
-
-    /// Adds the changes to a batch, and returns whether there are any. The transaction must be kept until the batch has
-    /// been written, and be dropped then: it locks what the batch changes.
-    ///
-    /// # Errors
-    /// After one, the batch is as it was before.
-    pub fn join(&self, batch: &mut Batch) -> Result<bool, DbError> {
-        let mut failure = Failure::none();
-        let (txn, batch) = (self.transaction.as_ptr(), batch.0.as_ptr());
-        // SAFETY: the transaction has not ended, and nobody else has the batch.
-        let joined = unsafe { ffi::ferrite_rocksdb_txn_join(txn, batch, &mut failure) };
-        checked(&failure).map(|()| joined)
     }
 
     /// Makes the changes visible, all at once, and durable, if the database is one with [`Options::sync`].

@@ -172,12 +172,6 @@ pub(super) struct Transaction {
     _private: [u8; 0],
 }
 
-/// Changes of several transactions, on the C++ side.
-#[repr(C)]
-pub(super) struct Batch {
-    _private: [u8; 0],
-}
-
 unsafe extern "C" {
     pub(super) fn ferrite_rocksdb_open(
         ops: *const FileOps,
@@ -246,14 +240,6 @@ unsafe extern "C" {
     pub(super) fn ferrite_rocksdb_txn_savepoint(transaction: *mut Transaction);
     pub(super) fn ferrite_rocksdb_txn_rollback_to_savepoint(transaction: *mut Transaction, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_txn_commit(transaction: *mut Transaction, failure: *mut Failure);
-    pub(super) fn ferrite_rocksdb_txn_join(
-        transaction: *mut Transaction,
-        batch: *mut Batch,
-        failure: *mut Failure,
-    ) -> bool;
-    pub(super) fn ferrite_rocksdb_batch() -> *mut Batch;
-    pub(super) fn ferrite_rocksdb_batch_end(batch: *mut Batch);
-    pub(super) fn ferrite_rocksdb_write(database: *mut Database, batch: *mut Batch, failure: *mut Failure);
 }
 
 /// Runs `work` for the C++ side. An error or a panic becomes a failure and the value `otherwise`.
