@@ -216,6 +216,8 @@ impl Core {
         let rights_first = changes_mode && is_in_place && !is_planted(Planted::RightsLast);
         if rights_first {
             self.take_rights(held, state, &node)?;
+            // What the blob knows from here on is later than the node.
+            node.change = self.next_change();
         }
         if step.has_token() || changes_mode && !rights_first {
             work(&blob, None)?;

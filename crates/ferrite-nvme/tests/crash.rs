@@ -213,6 +213,20 @@ fn writes_that_take_rights() -> Vec<Op> {
         rdev: 0,
     };
     let (mode, privileged) = (OpenMode::read_write(), false);
+    let rights = || Op::Setattr {
+        on: Target::At(path()),
+        set: SetAttr {
+            mode: Some(0o6777),
+            ..SetAttr::default()
+        },
+    };
+    // Over the end: the node has its rights taken, and its blob the new size.
+    let over = |at: u64| Op::Write {
+        on: Target::Slot(0),
+        offset: at,
+        len: ATOMIC_BYTES,
+        fill: 9,
+    };
     let begin = [
         Op::Mknod {
             path: path(),
@@ -228,15 +242,9 @@ fn writes_that_take_rights() -> Vec<Op> {
         write(0, 1),
         write(1, 2),
     ];
-    let again = (3..7).flat_map(|fill| {
-        let set = SetAttr {
-            mode: Some(0o6777),
-            ..SetAttr::default()
-        };
-        let on = Target::At(path());
-        [Op::Setattr { on, set }, write(u64::from(fill % 2), fill)]
-    });
-    begin.into_iter().chain(again).collect()
+    let again = (3..7).flat_map(|fill| [rights(), write(u64::from(fill % 2), fill)]);
+    let end = [rights(), over(2 * PAGE - 100), rights(), over(3 * PAGE - 200)];
+    begin.into_iter().chain(again).chain(end).collect()
 }
 
 /// From which length on files of a run have blobs.
