@@ -318,6 +318,48 @@ fn a_mount_can_be_unmounted_in_order_after_a_load() {
     test.finish();
 }
 
+/// Runs threads of the daemon that read `/dev/fuse`, by which the kernel says what it forgets, only when nobody else
+/// wants a CPU.
+fn starve_the_forgetting(test: &TestPool) {
+    let daemon = test.daemon();
+    for task in std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().flatten() {
+        if std::fs::read_to_string(task.path().join("comm"))
+            .unwrap()
+            .contains("ring")
+        {
+            continue;
+        }
+        let thread = task.file_name().into_string().unwrap();
+        ok(Command::new("chrt").args(["--idle", "--pid", "0", &thread]));
+    }
+}
+
+/// On rings nothing keeps removals from being faster than the requests that free what was removed.
+#[test]
+fn removals_faster_than_the_kernel_forgets_find_space() {
+    if !has_rings() {
+        return;
+    }
+    let test = on_rings(&[]);
+    starve_the_forgetting(&test);
+    let stop = AtomicBool::new(false);
+    let stopped = || stop.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| while !stopped() {});
+        }
+        // Twice the pool.
+        let rewritten = (0..1600).try_for_each(|round| {
+            let path = test.path(&format!("file{}", round % 16));
+            let _ = std::fs::remove_file(&path);
+            std::fs::write(&path, vec![round as u8; 80_000])
+        });
+        stop.store(true, Ordering::Relaxed);
+        rewritten.unwrap();
+    });
+    test.finish();
+}
+
 /// Every request waits for the server, so that workers carry them out.
 #[test]
 fn a_mount_of_a_server_works_on_rings() {

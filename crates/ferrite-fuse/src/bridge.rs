@@ -25,6 +25,7 @@ use crate::convert::{absent, file_attr, file_type, set_time, unknown};
 use crate::locks::{Asker, Wire};
 use crate::ring::{MAX_WRITE_BYTES, Rings};
 use crate::service::{Answer, Entry, Service};
+use crate::space::{Change, Patience, go_on, is_no_space, when_open};
 
 thread_local! {
     /// The buffer from which reads are answered.
@@ -42,26 +43,36 @@ fn ctx(req: &Request) -> ferrite_vfs::Ctx {
     caller::ctx(req.pid(), req.uid(), req.gid())
 }
 
-/// Runs `$body`, which changes something, with `$service` for that of `$this`: at once, or when the mount is thawed.
+/// Makes a change with `$make`, and answers with `$reply`: at once, when the mount is thawed, or when there is space.
 /// What is borrowed from the request is named, and copied if the change has to wait.
 macro_rules! change {
-    ($this:ident, [$($borrowed:ident),*], |$service:ident| $body:expr) => {
-        match $this.service.freezer().pass() {
-            Some(_passage) => {
-                let $service = &*$this.service;
-                $body
-            }
-            None => {
-                let service = Arc::clone(&$this.service);
+    ($this:ident, [$($borrowed:ident),*], |$service:ident| $make:expr, |$made:pat_param| $reply:expr) => {{
+        let $service = &*$this.service;
+        let tried = $service.freezer().pass().map(|_passage| $make);
+        let reply = takes(&tried, move |$made| $reply);
+        match tried {
+            Some(made) if !is_no_space(&made) => reply(made),
+            tried => {
                 $(let $borrowed = $borrowed.to_owned();)*
-                $this.service.freezer().hold_back(move || {
-                    let $service = &*service;
+                let was_tried = tried.is_some();
+                let make = move |$service: &Service| {
                     $(let $borrowed = &*$borrowed;)*
-                    $body
-                });
+                    $make
+                };
+                let (service, patience) = (Arc::clone(&$this.service), Patience::new());
+                let change = Change::new(tried, make, reply);
+                match was_tried {
+                    true => go_on(service, change, patience),
+                    false => when_open(service, change, patience),
+                }
             }
         }
-    };
+    }};
+}
+
+/// Has the compiler know early what `reply` takes.
+fn takes<T, R: FnOnce(Answer<T>)>(_tried: &Option<Answer<T>>, reply: R) -> R {
+    reply
 }
 
 /// Replies with an error, or with `$ok` of the value.
@@ -147,7 +158,15 @@ impl Filesystem for Bridge {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        change!(self, [], |service| service.forget(ino.0, nlookup));
+        change!(
+            self,
+            [],
+            |service| {
+                service.forget(ino.0, nlookup);
+                Ok(())
+            },
+            |_made| ()
+        );
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -184,11 +203,14 @@ impl Filesystem for Bridge {
             mtime: mtime.map(set_time),
             kill_priv: false,
         };
-        change!(self, [], |service| {
-            answer!(reply, service.setattr(&ctx, ino.0, &set), known => {
+        change!(
+            self,
+            [],
+            |service| service.setattr(&ctx, ino.0, &set),
+            |made| answer!(reply, made, known => {
                 reply.attr(&known.ttl, &file_attr(&known.attr));
-            });
-        });
+            })
+        );
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -206,38 +228,53 @@ impl Filesystem for Bridge {
         reply: ReplyEntry,
     ) {
         let ctx = ctx(req);
-        change!(self, [name], |service| {
-            reply_entry(reply, service.mknod(&ctx, (parent.0, name.as_bytes()), mode, rdev));
-        });
+        change!(
+            self,
+            [name],
+            |service| service.mknod(&ctx, (parent.0, name.as_bytes()), mode, rdev),
+            |made| reply_entry(reply, made)
+        );
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let ctx = ctx(req);
-        change!(self, [name], |service| {
-            reply_entry(reply, service.mkdir(&ctx, parent.0, name.as_bytes(), mode));
-        });
+        change!(
+            self,
+            [name],
+            |service| service.mkdir(&ctx, parent.0, name.as_bytes(), mode),
+            |made| reply_entry(reply, made)
+        );
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        change!(self, [name], |service| {
-            answer!(reply, service.unlink(&ctx, parent.0, name.as_bytes()), () => reply.ok());
-        });
+        change!(
+            self,
+            [name],
+            |service| service.unlink(&ctx, parent.0, name.as_bytes()),
+            |made| answer!(reply, made, () => reply.ok())
+        );
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        change!(self, [name], |service| {
-            answer!(reply, service.rmdir(&ctx, parent.0, name.as_bytes()), () => reply.ok());
-        });
+        change!(
+            self,
+            [name],
+            |service| service.rmdir(&ctx, parent.0, name.as_bytes()),
+            |made| answer!(reply, made, () => reply.ok())
+        );
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
         let ctx = ctx(req);
-        change!(self, [name, target], |service| {
-            reply_entry(reply, service.symlink(&ctx, parent.0, name.as_bytes(), target));
-        });
+        change!(
+            self,
+            [name, target],
+            |service| service.symlink(&ctx, parent.0, name.as_bytes(), target),
+            |made| reply_entry(reply, made)
+        );
     }
 
     fn rename(
@@ -251,17 +288,25 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let ctx = ctx(req);
-        change!(self, [name, newname], |service| {
-            let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
-            answer!(reply, service.rename(&ctx, from, to, flags.bits()), () => reply.ok());
-        });
+        change!(
+            self,
+            [name, newname],
+            |service| {
+                let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
+                service.rename(&ctx, from, to, flags.bits())
+            },
+            |made| answer!(reply, made, () => reply.ok())
+        );
     }
 
     fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let ctx = ctx(req);
-        change!(self, [newname], |service| {
-            reply_entry(reply, service.link(&ctx, ino.0, newparent.0, newname.as_bytes()));
-        });
+        change!(
+            self,
+            [newname],
+            |service| service.link(&ctx, ino.0, newparent.0, newname.as_bytes()),
+            |made| reply_entry(reply, made)
+        );
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -281,13 +326,16 @@ impl Filesystem for Bridge {
         reply: ReplyCreate,
     ) {
         let ctx = ctx(req);
-        change!(self, [name], |service| {
-            answer!(reply, service.create(&ctx, (parent.0, name.as_bytes()), mode, flags), (known, opened) => {
+        change!(
+            self,
+            [name],
+            |service| service.create(&ctx, (parent.0, name.as_bytes()), mode, flags),
+            |made| answer!(reply, made, (known, opened) => {
                 let generation = Generation(u64::from(known.attr.generation));
                 let fh = FileHandle(opened.fh);
                 reply.created(&known.ttl, &file_attr(&known.attr), generation, fh, opened.flags);
-            });
-        });
+            })
+        );
     }
 
     fn read(
@@ -323,10 +371,12 @@ impl Filesystem for Bridge {
         reply: ReplyWrite,
     ) {
         let ctx = ctx(req);
-        change!(self, [data], |service| {
-            let result = service.write(&ctx, (fh.0, offset), data, write_flags, flags.0);
-            answer!(reply, result, written => reply.written(written));
-        });
+        change!(
+            self,
+            [data],
+            |service| service.write(&ctx, (fh.0, offset), data, write_flags, flags.0),
+            |made| answer!(reply, made, written => reply.written(written))
+        );
     }
 
     fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
@@ -385,10 +435,15 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         self.service.release_locks(ino.0, fh.0);
-        change!(self, [], |service| {
-            service.release(fh.0);
-            reply.ok();
-        });
+        change!(
+            self,
+            [],
+            |service| {
+                service.release(fh.0);
+                Ok(())
+            },
+            |_made| reply.ok()
+        );
     }
 
     fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -451,10 +506,12 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let ctx = ctx(req);
-        change!(self, [name, value], |service| {
-            let result = service.setxattr(&ctx, ino.0, name.as_bytes(), value, flags);
-            answer!(reply, result, () => reply.ok());
-        });
+        change!(
+            self,
+            [name, value],
+            |service| service.setxattr(&ctx, ino.0, name.as_bytes(), value, flags),
+            |made| answer!(reply, made, () => reply.ok())
+        );
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -467,9 +524,12 @@ impl Filesystem for Bridge {
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        change!(self, [name], |service| {
-            answer!(reply, service.removexattr(&ctx, ino.0, name.as_bytes()), () => reply.ok());
-        });
+        change!(
+            self,
+            [name],
+            |service| service.removexattr(&ctx, ino.0, name.as_bytes()),
+            |made| answer!(reply, made, () => reply.ok())
+        );
     }
 
     fn fallocate(
@@ -483,9 +543,12 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let ctx = ctx(req);
-        change!(self, [], |service| {
-            answer!(reply, service.fallocate(&ctx, fh.0, offset, length, mode), () => reply.ok());
-        });
+        change!(
+            self,
+            [],
+            |service| service.fallocate(&ctx, fh.0, offset, length, mode),
+            |made| answer!(reply, made, () => reply.ok())
+        );
     }
 
     fn ioctl(

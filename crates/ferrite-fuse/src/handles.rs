@@ -40,6 +40,15 @@ impl Handles {
         self.shards[number % SHARDS].lock().slots.get(number / SHARDS)?.clone()
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        let in_shard = |shard: &Mutex<Shard>| {
+            let shard = shard.lock();
+            shard.slots.len() - shard.free.len()
+        };
+        self.shards.iter().map(in_shard).sum()
+    }
+
     /// Removes a number. The file is closed when its last user is done.
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;

@@ -12,6 +12,7 @@
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `locks` | record locks that the engine keeps |
 //! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
+//! | `space` | changes that find no space, and are tried again |
 //! | `vouched` | what the kernel keeps until an engine that others use takes it back |
 //!
 //! Decisions, with reasons:
@@ -43,6 +44,7 @@ mod mount;
 mod notify;
 mod ring;
 mod service;
+mod space;
 mod vouched;
 
 #[cfg(doc)]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, Position,
-    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, SpaceOf, StatFs, WriteMode, XattrMode, posix,
+    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
@@ -24,12 +24,9 @@ use crate::convert::{errno, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
+use crate::space::Retries;
 use crate::vouched::Vouched;
 
-/// What was removed longer ago than this has been forgotten, or is in use.
-const FORGOTTEN_WITHIN_MS: u64 = 1_000;
-/// The longest sleep of who waits for an inode; all of them are twice as long.
-const FORGET_WAIT_MAX: Duration = Duration::from_millis(256);
 /// Longest time that the kernel is told to trust an answer: it takes no infinite one.
 const TRUST_MAX: Duration = Duration::from_secs(86_400);
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
@@ -76,6 +73,7 @@ pub(crate) struct Service {
     start: Instant,
     /// When something last lost a name, in milliseconds since `start`; 0 for never.
     removed_ms: AtomicU64,
+    retries: Arc<Retries>,
     handles: Handles,
     /// Every operation is durable when it returns, so the kernel need not ask for `fsync`.
     durable_operations: bool,
@@ -87,6 +85,13 @@ pub(crate) struct Service {
     locks: Option<Arc<Locks>>,
     /// If the engine vouches for what it tells, until it takes that back.
     vouched: Option<Arc<Vouched>>,
+}
+
+impl Drop for Service {
+    /// Of one that was never mounted.
+    fn drop(&mut self) {
+        self.retries.end();
+    }
 }
 
 fn check_xattr(name: &[u8]) -> Result<&[u8]> {
@@ -106,6 +111,7 @@ impl Service {
             fs,
             start: Instant::now(),
             removed_ms: AtomicU64::new(0),
+            retries: Retries::start(),
             handles: Handles::default(),
             durable_operations: limits.durable_operations,
             may_block: limits.may_block,
@@ -144,6 +150,7 @@ impl Service {
         if let Some(locks) = &self.locks {
             locks.end();
         }
+        self.retries.end();
     }
 
     fn entry(&self, result: Result<Attr>) -> Answer<Entry> {
@@ -195,21 +202,25 @@ impl Service {
         self.start.elapsed().as_millis() as u64 + 1
     }
 
-    /// Makes what needs an inode. A file without a name has one until the kernel forgets it, which it tells another
-    /// thread a moment later. So who finds no inode right after a removal tries again, for half a second in all.
-    fn with_inode<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
-        let mut wait = Duration::from_millis(1);
-        loop {
-            let made = make();
-            let is_out = matches!(made, Err(FsError::NoSpace(SpaceOf::Inodes)));
-            let removed_ms = self.removed_ms.load(Ordering::Relaxed);
-            let is_recent = removed_ms > 0 && self.now_ms().saturating_sub(removed_ms) < FORGOTTEN_WITHIN_MS;
-            if !is_out || !is_recent || wait > FORGET_WAIT_MAX {
-                return made;
-            }
-            std::thread::sleep(wait);
-            wait *= 2;
-        }
+    /// How many files without a name the engine holds, if it knows.
+    pub(crate) fn unnamed_files(&self) -> Option<u64> {
+        self.fs.unnamed_files()
+    }
+
+    /// Whether some of them are not open here, so that the kernel is about to forget them.
+    pub(crate) fn are_forgotten_soon(&self, unnamed: u64) -> bool {
+        unnamed > self.handles.count() as u64
+    }
+
+    /// Whether something lost a name in the last `within`. What was removed before has been forgotten, or is in use.
+    pub(crate) fn was_removal(&self, within: Duration) -> bool {
+        let removed_ms = self.removed_ms.load(Ordering::Relaxed);
+        removed_ms > 0 && u128::from(self.now_ms().saturating_sub(removed_ms)) < within.as_millis()
+    }
+
+    /// Changes that found no space.
+    pub(crate) fn retries(&self) -> &Arc<Retries> {
+        &self.retries
     }
 
     /// May free a file without a name.
@@ -250,11 +261,11 @@ impl Service {
     pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Answer<Entry> {
         let kind = FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
         let mode = mode & 0o7777;
-        self.entry(self.with_inode(|| self.fs.mknod(ctx, parent, name, &NewNode { kind, mode, rdev })))
+        self.entry(self.fs.mknod(ctx, parent, name, &NewNode { kind, mode, rdev }))
     }
 
     pub(crate) fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
-        self.entry(self.with_inode(|| self.fs.mkdir(ctx, parent, name, mode & 0o7777)))
+        self.entry(self.fs.mkdir(ctx, parent, name, mode & 0o7777))
     }
 
     pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
@@ -268,7 +279,7 @@ impl Service {
     }
 
     pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        self.entry(self.with_inode(|| self.fs.symlink(ctx, parent, name, target)))
+        self.entry(self.fs.symlink(ctx, parent, name, target))
     }
 
     /// `flags` as `renameat2` has them.
@@ -309,7 +320,7 @@ impl Service {
             open: open_mode(OpenFlags(flags)),
             exclusive: flags & libc::O_EXCL != 0,
         };
-        let made = told(self.with_inode(|| self.fs.create(ctx, parent, name, &new)))?;
+        let made = told(self.fs.create(ctx, parent, name, &new))?;
         let known = Known {
             attr: made.attr,
             ttl: self.trust,

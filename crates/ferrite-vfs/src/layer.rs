@@ -88,6 +88,7 @@ layer! {
     listxattr(ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>>;
     removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
     drop_orphans(ctx: &Ctx) -> Result<()>;
+    unnamed_files() -> Option<u64>;
     know_buffers(pool: &ferrite_buffers::Pool) -> ();
     sync(ctx: &Ctx) -> Result<()>;
     lock(ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;

@@ -325,6 +325,10 @@ impl FileSystem for Engine {
         Ok(())
     }
 
+    fn unnamed_files(&self) -> Option<u64> {
+        Some(self.core().unnamed())
+    }
+
     fn sync(&self, _: &Ctx) -> Result<()> {
         let core = self.core();
         core.check_readable()?;

@@ -163,6 +163,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         },
         slots: Slots::new(superblock.once_slots),
         bindings: Bindings::default(),
+        unnamed: CachePadded::default(),
         kept_orphans: Mutex::default(),
         region,
         superblock,
@@ -312,6 +313,7 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     if stored.nlink() == 0 {
         if core.options.keep_orphans {
             core.kept_orphans.lock().push(ino);
+            core.note_unnamed();
             return Ok(());
         }
         if planted(Flaw::OrphansForgotten) {

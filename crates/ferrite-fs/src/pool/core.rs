@@ -90,6 +90,8 @@ pub(crate) struct Core {
     pub(crate) slots: Slots,
     /// Bound files.
     pub(crate) bindings: Bindings,
+    /// Inodes without names that somebody holds.
+    pub(crate) unnamed: CachePadded<AtomicU64>,
     /// Inodes without names that the mount was asked to keep.
     pub(crate) kept_orphans: Mutex<Vec<Inum>>,
 }
@@ -259,6 +261,23 @@ impl Core {
 
     fn inode_cursor(&self) -> &AtomicU64 {
         &self.inode_cursors[thread_number() as usize % self.inode_cursors.len()]
+    }
+
+    /// An inode has lost its last name, but is not freed by the same record.
+    pub(crate) fn note_unnamed(&self) {
+        touch::line("unnamed", &*self.unnamed);
+        self.unnamed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An inode without a name was freed: one that was noted, or one that the mount found.
+    pub(crate) fn unnamed_freed(&self) {
+        touch::line("unnamed", &*self.unnamed);
+        let less = |unnamed: u64| Some(unnamed.saturating_sub(1));
+        let _ = self.unnamed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    pub(crate) fn unnamed(&self) -> u64 {
+        self.unnamed.load(Ordering::Relaxed)
     }
 
     /// Claims a free inode number.

@@ -78,7 +78,7 @@ fn unlink_once(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool,
         tx.put_inode(child.inode.ino, &mut inode);
         tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         tx.commit(&[&directory, child.inode])?;
-        let fate = settle(child.inode, fate);
+        let fate = settle(core, child.inode, fate);
         let freed = child.inode;
         drop((dir, child));
         finish_committed(core, freed, fate);
@@ -209,7 +209,11 @@ fn free_inode(tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
 ///
 /// The holder drops its pin, then checks for names; we have removed the name, then check for pins. With a fence in
 /// between on both sides, at least one of the two sees the other. If both do, the second finds the inode freed.
-pub(crate) fn settle(child: &InodeMem, fate: Fate) -> Fate {
+pub(crate) fn settle(core: &Core, child: &InodeMem, fate: Fate) -> Fate {
+    if matches!(fate, Fate::Held | Fate::Orphan) {
+        // Before anybody can free it, which takes the lock.
+        core.note_unnamed();
+    }
     match fate {
         Fate::Freed => child.set_dead(),
         Fate::Held => {
@@ -255,7 +259,8 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     free_inode(&mut tx, child.ino, &mut inode);
     tx.put_inode(child.ino, &mut inode);
     tx.commit(&[child])?;
-    settle(child, Fate::Freed);
+    child.set_dead();
+    core.unnamed_freed();
     drop(lock);
     Ok(())
 }

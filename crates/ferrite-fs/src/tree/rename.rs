@@ -114,7 +114,7 @@ fn attempt(
                 if let Some(planned) = planned.1 {
                     dir::inserted(&planned, locks.hints(to.dir.ino));
                 }
-                let fate = target.map_or(planned.0, |(_, inode)| remove::settle(inode, planned.0));
+                let fate = target.map_or(planned.0, |(_, inode)| remove::settle(core, inode, planned.0));
                 return Ok(Some(fate));
             }
         };

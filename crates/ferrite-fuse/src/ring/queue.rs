@@ -4,8 +4,7 @@
 //!
 //! Invariants:
 //! * The thread never waits for anything but its ring: what may take time is the workers', and what has to wait (for a
-//!   lock, for a thaw) keeps its slot, but not the thread. One thing is excepted: where inodes have run out, and some
-//!   are about to be forgotten, it waits for them, half a second at most.
+//!   lock, for space, for a thaw) keeps its slot, but not the thread.
 //! * However many slots are away, half as many as there were at first wait for requests: more are registered as they
 //!   are needed, up to [`SLOTS_MAX`]. With more requests waiting than that, or more than wait for them in one instant,
 //!   others of the same CPU have to wait, too.

@@ -17,6 +17,7 @@ use super::uring::Slot;
 use crate::caller;
 use crate::locks::Asker;
 use crate::service::{Answer, Service};
+use crate::space::{Attempt, Patience, go_on, is_no_space, when_open};
 
 /// A slot that is to be answered and passed on.
 struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
@@ -39,8 +40,8 @@ impl<F: FnOnce(Slot)> Drop for Owed<F> {
     }
 }
 
-/// Carries a request out. `None`: it has to wait, for a lock or until the mount is thawed, and `later` gets it when it
-/// is answered, perhaps at once, perhaps by another thread.
+/// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets it
+/// when it is answered, perhaps at once, perhaps by another thread.
 pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(Slot) + Send + 'static) -> Option<Slot> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
@@ -68,33 +69,67 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
         _ => {}
     }
     if !abi::changes(asked.opcode) {
-        answer(service, &mut slot);
+        let made = perform_in(service, &mut slot);
+        slot.answer(made);
         return Some(slot);
     }
-    match service.freezer().pass() {
-        Some(_passage) => {
-            answer(service, &mut slot);
-            Some(slot)
-        }
-        None => {
-            let (held, owed) = (Arc::clone(service), Owed(Some((slot, later))));
-            service
-                .freezer()
-                .hold_back(move || owed.pay(|slot| answer(&held, slot)));
-            None
+    let Some(passage) = service.freezer().pass() else {
+        when_open(Arc::clone(service), Change::of(slot, later), Patience::new());
+        return None;
+    };
+    let made = perform_in(service, &mut slot);
+    drop(passage);
+    if is_no_space(&made) {
+        let mut change = Change::of(slot, later);
+        change.made = made;
+        go_on(Arc::clone(service), change, Patience::new());
+        return None;
+    }
+    slot.answer(made);
+    Some(slot)
+}
+
+/// A change that could not be made at once.
+struct Change<F: FnOnce(Slot)> {
+    owed: Owed<F>,
+    made: Answer<usize>,
+}
+
+impl<F: FnOnce(Slot)> Change<F> {
+    fn of(slot: Slot, later: F) -> Change<F> {
+        Change {
+            owed: Owed(Some((slot, later))),
+            made: Err(Errno::EIO),
         }
     }
 }
 
-fn answer(service: &Service, slot: &mut Slot) {
+impl<F: FnOnce(Slot) + Send + 'static> Attempt for Change<F> {
+    fn attempt(&mut self, service: &Service) {
+        if let Some((slot, _)) = &mut self.owed.0 {
+            self.made = perform_in(service, slot);
+        }
+    }
+
+    fn found_no_space(&self) -> bool {
+        is_no_space(&self.made)
+    }
+
+    fn answer(self) {
+        let made = self.made;
+        self.owed.pay(|slot| slot.answer(made));
+    }
+}
+
+/// Carries a request out, which has its reply in it then, unless that is an error.
+fn perform_in(service: &Service, slot: &mut Slot) -> Answer<usize> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
     let ctx = caller::ctx(asked.pid, asked.uid, asked.gid);
     let used = payload.len().min(header.payload_bytes as usize);
     let perform = || perform(service, &ctx, asked.ino, header, (payload, used));
     // A thread that is gone would leave its CPU without any. Whoever panics has said why.
-    let outcome = catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO));
-    slot.answer(outcome);
+    catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO))
 }
 
 fn reply<T: Encode>(answer: Answer<T>, payload: &mut [u8]) -> Answer<usize> {

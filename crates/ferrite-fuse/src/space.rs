@@ -1,0 +1,312 @@
+//! Changes that find no space, and are tried again.
+//!
+//! A file without a name has its space until the kernel forgets it. It says so on `/dev/fuse`, and on rings nothing
+//! keeps removals from being faster than who reads that. So what finds no space while there are such files, after
+//! something was removed, is tried again for a while.
+//!
+//! What lives here: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which do that;
+//! [`Patience`], for how long; [`Retries`], the thread of a mount that tries again.
+//!
+//! Invariants:
+//! * Nothing waits for space on a thread that takes requests, nor with a passage of the freezer: what frees the space
+//!   may need both.
+//! * Each change ends, and is answered once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fuser::Errno;
+use parking_lot::{Condvar, Mutex};
+
+use crate::service::{Answer, Service};
+
+/// The longest that a change is tried again while there are files that the kernel is about to forget.
+const LONGEST: Duration = Duration::from_secs(10);
+/// The same if there may be none: all that have no name may be open, or the engine does not say.
+const LONGEST_BLIND: Duration = Duration::from_millis(500);
+/// From a try to the next.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A change that can be tried more than once.
+pub(crate) trait Attempt: Send + 'static {
+    /// Tries. The caller has a passage.
+    fn attempt(&mut self, service: &Service);
+    /// Whether the last try found no space.
+    fn found_no_space(&self) -> bool;
+    /// Answers with what came of the last try.
+    fn answer(self);
+}
+
+pub(crate) fn is_no_space<T>(made: &Answer<T>) -> bool {
+    matches!(made, Err(errno) if errno.code() == libc::ENOSPC)
+}
+
+/// A change as two closures: one tries, the other answers.
+pub(crate) struct Change<T, M, R> {
+    made: Answer<T>,
+    make: M,
+    reply: R,
+}
+
+impl<T, M, R> Change<T, M, R> {
+    /// One that was tried, with what came of it; or not yet.
+    pub(crate) fn new(tried: Option<Answer<T>>, make: M, reply: R) -> Change<T, M, R> {
+        let made = tried.unwrap_or(Err(Errno::EIO));
+        Change { made, make, reply }
+    }
+}
+
+impl<T, M, R> Attempt for Change<T, M, R>
+where
+    T: Send + 'static,
+    M: Fn(&Service) -> Answer<T> + Send + 'static,
+    R: FnOnce(Answer<T>) + Send + 'static,
+{
+    fn attempt(&mut self, service: &Service) {
+        self.made = (self.make)(service);
+    }
+
+    fn found_no_space(&self) -> bool {
+        is_no_space(&self.made)
+    }
+
+    fn answer(self) {
+        (self.reply)(self.made);
+    }
+}
+
+/// How long a change may be tried again, from when it first found no space.
+pub(crate) struct Patience {
+    began: Instant,
+    is_last: bool,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Patience {
+        Patience {
+            began: Instant::now(),
+            is_last: false,
+        }
+    }
+
+    /// Whether to try again what has found no space just now.
+    pub(crate) fn lasts(&mut self, service: &Service) -> bool {
+        let unnamed = service.unnamed_files();
+        let longest = match unnamed {
+            Some(unnamed) if service.are_forgotten_soon(unnamed) => LONGEST,
+            _ => LONGEST_BLIND,
+        };
+        if self.is_last || !service.was_removal(longest) || !service.retries().are_served() {
+            return false;
+        }
+        // The space may have come back since the try.
+        self.is_last = unnamed == Some(0) || self.began.elapsed() > longest;
+        true
+    }
+}
+
+/// Answers a change that was tried, or has it tried again.
+pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut patience: Patience) {
+    if !change.found_no_space() || !patience.lasts(&service) {
+        return change.answer();
+    }
+    let retries = Arc::clone(service.retries());
+    retries.add(Box::new(move || when_open(service, change, patience)));
+}
+
+/// Tries a change, and goes on with it: at once, or when the mount is thawed.
+pub(crate) fn when_open(service: Arc<Service>, mut change: impl Attempt, patience: Patience) {
+    let freezer = service.freezer().clone();
+    if let Some(passage) = freezer.pass() {
+        change.attempt(&service);
+        drop(passage);
+        return go_on(service, change, patience);
+    }
+    freezer.hold_back(move || {
+        change.attempt(&service);
+        go_on(service, change, patience);
+    });
+}
+
+type Retry = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Retry>,
+    is_over: bool,
+}
+
+/// What waits to be tried again, and the thread that does.
+#[derive(Default)]
+pub(crate) struct Retries {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Retries {
+    /// A thread that a ring's thread started would stay on its CPU, so it is there from the first.
+    pub(crate) fn start() -> Arc<Retries> {
+        let retries = Arc::new(Retries::default());
+        let served = Arc::clone(&retries);
+        let thread = std::thread::Builder::new().name("ferrite-space".to_owned());
+        // Without it nothing is tried again.
+        retries.state.lock().is_over = thread.spawn(move || served.run()).is_err();
+        retries
+    }
+
+    fn are_served(&self) -> bool {
+        !self.state.lock().is_over
+    }
+
+    /// Has `retry` called a moment later.
+    fn add(&self, retry: Retry) {
+        let mut state = self.state.lock();
+        if !state.is_over {
+            state.waiting.push(retry);
+            self.changed.notify_one();
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let mut state = self.state.lock();
+            while state.waiting.is_empty() && !state.is_over {
+                self.changed.wait(&mut state);
+            }
+            if state.is_over {
+                return;
+            }
+            drop(state);
+            std::thread::sleep(PAUSE);
+            let waiting = std::mem::take(&mut self.state.lock().waiting);
+            for retry in waiting {
+                retry();
+            }
+        }
+    }
+
+    /// The mount is gone: nobody waits for answers.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_over = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.changed.notify_one();
+        drop(waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::mpsc::channel;
+
+    use ferrite_vfs::memfs::MemFs;
+    use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, Layer, ROOT_INO, Result, SYSTEM, SpaceOf};
+
+    use super::*;
+    use crate::freezer::Freezer;
+
+    /// Has no space as long as a file without a name is held, and is asked so many times.
+    struct Full {
+        below: MemFs,
+        unnamed: AtomicU64,
+        tries: AtomicU64,
+    }
+
+    impl Layer for Full {
+        fn below(&self) -> &dyn FileSystem {
+            &self.below
+        }
+
+        fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+            self.tries.fetch_add(1, Ordering::SeqCst);
+            match self.unnamed.load(Ordering::SeqCst) {
+                0 => self.below.mkdir(ctx, parent, name, mode),
+                _ => Err(FsError::NoSpace(SpaceOf::Blocks)),
+            }
+        }
+
+        fn unlink(&self, _: &Ctx, _: Ino, _: &[u8]) -> Result<()> {
+            self.unnamed.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+
+        fn forget(&self, _: &Ctx, _: Ino, count: u64) {
+            self.unnamed.fetch_sub(count, Ordering::SeqCst);
+        }
+
+        fn unnamed_files(&self) -> Option<u64> {
+            Some(self.unnamed.load(Ordering::SeqCst))
+        }
+    }
+
+    fn full() -> (Arc<Full>, Arc<Service>) {
+        let fs = Arc::new(Full {
+            below: MemFs::new(),
+            unnamed: AtomicU64::new(0),
+            tries: AtomicU64::new(0),
+        });
+        let service = Service::new(Arc::clone(&fs) as Arc<dyn FileSystem>, Freezer::default(), false);
+        (fs, Arc::new(service))
+    }
+
+    /// Starts to make a directory; how to wait for whether that worked.
+    fn mkdir(service: &Arc<Service>) -> impl FnOnce() -> bool + use<> {
+        let (told, made) = channel();
+        let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
+        let change = Change::new(None, make, move |made: Answer<_>| told.send(made.is_ok()).unwrap());
+        when_open(Arc::clone(service), change, Patience::new());
+        move || made.recv_timeout(2 * LONGEST).expect("an answer")
+    }
+
+    #[test]
+    fn space_of_files_that_are_about_to_be_forgotten_is_waited_for() {
+        let (_, service) = full();
+        assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
+        let made = mkdir(&service);
+        std::thread::sleep(Duration::from_millis(50));
+        // A freeze need not wait for it, and holds it back.
+        service.freezer().close();
+        service.forget(ROOT_INO + 1, 1);
+        std::thread::sleep(Duration::from_millis(50));
+        service.freezer().open();
+        assert!(made());
+    }
+
+    #[test]
+    fn space_of_files_that_stay_is_waited_for_a_while_and_only_after_removals() {
+        let (fs, service) = full();
+        fs.unnamed.store(1, Ordering::SeqCst);
+        assert!(!mkdir(&service)());
+        assert_eq!(fs.tries.swap(0, Ordering::SeqCst), 1);
+        assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
+        // The one that is left is open, as far as is known.
+        let file = service
+            .create(SYSTEM, (ROOT_INO, b"open"), 0o644, libc::O_RDWR)
+            .unwrap();
+        fs.unnamed.store(1, Ordering::SeqCst);
+        let began = Instant::now();
+        assert!(!mkdir(&service)());
+        assert!(fs.tries.load(Ordering::SeqCst) > 1);
+        assert!((LONGEST_BLIND..LONGEST).contains(&began.elapsed()));
+        service.release(file.1.fh);
+    }
+
+    #[test]
+    fn a_change_that_waits_when_the_mount_goes_is_let_go() {
+        let (_, service) = full();
+        assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
+        let (told, made) = channel();
+        let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
+        let change = Change::new(None, make, move |made: Answer<_>| told.send(made.is_ok()).unwrap());
+        when_open(Arc::clone(&service), change, Patience::new());
+        service.end();
+        assert!(made.recv_timeout(LONGEST_BLIND).is_err());
+        let waits_on = Arc::downgrade(&service);
+        drop(service);
+        while waits_on.strong_count() > 0 {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
