@@ -53,8 +53,9 @@ fn nothing_failed(failure: Option<Failure>, effort: &Effort) {
 #[test]
 fn no_crash_breaks_a_promise() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
-    // Ten minutes, were it alone: what keeps `make test` short is its plan, and machines do other things as well.
-    let limit = Duration::from_secs(if soak { 180 * 60 } else { 10 * 60 });
+    // Five minutes, were it alone on our machines: what keeps `make test` short is its plan, and machines may be slow
+    // and do other things as well.
+    let limit = Duration::from_secs(if soak { 180 * 60 } else { 20 * 60 });
     let effort = Effort {
         seed: seed(),
         per_point: if soak { 48 } else { 6 },

@@ -12,6 +12,7 @@
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `locks` | record locks that the engine keeps |
 //! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
+//! | `retries` | a thread that does again what could not be done |
 //! | `space` | changes that find no space, and are tried again |
 //! | `vouched` | what the kernel keeps until an engine that others use takes it back |
 //!
@@ -42,6 +43,7 @@ mod handles;
 mod locks;
 mod mount;
 mod notify;
+mod retries;
 mod ring;
 mod service;
 mod space;

@@ -24,7 +24,7 @@ use crate::convert::{errno, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
-use crate::space::Retries;
+use crate::retries::Retries;
 use crate::vouched::Vouched;
 
 /// Longest time that the kernel is told to trust an answer: it takes no infinite one.

@@ -5,7 +5,7 @@
 //! something was removed, is tried again for a while.
 //!
 //! What lives here: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which do that;
-//! [`Patience`], for how long; [`Retries`], the thread of a mount that tries again.
+//! [`Patience`], for how long.
 //!
 //! Invariants:
 //! * Nothing waits for space on a thread that takes requests, nor with a passage of the freezer: what frees the space
@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::Errno;
-use parking_lot::{Condvar, Mutex};
 
 use crate::service::{Answer, Service};
 
@@ -24,8 +23,6 @@ use crate::service::{Answer, Service};
 const LONGEST: Duration = Duration::from_secs(10);
 /// The same if there may be none: all that have no name may be open, or the engine does not say.
 const LONGEST_BLIND: Duration = Duration::from_millis(500);
-/// From a try to the next.
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// A change that can be tried more than once.
 pub(crate) trait Attempt: Send + 'static {
@@ -126,74 +123,6 @@ pub(crate) fn when_open(service: Arc<Service>, mut change: impl Attempt, patienc
         change.attempt(&service);
         go_on(service, change, patience);
     });
-}
-
-type Retry = Box<dyn FnOnce() + Send>;
-
-#[derive(Default)]
-struct State {
-    waiting: Vec<Retry>,
-    is_over: bool,
-}
-
-/// What waits to be tried again, and the thread that does.
-#[derive(Default)]
-pub(crate) struct Retries {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Retries {
-    /// A thread that a ring's thread started would stay on its CPU, so it is there from the first.
-    pub(crate) fn start() -> Arc<Retries> {
-        let retries = Arc::new(Retries::default());
-        let served = Arc::clone(&retries);
-        let thread = std::thread::Builder::new().name("ferrite-space".to_owned());
-        // Without it nothing is tried again.
-        retries.state.lock().is_over = thread.spawn(move || served.run()).is_err();
-        retries
-    }
-
-    fn are_served(&self) -> bool {
-        !self.state.lock().is_over
-    }
-
-    /// Has `retry` called a moment later.
-    fn add(&self, retry: Retry) {
-        let mut state = self.state.lock();
-        if !state.is_over {
-            state.waiting.push(retry);
-            self.changed.notify_one();
-        }
-    }
-
-    fn run(&self) {
-        loop {
-            let mut state = self.state.lock();
-            while state.waiting.is_empty() && !state.is_over {
-                self.changed.wait(&mut state);
-            }
-            if state.is_over {
-                return;
-            }
-            drop(state);
-            std::thread::sleep(PAUSE);
-            let waiting = std::mem::take(&mut self.state.lock().waiting);
-            for retry in waiting {
-                retry();
-            }
-        }
-    }
-
-    /// The mount is gone: nobody waits for answers.
-    pub(crate) fn end(&self) {
-        let mut state = self.state.lock();
-        state.is_over = true;
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        self.changed.notify_one();
-        drop(waiting);
-    }
 }
 
 #[cfg(test)]
@@ -306,7 +235,7 @@ mod tests {
         let waits_on = Arc::downgrade(&service);
         drop(service);
         while waits_on.strong_count() > 0 {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

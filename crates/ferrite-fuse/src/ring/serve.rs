@@ -40,8 +40,8 @@ impl<F: FnOnce(Slot)> Drop for Owed<F> {
     }
 }
 
-/// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets it
-/// when it is answered, perhaps at once, perhaps by another thread.
+/// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets
+/// it when it is answered, perhaps at once, perhaps by another thread.
 pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(Slot) + Send + 'static) -> Option<Slot> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
