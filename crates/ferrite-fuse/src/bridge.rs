@@ -59,7 +59,7 @@ macro_rules! change {
                     $(let $borrowed = &*$borrowed;)*
                     $make
                 };
-                let (service, patience) = (Arc::clone(&$this.service), Patience::new());
+                let (service, patience) = (Arc::clone(&$this.service), Patience::default());
                 let change = Change::new(tried, make, reply);
                 match was_tried {
                     true => go_on(service, change, patience),

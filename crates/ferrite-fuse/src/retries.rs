@@ -2,8 +2,10 @@
 //!
 //! What lives here: [`Retries`]. It knows nothing of what is done; `space` does.
 //!
-//! Invariants: the thread waits for nothing while nothing is to be done; what is left when the mount goes is dropped.
+//! Invariants: the thread sleeps while nothing is to be done, and outlives what panics. What is left when the mount
+//! goes is dropped.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +67,8 @@ impl Retries {
             std::thread::sleep(PAUSE);
             let waiting = std::mem::take(&mut self.state.lock().waiting);
             for retry in waiting {
-                retry();
+                // Without the thread the others would wait for good. Whoever panics has said why.
+                let _ = catch_unwind(AssertUnwindSafe(retry));
             }
         }
     }

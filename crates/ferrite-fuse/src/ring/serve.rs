@@ -74,7 +74,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
         return Some(slot);
     }
     let Some(passage) = service.freezer().pass() else {
-        when_open(Arc::clone(service), Change::of(slot, later), Patience::new());
+        when_open(Arc::clone(service), Change::of(slot, later), Patience::default());
         return None;
     };
     let made = perform_in(service, &mut slot);
@@ -82,7 +82,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
     if is_no_space(&made) {
         let mut change = Change::of(slot, later);
         change.made = made;
-        go_on(Arc::clone(service), change, Patience::new());
+        go_on(Arc::clone(service), change, Patience::default());
         return None;
     }
     slot.answer(made);
