@@ -67,6 +67,10 @@ const RESERVES_PER_PLACE: u64 = 4;
 const SPARE_PER_RESERVE: u64 = 2;
 /// Merges leave this part of what is kept back: what commits that were admitted still need for their log and tables.
 const MERGES_LEAVE_PER_RESERVE: u64 = 4;
+/// With so many tables that were never merged, RocksDB has writers wait for a merge, however long.
+const UNMERGED_TABLES_MAX: u32 = 36;
+/// With so many, and no room to merge them, changes are refused. Those already admitted fill less than the difference.
+const UNMERGED_TABLES_FULL: u64 = 24;
 /// A full store is merged before it refuses, if so many transactions have deleted something since.
 const DELETED_MIN: u64 = 64;
 /// How long one who writes waits for that, and how often he looks.
@@ -196,6 +200,7 @@ impl RocksStore {
             merges_leave_bytes: reserve_bytes / MERGES_LEAVE_PER_RESERVE,
             write_buffer_bytes: options.write_buffer_bytes.min(buffer).max(WRITE_BUFFER_BYTES_MIN),
             background_jobs: options.background_jobs,
+            unmerged_tables_max: UNMERGED_TABLES_MAX,
             prefix_len_bytes: options.prefix_len_bytes,
             lock_timeout: options.lock_timeout,
             sync: options.sync,
@@ -231,15 +236,15 @@ impl RocksStore {
         let lacked_lately = lacked_room.is_some_and(|when| when.elapsed() < NO_MERGE_FOR);
         if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN {
             self.deleted.store(0, Ordering::Relaxed);
-            self.db.flush().map_err(refused)?;
+            self.flush_to_merge()?;
             has_merged = true;
         } else if lacked_lately && !(deletes && has_deleted) {
             return Ok(());
         }
         self.wait_for_merges(least, has_merged)?;
-        if deletes && self.room.bytes()?.1 < least && (has_deleted || !lacked_lately) {
+        let is_short = || Ok::<_, Error>(self.would_wait() || self.room.bytes()?.1 < least);
+        if deletes && is_short()? && (has_deleted || !lacked_lately) {
             self.deleted.store(0, Ordering::Relaxed);
-            self.db.flush().map_err(refused)?;
             match self.db.compact() {
                 // Nor is there for all of it; the caller is refused.
                 Err(DbError::NoSpace(_)) => {}
@@ -247,8 +252,8 @@ impl RocksStore {
             }
             self.wait_for_merges(least, true)?;
         }
-        let is_short = self.lacks_room() || deletes && self.room.bytes()?.1 < least;
-        *lacked_room = is_short.then(Instant::now);
+        let is_still_short = self.lacks_room() || deletes && is_short()?;
+        *lacked_room = is_still_short.then(Instant::now);
         Ok(())
     }
 
@@ -271,6 +276,19 @@ impl RocksStore {
         Ok(())
     }
 
+    /// Makes a table of what is in memory, so that merges see what was deleted.
+    fn flush_to_merge(&self) -> Result<()> {
+        if self.would_wait() {
+            return Ok(());
+        }
+        self.db.flush().map_err(refused)
+    }
+
+    /// Whether more changes would soon have writers wait for a merge that lacks room: for ever.
+    fn would_wait(&self) -> bool {
+        self.db.merges_lack_room() > 0 && self.db.statistics().unmerged_tables >= UNMERGED_TABLES_FULL
+    }
+
     /// Whether merges are due that lack room.
     fn lacks_room(&self) -> bool {
         self.db.merges_lack_room() > 0 && self.db.statistics().merges > 0
@@ -287,7 +305,7 @@ impl RocksStore {
             return Ok(());
         }
         // Merges that lack room need more of it with each table that is added.
-        let lacks_room = || !deletes && self.lacks_room();
+        let lacks_room = || if deletes { self.would_wait() } else { self.lacks_room() };
         let (_, mut free) = self.room.bytes()?;
         if free < least || lacks_room() {
             self.reclaim(least, deletes)?;

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -129,34 +130,42 @@ fn a_store_is_created_only_when_asked_and_opened_once() {
     }
 }
 
-/// A device that takes its time.
-struct Slow(MemoryBlobs, Duration);
+/// A device that takes its time to write, and may have room for all but RocksDB's merges.
+struct Odd {
+    blobs: MemoryBlobs,
+    write_takes: Duration,
+    has_no_room_to_merge: AtomicBool,
+}
 
-impl Blobs for Slow {
+impl Blobs for Odd {
     fn create(&self, metadata: &[u8]) -> Result<u64, BlobError> {
-        self.0.create(metadata)
+        self.blobs.create(metadata)
     }
     fn delete(&self, id: u64) -> Result<(), BlobError> {
-        self.0.delete(id)
+        self.blobs.delete(id)
     }
     fn ids(&self) -> Result<Vec<u64>, BlobError> {
-        self.0.ids()
+        self.blobs.ids()
     }
     fn metadata(&self, id: u64) -> Result<Vec<u8>, BlobError> {
-        self.0.metadata(id)
+        self.blobs.metadata(id)
     }
     fn read_at(&self, id: u64, into: &mut [u8], offset: u64) -> Result<(), BlobError> {
-        self.0.read_at(id, into, offset)
+        self.blobs.read_at(id, into, offset)
     }
     fn write_at(&self, id: u64, data: &[u8], offset: u64, metadata: Option<&[u8]>) -> Result<(), BlobError> {
-        thread::sleep(self.1);
-        self.0.write_at(id, data, offset, metadata)
+        thread::sleep(self.write_takes);
+        self.blobs.write_at(id, data, offset, metadata)
     }
     fn size_bytes(&self) -> Result<u64, BlobError> {
-        self.0.size_bytes()
+        self.blobs.size_bytes()
     }
     fn free_bytes(&self) -> Result<u64, BlobError> {
-        self.0.free_bytes()
+        let is_merging = || std::fs::read("/proc/thread-self/comm").unwrap() == b"rocksdb:low\n";
+        match self.has_no_room_to_merge.load(Ordering::Relaxed) && is_merging() {
+            true => Ok(0),
+            false => self.blobs.free_bytes(),
+        }
     }
 }
 
@@ -164,7 +173,11 @@ impl Blobs for Slow {
 /// as fast as one.
 #[test]
 fn threads_that_commit_at_a_time_share_syncs() {
-    let device = Slow(MemoryBlobs::new(512 << 20, false), Duration::from_millis(1));
+    let device = Odd {
+        blobs: MemoryBlobs::new(512 << 20, false),
+        write_takes: Duration::from_millis(1),
+        has_no_room_to_merge: AtomicBool::new(false),
+    };
     let options = Options {
         write_buffer_bytes: 8 << 20,
         ..small()
@@ -469,6 +482,54 @@ fn stays_full(changes: usize, reserve_bytes: u64) {
         there.len(),
         model.len()
     );
+}
+
+/// Tables that nobody merges have RocksDB's writers wait at some number, for ever: before that, all are refused.
+#[test]
+fn who_deletes_does_not_wait_for_merges_that_lack_room() {
+    let device = Arc::new(Odd {
+        blobs: MemoryBlobs::new(64 << 20, false),
+        write_takes: Duration::ZERO,
+        has_no_room_to_merge: AtomicBool::new(true),
+    });
+    let options = Options {
+        reserve_bytes: 4 << 20,
+        ..small()
+    };
+    let home = Home::Blobs(Arc::clone(&device) as _);
+    let store = RocksStore::open(home, &options).unwrap();
+    let mut rng = Rng::new(1);
+    let mut put = || {
+        let noise: Vec<u8> = (0..2000).map(|_| rng.next_u64() as u8).collect();
+        // Not in order, for tables that do not overlap are not merged, but moved.
+        let at = key(rng.below(16_000));
+        change(&store, |txn| txn.put(&at, &noise))
+    };
+    let refused = (0..8_000).find_map(|_| put().err());
+    assert!(matches!(refused, Some(Error::NoSpace(_))), "{refused:?}");
+    // All the while something is put, refused, and asks for what was deleted to be merged.
+    let mut delete = |number: u64| {
+        assert!(matches!(put(), Err(Error::NoSpace(_))), "{number} deleted");
+        change(&store, |txn| txn.delete(&key(number % 16_000)))
+    };
+    let (count, error) = (0..)
+        .find_map(|number| delete(number).err().map(|error| (number, error)))
+        .unwrap();
+    assert!(matches!(error, Error::NoSpace(_)) && count >= 64, "{count}: {error}");
+    store.health().unwrap();
+    device.has_no_room_to_merge.store(false, Ordering::Relaxed);
+    let start = Instant::now();
+    while put().is_err() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "nobody merges, though there is room"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+    (0..16_000)
+        .try_for_each(|number| change(&store, |txn| txn.delete(&key(number))))
+        .unwrap();
+    store.close().unwrap();
 }
 
 /// A device that is really full, without a reserve: the store stops, says so, and what was acknowledged is there.

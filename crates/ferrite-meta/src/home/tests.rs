@@ -187,6 +187,7 @@ fn options() -> Options {
         block_cache_bytes: 1 << 20,
         write_buffer_bytes: 64 << 10,
         background_jobs: 2,
+        unmerged_tables_max: 36,
         prefix_len_bytes: 0,
         lock_timeout: Duration::from_secs(5),
         sync: true,

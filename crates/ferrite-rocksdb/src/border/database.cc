@@ -23,6 +23,7 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 
 namespace ferrite {
 namespace {
@@ -71,7 +72,6 @@ class Listener final : public rocksdb::EventListener {
     // A merge without room leaves what it should have merged, and is tried again after a while. RocksDB would stop for
     // ever, as it does not know whether a transaction in two phases needs the log.
     if (reason == rocksdb::BackgroundErrorReason::kCompaction && status->IsNoSpace()) {
-      ++lack_room_;
       *status = Status::OK();
       return;
     }
@@ -83,13 +83,19 @@ class Listener final : public rocksdb::EventListener {
   void OnSubcompactionCompleted(const rocksdb::SubcompactionJobInfo&) override { SetMerging(false); }
 
   void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo& info) override {
-    if (info.status.ok()) lack_room_ = 0;
+    const bool takes_unmerged = info.base_input_level == 0;
+    if (info.status.IsNoSpace()) ++(takes_unmerged ? unmerged_lack_room_ : lack_room_);
+    if (!info.status.ok()) return;
+    lack_room_ = 0;
+    // Writers wait for these alone, so a merge of others, which needed less room, says nothing of them.
+    if (takes_unmerged) unmerged_lack_room_ = 0;
   }
 
-  uint64_t LackRoom() const { return lack_room_; }
+  uint64_t LackRoom() const { return lack_room_ + unmerged_lack_room_; }
 
  private:
   std::atomic<uint64_t> lack_room_{0};
+  std::atomic<uint64_t> unmerged_lack_room_{0};
   const Notice notice_;
   const void* const context_;
 };
@@ -169,8 +175,7 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
   options.max_bytes_for_level_multiplier = 4;
   options.max_compaction_bytes = 8 * wanted->write_buffer_bytes;
   options.level0_slowdown_writes_trigger = 8;
-  // Far from that: who waits for a merge that lacks room waits for ever, so writers are slowed down, and refused.
-  options.level0_stop_writes_trigger = 36;
+  options.level0_stop_writes_trigger = static_cast<int>(wanted->unmerged_tables_max);
   // Tables with many deletions are merged soon, for the space, and so that scans need not step over them.
   options.table_properties_collector_factories.push_back(rocksdb::NewCompactOnDeletionCollectorFactory(512, 128, 0.2));
   options.max_background_jobs = static_cast<int>(wanted->background_jobs);
@@ -260,7 +265,10 @@ void ferrite_rocksdb_flush(const Database* database, Failure* failure) noexcept 
 }
 
 void ferrite_rocksdb_compact(const Database* database, Failure* failure) noexcept {
-  ToFailure(database->db->CompactRange(rocksdb::CompactRangeOptions(), nullptr, nullptr), failure);
+  rocksdb::CompactRangeOptions options;
+  // It flushes first, and would wait as above.
+  options.allow_write_stall = true;
+  ToFailure(database->db->CompactRange(options, nullptr, nullptr), failure);
 }
 
 void ferrite_rocksdb_checkpoint(const Database* database, Bytes path, Failure* failure) noexcept {
@@ -286,6 +294,9 @@ void ferrite_rocksdb_statistics(const Database* database, Statistics* statistics
   statistics->log_bytes = database->statistics->getTickerCount(rocksdb::WAL_FILE_BYTES);
   statistics->log_syncs = database->statistics->getTickerCount(rocksdb::WAL_FILE_SYNCED);
   statistics->merges = property(Properties::kCompactionPending) + property(Properties::kNumRunningCompactions);
+  std::string tables;
+  database->db->GetProperty(Properties::kNumFilesAtLevelPrefix + "0", &tables);
+  statistics->unmerged_tables = std::strtoull(tables.c_str(), nullptr, 10);
   statistics->stall_us = database->statistics->getTickerCount(rocksdb::STALL_MICROS);
 }
 

@@ -81,6 +81,8 @@ pub struct Options {
     pub merges_leave_bytes: u64,
     /// Threads that write and merge tables.
     pub background_jobs: u32,
+    /// With so many tables that were never merged, writers wait for a merge: for ever, if merges lack room.
+    pub unmerged_tables_max: u32,
     /// Filters know prefixes of this length: a scan that stays within one asks them first. 0 is none.
     pub prefix_len_bytes: u32,
     /// How long a transaction waits for a lock.
@@ -140,6 +142,7 @@ impl Db {
                 .clamp(1, i64::MAX as u64 / 1000),
             merges_leave_bytes: options.merges_leave_bytes,
             background_jobs: options.background_jobs.clamp(1, 64),
+            unmerged_tables_max: options.unmerged_tables_max.clamp(1, 1 << 20),
             prefix_len_bytes: options.prefix_len_bytes,
             create_if_missing: options.create,
             sync: options.sync,
@@ -230,7 +233,8 @@ impl Db {
         statistics
     }
 
-    /// Merges that ended for lack of room since the last one that did not. RocksDB tries again each second.
+    /// Merges that ended for lack of room since the last one that did not; those of tables that were never merged,
+    /// since the last of these. RocksDB tries again each second.
     pub fn merges_lack_room(&self) -> u64 {
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_rocksdb_merges_lack_room(self.database.as_ptr()) }

@@ -128,6 +128,7 @@ pub(super) struct OpenOptions {
     pub(super) lock_timeout_ms: u64,
     pub(super) merges_leave_bytes: u64,
     pub(super) background_jobs: u32,
+    pub(super) unmerged_tables_max: u32,
     pub(super) prefix_len_bytes: u32,
     pub(super) create_if_missing: bool,
     pub(super) sync: bool,
@@ -156,6 +157,8 @@ pub struct Statistics {
     pub log_syncs: u64,
     /// Merges of tables that are running or due.
     pub merges: u64,
+    /// Tables that were never merged; see [`crate::Options::unmerged_tables_max`].
+    pub unmerged_tables: u64,
     /// Microseconds in which writers had to wait for tables to be merged.
     pub stall_us: u64,
 }

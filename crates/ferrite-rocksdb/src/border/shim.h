@@ -75,6 +75,7 @@ struct OpenOptions {
   uint64_t lock_timeout_ms;
   uint64_t merges_leave_bytes;
   uint32_t background_jobs;
+  uint32_t unmerged_tables_max;
   uint32_t prefix_len_bytes;  // 0 is none
   bool create_if_missing;
   bool sync;
@@ -91,6 +92,7 @@ struct Statistics {
   uint64_t log_bytes;
   uint64_t log_syncs;
   uint64_t merges;
+  uint64_t unmerged_tables;
   uint64_t stall_us;
 };
 
