@@ -12,19 +12,26 @@ use super::{FAILED, Failure};
 
 /// Dropped inodes that are worth it, a few MiB.
 const DROPPED_MIN: u64 = 16_384;
+/// And so many, once the kernel forgets no more: else what it forgot after a look would stay for good.
+const DROPPED_REST_MIN: u64 = 1024;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Returns memory from time to time, until the process ends.
 pub(crate) fn give_back(volume: Arc<dyn Volume>) -> Result<(), Failure> {
     let work = move || {
-        let mut seen = 0;
+        let (mut returned, mut last) = (0, 0);
         loop {
             std::thread::sleep(LOOK_EVERY);
             let dropped = volume.inodes_dropped();
-            if dropped - seen >= DROPPED_MIN {
-                seen = dropped;
+            let least = match dropped == last {
+                true => DROPPED_REST_MIN,
+                false => DROPPED_MIN,
+            };
+            if dropped - returned >= least {
+                returned = dropped;
                 trim();
             }
+            last = dropped;
         }
     };
     std::thread::Builder::new()
