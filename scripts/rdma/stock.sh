@@ -230,6 +230,8 @@ stock() {
         try_stock "stock: ib_write_lat, IPv$family" write_lat "$family" 64 1000
     done
     try_stock "stock: ib_write_lat, 64 KiB" write_lat 4 65536 100
-    try_stock "stock: ib_write_bw with 4 queue pairs" perftest 4 ib_write_bw -n 500 -s 4096 -t 16 -q 4
+    # Of completions that stand for 16 messages ib_write_bw counts the last as 16, too, and asks for no more when the
+    # sum is as wanted. If that is so before the slowest queue pair is done, it waits for ever. Multiples of 16 are safe.
+    try_stock "stock: ib_write_bw with 4 queue pairs" perftest 4 ib_write_bw -n 512 -s 4096 -t 16 -q 4
     try "stock: the pool after all" after_all
 }

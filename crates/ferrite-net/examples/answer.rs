@@ -14,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, mkfs};
@@ -72,19 +73,23 @@ fn answer(pool: &str, address: &str, port: &str, bytes: &str, rounds: &str) -> R
     };
     let adapter = Arc::new(Adapter::start(&options, Arc::new(BoundFiles::new()?))?);
     let (bytes, rounds) = (bytes.parse()?, rounds.parse()?);
-    exchange::listen(&exchange::port(port)?, || Own {
-        adapter: Arc::clone(&adapter),
-        fs: Arc::clone(&fs),
-        file: Arc::clone(&made.file),
-        ino: made.attr.ino,
-        ip,
-        bytes,
-        rounds,
+    exchange::listen(&exchange::port(port)?, || Player {
+        game: Game {
+            adapter: Arc::clone(&adapter),
+            fs: Arc::clone(&fs),
+            file: Arc::clone(&made.file),
+            ino: made.attr.ino,
+            ip,
+            bytes,
+            rounds,
+        },
+        plays: None,
     })
 }
 
-/// A file of a pool of our own.
-struct Own {
+/// On a file of a pool of our own.
+#[derive(Clone)]
+struct Game {
     adapter: Arc<Adapter<BoundFiles>>,
     fs: Arc<dyn FileSystem>,
     file: Arc<dyn OpenFile>,
@@ -94,7 +99,7 @@ struct Own {
     rounds: u64,
 }
 
-impl Own {
+impl Game {
     /// Plays, and gives how many rounds there were. Who is asked begins, as a server of `ib_write_lat` does.
     fn play(&self, ours: &Line, theirs: &Line) -> Result<u64> {
         let last = self.bytes as u64 - 1;
@@ -122,13 +127,19 @@ impl Own {
     }
 }
 
-impl Lender for Own {
+/// Plays in a thread of its own: a program that is slow to begin says something more, and wants it answered.
+struct Player {
+    game: Game,
+    plays: Option<JoinHandle<()>>,
+}
+
+impl Lender for Player {
     fn mtu(&mut self, wanted: u8) -> Result<u8> {
         Ok(wanted)
     }
 
     fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
-        let opened = self.adapter.open(
+        let opened = self.game.adapter.open(
             SESSION,
             &QueuePairTold {
                 place: UdpPlace(SocketAddr::new(theirs.ip, UDP_PORT)),
@@ -141,11 +152,11 @@ impl Lender for Own {
             writable: true,
             arrange: false,
         };
-        let granted = self.adapter.bind(&KeyWanted {
+        let granted = self.game.adapter.bind(&KeyWanted {
             session: SESSION,
-            fs: &self.fs,
+            fs: &self.game.fs,
             ctx: SYSTEM,
-            ino: self.ino,
+            ino: self.game.ino,
             binding,
             atomic: false,
         })?;
@@ -154,22 +165,30 @@ impl Lender for Own {
             psn: opened.psn,
             key: granted.key,
             at: 0,
-            ip: self.ip,
+            ip: self.game.ip,
         })
     }
 
     fn begin(&mut self, pairs: &[(Line, Line)]) {
-        if let [(theirs, ours), ..] = pairs {
-            match self.play(ours, theirs) {
+        if let [(theirs, ours), ..] = *pairs {
+            let game = self.game.clone();
+            self.plays = Some(std::thread::spawn(move || match game.play(&ours, &theirs) {
                 Ok(rounds) => println!("answered {rounds} rounds"),
                 Err(error) => eprintln!("answer: {error}"),
-            }
+            }));
         }
     }
 
     fn end(&mut self, _pairs: &[(Line, Line)]) {
-        self.adapter.end_session(SESSION);
-        if let Err(error) = self.file.write(SYSTEM, Position::At(0).into(), &vec![0; self.bytes]) {
+        if self.plays.take().is_some_and(|plays| plays.join().is_err()) {
+            eprintln!("answer: the player panicked");
+        }
+        self.game.adapter.end_session(SESSION);
+        if let Err(error) = self
+            .game
+            .file
+            .write(SYSTEM, Position::At(0).into(), &vec![0; self.game.bytes])
+        {
             eprintln!("answer: {error}");
         }
     }

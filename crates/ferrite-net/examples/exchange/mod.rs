@@ -36,7 +36,8 @@ pub(crate) trait Lender {
     /// If there is none.
     fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line>;
 
-    /// All queue pairs are lent, and the program says nothing more: its test has begun.
+    /// All queue pairs are lent, and the program has said nothing for a while: its test has begun, or it is slow and
+    /// says something more, which nobody answers before this returns.
     fn begin(&mut self, _pairs: &[(Line, Line)]) {}
 
     /// The program has ended.
