@@ -234,9 +234,9 @@ impl RocksStore {
         let mut has_merged = false;
         let has_deleted = self.deleted.load(Ordering::Relaxed) > 0;
         let lacked_lately = lacked_room.is_some_and(|when| when.elapsed() < NO_MERGE_FOR);
-        if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN {
+        if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN && !self.would_wait() {
             self.deleted.store(0, Ordering::Relaxed);
-            self.flush_to_merge()?;
+            self.db.flush().map_err(refused)?;
             has_merged = true;
         } else if lacked_lately && !(deletes && has_deleted) {
             return Ok(());
@@ -274,14 +274,6 @@ impl RocksStore {
             std::thread::sleep(MERGE_POLL);
         }
         Ok(())
-    }
-
-    /// Makes a table of what is in memory, so that merges see what was deleted.
-    fn flush_to_merge(&self) -> Result<()> {
-        if self.would_wait() {
-            return Ok(());
-        }
-        self.db.flush().map_err(refused)
     }
 
     /// Whether more changes would soon have writers wait for a merge that lacks room: for ever.
