@@ -214,6 +214,7 @@ impl Core {
     pub(crate) fn stop(&self, error: Error) -> Error {
         tracing::error!(%error, "a data store stops");
         self.stopped.lock().get_or_insert_with(|| error.to_string());
+        self.ring.end();
         error
     }
 

@@ -4,9 +4,11 @@
 //! of the second, the next opening writes it in place again from the ring.
 //!
 //! Invariants, which make it harmless to write an entry in place again:
-//! - An entry's number grows, and its place is its number modulo the ring's length. It is used again only when all
-//!   entries up to its old one have been written in place; the new one says so (`low`), and entries below the largest
-//!   `low` are not looked at. So if an entry is looked at, every later one of the same page is, too.
+//! - An entry's number grows, and its place is its number modulo the ring's length. It says which entries before it
+//!   have all been written in place (`low`), and entries below the largest `low` are not looked at. A place is used
+//!   again only when a durable entry says so of its old one: several are written at once, in any order, and each may be
+//!   torn. So if an entry is looked at, every later one of the same page is, too; and the entry that says so stays as
+//!   long as no later one says more.
 //! - A blob's metadata changes only while none of its pages is being written in place, and an entry names the
 //!   generation that makes it right: the present one, or the one that the same write is about to store. So no entry
 //!   reaches a cluster that was given to somebody else, or cut and grown again, in between.
@@ -33,9 +35,9 @@ struct State {
     under_way: BTreeSet<u64>,
     /// The last entry of each page, of those that may still be looked at.
     last: HashMap<u64, u64>,
-    /// Entries below it are never looked at again: one that says so is durable.
+    /// Entries below it are never looked at again: one that says so is durable, and that one is not below it.
     durable_low: u64,
-    /// One could not be written in place. It stays in the ring, for the next opening.
+    /// One could not be written in place, or the store has stopped. It stays in the ring, for the next opening.
     has_failed: bool,
 }
 
@@ -43,6 +45,12 @@ impl State {
     /// All entries below it have been written in place.
     fn low(&self) -> u64 {
         self.under_way.first().copied().unwrap_or(self.number)
+    }
+
+    /// Whether the next entry has to wait. One entry fewer than there are places is under way, so that the last of them
+    /// says enough for the next one.
+    fn is_full(&self) -> bool {
+        self.number - self.low() >= RING_ENTRIES - 1 || self.number - self.durable_low >= RING_ENTRIES
     }
 }
 
@@ -63,18 +71,24 @@ pub(crate) struct Torn<'w> {
 }
 
 impl Ring {
-    /// A ring whose next entry has this number.
+    /// A ring whose next entry has this number, and whose last one, if there is any, says that it is the lowest.
     pub(crate) fn new(number: u64) -> Ring {
         Ring {
             state: Mutex::new(State {
                 number,
                 under_way: BTreeSet::new(),
                 last: HashMap::new(),
-                durable_low: number,
+                durable_low: number.saturating_sub(1),
                 has_failed: false,
             }),
             advanced: Condvar::new(),
         }
+    }
+
+    /// Lets nobody wait any more: the store has stopped, and entries may stay that will not be written in place.
+    pub(crate) fn end(&self) {
+        self.state.lock().has_failed = true;
+        self.advanced.notify_all();
     }
 
     /// Whether a page must be written through the ring, because the ring may hold an older content of it. Nobody else
@@ -103,7 +117,7 @@ impl Ring {
     pub(crate) fn prepare(&self, device: &dyn Device, layout: &Layout, torn: &Torn<'_>) -> Result<Prepared> {
         let (number, low) = {
             let mut state = self.state.lock();
-            while state.number - state.low() >= RING_ENTRIES && !state.has_failed {
+            while state.is_full() && !state.has_failed {
                 self.advanced.wait(&mut state);
             }
             if state.has_failed {
@@ -273,3 +287,6 @@ pub(crate) fn replay(
     }])?;
     Ok(next + 1)
 }
+
+#[cfg(test)]
+mod tests;

@@ -364,6 +364,19 @@ impl BlobStore {
         self.core.take_ids(1.min(count), count)
     }
 
+    /// Gives back reserved numbers of which no blob was made, so that their slots can be reserved again. They never
+    /// come again themselves, until the next opening.
+    pub fn give_back(&self, ids: &[BlobId]) {
+        let mut free = self.core.free.lock();
+        for id in ids {
+            let given = free.incarnations.get(id.slot() as usize).copied();
+            let is_reserved = given == Some(id.incarnation()) && free.slots.is_used(id.slot());
+            if is_reserved && !free.live.is_used(id.slot()) {
+                free.slots.clear(id.slot());
+            }
+        }
+    }
+
     /// Makes an empty blob of a reserved number. Durable when it returns.
     ///
     /// # Errors

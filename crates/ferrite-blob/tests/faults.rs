@@ -6,10 +6,11 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::compare;
 use common::sparse::Sparse;
-use ferrite_blob::device::{Device, Fault, Faulty, Memory, Target};
+use ferrite_blob::device::{Device, Fault, Faulty, Memory, Slow, Target};
 use ferrite_blob::{Blob, BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
 
 const OPTIONS: FormatOptions = FormatOptions {
@@ -311,4 +312,70 @@ fn slots_are_added_or_not_whichever_write_fails() {
         failures += 1;
     }
     assert!(failures >= 3, "zeros and both superblocks: {failures}");
+}
+
+/// On a device that tears pages, one thread writes much through the ring, and another has stored its pages there when
+/// the store stops: those stay for the next opening, and nobody waits until they are written in place.
+#[test]
+fn a_store_that_stops_keeps_nobody_waiting_for_the_ring() {
+    let faulty = Arc::new(Faulty::new(Memory::new(64 << 20).tearing()));
+    BlobStore::format(&*faulty, &OPTIONS).unwrap();
+    let slow = Slow::new(Arc::clone(&faulty), Duration::from_millis(2), 1000);
+    let store = BlobStore::open(Box::new(slow), false).unwrap();
+    let ids = store.reserve(2).unwrap();
+    let large = store.create(ids[0], b"").unwrap();
+    large.write_at(&[1; 4 << 20], 0, None).unwrap();
+    let small = store.create(ids[1], b"").unwrap();
+    small.write_at(&[1; 100], 0, None).unwrap();
+    let (done, wait) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let written = large.overwrite_at(&[2; 4 << 20], 0, || {});
+        let _ = done.send(written.is_err());
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    // The pages of its metadata, right behind the superblock.
+    let slots = 4096..1 << 18;
+    let target = Target {
+        range: slots,
+        count: 1,
+        ..Target::writes_from(0)
+    };
+    faulty.plan(Fault::Error, target);
+    assert!(small.write_at(&[3; 100], 50, Some(b"new")).is_err());
+    faulty.mend();
+    assert!(!store.is_running());
+    let has_failed = wait.recv_timeout(Duration::from_secs(20));
+    assert_eq!(
+        has_failed,
+        Ok(true),
+        "it waits for an entry that nobody writes in place"
+    );
+    writer.join().unwrap();
+}
+
+/// Numbers that were reserved for nothing can be given back, however often, and do not make the store take room.
+#[test]
+fn numbers_that_are_given_back_cost_no_room() {
+    let options = FormatOptions {
+        shares_clusters: true,
+        ..OPTIONS
+    };
+    let device = Arc::new(Memory::new(24 << 20));
+    BlobStore::format(&*device, &options).unwrap();
+    let store = open(&device);
+    let free = store.space().free_bytes;
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..500 {
+        let ids = store.reserve_some(16).unwrap();
+        assert!(ids.iter().all(|id| seen.insert(*id)), "a number came again");
+        let blob = store.create(ids[3], b"made").unwrap();
+        // That of the blob is left alone; the others cannot be used any more.
+        store.give_back(&ids);
+        assert!(matches!(store.create(ids[0], b""), Err(Error::NotFound)));
+        assert_eq!(blob.metadata(), b"made");
+        store.delete(blob.id()).unwrap();
+    }
+    assert_eq!(store.space().free_bytes, free);
+    store.close().unwrap();
+    assert!(open(&device).check().unwrap().findings.is_empty());
 }
