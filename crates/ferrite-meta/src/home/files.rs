@@ -351,10 +351,9 @@ impl Files for BlobFiles {
         let file = File::new(&self.0.device, id, name, 0);
         let mut files = directory.files.clone();
         files.insert(name.to_vec(), Arc::clone(&file));
-        if let Err(error) = directory.change(blobs, files) {
-            file.removed.store(true, Ordering::Release);
-            return Err(error);
-        }
+        // After an error the table may name it all the same, so its blob stays. If it does not, the next opening deletes
+        // the blob.
+        directory.change(blobs, files)?;
         file.begin()
     }
 

@@ -79,7 +79,7 @@ impl Names {
         Ok(names)
     }
 
-    /// Writes the table. It is durable when this returns; after an error, the one before is.
+    /// Writes the table. It is durable when this returns; after an error, it is or the one before.
     pub(super) fn write(&mut self, blobs: &dyn Blobs, table: &Table) -> Result<(), BlobError> {
         let mut bytes = format::place(self.sequence + 1, table).ok_or(BlobError::NoSpace)?;
         bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);

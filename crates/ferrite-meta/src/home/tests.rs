@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferrite_measure::Rng;
@@ -237,4 +238,77 @@ fn a_home_is_made_only_when_asked_and_its_damage_is_told() {
     let file = blobs.ids().unwrap().pop().unwrap();
     blobs.delete(file).unwrap();
     assert!(matches!(careful(&blobs).err(), Some(BlobError::Corruption(text)) if text.contains("/a")));
+}
+
+/// Blobs of which one write is carried out, and its answer lost.
+struct Late {
+    blobs: Arc<MemoryBlobs>,
+    /// Writes before that one.
+    left: AtomicU64,
+}
+
+impl Blobs for Late {
+    fn create(&self, metadata: &[u8]) -> Result<u64, BlobError> {
+        self.blobs.create(metadata)
+    }
+
+    fn delete(&self, id: u64) -> Result<(), BlobError> {
+        self.blobs.delete(id)
+    }
+
+    fn ids(&self) -> Result<Vec<u64>, BlobError> {
+        self.blobs.ids()
+    }
+
+    fn metadata(&self, id: u64) -> Result<Vec<u8>, BlobError> {
+        self.blobs.metadata(id)
+    }
+
+    fn read_at(&self, id: u64, into: &mut [u8], offset: u64) -> Result<(), BlobError> {
+        self.blobs.read_at(id, into, offset)
+    }
+
+    fn write_at(&self, id: u64, data: &[u8], offset: u64, metadata: Option<&[u8]>) -> Result<(), BlobError> {
+        self.blobs.write_at(id, data, offset, metadata)?;
+        match self.left.fetch_sub(1, Ordering::SeqCst) {
+            0 => Err(BlobError::Io("input/output error".into())),
+            _ => Ok(()),
+        }
+    }
+
+    fn size_bytes(&self) -> Result<u64, BlobError> {
+        self.blobs.size_bytes()
+    }
+
+    fn free_bytes(&self) -> Result<u64, BlobError> {
+        self.blobs.free_bytes()
+    }
+}
+
+/// The table of names is on the device although its write failed. What it names is there, too: the files can be opened.
+#[test]
+fn a_lost_answer_never_leaves_a_name_without_its_blob() {
+    for left in 0..12 {
+        let blobs = Arc::new(MemoryBlobs::new(16 << 20, false));
+        put(&open(&blobs), b"/db/before", b"before");
+        let late = Late {
+            blobs: Arc::clone(&blobs),
+            left: AtomicU64::new(left),
+        };
+        let files = BlobFiles::open(Arc::new(late), 1 << 20, true).unwrap();
+        let steps: [&dyn Fn() -> Result<(), FileError>; 4] = [
+            &|| files.create(b"/db/new").and_then(|file| file.append(b"new")),
+            &|| files.rename(b"/db/new", b"/db/other"),
+            &|| files.create(b"/db/before").and_then(|file| file.append(b"again")),
+            &|| files.remove(b"/db/other"),
+        ];
+        // Whoever uses them stops at the first failure.
+        let _ = steps.iter().try_for_each(|step| step());
+        drop(files);
+        let files = open(&blobs);
+        for name in files.list(b"/db").unwrap() {
+            let path = [b"/db/", &name[..]].concat();
+            content(&files, &path, false).unwrap_or_else(|error| panic!("write {left}: {error:?}"));
+        }
+    }
 }
