@@ -34,6 +34,12 @@ const RACES_MAX: usize = 64;
 /// A file that grows by at most this part of what is free, without being written, gets its room at once.
 const PREALLOCATED_SHARE: u64 = 8;
 
+/// Whether a file that is made this much longer gets its room at once (RUFS, section 2.4), where so much is free: in
+/// one store, since a blob lies in one. A file that is meant to be sparse is long beside what is free.
+fn preallocates(bytes: u64, free_bytes: u64) -> bool {
+    bytes <= free_bytes / PREALLOCATED_SHARE
+}
+
 /// Gives a blob its room, if it is to be had.
 fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
     match blob.reserve(from, to - from, None) {
@@ -117,7 +123,7 @@ impl Core {
         let grows_to = set.size.filter(|&size| size > old_size);
         if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
             && !self.is_small(size)
-            && self.preallocates(size)
+            && preallocates(size, self.blobs.room_in_one())
         {
             let attr = node.attr(held.ino);
             let change = Change {
@@ -130,8 +136,8 @@ impl Core {
             self.move_out(step, held, state, change, outcome, |blob| preallocate(blob, 0, size))?;
             return Ok(self.attr(held, state));
         }
-        if let (Content::Blob(_), Some(size)) = (&node.content, grows_to)
-            && self.preallocates(size - old_size)
+        if let (Content::Blob(place), Some(size)) = (&node.content, grows_to)
+            && preallocates(size - old_size, self.blobs.store(place.store)?.space().free_bytes)
         {
             // A crash before the new size is stored leaves it room that nobody sees.
             let blob = self.content(held.ino, state)?;
@@ -190,12 +196,6 @@ impl Core {
         self.count_small(Some(&state.node.content), Some(&node.content));
         held.adopt(state, node);
         Ok(self.attr(held, state))
-    }
-
-    /// Whether a file that is made this much longer gets its room at once (RUFS, section 2.4). One that is meant to be
-    /// sparse is long beside what is free.
-    fn preallocates(&self, bytes: u64) -> bool {
-        bytes <= self.blobs.room().free_bytes / PREALLOCATED_SHARE
     }
 
     fn setattr_dir(

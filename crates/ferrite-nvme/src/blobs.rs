@@ -90,6 +90,12 @@ impl Blobs {
         places
     }
 
+    /// Free bytes of the store that has most of them.
+    pub(crate) fn room_in_one(&self) -> u64 {
+        let free = self.stores.iter().flatten().map(|store| store.space().free_bytes);
+        free.max().unwrap_or(0)
+    }
+
     pub(crate) fn room(&self) -> Room {
         let mut room = Room::default();
         for store in self.stores.iter().flatten() {

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use ferrite_blob::Blob;
+use ferrite_blob::{Blob, BlobId};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
 use crate::blobs::{Place, place_of};
@@ -55,24 +55,40 @@ impl Core {
         };
         let ids = store.reserve_some(MADE_AT_ONCE)?;
         // First the records, then the blobs: a crash in between leaves records of blobs that never were.
-        let mut step = self.own_step()?;
-        for &id in &ids {
-            let place = Place {
-                store: number as u16,
-                blob: id,
-            };
-            if !is_planted(Planted::NoRecordOfNewBlobs) {
-                step.txn.put(&key::detached(place), b"")?;
-            }
+        if let Err(error) = self.record_detached(number as u16, &ids) {
+            store.give_back(&ids);
+            return Err(error);
         }
-        step.commit(|| ferrite_vfs::Outcome::Done)?;
         let mut made = VecDeque::new();
-        for id in ids {
-            made.push_back(store.create(id, &[])?);
+        let mut failed = Ok(());
+        for (index, &id) in ids.iter().enumerate() {
+            match store.create(id, &[]) {
+                Ok(blob) => made.push_back(blob),
+                Err(error) => {
+                    // What is known of this one is that it failed. The next start looks at it.
+                    store.give_back(&ids[index + 1..]);
+                    failed = Err(error.into());
+                    break;
+                }
+            }
         }
         let one = made.pop_front();
         self.blobs.made[number].lock().append(&mut made);
-        Ok(one)
+        match one {
+            None => failed.map(|()| None),
+            some => Ok(some),
+        }
+    }
+
+    /// Stores the records of blobs that are about to be made.
+    fn record_detached(&self, store: u16, ids: &[BlobId]) -> Result<()> {
+        let mut step = self.own_step()?;
+        for &blob in ids {
+            if !is_planted(Planted::NoRecordOfNewBlobs) {
+                step.txn.put(&key::detached(Place { store, blob }), b"")?;
+            }
+        }
+        step.commit(|| ferrite_vfs::Outcome::Done)
     }
 
     /// Deletes blobs whose records stand, and then the records. One that is gone already has been deleted before a

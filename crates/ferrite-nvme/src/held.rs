@@ -84,18 +84,8 @@ impl Core {
         Ok(held)
     }
 
-    /// An inode that has just been stored.
-    pub(crate) fn hold_new(self: &Arc<Core>, ino: Ino, node: Node, is_ahead: bool) -> Held {
-        let held = self.entry(ino);
-        let mut state = held.state.write();
-        if state.is_none() {
-            held.init(&mut state, node, is_ahead);
-        }
-        drop(state);
-        held
-    }
-
-    fn entry(self: &Arc<Core>, ino: Ino) -> Held {
+    /// The entry of a number, with or without a state.
+    pub(crate) fn entry(self: &Arc<Core>, ino: Ino) -> Held {
         let mut shard = self.table.shard(ino).lock();
         let inode = shard.entry(ino).or_insert_with(|| {
             let zero = Timestamp(0);
@@ -146,7 +136,7 @@ impl Core {
         }
         let is_orphan = match inode.state.try_read().as_deref() {
             Some(Some(state)) if !state.is_gone => {
-                if state.node.nlink > 0 && (state.is_ahead || inode.live().is_dirty) {
+                if state.node.nlink > 0 && (state.is_ahead || inode.live().is_dirty && self.check_writable().is_ok()) {
                     self.housekeeper.store_later(inode.ino);
                     return;
                 }

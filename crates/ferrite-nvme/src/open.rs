@@ -276,8 +276,17 @@ impl Core {
                 let blob = self.blobs.blob(place)?;
                 match Tail::decode(&blob.metadata()) {
                     Some(tail) if tail.ino == ino && tail.change > node.change => tail.update(&mut node),
-                    // A crash came between a shorter size and the cut. What is behind the end must read as zeros.
-                    _ => blob.truncate(node.size, Some(&Tail::of(ino, &node).encode()))?,
+                    tail => {
+                        let of_node = Tail::of(ino, &node).encode();
+                        let was_longer = tail.is_none_or(|tail| tail.ino != ino || tail.size > node.size);
+                        match was_longer || blob.valid_len() > node.size {
+                            // A crash came between a shorter size and the cut. What is behind the end must read as
+                            // zeros.
+                            true => blob.truncate(node.size, Some(&of_node))?,
+                            // Room behind the end stays: a program reserved it.
+                            false => blob.set_metadata(&of_node)?,
+                        }
+                    }
                 }
                 node.allocated_bytes = blob.allocated_bytes();
                 step.txn.put(&key::node(ino), &node.encode())?;

@@ -6,7 +6,7 @@
 //! Invariant: whoever needs space may have blobs deleted while he holds an inode: that waits for none.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_vfs::{Outcome, Result};
 
@@ -47,10 +47,16 @@ fn run(weak: &Weak<Core>) {
                 continue;
             }
         }
-        let _inside = core.gate.enter();
-        if let Err(error) = core.tidy() {
-            tracing::warn!(%error, "housekeeping failed");
-        }
+        let tidied = {
+            let _inside = core.gate.enter();
+            core.tidy()
+        };
+        let Err(error) = tidied else { continue };
+        tracing::warn!(%error, "housekeeping failed");
+        // What failed is on the list again, maybe, and will fail again.
+        let mut queue = core.housekeeper.queue.lock();
+        let next = Instant::now() + REST;
+        while !queue.is_ending && !core.housekeeper.changed.wait_until(&mut queue, next).timed_out() {}
     }
 }
 
@@ -60,15 +66,16 @@ impl Core {
     /// # Errors
     /// Of the stores. What was not done then, the next start does.
     pub(crate) fn tidy(self: &Arc<Core>) -> Result<()> {
-        {
+        let stored = {
             let _storing = self.housekeeper.storing.lock();
             let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
             inodes.sort_unstable();
             inodes.dedup();
             let held: Vec<Held> = inodes.into_iter().filter_map(|ino| self.hold(ino).ok()).collect();
-            self.store_nodes(&held)?;
-        }
-        self.delete_removed()
+            self.store_nodes(&held)
+        };
+        // Deletions find room in a store that is too full for nodes.
+        self.delete_removed().and(stored)
     }
 
     /// Deletes the blobs that wait for it, and waits for those that are being deleted.

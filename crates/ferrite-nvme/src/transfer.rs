@@ -44,8 +44,10 @@ impl Core {
     fn overwriting(&self, inode: &Inode) {
         let (now, change) = (self.now(), self.next_change());
         inode.with_live(|live| {
-            (live.mtime, live.ctime) = (live.mtime.max(now), live.ctime.max(now));
-            live.change = live.change.max(change);
+            // Whoever changes it last says when; a time that a program set may be later.
+            if change > live.change {
+                (live.mtime, live.ctime, live.change) = (now, now, change);
+            }
             live.is_dirty = true;
         });
     }
@@ -102,14 +104,14 @@ impl Core {
 /// Times that moved by little are stored with those that move later (RUFS, section 2.4).
 fn are_times_due(inode: &Inode) -> bool {
     let live = inode.live();
-    live.ctime.0 - live.stored.0 > TIME_STEP.as_nanos() as i64
+    live.ctime.0.abs_diff(live.stored.0) > TIME_STEP.as_nanos() as u64
 }
 
 /// Stores the present times in a blob that may be ahead of its node.
 fn store_times(inode: &Inode, state: &State, blob: &Blob) -> Result<()> {
     let node = inode.present(state);
     blob.set_metadata(&Tail::of(inode.ino, &node).encode())?;
-    inode.with_live(|live| live.stored = live.stored.max(node.ctime));
+    inode.with_live(|live| live.stored = node.ctime);
     Ok(())
 }
 

@@ -171,13 +171,18 @@ impl Core {
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<(Held, Attr)> {
         let touch = self.touch(&mut step, dir, state, node.ctime, nlink)?;
+        // Others see the name as soon as it is there, maybe before the commit has returned. They wait here, and change
+        // the inode that this thread goes on with.
+        let made = self.entry(ino);
+        let mut made_state = made.state.write();
         step.txn.put(&key::node(ino), &node.encode())?;
         let attr = node.attr(ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
+        made.init(&mut made_state, node, false);
+        drop(made_state);
         touch.done(dir);
         self.inodes.fetch_add(1, Ordering::Relaxed);
-        // Nobody can have changed it yet but through the name, under locks that see the same.
-        Ok((self.hold_new(ino, node, false), attr))
+        Ok((made, attr))
     }
 
     /// Gives an inode another name.

@@ -165,9 +165,9 @@ impl Core {
         nlink: Option<u32>,
     ) -> Result<Touch> {
         let change = self.next_change();
-        let step_ns = TIME_STEP.as_nanos() as i64;
+        let step_ns = TIME_STEP.as_nanos() as u64;
         let is_stored = dir.with_live(|live| {
-            let is_due = nlink.is_some() || now.0 - live.stored.0 > step_ns;
+            let is_due = nlink.is_some() || now.0.abs_diff(live.stored.0) > step_ns;
             if is_due {
                 // Others need not store the same. If this step fails, the next one that is due does.
                 live.stored = now;
@@ -188,9 +188,10 @@ impl Touch {
     /// The step has been committed.
     pub(crate) fn done(self, dir: &Inode) {
         dir.with_live(|live| {
-            live.mtime = live.mtime.max(self.now);
-            live.ctime = live.ctime.max(self.now);
-            live.change = live.change.max(self.change);
+            // Whoever changes it last says when; a time that a program set may be later.
+            if self.change > live.change {
+                (live.mtime, live.ctime, live.change) = (self.now, self.now, self.change);
+            }
             live.is_dirty |= !self.is_stored;
         });
     }

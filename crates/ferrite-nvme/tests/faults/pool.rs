@@ -38,8 +38,10 @@ pub(crate) fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
 /// A metadata store whose next commits may fail: before they are done, or after.
 pub(crate) struct FailingStore {
     store: MemoryStore,
-    /// 0: works. 1: fails. 2: is carried out, and fails.
+    /// 0: works. 1: fails. 2: is carried out, and fails. 3: is full, but for steps that delete.
     mode: AtomicU8,
+    /// Called once, when the next commit has been carried out and before it returns.
+    committed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl FailingStore {
@@ -47,8 +49,17 @@ impl FailingStore {
         self.mode.store(if is_late { 2 } else { 1 }, Ordering::SeqCst);
     }
 
+    pub(crate) fn fill(&self) {
+        self.mode.store(3, Ordering::SeqCst);
+    }
+
     pub(crate) fn mend(&self) {
         self.mode.store(0, Ordering::SeqCst);
+    }
+
+    /// See `committed`.
+    pub(crate) fn after_next_commit(&self, work: impl FnOnce() + Send + 'static) {
+        *self.committed.lock() = Some(Box::new(work));
     }
 }
 
@@ -61,8 +72,9 @@ struct Opening<T> {
 
 struct FailingTransaction<'s> {
     inner: Box<dyn Transaction + 's>,
-    mode: &'s AtomicU8,
+    of: &'s FailingStore,
     is_over: &'s AtomicBool,
+    deletes: bool,
 }
 
 type Visit<'v> = &'v mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
@@ -71,8 +83,9 @@ impl MetaStore for Opening<FailingStore> {
     fn begin(&self) -> Box<dyn Transaction + '_> {
         Box::new(FailingTransaction {
             inner: self.of.store.begin(),
-            mode: &self.of.mode,
+            of: &self.of,
             is_over: &self.is_over,
+            deletes: false,
         })
     }
 
@@ -103,6 +116,7 @@ impl Transaction for FailingTransaction<'_> {
     }
 
     fn delete(&mut self, key: &[u8]) -> ferrite_meta::Result<()> {
+        self.deletes = true;
         self.inner.delete(key)
     }
 
@@ -121,13 +135,20 @@ impl Transaction for FailingTransaction<'_> {
     fn commit(self: Box<Self>) -> ferrite_meta::Result<()> {
         let mode = match self.is_over.load(Ordering::SeqCst) {
             true => 1,
-            false => self.mode.load(Ordering::SeqCst),
+            false => self.of.mode.load(Ordering::SeqCst),
         };
+        if mode == 3 && !self.deletes {
+            return Err(ferrite_meta::Error::NoSpace("the store is full".into()));
+        }
         if mode != 1 {
             self.inner.commit()?;
         }
         match mode {
-            0 => Ok(()),
+            0 | 3 => {
+                let work = self.of.committed.lock().take();
+                work.into_iter().for_each(|work| work());
+                Ok(())
+            }
             _ => Err(ferrite_meta::Error::Io("input/output error".into())),
         }
     }
@@ -182,6 +203,7 @@ impl Pool {
         let meta = Arc::new(FailingStore {
             store: MemoryStore::new(),
             mode: AtomicU8::new(0),
+            committed: Mutex::default(),
         });
         ferrite_nvme::format(&meta.store, [7; 16], [9; 16], devices as u16).unwrap();
         let device = |index: usize| {
