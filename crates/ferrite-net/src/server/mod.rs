@@ -194,6 +194,10 @@ impl Server {
             // A panic of it was reported when it happened.
             let _ = keeper.join();
         }
+        self.inner
+            .stores
+            .iter()
+            .for_each(|store| store.state.note_stop(&*store.fs));
     }
 
     /// Sessions now.

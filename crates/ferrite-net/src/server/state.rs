@@ -10,6 +10,10 @@
 //! them, and the engine takes no token with a smaller number than the slot has seen. A session is in the attribute
 //! before it has its first lock, and is out of it before its locks are given to others. So after a restart only those
 //! who had locks may claim them, and a session that had ended gets nothing back that is another's by now.
+//!
+//! Where operations are durable after a sync only, a loss of power may take back what clients were told: a file that
+//! was written, or the inode that a handle means. So the secret is good for one boot of the machine there, unless the
+//! server has stopped in order: after a loss of power all sessions have ended, and no handle is good.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,7 +28,7 @@ pub(super) const NAME: &[u8] = b"trusted.ferrite.server";
 /// Attributes that clients can neither see nor set.
 pub(super) const HIDDEN_PREFIX: &[u8] = b"trusted.ferrite.";
 
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Session numbers reserved at once.
 const NUMBERS: u64 = 1024;
 /// Most slots of a session.
@@ -77,6 +81,8 @@ impl<'m> Wire<'m> for Holder {
 struct Content {
     format: u32,
     secret: [u8; 16],
+    /// Of the machine, if a loss of power may take back what was done since. 0: it may not.
+    boot: u64,
     /// Session numbers below it may be in use.
     reserved: u64,
     /// A session has begun since a server last stopped without any.
@@ -89,6 +95,7 @@ struct Content {
 fields!(Content {
     format,
     secret,
+    boot,
     reserved,
     has_sessions,
     holders,
@@ -136,6 +143,17 @@ impl State {
     /// # Errors
     /// If the state was written by a later version.
     pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, Heritage), FsError> {
+        State::load_in(
+            fs,
+            match fs.limits().durable_operations {
+                true => 0,
+                false => boot_number(),
+            },
+        )
+    }
+
+    /// The same in a boot of this number, or in any.
+    fn load_in(fs: &dyn FileSystem, boot: u64) -> Result<(State, Heritage), FsError> {
         let stored = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
             Ok(stored) => Some(stored),
             Err(FsError::NoAttribute | FsError::NotSupported(_)) => None,
@@ -143,10 +161,22 @@ impl State {
         };
         let count = fs.limits().once_slots;
         let content = match stored.as_deref().map(read).transpose()?.flatten() {
-            Some(content) => content,
+            Some(content) if content.boot == 0 || content.boot == boot => Content { boot, ..content },
+            Some(content) => {
+                tracing::warn!("power was lost while clients had sessions, which have ended");
+                Content {
+                    secret: random()?,
+                    boot,
+                    has_sessions: false,
+                    holders: Vec::new(),
+                    lockers: Vec::new(),
+                    ..content
+                }
+            }
             None => Content {
                 format: FORMAT,
                 secret: random()?,
+                boot,
                 // An earlier state may be lost, and the engine takes no token with a smaller number than it has seen.
                 reserved: SystemTime::now()
                     .duration_since(UNIX_EPOCH)
@@ -326,6 +356,15 @@ impl State {
         }
     }
 
+    /// Notes that the server stops in order: nothing that a client was told can be lost any more.
+    pub(super) fn note_stop(&self, fs: &dyn FileSystem) {
+        let mut kept = self.content.lock();
+        if kept.content.boot != 0 {
+            kept.content.boot = 0;
+            kept.save(fs);
+        }
+    }
+
     /// Notes that a restart has no sessions to wait for, if there are none. The caller knows that none comes back.
     pub(super) fn note_end(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
@@ -399,6 +438,13 @@ impl Kept {
         };
         !self.is_lost
     }
+}
+
+/// A number of this boot of the machine, never 0.
+fn boot_number() -> u64 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or(0) | 1
 }
 
 /// Bytes that nobody can guess.
@@ -494,6 +540,27 @@ mod tests {
         assert_eq!(State::load(&fs).unwrap().1.lockers, [sessions[0]]);
     }
 
+    /// Where a loss of power takes back what clients were told, it ends their sessions and handles; nothing else does.
+    #[test]
+    fn sessions_end_with_a_boot_that_ended_without_order() {
+        let fs = MemFs::new();
+        let (state, _) = State::load_in(&fs, 7).unwrap();
+        let session = state.new_session(&fs);
+        state.add_locker(&fs, session).unwrap();
+        let secret = state.secret();
+        let (state, heritage) = State::load_in(&fs, 7).unwrap();
+        assert_eq!(state.secret(), secret, "the process was killed, and no more");
+        assert!(heritage.has_sessions && heritage.lockers == [session]);
+        state.note_stop(&fs);
+        let (state, heritage) = State::load_in(&fs, 9).unwrap();
+        assert_eq!(state.secret(), secret, "it was stopped before the machine was");
+        assert!(heritage.has_sessions);
+        let (state, heritage) = State::load_in(&fs, 11).unwrap();
+        assert_ne!(state.secret(), secret);
+        assert!(!heritage.has_sessions && heritage.lockers.is_empty());
+        assert!(state.new_session(&fs) > session);
+    }
+
     /// Numbers that began anew would be smaller than those the engine has seen, and every change would be refused.
     #[test]
     fn numbers_ascend_though_the_state_is_lost_and_a_later_format_is_refused() {
@@ -504,7 +571,7 @@ mod tests {
             .unwrap();
         std::thread::sleep(std::time::Duration::from_millis(1100));
         assert!(State::load(&fs).is_err(), "its first bytes are a large number");
-        fs.setxattr(SYSTEM, ROOT_INO, NAME, &[2, 0, 0, 0, 1], XattrMode::Any)
+        fs.setxattr(SYSTEM, ROOT_INO, NAME, &[FORMAT as u8, 0, 0, 0, 1], XattrMode::Any)
             .unwrap();
         let (state, heritage) = State::load(&fs).unwrap();
         assert!(!heritage.has_sessions && state.new_session(&fs) > before);
