@@ -1,6 +1,8 @@
 //! One requester, answer by answer: what it sends, when it sends it again, and how work fails.
 
-use ferrite_roce::requester::{Completion, Config, Failure, Outcome, PostError, Request, Requester};
+use ferrite_roce::requester::{
+    Completion, Config, Failure, Outcome, PostError, RNR_RETRY_FOR_EVER, Request, Requester,
+};
 use ferrite_roce::wire::aeth::{self, Nak, RnrTimer, Syndrome};
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::packet::{Packet, Repr};
@@ -207,6 +209,30 @@ fn it_waits_while_the_other_end_is_not_ready() {
     requester.handle(&not_ready, 640_001);
     requester.handle(&not_ready, 640_001);
     assert_eq!(done(&mut requester), [(1, Err(Failure::RnrRetryExceeded))]);
+}
+
+/// An end that says it is not ready is there: losses between its answers are none in a row.
+#[test]
+fn losses_between_answers_do_not_add_up() {
+    let mut with_patience = config();
+    with_patience.rnr_retry_count = RNR_RETRY_FOR_EVER;
+    let mut requester = Requester::new(with_patience);
+    requester.post(0, write(1)).unwrap();
+    let not_ready = answer(Opcode::Acknowledge, 100, Syndrome::RnrNak(RnrTimer::at_least(640_000)));
+    assert_eq!(numbers(&mut requester, 0), [100]);
+    let mut now_ns = 0;
+    for _ in 0..20 {
+        // Lost.
+        now_ns = requester.poll_timeout_ns().unwrap();
+        requester.handle_timeout(now_ns);
+        assert_eq!(numbers(&mut requester, now_ns), [100]);
+        requester.handle(&not_ready, now_ns);
+        now_ns = requester.poll_timeout_ns().unwrap();
+        requester.handle_timeout(now_ns);
+        assert_eq!(numbers(&mut requester, now_ns), [100]);
+    }
+    requester.handle(&ack(100), now_ns);
+    assert_eq!(done(&mut requester), [(0, Ok(Outcome::Done))]);
 }
 
 #[test]

@@ -197,6 +197,33 @@ fn an_atomic_is_remembered_until_others_take_its_place() {
     assert_eq!(one.ask(&add(11, 0, 5)), [again(11)]);
 }
 
+/// Numbers come again after 2^24 packets, while old operations may be remembered still. A repeated request gets the
+/// answer of its own, not that of an older one with the same number.
+#[test]
+fn an_atomic_with_a_number_that_came_again_has_its_own_answer() {
+    let mut one = One::new();
+    let original = |one: &mut One| {
+        let mut bytes = Vec::new();
+        assert!(one.responder.poll(&mut one.memory, &mut bytes));
+        let packet = Repr::parse(&Packet::without_icrc(&bytes).unwrap()).unwrap();
+        packet.headers.original.unwrap()
+    };
+    let zeros = vec![0; 8];
+    one.memory.files.get_mut(&KEY).unwrap().bytes[..8].copy_from_slice(&zeros);
+    one.handle(&add(10, 0, 1));
+    let first = original(&mut one);
+    for psn in 11..10 + (1 << 24) {
+        let mut nothing = write_only(psn & 0xff_ffff, 0, b"");
+        nothing.bth.ack_request = false;
+        one.handle(&nothing);
+    }
+    one.handle(&add(10, 0, 1));
+    let lost = original(&mut one);
+    assert_ne!(first, lost);
+    one.handle(&add(10, 0, 1));
+    assert_eq!(original(&mut one), lost, "the answer was lost, and asked for again");
+}
+
 #[test]
 fn nothing_needs_no_key() {
     let mut one = One::new();

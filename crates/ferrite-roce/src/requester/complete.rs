@@ -139,6 +139,8 @@ impl Requester {
             return;
         }
         self.rnr_retries += 1;
+        // It answers, so what was lost before was not lost in a row.
+        self.retries = 0;
         self.go_back();
         self.went_back_for = None;
         self.waits_until_ns = Some(until_ns);

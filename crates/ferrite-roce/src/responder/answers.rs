@@ -72,7 +72,9 @@ impl Responder {
             self.acknowledge(psn, Syndrome::ACK);
             return;
         }
-        let resource = self.resources.iter().find(|one| psn.is_within(one.first, one.packets));
+        // The newest with it: numbers come again, and one from before may be remembered still.
+        let mut newest_first = self.resources.iter().rev();
+        let resource = newest_first.find(|one| psn.is_within(one.first, one.packets));
         let answer = resource.and_then(|resource| match resource.operation {
             Operation::Atomic {
                 opcode: executed,
