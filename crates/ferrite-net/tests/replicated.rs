@@ -366,6 +366,36 @@ fn what_a_dead_writer_left_is_in_doubt_until_it_is_mended() {
     equal(&hosts, &model);
 }
 
+/// What a dead writer left behind the end is on no copy any more when somebody writes further behind, also while a copy
+/// is only half as the others.
+#[test]
+fn a_gap_that_is_written_during_a_resync_is_zeros_everywhere() {
+    let hosts = hosts(0, 1);
+    let file = open(&hosts);
+    let size = 24 << 20;
+    let mut model = pattern(1, size);
+    for part in model.chunks(1 << 20) {
+        file.append(part).unwrap();
+    }
+    drop(file);
+    hosts[1].put(Position::End, &[0xee; 2 << 20]);
+    let file = open(&hosts);
+    // The first says what is there.
+    assert_eq!(standings(&file)[1], Standing::InDoubt);
+    std::thread::scope(|scope| {
+        let resync = scope.spawn(|| resync(&file));
+        let began = Instant::now();
+        while file.status()[1].lacks_bytes == size as u64 {
+            assert!(began.elapsed() < PATIENCE);
+        }
+        file.write(size as u64 + (1 << 20), b"behind a gap").unwrap();
+        resync.join().unwrap();
+    });
+    model.resize(size + (1 << 20), 0);
+    model.extend(b"behind a gap");
+    equal(&hosts, &model);
+}
+
 #[test]
 fn one_writes_at_a_time_and_sets_are_not_mixed() {
     let hosts = hosts(0, 1);

@@ -112,6 +112,19 @@ impl ReplicatedFile {
             let why = state.why.clone().unwrap_or_default();
             return Err(ReplicatedError::NoSource { why });
         }
+        if state.lacks.overlaps(size, u64::MAX) {
+            // What it has behind the end of the others goes first: who writes there later, and leaves a gap, means zeros.
+            let cut = move |side: &mut Side| {
+                let file = side.file()?;
+                if file.size()? > size {
+                    file.set_size(size)?;
+                }
+                Ok(())
+            };
+            let cut = self.copies[index].ask(cut).wait();
+            self.lost_if(order, index, cut)?;
+        }
+        let state = &mut order.states[index];
         state.lacks.remove(size, u64::MAX);
         let Some((from, to)) = state.lacks.first(PIECE_BYTES) else {
             self.take_in(order, index)?;
