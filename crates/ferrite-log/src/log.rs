@@ -50,6 +50,8 @@ pub struct Log<S> {
     id: [u8; 16],
     capacity: u64,
     writer: Mutex<Writer>,
+    /// Held while the start moves: of two who rewind, the slower one must not move it back.
+    rewinding: Mutex<()>,
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {
@@ -86,6 +88,7 @@ impl<S: Store> Log<S> {
             id: header.id,
             capacity: header.capacity,
             writer: Mutex::new(Writer { id, number: 0 }),
+            rewinding: Mutex::new(()),
         })
     }
 
@@ -163,12 +166,13 @@ impl<S: Store> Log<S> {
     /// # Errors
     /// What the file says. The log may be empty all the same, and its space not yet free.
     pub fn rewind(&self) -> Result<()> {
+        let _alone = self.rewinding.lock();
         let end = self.store.size()?;
         if end > header(&self.store)?.start {
             self.store.store_word(START_AT, end)?;
         }
         // Also what a rewind that was cut short has left.
-        match end - FIRST_RECORD_AT {
+        match end.saturating_sub(FIRST_RECORD_AT) {
             0 => Ok(()),
             len_bytes => self.store.free(FIRST_RECORD_AT, len_bytes),
         }

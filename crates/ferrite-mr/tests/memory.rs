@@ -216,6 +216,26 @@ fn permissions_that_go_take_keys_along() {
     assert_eq!(binder.keys(), 1);
 }
 
+/// A file lost its last key with a change of permissions, and cannot be sealed. Whoever binds another hears nothing of
+/// that.
+#[test]
+fn a_file_that_cannot_be_sealed_is_nothing_to_another() {
+    let stage = stage(MIB, Options::default());
+    stage.binder.release(SESSION, stage.key).unwrap();
+    let stranger = Ctx::checked(Cred::new(5, 5));
+    let bind = |ino| {
+        stage
+            .binder
+            .bind(&stage.shared, &stranger, ino, WRITABLE, SESSION, Rights::ALL)
+    };
+    bind(10).unwrap();
+    let other = stage.engine.file(11, MIB);
+    stage.file.is_unsealable.store(true, SeqCst);
+    stage.file.chmod(0o600);
+    bind(11).unwrap();
+    assert!(other.is_bound());
+}
+
 #[test]
 fn faults_that_fail_are_told_and_asked_for_again() {
     let stage = stage(MIB, Options::default());

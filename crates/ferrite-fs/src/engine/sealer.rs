@@ -84,6 +84,45 @@ mod tests {
         fn unbound(&self) {}
     }
 
+    /// Nobody waits for a thaw who only lets a file go. It is sealed after the thaw.
+    #[test]
+    fn a_file_is_let_go_while_the_pool_is_frozen() {
+        let region = Pool::anonymous(64 << 20).unwrap();
+        let options = MkfsOptions {
+            data_checksum: true,
+            ..MkfsOptions::default()
+        };
+        crate::engine::mkfs(&region, &options).unwrap();
+        let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o600,
+            rdev: 0,
+        };
+        let ino = engine.mknod(SYSTEM, ROOT_INO, b"one", &node).unwrap().ino;
+        let how = Binding {
+            writable: true,
+            arrange: false,
+        };
+        let bound = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();
+        engine.freeze().unwrap();
+        let (ended, ends) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || ended.send(bound.unbind().is_err()));
+        assert_eq!(
+            ends.recv_timeout(Duration::from_secs(20)),
+            Ok(true),
+            "it waits for the thaw"
+        );
+        thread.join().unwrap().unwrap();
+        assert!(!engine.bound()[0].is_attached);
+        engine.thaw().unwrap();
+        let began = Instant::now();
+        while !engine.bound().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(20), "the file stays bound");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// What an unbind leaves that cannot seal the file is sealed while the pool is in service.
     #[test]
     fn a_file_that_a_failed_unbind_left_is_sealed_without_another_mount() {

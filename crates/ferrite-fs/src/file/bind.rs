@@ -154,18 +154,22 @@ fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {
 }
 
 /// Ends a binding and seals the file. The caller drops the pin if this says that the binding has ended just now. An
-/// error means that the file stays bound, without an adapter.
+/// error means that the file stays bound, without an adapter. On a frozen pool it does: whoever has ended may be one of
+/// many whom a service looks after, and they do not wait for the thaw.
 pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool, Result<()>) {
     let _lock = mem.write();
     if !abandon(core, file) {
         return (false, Ok(()));
+    }
+    if core.journal.is_frozen() {
+        return (true, Err(FsError::Busy));
     }
     let sealed = core.check_writable().and_then(|()| {
         if file.take_dirty() {
             bound::stamp(core, mem)?;
         }
         give_window_back(core, mem, file)?;
-        seal_locked(core, mem)
+        seal_locked(core, mem, false)
     });
     (true, sealed)
 }
@@ -214,32 +218,38 @@ pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
     if ctx.check {
         may_use(core, ctx, mem, &inode, true)?;
     }
-    seal_locked(core, mem)
+    seal_locked(core, mem, true)
 }
 
 /// Makes the content durable, computes all checksums, and clears the flag. The caller has the inode's exclusive lock,
-/// and no adapter has the file.
-fn seal_locked(core: &Core, mem: &Arc<InodeMem>) -> Result<()> {
+/// and no adapter has the file. Waits for a thaw, or fails.
+fn seal_locked(core: &Core, mem: &Arc<InodeMem>, waits: bool) -> Result<()> {
     let mut inode = core.load_live(mem)?;
     bound::zero_tail(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
         let pages = cut::mapped_pages(core, mem, &inode, 0);
         for chunk in pages.chunks(SUMS_PER_RECORD) {
-            set_sums(core, mem, chunk)?;
+            set_sums(core, mem, chunk, waits)?;
         }
     }
     inode.set_bound(false);
     let mut tx = Tx::new(core);
     tx.changes_nothing();
+    if !waits {
+        tx.does_not_wait();
+    }
     tx.put_inode(mem.ino, &mut inode);
     tx.commit(&[mem])?;
     core.bindings.forget(mem.ino);
     Ok(())
 }
 
-fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
+fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk], waits: bool) -> Result<()> {
     let mut tx = Tx::new(core);
     tx.changes_nothing();
+    if !waits {
+        tx.does_not_wait();
+    }
     let mut buffer = PageBuffer::take();
     for &lblk in pages {
         let page = PageId::new(mem.ino, lblk);

@@ -108,6 +108,8 @@ pub(crate) struct File {
     pub(crate) publishes: AtomicBool,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
+    /// It cannot be sealed when its binding ends.
+    pub(crate) is_unsealable: AtomicBool,
     /// Faults and changes are put off.
     pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
@@ -433,7 +435,10 @@ impl Region for File {
         if let Some(adapter) = state.adapter.take() {
             adapter.unbound();
         }
-        Ok(())
+        match self.is_unsealable.load(SeqCst) {
+            true => Err(FsError::NoSpace(SpaceOf::Blocks)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -466,6 +471,7 @@ impl Double {
             state: Mutex::new(state),
             publishes: AtomicBool::new(true),
             is_full: AtomicBool::new(false),
+            is_unsealable: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
             faults: AtomicU64::new(0),
             steps: AtomicU64::new(0),
