@@ -141,7 +141,10 @@ impl FileSystem for NvmeFs {
 
     fn statfs(&self, _: &Ctx) -> Result<StatFs> {
         self.0.check_open()?;
-        if self.0.housekeeper.deletes() && !self.0.is_read_only && !self.0.gate.is_shut() {
+        if self.0.housekeeper.deletes()
+            && !self.0.is_read_only
+            && let Some(_inside) = self.0.gate.try_enter()
+        {
             // What was removed counts as free, so it has to be.
             let _ = self.0.tidy();
         }
@@ -349,9 +352,13 @@ impl FileSystem for NvmeFs {
 
     fn sync(&self, _: &Ctx) -> Result<()> {
         self.0.check_open()?;
-        if self.0.is_read_only || self.0.gate.is_shut() {
+        if self.0.is_read_only {
             return Ok(());
         }
+        // While changes are held back times wait; everything else is durable anyway.
+        let Some(_inside) = self.0.gate.try_enter() else {
+            return Ok(());
+        };
         self.0.tidy()?;
         Ok(self.0.meta.sync()?)
     }

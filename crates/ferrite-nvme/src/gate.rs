@@ -63,10 +63,6 @@ impl Gate {
         self.0.state.lock().is_shut = false;
         self.0.changed.notify_all();
     }
-
-    pub(crate) fn is_shut(&self) -> bool {
-        self.0.state.lock().is_shut
-    }
 }
 
 impl Drop for Inside {

@@ -144,11 +144,12 @@ impl Core {
             }
             _ => false,
         };
+        let may_change = is_orphan && !self.is_closed() && !self.is_read_only;
         // While changes are held back it stays for the next start.
-        if !is_orphan || self.is_closed() || self.is_read_only || self.gate.is_shut() {
+        let Some(_inside) = may_change.then(|| self.gate.try_enter()).flatten() else {
             shard.remove(&inode.ino);
             return;
-        }
+        };
         inode.pins.store(1, Ordering::Release);
         drop(shard);
         if let Err(error) = self.free(inode) {

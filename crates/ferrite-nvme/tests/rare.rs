@@ -1,6 +1,5 @@
 //! What seldom comes together, or goes on for long, in a whole pool: changes in the moment of another, stores that stay
 //! full or fail while a program tries again, times of tomorrow, many devices.
-#![allow(dead_code, reason = "it uses a part of what pools can do")]
 
 #[path = "faults/pool.rs"]
 mod pool;

@@ -1,6 +1,7 @@
 //! A pool whose devices and metadata fail on demand, and files whose acknowledged content is known.
 //!
 //! Invariant: what a failed call may have changed is unknown, and nothing else is.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
