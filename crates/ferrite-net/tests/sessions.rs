@@ -3,19 +3,23 @@
 
 mod common;
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::proxy::{Proxy, Weather};
-use common::raw::Raw;
+use common::raw::{Raw, prefix};
 use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
+use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::ServerOptions;
 use ferrite_net::wire::{Request, SessionState, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM};
+use ferrite_vfs::{
+    Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenMode, Opened, Position, ROOT_INO, Result, SYSTEM,
+};
 use parking_lot::{Condvar, Mutex};
 
 fn new_file() -> NewFile {
@@ -282,6 +286,60 @@ fn who_gives_up_leaves_nothing_behind() {
     until("the pin is given back", || engine.pins.load(Ordering::SeqCst) == 0);
     assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
     assert!(client.lookup(SYSTEM, ROOT_INO, b"file").is_ok(), "the change was made");
+}
+
+/// Reads that wait for a buffer leave the workers to the write that has it. Once they kept them for ever.
+#[test]
+fn who_waits_for_a_buffer_keeps_no_worker() {
+    let engine = Slow::new();
+    engine.below.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let mut options = ServerOptions::default();
+    // What one write takes.
+    (options.workers, options.buffers_bytes) = (1, DATA_BYTES_MAX);
+    let (_server, address) = serve(engine, vec![export("")], &options);
+    let open = || {
+        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let path = Request::Lookup {
+            parent: welcome.root,
+            name: b"file",
+        };
+        let told: Told = raw.done(&path);
+        raw.done::<u64>(&Request::Open {
+            node: told.node(),
+            mode: OpenMode::read_write(),
+            file: 1,
+        });
+        raw
+    };
+    let (mut writer, mut reader) = (open(), open());
+    let write = writer.body(&Request::Write {
+        file: 1,
+        mode: Position::At(0).into(),
+    });
+    let data = vec![7; DATA_BYTES_MAX];
+    let mut frame = prefix(write.len(), data.len()).to_vec();
+    frame.extend_from_slice(&write);
+    let (first, rest) = data.split_at(data.len() / 2);
+    frame.extend_from_slice(first);
+    writer.stream.write_all(&frame).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    for _ in 0..3 {
+        let read = reader.body(&Request::Read {
+            file: 1,
+            offset: 0,
+            len_bytes: 64 << 10,
+        });
+        assert!(reader.send(&read, &[]));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    writer.stream.write_all(rest).unwrap();
+    let (number, came) = writer.receive().unwrap();
+    assert_eq!(number, writer.number());
+    came.unwrap();
+    for _ in 0..3 {
+        let (_, came) = reader.receive().unwrap();
+        assert!(came.unwrap().1.iter().all(|&byte| byte == 7));
+    }
 }
 
 /// The server pins the root of an export for itself, and counts no pins of clients on it.

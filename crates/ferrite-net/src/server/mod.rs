@@ -62,9 +62,6 @@ pub use meter::{Metrics, Observer};
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
 
-/// How often a worker that found no buffer looks again.
-const BUFFER_WAIT: Duration = Duration::from_millis(1);
-
 /// How often the keeper looks for terms that are over while changes wait for that.
 const TERM_TICK: Duration = Duration::from_millis(10);
 
