@@ -13,12 +13,12 @@ use common::raw::{Raw, prefix};
 use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::server::ServerOptions;
+use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::{Request, SessionState, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenMode, Opened, Position, ROOT_INO, Result, SYSTEM,
+    Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenMode, Opened, Position, ROOT_INO, Result, SYSTEM,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -114,6 +114,67 @@ fn a_session_that_has_ended_claims_nothing() {
     assert_eq!(ended.done::<(u64, Vec<u32>)>(&Request::ReclaimSlots {}), (0, vec![]));
     keeper.getattr(SYSTEM, ROOT_INO).unwrap();
     assert_eq!(ended.refused(&claim(false)), FsError::WouldBlock);
+}
+
+/// The connection breaks while the client says what it had, and the time of grace ends before it is back. Once it was
+/// told that the server had everything: it kept locks that it had not, and could change nothing without its slots.
+#[test]
+fn who_was_interrupted_while_reclaiming_reclaims_again() {
+    let lease = Duration::from_secs(1);
+    let path = make_pool(64 << 20, 1000);
+    let options = ServerOptions::default().lease(lease);
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let told: Told = raw.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let lock = |is_claim| Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim,
+    };
+    raw.done::<()>(&lock(false));
+    let (old, slots): (u64, Vec<u32>) = raw.done(&Request::Slots { count: 4 });
+    assert_eq!(slots.len(), 4);
+    let restart = |server: &mut Server| {
+        server.stop();
+        *server = serve_at(&address, Arc::new(engine.clone()), &options);
+    };
+    let back = || {
+        let mut raw = Raw::connect(&address);
+        let welcome = raw.greet("", Some(welcome.ticket)).unwrap();
+        assert_eq!(welcome.state, SessionState::ToReclaim);
+        raw
+    };
+    restart(&mut server);
+    std::thread::sleep(lease / 2);
+    drop(back());
+    let observer = server.observer();
+    until("grace ends", || !observer.look().unwrap().exports[0].1.is_in_grace);
+    let mut raw = back();
+    assert_eq!(raw.refused(&lock(true)), FsError::Stale);
+    assert_eq!(raw.done::<(u64, Vec<u32>)>(&Request::ReclaimSlots {}), (0, vec![]));
+    raw.done::<()>(&Request::Reclaimed {});
+    let (new, slots): (u64, Vec<u32>) = raw.done(&Request::Slots { count: 4 });
+    assert!(new > old && slots.len() == 4);
+    raw.once = Some(Once {
+        slot: slots[0],
+        seq: new << 32 | 1,
+    });
+    raw.done::<Told>(&Request::Mkdir {
+        parent: welcome.root,
+        name: b"dir",
+        mode: 0o755,
+    });
+    raw.once = None;
+    // A lock that was lost stays lost over the next restart.
+    restart(&mut server);
+    assert_eq!(back().refused(&lock(true)), FsError::Stale);
 }
 
 /// A client that was away for longer than its lease had a lock, and another has changed the file since.

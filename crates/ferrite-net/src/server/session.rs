@@ -554,9 +554,9 @@ impl Session {
         self.kept.lock().is_locker = true;
     }
 
-    /// Whether it has had a lock.
-    pub(super) fn is_locker(&self) -> bool {
-        self.kept.lock().is_locker
+    /// The pool does not know any more that it had locks.
+    pub(super) fn is_no_locker(&self) {
+        self.kept.lock().is_locker = false;
     }
 
     /// A request for a lock begins. False if it waits already: the client repeats it.
