@@ -181,11 +181,8 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
 #[test]
 fn files_whose_locks_are_lost_are_stale() {
     let lease = Duration::from_millis(400);
-    let (_server, address) = serve(
-        Arc::new(MemFs::new()),
-        vec![export("")],
-        &ServerOptions::default().lease(lease),
-    );
+    let (engine, options) = (Arc::new(MemFs::new()), ServerOptions::default().lease(lease));
+    let (mut server, address) = serve(engine.clone(), vec![export("")], &options);
     let network = Proxy::new(&address, Weather::default(), 1);
     // Only on TCP does what passes the network pass through it.
     let (away, stays) = (connect_tcp(&network.address), connect(&address));
@@ -204,6 +201,13 @@ fn files_whose_locks_are_lost_are_stale() {
     assert_eq!(lock(&away, ino, 1, Wait::No), Err(FsError::WouldBlock));
     let again = away.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    // A restart, after which all files are opened again, does not bring it back to life.
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, engine, &options);
+    assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    assert_eq!(plain.file.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    assert_eq!(locked.file.write_at(SYSTEM, 0, b"x"), Err(FsError::Stale));
 }
 
 /// Files without names that a server kept for sessions which have all ended are freed by the next.

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 use ferrite_fabric::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
 use ferrite_fabric::secure::Credentials;
 use ferrite_vfs::FsError;
-use rustc_hash::FxHashSet;
 
 use super::book::Book;
 use super::message::{Answer, encode};
 use super::slots::Slots;
 use super::{ConnectError, own_head};
 use crate::wire::{MAGIC, Request, SessionState, Ticket, VERSION, Welcome};
+
+/// Files that one request closes; a message does not hold all.
+const CLOSED_AT_ONCE: usize = 4096;
 
 /// A client that connects.
 pub(super) struct Greeting<'c> {
@@ -137,13 +139,11 @@ impl Dialogue<'_> {
     /// open files whose locks are lost: their owners believe that nobody else has changed them.
     fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
         let book = self.greeting.book;
-        let claims = book.claims();
-        for node in claims.pins {
+        for node in book.pins() {
             let answer = self.ask(&Request::Pin { node })?;
             book.pinned_again(node.ino, answer.result::<()>().is_ok());
         }
-        let mut lost = FxHashSet::default();
-        for (key, node, held) in claims.locks {
+        for (key, node, held) in book.locks() {
             for lock in held {
                 let claim = Request::Lock {
                     node,
@@ -158,15 +158,18 @@ impl Dialogue<'_> {
                 };
                 if let Err(error) = claimed {
                     tracing::warn!("a lock was lost: inode {}: {error}", node.ino);
-                    lost.insert(node.ino);
+                    // At once: if this connection breaks, the next must not get it after all.
+                    book.locks_are_lost(node.ino);
                 }
             }
         }
-        book.locks_are_lost(&lost);
-        for (file, opened) in claims.files {
-            if lost.contains(&opened.node.ino) {
-                continue;
-            }
+        let (stale, files): (Vec<_>, Vec<_>) = book.files().into_iter().partition(|(_, opened)| opened.is_stale);
+        // An earlier connection may have opened them, and then have broken.
+        for stale in stale.chunks(CLOSED_AT_ONCE) {
+            let files = stale.iter().map(|(file, _)| *file).collect();
+            self.ask(&Request::Close { files })?;
+        }
+        for (file, opened) in files {
             let answer = self.ask(&Request::Reopen {
                 node: opened.node,
                 mode: opened.mode,
