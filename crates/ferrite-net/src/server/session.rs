@@ -1,6 +1,7 @@
 //! A client's session: what the server keeps for it while it lives.
 //!
-//! What lives here: [`Session`] with the inodes it has pinned, its open files, its slots of tokens and its locks.
+//! What lives here: [`Session`] with the inodes it has pinned, its open files and its slots of tokens; below it,
+//! what it has of locks.
 //!
 //! Everything that a client asks of its session can be repeated: a client that lost its connection sends again what was
 //! not answered. An open file has a number that the client chose. Pins are counted, so the session remembers which
@@ -9,16 +10,20 @@
 //! Invariants: a session's lock is never held while the engine is called. An inode that is in use by a request stays
 //! pinned until the request is done, whatever the client releases meanwhile.
 
+mod locks;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
-use ferrite_vfs::locks::LockTicket;
-use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, SpaceOf, Unsupported};
+use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, Unsupported};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::{FxHashMap, FxHashSet};
+
+pub(super) use locks::Cancelled;
+use locks::Waiting;
 
 use super::ends::Ends;
 use super::export::Export;
@@ -27,8 +32,6 @@ use crate::wire::{ClientActivity, Node, Ticket};
 
 /// Most files a session has open.
 const FILES_MAX: usize = 1 << 16;
-/// Most of those whom a client serves that have locks.
-const CLIENTS_MAX: usize = 1 << 16;
 /// Most requests that workers have of a session.
 const GIVEN_MAX: usize = 64;
 /// Most changes of a session that wait. More than clients have under way: while so many wait, nothing is taken of the
@@ -53,15 +56,6 @@ enum Effect {
     Pinned(Vec<Ino>),
     /// It gave pins back.
     Released,
-}
-
-struct Waiting {
-    client: ClientId,
-    ticket: Option<LockTicket>,
-    /// The engine has not been asked yet.
-    is_deferred: bool,
-    /// The client has given up.
-    is_cancelled: bool,
 }
 
 #[derive(Default)]
@@ -133,16 +127,6 @@ impl Drop for UnderWay<'_> {
         self.session.finish(self.request);
         self.session.done.notify_all();
     }
-}
-
-/// What a request for a lock was doing when its client gave up.
-pub(super) enum Cancelled {
-    /// It was settled, or about to be.
-    Nothing,
-    /// It waited for the time of grace to end, and does not any more.
-    Deferred,
-    /// The engine lets it wait.
-    Waiting(ClientId, LockTicket),
 }
 
 enum By {
@@ -527,118 +511,9 @@ impl Session {
         }
     }
 
-    /// The engine's name for one of those whom the client serves, if he has asked for a lock.
-    pub(super) fn known_client(&self, client: u64) -> Option<ClientId> {
-        self.kept.lock().clients.get(&client).copied()
-    }
-
-    pub(super) fn forget_client(&self, client: u64) -> Option<ClientId> {
-        self.kept.lock().clients.remove(&client)
-    }
-
-    /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
-    fn note_locker(&self) -> Result<()> {
-        if self.kept.lock().is_locker {
-            return Ok(());
-        }
-        self.export
-            .store
-            .state
-            .add_locker(self.export.fs(), self.ticket.session)?;
-        self.kept.lock().is_locker = true;
-        Ok(())
-    }
-
-    /// It had locks in an earlier run, which the pool still knows.
-    pub(super) fn was_locker(&self) {
-        self.kept.lock().is_locker = true;
-    }
-
-    /// The pool does not know any more that it had locks.
-    pub(super) fn is_no_locker(&self) {
-        self.kept.lock().is_locker = false;
-    }
-
-    /// A request for a lock begins. False if it waits already: the client repeats it.
-    pub(super) fn begin_wait(&self, request: u64, client: u64, is_deferred: bool) -> Result<bool> {
-        let mut kept = self.kept.lock();
-        if kept.is_over || kept.waiting.contains_key(&request) {
-            return Ok(false);
-        }
-        if kept.clients.len() >= CLIENTS_MAX && !kept.clients.contains_key(&client) {
-            return Err(FsError::NoSpace(SpaceOf::RecordLocks));
-        }
-        let client = *kept.clients.entry(client).or_insert_with(ClientId::fresh);
-        let waiting = Waiting {
-            client,
-            ticket: None,
-            is_deferred,
-            is_cancelled: false,
-        };
-        kept.waiting.insert(request, waiting);
-        Ok(true)
-    }
-
-    /// The engine is to be asked now, for the client that is returned; `None` if the request has ended.
-    ///
-    /// # Errors
-    /// If the client has given up, or the pool cannot note that the session has locks.
-    pub(super) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
-        let noted = self.note_locker();
-        let mut kept = self.kept.lock();
-        let Some(waiting) = kept.waiting.get_mut(&request) else {
-            return Ok(None);
-        };
-        let failed = match noted {
-            Ok(()) if waiting.is_cancelled => Some(FsError::Interrupted),
-            Ok(()) => None,
-            Err(error) => Some(error),
-        };
-        if let Some(error) = failed {
-            kept.waiting.remove(&request);
-            return Err(error);
-        }
-        waiting.is_deferred = false;
-        Ok(Some(waiting.client))
-    }
-
-    /// The client gives up a request for a lock.
-    pub(super) fn cancel_wait(&self, request: u64) -> Cancelled {
-        let mut kept = self.kept.lock();
-        match kept.waiting.get_mut(&request) {
-            None => Cancelled::Nothing,
-            Some(waiting) if waiting.is_deferred => {
-                kept.waiting.remove(&request);
-                Cancelled::Deferred
-            }
-            Some(waiting) => {
-                waiting.is_cancelled = true;
-                match waiting.ticket {
-                    Some(ticket) => Cancelled::Waiting(waiting.client, ticket),
-                    None => Cancelled::Nothing,
-                }
-            }
-        }
-    }
-
     /// Whether it has ended.
     pub(super) fn is_over(&self) -> bool {
         self.kept.lock().is_over
-    }
-
-    /// The engine lets a request wait. True if the client has given up meanwhile, so that it is to be cancelled.
-    pub(super) fn waits(&self, request: u64, ticket: LockTicket) -> bool {
-        match self.kept.lock().waiting.get_mut(&request) {
-            Some(waiting) => {
-                waiting.ticket = Some(ticket);
-                waiting.is_cancelled
-            }
-            None => false,
-        }
-    }
-
-    pub(super) fn end_wait(&self, request: u64) {
-        self.kept.lock().waiting.remove(&request);
     }
 
     /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more
