@@ -14,11 +14,12 @@ use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{Server, ServerOptions};
-use ferrite_net::wire::{Request, SessionState, Told};
+use ferrite_net::wire::{OpenedFile, Reader, Request, SessionState, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenMode, Opened, Position, ROOT_INO, Result, SYSTEM,
+    Attr, Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenFlags, OpenMode, Opened, Position, ROOT_INO,
+    RenameMode, Result, SYSTEM,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -331,6 +332,42 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
     came.unwrap();
     assert_eq!(engine.most_at_work.load(Ordering::SeqCst), 1);
     assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
+}
+
+/// The answer to an open by path was lost, and the path leads to another file when it comes again: what the client is
+/// told of is what it has open. Once it was told of the one, and had the other.
+#[test]
+fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
+    let engine = Arc::new(MemFs::new());
+    for name in [b"old", b"new"] {
+        engine.create(SYSTEM, ROOT_INO, name, &new_file()).unwrap();
+    }
+    let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let open = raw.body(&Request::OpenPath {
+        root: welcome.root,
+        base: welcome.root,
+        path: b"old",
+        flags: OpenFlags {
+            write: true,
+            ..OpenFlags::default()
+        },
+        file: 7,
+    });
+    let mut opened = || {
+        assert!(raw.send(&open, &[]));
+        let (body, _) = raw.receive().unwrap().1.unwrap();
+        let opened: OpenedFile = Reader::new(&body).last().unwrap();
+        let attr: Attr = raw.done(&Request::FileGetattr { file: 7 });
+        assert_eq!(attr.ino, opened.told.attr.ino);
+        attr.ino
+    };
+    let old = opened();
+    assert_eq!(opened(), old);
+    engine
+        .rename(SYSTEM, ROOT_INO, b"new", ROOT_INO, b"old", RenameMode::Replace)
+        .unwrap();
+    assert_ne!(opened(), old);
 }
 
 /// The client has given up; then the engine is done. Neither pin nor open file stay.

@@ -444,8 +444,9 @@ impl Session {
         }
     }
 
-    /// Keeps an open file under the client's number. If there is one with this number, it is that file, opened by the
-    /// same request before, and stays.
+    /// Keeps an open file under the client's number. If there is one with this number, the same request opened it
+    /// before. It stays, unless the request has found another file this time: the client has had no answer but the one
+    /// that it gets now.
     pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>) -> Result<()> {
         let mut kept = self.kept.lock();
         if kept.is_over || kept.files.len() >= FILES_MAX {
@@ -454,6 +455,9 @@ impl Session {
             return Err(FsError::TooManyOpen);
         }
         let extra = match kept.files.entry(number) {
+            std::collections::hash_map::Entry::Occupied(mut place) if place.get().ino() != file.ino() => {
+                Some(place.insert(file))
+            }
             std::collections::hash_map::Entry::Occupied(_) => Some(file),
             std::collections::hash_map::Entry::Vacant(place) => {
                 place.insert(file);
