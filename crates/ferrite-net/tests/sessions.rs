@@ -178,6 +178,41 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     assert_eq!(back().refused(&lock(true)), FsError::Stale);
 }
 
+/// A client whose connection broke while it reclaimed says again what it has pinned. Once each time gave it one more
+/// pin of the server, of which it knew nothing.
+#[test]
+fn what_is_claimed_twice_is_pinned_once() {
+    let path = make_pool(16 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(30));
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let before = engine.statfs(SYSTEM).unwrap().inodes_free;
+    drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
+    raw.pins = true;
+    let told: Told = raw.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, Arc::new(engine.clone()), &options);
+    for round in 1..4 {
+        raw = Raw::connect(&address);
+        raw.next_is(1000 * round);
+        let again = raw.greet("", Some(welcome.ticket)).unwrap();
+        assert_eq!(again.state, SessionState::ToReclaim);
+        raw.done::<()>(&Request::Pin { node: told.node() });
+    }
+    raw.done::<()>(&Request::Reclaimed {});
+    engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+    assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before - 1);
+    raw.done::<()>(&Request::Release {
+        pins: vec![(told.node().ino, 1)],
+    });
+    assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
+}
+
 /// A client that was away for longer than its lease had a lock, and another has changed the file since.
 #[test]
 fn files_whose_locks_are_lost_are_stale() {

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
 use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, Unsupported};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(super) use locks::Cancelled;
@@ -260,9 +260,24 @@ impl Session {
         }
     }
 
+    /// The engine has pinned `ino` because the client has asked for that. While it reclaims it gets one pin of each
+    /// inode: what an earlier connection claimed before it broke is claimed again, by requests of other numbers.
+    pub(super) fn claim(&self, request: u64, ino: Ino) {
+        let kept = self.kept.lock();
+        let has_pin = kept.pins.get(&ino).is_some_and(|pinned| pinned.pins > pinned.late);
+        if kept.is_reclaiming && has_pin {
+            drop(kept);
+            return self.export.fs().unpin(SYSTEM, ino, 1);
+        }
+        self.grant_to(kept, request, ino);
+    }
+
     /// The engine has pinned `ino` for the answer to a request.
     pub(super) fn grant(&self, request: u64, ino: Ino) {
-        let mut kept = self.kept.lock();
+        self.grant_to(self.kept.lock(), request, ino);
+    }
+
+    fn grant_to(&self, mut kept: MutexGuard<'_, Kept>, request: u64, ino: Ino) {
         kept.pins.entry(ino).or_default().pins += 1;
         match kept.effects.entry(request).or_insert(Effect::Pinned(Vec::new())) {
             Effect::Pinned(pinned) => pinned.push(ino),
