@@ -255,6 +255,9 @@ fn files_without_names_pins_and_locks_stay() {
     let make = |name: &[u8]| keeper.create(SYSTEM, ROOT_INO, name, &new_file(true)).unwrap();
     let nameless = make(b"nameless");
     let locked = make(b"locked");
+    // Nothing but the open file keeps it when its lock is claimed.
+    let alone = LockRequest::Flock(LockOwner(3), LockKind::Exclusive);
+    lock(&keeper, SYSTEM, nameless.attr.ino, &alone, Wait::No).unwrap();
     let pinned = keeper
         .mkdir(&SYSTEM.clone().pinning(), ROOT_INO, b"pinned", 0o700)
         .unwrap();

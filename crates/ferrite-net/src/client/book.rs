@@ -181,14 +181,18 @@ impl Book {
         self.locks.lock().retain(|key, _| key.client != client);
     }
 
-    /// Nobody has locks on this inode any more, and its open files are stale, also after another restart. What is left
-    /// of the locks, if some were claimed again, ends with the files.
-    pub(super) fn locks_are_lost(&self, ino: Ino) {
-        let mut files = self.files.lock();
-        let of_inode = files.values_mut().filter(|opened| opened.node.ino == ino);
-        of_inode.for_each(|opened| opened.is_stale = true);
-        drop(files);
+    /// Nobody has locks on this inode any more, and its open files are stale, also after another restart: returns their
+    /// numbers. What is left of the locks, if some were claimed again, ends with the files.
+    pub(super) fn locks_are_lost(&self, ino: Ino) -> Vec<u64> {
         self.locks.lock().retain(|key, _| key.ino != ino);
+        let mut files = self.files.lock();
+        let of_inode = files.iter_mut().filter(|(_, opened)| opened.node.ino == ino);
+        of_inode
+            .map(|(&number, opened)| {
+                opened.is_stale = true;
+                number
+            })
+            .collect()
     }
 
     /// All pinned inodes, to say again.
