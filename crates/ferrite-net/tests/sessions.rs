@@ -213,6 +213,47 @@ fn what_is_claimed_twice_is_pinned_once() {
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
 }
 
+/// A client asks for a lock while others may still claim theirs, and leaves before it is its turn. Once the pool took
+/// it for one that has locks from then on, and all waited for it after the next restart.
+#[test]
+fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
+    let path = make_pool(16 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(60));
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut keeper, welcome) = Raw::greeted(&address, "");
+    drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
+    let told: Told = keeper.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let lock = |is_claim| Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim,
+    };
+    keeper.done::<()>(&lock(false));
+    server.stop();
+    drop(server);
+    let mut server = serve_at(&address, Arc::new(engine.clone()), &options);
+    let (mut leaves, _) = Raw::greeted(&address, "");
+    let body = leaves.body(&lock(false));
+    assert!(leaves.send(&body, &[]));
+    assert!(leaves.ask(&Request::Goodbye {}).is_none());
+    keeper = Raw::connect(&address);
+    keeper.greet("", Some(welcome.ticket)).unwrap();
+    keeper.done::<()>(&lock(true));
+    keeper.done::<()>(&Request::Reclaimed {});
+    assert!(keeper.ask(&Request::Goodbye {}).is_none());
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, Arc::new(engine.clone()), &options);
+    // Waits no longer than for an answer, which is less than the time of grace.
+    Raw::greeted(&address, "").0.done::<()>(&lock(false));
+}
+
 /// A client that was away for longer than its lease had a lock, and another has changed the file since.
 #[test]
 fn files_whose_locks_are_lost_are_stale() {

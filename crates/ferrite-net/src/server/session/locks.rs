@@ -86,6 +86,13 @@ impl Session {
     /// # Errors
     /// If the client has given up, or the pool cannot note that the session has locks.
     pub(in crate::server) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
+        {
+            let kept = self.kept.lock();
+            // The pool must not learn of one whose end it has been told.
+            if kept.is_over || !kept.waiting.contains_key(&request) {
+                return Ok(None);
+            }
+        }
         let noted = self.note_locker();
         let mut kept = self.kept.lock();
         let Some(waiting) = kept.waiting.get_mut(&request) else {
