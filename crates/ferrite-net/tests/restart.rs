@@ -425,6 +425,22 @@ fn who_does_not_come_back_leaves_nothing() {
     is_in_order(site, &path);
 }
 
+/// A server that stood still has not heard of its clients, which is not their fault.
+#[test]
+fn clients_of_a_server_that_stood_still_keep_their_sessions() {
+    let lease = Duration::from_secs(1);
+    let path = make_pool(16 << 20, 1000);
+    let site = Site::new(&path, lease, 1);
+    let clients: Vec<Client> = (0..8).map(|_| connect(&site.address)).collect();
+    for _ in 0..2 {
+        site.freeze(lease * 3 / 2);
+        std::thread::sleep(lease / 2);
+        for client in &clients {
+            assert_eq!(client.activity().unwrap().sessions_expired, 0);
+        }
+    }
+}
+
 /// A session that gets its slots late gets those of sessions that began after it, whose tokens had larger numbers.
 #[test]
 fn slots_of_a_later_session_serve_an_earlier_one() {

@@ -520,6 +520,51 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
     }
 }
 
+/// With so many requests of a client at an engine that stands still the server does not read its signs of life. Once it
+/// took that for silence, and gave its locks to others.
+#[test]
+fn a_client_that_the_server_does_not_read_keeps_its_session() {
+    let engine = Slow::new();
+    drop(engine.below.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
+    let lease = Duration::from_millis(500);
+    let (server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default().lease(lease));
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let told: Told = raw.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    raw.done::<()>(&Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim: false,
+    });
+    let other = connect(&address);
+    for number in 0..64 {
+        let body = raw.body(&Request::Create {
+            parent: welcome.root,
+            name: format!("{number}").as_bytes(),
+            new: new_file(),
+            file: number,
+        });
+        assert!(raw.send(&body, &[]));
+    }
+    let began = Instant::now();
+    while began.elapsed() < lease * 2 {
+        let ping = raw.body(&Request::Ping {});
+        assert!(raw.send(&ping, &[]));
+        std::thread::sleep(lease / 10);
+    }
+    engine.go();
+    raw.done::<()>(&Request::Ping {});
+    let ino = other.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+    assert_eq!(lock(&other, ino, 1, Wait::No), Err(FsError::WouldBlock));
+    // One that has vanished is not waited for any longer than others.
+    until("the session ends", || server.sessions() == 1);
+    lock(&other, ino, 1, Wait::Forever).unwrap();
+}
+
 /// The server pins the root of an export for itself, and counts no pins of clients on it.
 #[test]
 fn the_root_of_a_subtree_is_not_pinned_for_clients() {

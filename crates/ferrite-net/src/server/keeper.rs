@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_vfs::{FileSystem, SYSTEM};
 
@@ -15,11 +15,15 @@ use super::session::Session;
 
 /// How often the keeper looks for terms that are over while changes wait for that.
 const TERM_TICK: Duration = Duration::from_millis(10);
+/// After so many ticks without a turn of the keeper, of ten in a lease, the process has stood still. Clients give a
+/// sign of life twice in a lease, so that this much of it can be missed.
+const TICKS_MAX: u32 = 3;
 
 impl Inner {
     /// Ends sessions whose clients are gone, and times of grace.
     pub(super) fn keep(&self) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let mut turn = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let waits = self.stores.iter().any(|store| store.leases.has_waiting());
             std::thread::park_timeout(if waits { TERM_TICK } else { tick });
@@ -27,7 +31,9 @@ impl Inner {
                 let due = store.leases.due(&*store.fs);
                 due.into_iter().for_each(|work| self.go_on(work));
             }
+            let last = std::mem::replace(&mut turn, Instant::now());
             let now_ms = self.now_ms();
+            self.excuse_unheard(turn - last > tick * TICKS_MAX, now_ms);
             let lease_ms = self.lease.as_millis() as u64;
             let is_gone = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
             let gone: Vec<Arc<Session>> = {
@@ -49,6 +55,22 @@ impl Inner {
             }
             for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
                 self.end_grace(store);
+            }
+        }
+    }
+
+    /// That the server has not heard of these is its own doing: it does not read what comes from those of whom it has
+    /// so many requests. And where it stood still altogether, signs of life may wait in the sockets of all.
+    fn excuse_unheard(&self, stood_still: bool, now_ms: u64) {
+        let excused: Vec<Arc<Session>> = {
+            let sessions = self.sessions.lock();
+            let excused = sessions.values().filter(|session| stood_still || session.is_busy());
+            excused.cloned().collect()
+        };
+        for session in excused {
+            // Who is gone for sure is not waited for.
+            if stood_still || session.is_connected() {
+                session.seen(now_ms);
             }
         }
     }

@@ -218,7 +218,7 @@ impl Session {
 
     /// What the client has, without what it did; `now_ms` since the server began.
     pub(super) fn told(&self, now_ms: u64) -> ClientActivity {
-        let link = self.link.lock().clone();
+        let is_connected = self.is_connected();
         let kept = self.kept.lock();
         ClientActivity {
             session: self.ticket.session,
@@ -226,7 +226,7 @@ impl Session {
                 .meter
                 .address()
                 .map_or(Vec::new(), |address| address.to_string().into_bytes()),
-            is_connected: link.is_some_and(|link| !link.is_closed()),
+            is_connected,
             connections: self.attachment.load(Ordering::Acquire),
             idle_ms: now_ms.saturating_sub(self.last_seen_ms()),
             files: kept.files.len() as u64,
@@ -400,6 +400,11 @@ impl Session {
     /// Whether workers have as many of its requests as they may.
     pub(super) fn is_busy(&self) -> bool {
         self.given.load(Ordering::Acquire) >= GIVEN_MAX || self.parked.load(Ordering::Acquire) >= PARKED_MAX
+    }
+
+    /// Whether the client has a connection, as far as is known.
+    pub(super) fn is_connected(&self) -> bool {
+        self.link.lock().as_ref().is_some_and(|link| !link.is_closed())
     }
 
     /// The client gives pins back. Inodes are as the engine numbers them.
