@@ -2,16 +2,19 @@
 
 mod common;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::bystander::{Bystander, new_file};
 use common::raw::Raw;
 use common::{connect, export, make_pool, mount, serve};
-use ferrite_net::server::ServerOptions;
-use ferrite_net::wire::Request;
+use ferrite_net::server::{KeyWanted, Keys, Rdma, ServerOptions};
+use ferrite_net::wire::{BoundTold, GrantedKey, QueuePairTold, RdmaCounters, Request, Told};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
+use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM};
+use parking_lot::{Condvar, Mutex};
 
 #[test]
 fn a_thousand_idle_sessions() {
@@ -26,6 +29,84 @@ fn a_thousand_idle_sessions() {
     }
     drop(idle);
     bystander.goes_on();
+}
+
+/// An adapter that takes its time to bind, until it is told to go on.
+#[derive(Default)]
+struct Slow {
+    is_at_it: AtomicBool,
+    may_go: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Keys for Slow {
+    fn release(&self, _: u64, _: u32) {}
+
+    fn end_session(&self, _: u64) {}
+
+    fn unbind(&self, _: &Arc<dyn FileSystem>, _: Ino) -> Result<()> {
+        Ok(())
+    }
+
+    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+        Vec::new()
+    }
+}
+
+impl Rdma for Slow {
+    fn places(&self) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+
+    fn open(&self, _: u64, _: &QueuePairTold) -> Result<QueuePairTold> {
+        Err(FsError::TooManyOpen)
+    }
+
+    fn close(&self, _: u64, _: u32) {}
+
+    fn bind(&self, _: &KeyWanted<'_>) -> Result<GrantedKey> {
+        self.is_at_it.store(true, Ordering::Release);
+        let mut may_go = self.may_go.lock();
+        let ends = Instant::now() + Duration::from_secs(10);
+        while !*may_go && !self.changed.wait_until(&mut may_go, ends).timed_out() {}
+        Err(FsError::TooManyOpen)
+    }
+
+    fn counters(&self) -> RdmaCounters {
+        RdmaCounters::default()
+    }
+}
+
+/// Moving a file's pages takes as long as it takes. Once everybody waited for it as soon as anybody left.
+#[test]
+fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
+    let (fs, slow) = (Arc::new(MemFs::new()), Arc::new(Slow::default()));
+    drop(fs.create(SYSTEM, ROOT_INO, b"file", &new_file(true)).unwrap());
+    let options = ServerOptions::default().rdma(Some(slow.clone()));
+    let (_server, address) = serve(fs, vec![export("")], &options);
+    let (mut binds, welcome) = Raw::greeted(&address, "");
+    let told: Told = binds.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let (mut leaves, mut stays) = (Raw::greeted(&address, "").0, Raw::greeted(&address, "").0);
+    let bind = binds.body(&Request::Bind {
+        node: told.node(),
+        writable: false,
+        arrange: false,
+        atomic: false,
+    });
+    assert!(binds.send(&bind, &[]));
+    while !slow.is_at_it.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let began = Instant::now();
+    assert!(leaves.ask(&Request::Goodbye {}).is_none());
+    stays.done::<()>(&Request::Ping {});
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    *slow.may_go.lock() = true;
+    slow.changed.notify_all();
+    assert_eq!(binds.receive().unwrap().1, Err(FsError::TooManyOpen));
 }
 
 #[test]

@@ -255,6 +255,9 @@ fn files_without_names_pins_and_locks_stay() {
     let make = |name: &[u8]| keeper.create(SYSTEM, ROOT_INO, name, &new_file(true)).unwrap();
     let nameless = make(b"nameless");
     let locked = make(b"locked");
+    // Nothing but the open file keeps it when its lock is claimed.
+    let alone = LockRequest::Flock(LockOwner(3), LockKind::Exclusive);
+    lock(&keeper, SYSTEM, nameless.attr.ino, &alone, Wait::No).unwrap();
     let pinned = keeper
         .mkdir(&SYSTEM.clone().pinning(), ROOT_INO, b"pinned", 0o700)
         .unwrap();
@@ -420,6 +423,22 @@ fn who_does_not_come_back_leaves_nothing() {
     drop(goes);
     drop(stays);
     is_in_order(site, &path);
+}
+
+/// A server that stood still has not heard of its clients, which is not their fault.
+#[test]
+fn clients_of_a_server_that_stood_still_keep_their_sessions() {
+    let lease = Duration::from_secs(1);
+    let path = make_pool(16 << 20, 1000);
+    let site = Site::new(&path, lease, 1);
+    let clients: Vec<Client> = (0..8).map(|_| connect(&site.address)).collect();
+    for _ in 0..2 {
+        site.freeze(lease * 3 / 2);
+        std::thread::sleep(lease / 2);
+        for client in &clients {
+            assert_eq!(client.activity().unwrap().sessions_expired, 0);
+        }
+    }
 }
 
 /// A session that gets its slots late gets those of sessions that began after it, whose tokens had larger numbers.

@@ -3,19 +3,24 @@
 
 mod common;
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::proxy::{Proxy, Weather};
-use common::raw::Raw;
+use common::raw::{Raw, prefix};
 use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
+use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::server::ServerOptions;
-use ferrite_net::wire::{Request, SessionState, Told};
+use ferrite_net::server::{Server, ServerOptions};
+use ferrite_net::wire::{OpenedFile, Reader, Request, SessionState, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM};
+use ferrite_vfs::{
+    Attr, Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenFlags, OpenMode, Opened, Position, ROOT_INO,
+    RenameMode, Result, SYSTEM,
+};
 use parking_lot::{Condvar, Mutex};
 
 fn new_file() -> NewFile {
@@ -112,15 +117,149 @@ fn a_session_that_has_ended_claims_nothing() {
     assert_eq!(ended.refused(&claim(false)), FsError::WouldBlock);
 }
 
+/// The connection breaks while the client says what it had, and the time of grace ends before it is back. Once it was
+/// told that the server had everything: it kept locks that it had not, and could change nothing without its slots.
+#[test]
+fn who_was_interrupted_while_reclaiming_reclaims_again() {
+    let lease = Duration::from_secs(1);
+    let path = make_pool(64 << 20, 1000);
+    let options = ServerOptions::default().lease(lease);
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let told: Told = raw.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let lock = |is_claim| Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim,
+    };
+    raw.done::<()>(&lock(false));
+    let (old, slots): (u64, Vec<u32>) = raw.done(&Request::Slots { count: 4 });
+    assert_eq!(slots.len(), 4);
+    let restart = |server: &mut Server| {
+        server.stop();
+        *server = serve_at(&address, Arc::new(engine.clone()), &options);
+    };
+    let back = || {
+        let mut raw = Raw::connect(&address);
+        let welcome = raw.greet("", Some(welcome.ticket)).unwrap();
+        assert_eq!(welcome.state, SessionState::ToReclaim);
+        raw
+    };
+    restart(&mut server);
+    std::thread::sleep(lease / 2);
+    drop(back());
+    let observer = server.observer();
+    until("grace ends", || !observer.look().unwrap().exports[0].1.is_in_grace);
+    let mut raw = back();
+    assert_eq!(raw.refused(&lock(true)), FsError::Stale);
+    assert_eq!(raw.done::<(u64, Vec<u32>)>(&Request::ReclaimSlots {}), (0, vec![]));
+    raw.done::<()>(&Request::Reclaimed {});
+    let (new, slots): (u64, Vec<u32>) = raw.done(&Request::Slots { count: 4 });
+    assert!(new > old && slots.len() == 4);
+    raw.once = Some(Once {
+        slot: slots[0],
+        seq: new << 32 | 1,
+    });
+    raw.done::<Told>(&Request::Mkdir {
+        parent: welcome.root,
+        name: b"dir",
+        mode: 0o755,
+    });
+    raw.once = None;
+    // A lock that was lost stays lost over the next restart.
+    restart(&mut server);
+    assert_eq!(back().refused(&lock(true)), FsError::Stale);
+}
+
+/// A client whose connection broke while it reclaimed says again what it has pinned. Once each time gave it one more
+/// pin of the server, of which it knew nothing.
+#[test]
+fn what_is_claimed_twice_is_pinned_once() {
+    let path = make_pool(16 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(30));
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let before = engine.statfs(SYSTEM).unwrap().inodes_free;
+    drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
+    raw.pins = true;
+    let told: Told = raw.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, Arc::new(engine.clone()), &options);
+    for round in 1..4 {
+        raw = Raw::connect(&address);
+        raw.next_is(1000 * round);
+        let again = raw.greet("", Some(welcome.ticket)).unwrap();
+        assert_eq!(again.state, SessionState::ToReclaim);
+        raw.done::<()>(&Request::Pin { node: told.node() });
+    }
+    raw.done::<()>(&Request::Reclaimed {});
+    engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+    assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before - 1);
+    raw.done::<()>(&Request::Release {
+        pins: vec![(told.node().ino, 1)],
+    });
+    assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
+}
+
+/// A client asks for a lock while others may still claim theirs, and leaves before it is its turn. Once the pool took
+/// it for one that has locks from then on, and all waited for it after the next restart.
+#[test]
+fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
+    let path = make_pool(16 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(60));
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut keeper, welcome) = Raw::greeted(&address, "");
+    drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
+    let told: Told = keeper.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let lock = |is_claim| Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim,
+    };
+    keeper.done::<()>(&lock(false));
+    server.stop();
+    drop(server);
+    let mut server = serve_at(&address, Arc::new(engine.clone()), &options);
+    let (mut leaves, _) = Raw::greeted(&address, "");
+    let body = leaves.body(&lock(false));
+    assert!(leaves.send(&body, &[]));
+    assert!(leaves.ask(&Request::Goodbye {}).is_none());
+    keeper = Raw::connect(&address);
+    keeper.greet("", Some(welcome.ticket)).unwrap();
+    keeper.done::<()>(&lock(true));
+    keeper.done::<()>(&Request::Reclaimed {});
+    assert!(keeper.ask(&Request::Goodbye {}).is_none());
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, Arc::new(engine.clone()), &options);
+    // Waits no longer than for an answer, which is less than the time of grace.
+    Raw::greeted(&address, "").0.done::<()>(&lock(false));
+}
+
 /// A client that was away for longer than its lease had a lock, and another has changed the file since.
 #[test]
 fn files_whose_locks_are_lost_are_stale() {
     let lease = Duration::from_millis(400);
-    let (_server, address) = serve(
-        Arc::new(MemFs::new()),
-        vec![export("")],
-        &ServerOptions::default().lease(lease),
-    );
+    let (engine, options) = (Arc::new(MemFs::new()), ServerOptions::default().lease(lease));
+    let (mut server, address) = serve(engine.clone(), vec![export("")], &options);
     let network = Proxy::new(&address, Weather::default(), 1);
     // Only on TCP does what passes the network pass through it.
     let (away, stays) = (connect_tcp(&network.address), connect(&address));
@@ -139,6 +278,13 @@ fn files_whose_locks_are_lost_are_stale() {
     assert_eq!(lock(&away, ino, 1, Wait::No), Err(FsError::WouldBlock));
     let again = away.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    // A restart, after which all files are opened again, does not bring it back to life.
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, engine, &options);
+    assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    assert_eq!(plain.file.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    assert_eq!(locked.file.write_at(SYSTEM, 0, b"x"), Err(FsError::Stale));
 }
 
 /// Files without names that a server kept for sessions which have all ended are freed by the next.
@@ -264,6 +410,42 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
     assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
 }
 
+/// The answer to an open by path was lost, and the path leads to another file when it comes again: what the client is
+/// told of is what it has open. Once it was told of the one, and had the other.
+#[test]
+fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
+    let engine = Arc::new(MemFs::new());
+    for name in [b"old", b"new"] {
+        engine.create(SYSTEM, ROOT_INO, name, &new_file()).unwrap();
+    }
+    let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let open = raw.body(&Request::OpenPath {
+        root: welcome.root,
+        base: welcome.root,
+        path: b"old",
+        flags: OpenFlags {
+            write: true,
+            ..OpenFlags::default()
+        },
+        file: 7,
+    });
+    let mut opened = || {
+        assert!(raw.send(&open, &[]));
+        let (body, _) = raw.receive().unwrap().1.unwrap();
+        let opened: OpenedFile = Reader::new(&body).last().unwrap();
+        let attr: Attr = raw.done(&Request::FileGetattr { file: 7 });
+        assert_eq!(attr.ino, opened.told.attr.ino);
+        attr.ino
+    };
+    let old = opened();
+    assert_eq!(opened(), old);
+    engine
+        .rename(SYSTEM, ROOT_INO, b"new", ROOT_INO, b"old", RenameMode::Replace)
+        .unwrap();
+    assert_ne!(opened(), old);
+}
+
 /// The client has given up; then the engine is done. Neither pin nor open file stay.
 #[test]
 fn who_gives_up_leaves_nothing_behind() {
@@ -282,6 +464,105 @@ fn who_gives_up_leaves_nothing_behind() {
     until("the pin is given back", || engine.pins.load(Ordering::SeqCst) == 0);
     assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
     assert!(client.lookup(SYSTEM, ROOT_INO, b"file").is_ok(), "the change was made");
+}
+
+/// Reads that wait for a buffer leave the workers to the write that has it. Once they kept them for ever.
+#[test]
+fn who_waits_for_a_buffer_keeps_no_worker() {
+    let engine = Slow::new();
+    engine.below.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let mut options = ServerOptions::default();
+    // What one write takes.
+    (options.workers, options.buffers_bytes) = (1, DATA_BYTES_MAX);
+    let (_server, address) = serve(engine, vec![export("")], &options);
+    let open = || {
+        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let path = Request::Lookup {
+            parent: welcome.root,
+            name: b"file",
+        };
+        let told: Told = raw.done(&path);
+        raw.done::<u64>(&Request::Open {
+            node: told.node(),
+            mode: OpenMode::read_write(),
+            file: 1,
+        });
+        raw
+    };
+    let (mut writer, mut reader) = (open(), open());
+    let write = writer.body(&Request::Write {
+        file: 1,
+        mode: Position::At(0).into(),
+    });
+    let data = vec![7; DATA_BYTES_MAX];
+    let mut frame = prefix(write.len(), data.len()).to_vec();
+    frame.extend_from_slice(&write);
+    let (first, rest) = data.split_at(data.len() / 2);
+    frame.extend_from_slice(first);
+    writer.stream.write_all(&frame).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    for _ in 0..3 {
+        let read = reader.body(&Request::Read {
+            file: 1,
+            offset: 0,
+            len_bytes: 64 << 10,
+        });
+        assert!(reader.send(&read, &[]));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    writer.stream.write_all(rest).unwrap();
+    let (number, came) = writer.receive().unwrap();
+    assert_eq!(number, writer.number());
+    came.unwrap();
+    for _ in 0..3 {
+        let (_, came) = reader.receive().unwrap();
+        assert!(came.unwrap().1.iter().all(|&byte| byte == 7));
+    }
+}
+
+/// With so many requests of a client at an engine that stands still the server does not read its signs of life. Once it
+/// took that for silence, and gave its locks to others.
+#[test]
+fn a_client_that_the_server_does_not_read_keeps_its_session() {
+    let engine = Slow::new();
+    drop(engine.below.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
+    let lease = Duration::from_millis(500);
+    let (server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default().lease(lease));
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let told: Told = raw.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    raw.done::<()>(&Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim: false,
+    });
+    let other = connect(&address);
+    for number in 0..64 {
+        let body = raw.body(&Request::Create {
+            parent: welcome.root,
+            name: format!("{number}").as_bytes(),
+            new: new_file(),
+            file: number,
+        });
+        assert!(raw.send(&body, &[]));
+    }
+    let began = Instant::now();
+    while began.elapsed() < lease * 2 {
+        let ping = raw.body(&Request::Ping {});
+        assert!(raw.send(&ping, &[]));
+        std::thread::sleep(lease / 10);
+    }
+    engine.go();
+    raw.done::<()>(&Request::Ping {});
+    let ino = other.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+    assert_eq!(lock(&other, ino, 1, Wait::No), Err(FsError::WouldBlock));
+    // One that has vanished is not waited for any longer than others.
+    until("the session ends", || server.sessions() == 1);
+    lock(&other, ino, 1, Wait::Forever).unwrap();
 }
 
 /// The server pins the root of an export for itself, and counts no pins of clients on it.

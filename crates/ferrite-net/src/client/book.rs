@@ -4,7 +4,7 @@
 use ferrite_vfs::locks::{ByteRange, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{FsError, Ino, OpenMode, Result};
 use parking_lot::Mutex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::wire::{Node, Told};
 
@@ -51,6 +51,8 @@ pub(super) struct OpenedAs {
     pub(super) node: Node,
     pub(super) mode: OpenMode,
     pub(super) seal: u64,
+    /// A lock on its inode was lost: it is stale for its owner from then on, whatever the server would say.
+    pub(super) is_stale: bool,
 }
 
 /// A step that gave or took locks.
@@ -84,13 +86,6 @@ pub(super) struct Book {
     pins: Mutex<FxHashMap<Ino, Pinned>>,
     files: Mutex<FxHashMap<u64, OpenedAs>>,
     locks: Mutex<FxHashMap<LockKey, (Node, Held)>>,
-}
-
-/// Everything to say again.
-pub(super) struct Claims {
-    pub(super) pins: Vec<Node>,
-    pub(super) files: Vec<(u64, OpenedAs)>,
-    pub(super) locks: Vec<(LockKey, Node, Vec<LockRequest>)>,
 }
 
 impl Book {
@@ -186,30 +181,36 @@ impl Book {
         self.locks.lock().retain(|key, _| key.client != client);
     }
 
-    /// Nobody has locks on these inodes any more. What is left of them, if some were claimed again, ends with the
-    /// files.
-    pub(super) fn locks_are_lost(&self, inodes: &FxHashSet<Ino>) {
-        if !inodes.is_empty() {
-            self.locks.lock().retain(|key, _| !inodes.contains(&key.ino));
-        }
+    /// Nobody has locks on this inode any more, and its open files are stale, also after another restart: returns their
+    /// numbers. What is left of the locks, if some were claimed again, ends with the files.
+    pub(super) fn locks_are_lost(&self, ino: Ino) -> Vec<u64> {
+        self.locks.lock().retain(|key, _| key.ino != ino);
+        let mut files = self.files.lock();
+        let of_inode = files.iter_mut().filter(|(_, opened)| opened.node.ino == ino);
+        of_inode
+            .map(|(&number, opened)| {
+                opened.is_stale = true;
+                number
+            })
+            .collect()
     }
 
-    pub(super) fn claims(&self) -> Claims {
-        Claims {
-            pins: self.pins.lock().values().map(|pinned| pinned.node).collect(),
-            files: self
-                .files
-                .lock()
-                .iter()
-                .map(|(&number, &opened)| (number, opened))
-                .collect(),
-            locks: self
-                .locks
-                .lock()
-                .iter()
-                .map(|(&key, (node, held))| (key, *node, held.requests()))
-                .collect(),
-        }
+    /// All pinned inodes, to say again.
+    pub(super) fn pins(&self) -> Vec<Node> {
+        self.pins.lock().values().map(|pinned| pinned.node).collect()
+    }
+
+    /// All open files, to say again.
+    pub(super) fn files(&self) -> Vec<(u64, OpenedAs)> {
+        let files = self.files.lock();
+        files.iter().map(|(&number, &opened)| (number, opened)).collect()
+    }
+
+    /// All locks, to say again.
+    pub(super) fn locks(&self) -> Vec<(LockKey, Node, Vec<LockRequest>)> {
+        let locks = self.locks.lock();
+        let claim = |(&key, (node, held)): (&LockKey, &(Node, Held))| (key, *node, held.requests());
+        locks.iter().map(claim).collect()
     }
 }
 

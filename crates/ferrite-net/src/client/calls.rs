@@ -70,7 +70,12 @@ impl Client {
     }
 
     fn keep(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
-        let opened = OpenedAs { node, mode, seal };
+        let opened = OpenedAs {
+            node,
+            mode,
+            seal,
+            is_stale: false,
+        };
         self.link.book.opened(number, opened);
         Arc::new(RemoteFile {
             link: Arc::clone(&self.link),

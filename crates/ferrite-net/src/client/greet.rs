@@ -5,14 +5,17 @@ use std::time::{Duration, Instant};
 
 use ferrite_fabric::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
 use ferrite_fabric::secure::Credentials;
-use ferrite_vfs::FsError;
+use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 
 use super::book::Book;
 use super::message::{Answer, encode};
 use super::slots::Slots;
 use super::{ConnectError, own_head};
-use crate::wire::{MAGIC, Request, SessionState, Ticket, VERSION, Welcome};
+use crate::wire::{MAGIC, Node, Request, SessionState, Ticket, VERSION, Welcome};
+
+/// Files that one request closes; a message does not hold all.
+const CLOSED_AT_ONCE: usize = 4096;
 
 /// A client that connects.
 pub(super) struct Greeting<'c> {
@@ -133,40 +136,22 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Says what was pinned, open and locked. What the server does not have any more is stale from now on, and so are
+    /// Says what was open, locked and pinned. What the server does not have any more is stale from now on, and so are
     /// open files whose locks are lost: their owners believe that nobody else has changed them.
+    ///
+    /// Files first: what has no name is freed with its last pin, and a claim of a lock takes one only for itself. Pins
+    /// of what is not locked last: there may be very many, and the time for claims of locks is short.
     fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
         let book = self.greeting.book;
-        let claims = book.claims();
-        for node in claims.pins {
-            let answer = self.ask(&Request::Pin { node })?;
-            book.pinned_again(node.ino, answer.result::<()>().is_ok());
-        }
-        let mut lost = FxHashSet::default();
-        for (key, node, held) in claims.locks {
-            for lock in held {
-                let claim = Request::Lock {
-                    node,
-                    client: key.client,
-                    lock,
-                    may_wait: false,
-                    is_claim: true,
-                };
-                let claimed = match may_claim_locks {
-                    true => self.ask(&claim)?.result::<()>(),
-                    false => Err(FsError::Stale),
-                };
-                if let Err(error) = claimed {
-                    tracing::warn!("a lock was lost: inode {}: {error}", node.ino);
-                    lost.insert(node.ino);
-                }
+        if !may_claim_locks {
+            for (_, node, _) in book.locks() {
+                self.lock_is_lost(node.ino, &FsError::Stale)?;
             }
         }
-        book.locks_are_lost(&lost);
-        for (file, opened) in claims.files {
-            if lost.contains(&opened.node.ino) {
-                continue;
-            }
+        let (stale, files): (Vec<_>, Vec<_>) = book.files().into_iter().partition(|(_, opened)| opened.is_stale);
+        // An earlier connection may have opened them, and then have broken.
+        self.close(&stale.into_iter().map(|(file, _)| file).collect::<Vec<_>>())?;
+        for (file, opened) in files {
             let answer = self.ask(&Request::Reopen {
                 node: opened.node,
                 mode: opened.mode,
@@ -177,6 +162,48 @@ impl Dialogue<'_> {
                 tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
             }
         }
+        let locks = book.locks();
+        let locked: FxHashSet<Ino> = locks.iter().map(|(_, node, _)| node.ino).collect();
+        let (first, last): (Vec<_>, Vec<_>) = book.pins().into_iter().partition(|node| locked.contains(&node.ino));
+        self.pin(first)?;
+        for (key, node, held) in locks {
+            for lock in held {
+                let claim = Request::Lock {
+                    node,
+                    client: key.client,
+                    lock,
+                    may_wait: false,
+                    is_claim: true,
+                };
+                if let Err(error) = self.ask(&claim)?.result::<()>() {
+                    self.lock_is_lost(node.ino, &error)?;
+                }
+            }
+        }
+        self.pin(last)?;
         self.ask(&Request::Reclaimed {}).map(drop)
+    }
+
+    /// Noted at once: if this connection breaks, the next must not get the lock after all.
+    fn lock_is_lost(&mut self, ino: Ino, why: &FsError) -> Result<(), ConnectError> {
+        tracing::warn!("a lock was lost: inode {ino}: {why}");
+        let stale = self.greeting.book.locks_are_lost(ino);
+        self.close(&stale)
+    }
+
+    fn pin(&mut self, nodes: Vec<Node>) -> Result<(), ConnectError> {
+        for node in nodes {
+            let answer = self.ask(&Request::Pin { node })?;
+            self.greeting.book.pinned_again(node.ino, answer.result::<()>().is_ok());
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, files: &[u64]) -> Result<(), ConnectError> {
+        for files in files.chunks(CLOSED_AT_ONCE) {
+            let files = files.to_vec();
+            self.ask(&Request::Close { files })?;
+        }
+        Ok(())
     }
 }

@@ -471,7 +471,7 @@ impl<'s> Answering<'s> {
         let ino = export.meant(node)?;
         if ino != export.root() {
             export.fs().pin(SYSTEM, ino, node.generation)?;
-            self.session.grant(self.id, ino);
+            self.session.claim(self.id, ino);
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ pub(super) type Deferred = Box<dyn FnOnce() + Send>;
 
 struct Kept {
     ends: Instant,
+    /// Nothing can be claimed any more, and others get their locks as soon as the pool knows.
+    is_ending: bool,
     lockers: FxHashSet<u64>,
     deferred: Vec<Deferred>,
 }
@@ -27,6 +29,7 @@ impl Grace {
     pub(super) fn new(heritage: Heritage, lease: Duration) -> Grace {
         Grace(Mutex::new(heritage.has_sessions.then(|| Kept {
             ends: Instant::now() + lease,
+            is_ending: false,
             lockers: heritage.lockers.into_iter().collect(),
             deferred: Vec::new(),
         })))
@@ -47,10 +50,20 @@ impl Grace {
         self.0.lock().as_ref().is_some_and(|kept| !kept.lockers.is_empty())
     }
 
-    /// Sessions that had locks, and have not claimed them yet.
-    pub(super) fn lockers(&self) -> Vec<u64> {
+    /// Whether a session may claim the locks that it had.
+    pub(super) fn takes_claims_of(&self, session: u64) -> bool {
         let kept = self.0.lock();
-        kept.iter().flat_map(|kept| kept.lockers.iter().copied()).collect()
+        kept.as_ref()
+            .is_some_and(|kept| !kept.is_ending && kept.lockers.contains(&session))
+    }
+
+    /// Claims are refused from now on. Returns the sessions that had locks, and have not claimed them.
+    pub(super) fn refuse_claims(&self) -> Vec<u64> {
+        let Some(kept) = &mut *self.0.lock() else {
+            return Vec::new();
+        };
+        kept.is_ending = true;
+        kept.lockers.iter().copied().collect()
     }
 
     /// A session has claimed its locks, or will not. Returns what is to be done now, if it was the last.

@@ -1,21 +1,26 @@
 //! Requests that are answered later, by a thread that may wait or when the engine calls back.
 //!
-//! Invariant: a request is with one of them at a time ([`Session::give`]); what comes again meanwhile gets that answer.
+//! Invariants: a request is with one of them at a time ([`Session::give`]); what comes again meanwhile gets that
+//! answer. No worker waits for a buffer: requests that have one may wait for a worker.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, Served};
 use ferrite_vfs::workers::Workers;
 
+use super::Inner;
 use super::answer::put;
 use super::ends::End;
 use super::leases::Passing;
-use super::meter::Received;
+use super::meter::{Asked, Received};
 use super::session::Session;
-use super::{BUFFER_WAIT, Inner};
 use crate::wire::{AnswerHead, Head, Reader, Request, Wire};
+
+/// How often a request that found no buffer is tried again.
+const BUFFER_WAIT: Duration = Duration::from_millis(1);
 
 impl Inner {
     /// Has a read done by an engine that calls back. `false`: somebody has to wait for it, or to refuse it.
@@ -95,40 +100,78 @@ impl Inner {
         passing: Option<Passing>,
         is_end: bool,
     ) {
-        enum Owned {
-            Bytes(Vec<u8>),
-            Buffer(ferrite_buffers::Buffer),
-        }
         if !session.give(id) {
             return;
         }
-        let (inner, session, body) = (Arc::clone(self), Arc::clone(session), received.body.to_vec());
-        let before = session.ends.latest().filter(|_| !is_end);
-        let end = is_end.then(|| End::begin(&session.ends));
-        let asked = received.asked;
-        let data = match received.data {
-            Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
-            Data::Buffer(buffer) => Owned::Buffer(buffer),
+        let given = Given {
+            before: session.ends.latest().filter(|_| !is_end),
+            end: is_end.then(|| End::begin(&session.ends)),
+            inner: Arc::clone(self),
+            session: Arc::clone(session),
+            id,
+            body: received.body.to_vec(),
+            asked: received.asked,
+            data: match received.data {
+                Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
+                Data::Buffer(buffer) => Owned::Buffer(buffer),
+            },
+            passing,
+            starved: None,
         };
-        workers.give(move || {
-            let data: &[u8] = match &data {
-                Owned::Bytes(bytes) => bytes,
-                Owned::Buffer(buffer) => buffer,
-            };
-            if let Some(before) = before {
-                session.ends.wait_for(before);
-            }
-            let (mut out, asked) = (Outbox::default(), asked.on_this_thread());
-            while let Ok((head, request)) = Reader::new(&body).last::<(Head, Request<'_>)>()
-                && inner.answer(&session, head, request, data, &mut out) == Served::Starved
-                && !session.is_over()
-            {
-                std::thread::sleep(BUFFER_WAIT);
-            }
-            drop((passing, end));
-            session.taken_back(id);
-            asked.count_if_answered(&session.meter, &out);
-            session.send(|to| to.append(&mut out));
-        });
+        workers.give(move || given.answer());
+    }
+}
+
+enum Owned {
+    Bytes(Vec<u8>),
+    Buffer(ferrite_buffers::Buffer),
+}
+
+/// A request that a worker has, or that waits for one.
+struct Given {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    id: u64,
+    body: Vec<u8>,
+    data: Owned,
+    asked: Asked,
+    /// What was being ended when it came.
+    before: Option<u64>,
+    end: Option<End>,
+    passing: Option<Passing>,
+    /// When it last found no buffer for its answer.
+    starved: Option<Instant>,
+}
+
+impl Given {
+    fn answer(mut self) {
+        if let Some(before) = self.before.take() {
+            self.session.ends.wait_for(before);
+        }
+        if let Some(starved) = self.starved {
+            std::thread::sleep(BUFFER_WAIT.saturating_sub(starved.elapsed()));
+        }
+        let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
+        let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
+        let data: &[u8] = match &self.data {
+            Owned::Bytes(bytes) => bytes,
+            Owned::Buffer(buffer) => buffer,
+        };
+        let served = match Reader::new(&self.body).last::<(Head, Request<'_>)>() {
+            Ok((head, request)) => inner.answer(&session, head, request, data, &mut out),
+            Err(_) => Served::Yes,
+        };
+        if served == Served::Starved
+            && !session.is_over()
+            && let Some(workers) = &inner.workers
+        {
+            // Behind the others: the buffers may be theirs, and come free when a worker gets to them.
+            self.starved = Some(Instant::now());
+            return workers.add(move || self.answer());
+        }
+        drop((self.passing, self.end));
+        session.taken_back(self.id);
+        asked.count_if_answered(&session.meter, &out);
+        session.send(|to| to.append(&mut out));
     }
 }

@@ -15,6 +15,7 @@ mod change;
 mod ends;
 mod export;
 mod grace;
+mod keeper;
 mod later;
 mod leases;
 mod lock;
@@ -39,13 +40,14 @@ use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service};
 use ferrite_fabric::secure::{Gate, KeyId};
 use ferrite_vfs::workers::{Work, Workers};
-use ferrite_vfs::{FileSystem, FsError, Result, SYSTEM};
+use ferrite_vfs::{FileSystem, FsError, Result};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use answer::{Answering, put};
 use export::{Export, Store};
 use grace::Grace;
+use keeper::drop_orphans;
 use leases::Leases;
 use meter::Received;
 use seal::Sealer;
@@ -61,12 +63,6 @@ pub use ferrite_fabric::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
-
-/// How often a worker that found no buffer looks again.
-const BUFFER_WAIT: Duration = Duration::from_millis(1);
-
-/// How often the keeper looks for terms that are over while changes wait for that.
-const TERM_TICK: Duration = Duration::from_millis(10);
 
 struct Inner {
     exports: Vec<Arc<Export>>,
@@ -410,7 +406,7 @@ impl Inner {
                     }
                     Entry::Vacant(place) if is_in_grace => {
                         let session = Session::new(export, ticket.session, true, self.now_ms());
-                        if self.grace(store).lockers().contains(&ticket.session) {
+                        if self.grace(store).takes_claims_of(ticket.session) {
                             session.was_locker();
                         }
                         (Some(Arc::clone(place.insert(Arc::new(session)))), true)
@@ -511,7 +507,7 @@ impl Inner {
                 is_claim,
             } => {
                 // What others may have got since is not the session's any more.
-                if is_claim && !(session.is_reclaiming() && session.is_locker()) {
+                if is_claim && !(session.is_reclaiming() && self.grace(store).takes_claims_of(session.ticket.session)) {
                     put::<()>(out, id, Err(FsError::Stale));
                     return Ok(Served::Yes);
                 }
@@ -634,64 +630,5 @@ impl Inner {
         if let Some(verbs) = &self.verbs {
             verbs.end_session(session);
         }
-    }
-
-    /// Ends sessions whose clients are gone, and times of grace.
-    fn keep(&self) {
-        let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
-        while !self.stop.load(Ordering::Acquire) {
-            let waits = self.stores.iter().any(|store| store.leases.has_waiting());
-            std::thread::park_timeout(if waits { TERM_TICK } else { tick });
-            for store in &self.stores {
-                let due = store.leases.due(&*store.fs);
-                due.into_iter().for_each(|work| self.go_on(work));
-            }
-            let now_ms = self.now_ms();
-            let lease_ms = self.lease.as_millis() as u64;
-            let is_gone = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
-            let gone: Vec<Arc<Session>> = {
-                let mut sessions = self.sessions.lock();
-                sessions
-                    .extract_if(|_, session| is_gone(session))
-                    .inspect(|(_, session)| session.expire())
-                    .map(|(_, session)| session)
-                    .collect()
-            };
-            for session in gone {
-                tracing::info!("session {} has ended: its client is gone", session.ticket.session);
-                self.let_go(&session);
-            }
-            for (link, since) in self.strangers.lock().values() {
-                if since.elapsed() > self.lease {
-                    link.close();
-                }
-            }
-            for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
-                self.end_grace(store);
-            }
-        }
-    }
-
-    fn end_grace(&self, store: &Store) {
-        // A session that still reclaims has had its time.
-        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
-        let of_store = |session: &&Arc<Session>| session.export.store.number == store.number;
-        let sessions: Vec<&Arc<Session>> = sessions.iter().filter(of_store).collect();
-        sessions.iter().for_each(|session| session.has_reclaimed());
-        let is_missing = |number: &u64| !sessions.iter().any(|session| session.ticket.session == *number);
-        let missing: Vec<u64> = self.grace(store).lockers().into_iter().filter(is_missing).collect();
-        // Before their locks are given to others.
-        store.state.free_inherited(&*store.fs, &missing);
-        drop_orphans(&*store.fs);
-        let deferred = self.grace(store).end();
-        store.state.note_end(&*store.fs);
-        deferred.into_iter().for_each(|work| self.work(store, work));
-    }
-}
-
-/// Frees files without names that were kept for clients which do not come back.
-fn drop_orphans(fs: &dyn FileSystem) {
-    if let Err(error) = fs.drop_orphans(SYSTEM) {
-        tracing::warn!("files without names that nobody has open could not be freed: {error}");
     }
 }

@@ -1,6 +1,7 @@
 //! A client's session: what the server keeps for it while it lives.
 //!
-//! What lives here: [`Session`] with the inodes it has pinned, its open files, its slots of tokens and its locks.
+//! What lives here: [`Session`] with the inodes it has pinned, its open files and its slots of tokens; below it,
+//! what it has of locks.
 //!
 //! Everything that a client asks of its session can be repeated: a client that lost its connection sends again what was
 //! not answered. An open file has a number that the client chose. Pins are counted, so the session remembers which
@@ -9,16 +10,20 @@
 //! Invariants: a session's lock is never held while the engine is called. An inode that is in use by a request stays
 //! pinned until the request is done, whatever the client releases meanwhile.
 
+mod locks;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
-use ferrite_vfs::locks::LockTicket;
-use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, SpaceOf, Unsupported};
-use parking_lot::{Condvar, Mutex};
+use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, Unsupported};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
+
+pub(super) use locks::Cancelled;
+use locks::Waiting;
 
 use super::ends::Ends;
 use super::export::Export;
@@ -27,8 +32,6 @@ use crate::wire::{ClientActivity, Node, Ticket};
 
 /// Most files a session has open.
 const FILES_MAX: usize = 1 << 16;
-/// Most of those whom a client serves that have locks.
-const CLIENTS_MAX: usize = 1 << 16;
 /// Most requests that workers have of a session.
 const GIVEN_MAX: usize = 64;
 /// Most changes of a session that wait. More than clients have under way: while so many wait, nothing is taken of the
@@ -53,15 +56,6 @@ enum Effect {
     Pinned(Vec<Ino>),
     /// It gave pins back.
     Released,
-}
-
-struct Waiting {
-    client: ClientId,
-    ticket: Option<LockTicket>,
-    /// The engine has not been asked yet.
-    is_deferred: bool,
-    /// The client has given up.
-    is_cancelled: bool,
 }
 
 #[derive(Default)]
@@ -133,16 +127,6 @@ impl Drop for UnderWay<'_> {
         self.session.finish(self.request);
         self.session.done.notify_all();
     }
-}
-
-/// What a request for a lock was doing when its client gave up.
-pub(super) enum Cancelled {
-    /// It was settled, or about to be.
-    Nothing,
-    /// It waited for the time of grace to end, and does not any more.
-    Deferred,
-    /// The engine lets it wait.
-    Waiting(ClientId, LockTicket),
 }
 
 enum By {
@@ -234,7 +218,7 @@ impl Session {
 
     /// What the client has, without what it did; `now_ms` since the server began.
     pub(super) fn told(&self, now_ms: u64) -> ClientActivity {
-        let link = self.link.lock().clone();
+        let is_connected = self.is_connected();
         let kept = self.kept.lock();
         ClientActivity {
             session: self.ticket.session,
@@ -242,7 +226,7 @@ impl Session {
                 .meter
                 .address()
                 .map_or(Vec::new(), |address| address.to_string().into_bytes()),
-            is_connected: link.is_some_and(|link| !link.is_closed()),
+            is_connected,
             connections: self.attachment.load(Ordering::Acquire),
             idle_ms: now_ms.saturating_sub(self.last_seen_ms()),
             files: kept.files.len() as u64,
@@ -276,9 +260,24 @@ impl Session {
         }
     }
 
+    /// The engine has pinned `ino` because the client has asked for that. While it reclaims it gets one pin of each
+    /// inode: what an earlier connection claimed before it broke is claimed again, by requests of other numbers.
+    pub(super) fn claim(&self, request: u64, ino: Ino) {
+        let kept = self.kept.lock();
+        let has_pin = kept.pins.get(&ino).is_some_and(|pinned| pinned.pins > pinned.late);
+        if kept.is_reclaiming && has_pin {
+            drop(kept);
+            return self.export.fs().unpin(SYSTEM, ino, 1);
+        }
+        self.grant_to(kept, request, ino);
+    }
+
     /// The engine has pinned `ino` for the answer to a request.
     pub(super) fn grant(&self, request: u64, ino: Ino) {
-        let mut kept = self.kept.lock();
+        self.grant_to(self.kept.lock(), request, ino);
+    }
+
+    fn grant_to(&self, mut kept: MutexGuard<'_, Kept>, request: u64, ino: Ino) {
         kept.pins.entry(ino).or_default().pins += 1;
         match kept.effects.entry(request).or_insert(Effect::Pinned(Vec::new())) {
             Effect::Pinned(pinned) => pinned.push(ino),
@@ -403,6 +402,11 @@ impl Session {
         self.given.load(Ordering::Acquire) >= GIVEN_MAX || self.parked.load(Ordering::Acquire) >= PARKED_MAX
     }
 
+    /// Whether the client has a connection, as far as is known.
+    pub(super) fn is_connected(&self) -> bool {
+        self.link.lock().as_ref().is_some_and(|link| !link.is_closed())
+    }
+
     /// The client gives pins back. Inodes are as the engine numbers them.
     pub(super) fn release(&self, request: u64, pins: &[(Ino, u64)]) {
         {
@@ -460,8 +464,9 @@ impl Session {
         }
     }
 
-    /// Keeps an open file under the client's number. If there is one with this number, it is that file, opened by the
-    /// same request before, and stays.
+    /// Keeps an open file under the client's number. If there is one with this number, the same request opened it
+    /// before. It stays, unless the request has found another file this time: the client has had no answer but the one
+    /// that it gets now.
     pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>) -> Result<()> {
         let mut kept = self.kept.lock();
         if kept.is_over || kept.files.len() >= FILES_MAX {
@@ -470,6 +475,9 @@ impl Session {
             return Err(FsError::TooManyOpen);
         }
         let extra = match kept.files.entry(number) {
+            std::collections::hash_map::Entry::Occupied(mut place) if place.get().ino() != file.ino() => {
+                Some(place.insert(file))
+            }
             std::collections::hash_map::Entry::Occupied(_) => Some(file),
             std::collections::hash_map::Entry::Vacant(place) => {
                 place.insert(file);
@@ -527,118 +535,9 @@ impl Session {
         }
     }
 
-    /// The engine's name for one of those whom the client serves, if he has asked for a lock.
-    pub(super) fn known_client(&self, client: u64) -> Option<ClientId> {
-        self.kept.lock().clients.get(&client).copied()
-    }
-
-    pub(super) fn forget_client(&self, client: u64) -> Option<ClientId> {
-        self.kept.lock().clients.remove(&client)
-    }
-
-    /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
-    fn note_locker(&self) -> Result<()> {
-        if self.kept.lock().is_locker {
-            return Ok(());
-        }
-        self.export
-            .store
-            .state
-            .add_locker(self.export.fs(), self.ticket.session)?;
-        self.kept.lock().is_locker = true;
-        Ok(())
-    }
-
-    /// It had locks in an earlier run, which the pool still knows.
-    pub(super) fn was_locker(&self) {
-        self.kept.lock().is_locker = true;
-    }
-
-    /// Whether it has had a lock.
-    pub(super) fn is_locker(&self) -> bool {
-        self.kept.lock().is_locker
-    }
-
-    /// A request for a lock begins. False if it waits already: the client repeats it.
-    pub(super) fn begin_wait(&self, request: u64, client: u64, is_deferred: bool) -> Result<bool> {
-        let mut kept = self.kept.lock();
-        if kept.is_over || kept.waiting.contains_key(&request) {
-            return Ok(false);
-        }
-        if kept.clients.len() >= CLIENTS_MAX && !kept.clients.contains_key(&client) {
-            return Err(FsError::NoSpace(SpaceOf::RecordLocks));
-        }
-        let client = *kept.clients.entry(client).or_insert_with(ClientId::fresh);
-        let waiting = Waiting {
-            client,
-            ticket: None,
-            is_deferred,
-            is_cancelled: false,
-        };
-        kept.waiting.insert(request, waiting);
-        Ok(true)
-    }
-
-    /// The engine is to be asked now, for the client that is returned; `None` if the request has ended.
-    ///
-    /// # Errors
-    /// If the client has given up, or the pool cannot note that the session has locks.
-    pub(super) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
-        let noted = self.note_locker();
-        let mut kept = self.kept.lock();
-        let Some(waiting) = kept.waiting.get_mut(&request) else {
-            return Ok(None);
-        };
-        let failed = match noted {
-            Ok(()) if waiting.is_cancelled => Some(FsError::Interrupted),
-            Ok(()) => None,
-            Err(error) => Some(error),
-        };
-        if let Some(error) = failed {
-            kept.waiting.remove(&request);
-            return Err(error);
-        }
-        waiting.is_deferred = false;
-        Ok(Some(waiting.client))
-    }
-
-    /// The client gives up a request for a lock.
-    pub(super) fn cancel_wait(&self, request: u64) -> Cancelled {
-        let mut kept = self.kept.lock();
-        match kept.waiting.get_mut(&request) {
-            None => Cancelled::Nothing,
-            Some(waiting) if waiting.is_deferred => {
-                kept.waiting.remove(&request);
-                Cancelled::Deferred
-            }
-            Some(waiting) => {
-                waiting.is_cancelled = true;
-                match waiting.ticket {
-                    Some(ticket) => Cancelled::Waiting(waiting.client, ticket),
-                    None => Cancelled::Nothing,
-                }
-            }
-        }
-    }
-
     /// Whether it has ended.
     pub(super) fn is_over(&self) -> bool {
         self.kept.lock().is_over
-    }
-
-    /// The engine lets a request wait. True if the client has given up meanwhile, so that it is to be cancelled.
-    pub(super) fn waits(&self, request: u64, ticket: LockTicket) -> bool {
-        match self.kept.lock().waiting.get_mut(&request) {
-            Some(waiting) => {
-                waiting.ticket = Some(ticket);
-                waiting.is_cancelled
-            }
-            None => false,
-        }
-    }
-
-    pub(super) fn end_wait(&self, request: u64) {
-        self.kept.lock().waiting.remove(&request);
     }
 
     /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more

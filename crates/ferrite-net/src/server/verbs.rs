@@ -75,7 +75,11 @@ pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, reque
     match *request {
         Request::Rdma {} => put(out, id, Ok(verbs.places())),
         Request::RdmaActivity {} => put(out, id, Ok(verbs.activity(export))),
-        Request::OpenQueuePair { client } => put(out, id, verbs.open(session, &client)),
+        Request::OpenQueuePair { client } => {
+            let opened = verbs.open(session, &client);
+            verbs.end_if_over(session);
+            put(out, id, opened);
+        }
         Request::CloseQueuePair { qpn } => {
             verbs.close(session, qpn);
             put(out, id, Ok(()));
@@ -91,7 +95,9 @@ pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, reque
             atomic,
         } => {
             let binding = Binding { writable, arrange };
-            put(out, id, verbs.bind(session, head, node, binding, atomic));
+            let bound = verbs.bind(session, head, node, binding, atomic);
+            verbs.end_if_over(session);
+            put(out, id, bound);
         }
         Request::Unbind { node } => put(out, id, verbs.unbind(session, head, node)),
         _ => put::<()>(out, id, Err(FsError::NotSupported(Unsupported::Region))),
@@ -285,8 +291,19 @@ impl Verbs {
         Ok(())
     }
 
-    /// A session has ended: so do its keys and queue pairs.
+    /// What came while the session ended left no trace of it, also if it failed.
+    fn end_if_over(&self, session: &Session) {
+        if session.is_over() {
+            self.end_session(session);
+        }
+    }
+
+    /// A session has ended: so do its keys and queue pairs. One that has none does not wait until others have theirs,
+    /// which takes long; one that is about to get some looks afterwards whether it has ended.
     pub(super) fn end_session(&self, session: &Session) {
+        if !self.held.lock().contains_key(&owner(session)) {
+            return;
+        }
         let _turn = self.turn.lock();
         self.end(session);
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_net::server::ServerOptions;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{host, mount, serve_at};
 
@@ -94,6 +95,15 @@ impl Site {
         let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
         let kib: u64 = line.split_whitespace().next().unwrap().parse().unwrap();
         kib << 10
+    }
+
+    /// The server's process stands still for a time.
+    pub(crate) fn freeze(&self, time: Duration) {
+        let (child, _, _) = self.child.as_ref().expect("it runs");
+        let send = |signal| kill_process(Pid::from_child(child), signal).unwrap();
+        send(Signal::STOP);
+        std::thread::sleep(time);
+        send(Signal::CONT);
     }
 
     /// Kills the server, wherever it is in whatever it does.

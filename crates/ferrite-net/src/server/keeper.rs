@@ -1,0 +1,104 @@
+//! What happens without a request: sessions end whose clients are gone, and times of grace.
+//!
+//! Invariant: locks that a session had in an earlier run, and did not claim in time, are not its any more, in the pool
+//! too, before others get them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ferrite_vfs::{FileSystem, SYSTEM};
+
+use super::Inner;
+use super::export::Store;
+use super::session::Session;
+
+/// How often the keeper looks for terms that are over while changes wait for that.
+const TERM_TICK: Duration = Duration::from_millis(10);
+/// After so many ticks without a turn of the keeper, of ten in a lease, the process has stood still. Clients give a
+/// sign of life twice in a lease, so that this much of it can be missed.
+const TICKS_MAX: u32 = 3;
+
+impl Inner {
+    /// Ends sessions whose clients are gone, and times of grace.
+    pub(super) fn keep(&self) {
+        let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let mut turn = Instant::now();
+        while !self.stop.load(Ordering::Acquire) {
+            let waits = self.stores.iter().any(|store| store.leases.has_waiting());
+            std::thread::park_timeout(if waits { TERM_TICK } else { tick });
+            for store in &self.stores {
+                let due = store.leases.due(&*store.fs);
+                due.into_iter().for_each(|work| self.go_on(work));
+            }
+            let last = std::mem::replace(&mut turn, Instant::now());
+            let now_ms = self.now_ms();
+            self.excuse_unheard(turn - last > tick * TICKS_MAX, now_ms);
+            let lease_ms = self.lease.as_millis() as u64;
+            let is_gone = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
+            let gone: Vec<Arc<Session>> = {
+                let mut sessions = self.sessions.lock();
+                sessions
+                    .extract_if(|_, session| is_gone(session))
+                    .inspect(|(_, session)| session.expire())
+                    .map(|(_, session)| session)
+                    .collect()
+            };
+            for session in gone {
+                tracing::info!("session {} has ended: its client is gone", session.ticket.session);
+                self.let_go(&session);
+            }
+            for (link, since) in self.strangers.lock().values() {
+                if since.elapsed() > self.lease {
+                    link.close();
+                }
+            }
+            for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
+                self.end_grace(store);
+            }
+        }
+    }
+
+    /// That the server has not heard of these is its own doing: it does not read what comes from those of whom it has
+    /// so many requests. And where it stood still altogether, signs of life may wait in the sockets of all.
+    fn excuse_unheard(&self, stood_still: bool, now_ms: u64) {
+        let excused: Vec<Arc<Session>> = {
+            let sessions = self.sessions.lock();
+            let excused = sessions.values().filter(|session| stood_still || session.is_busy());
+            excused.cloned().collect()
+        };
+        for session in excused {
+            // Who is gone for sure is not waited for.
+            if stood_still || session.is_connected() {
+                session.seen(now_ms);
+            }
+        }
+    }
+
+    fn end_grace(&self, store: &Store) {
+        // A session that still reclaims has had its time for locks. When it comes back it is told to reclaim again, for
+        // its client has not heard what it has lost.
+        let late = self.grace(store).refuse_claims();
+        // Before their locks are given to others.
+        store.state.free_inherited(&*store.fs, &late);
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        let is_late = |session: &&Arc<Session>| {
+            session.export.store.number == store.number && late.contains(&session.ticket.session)
+        };
+        sessions
+            .iter()
+            .filter(is_late)
+            .for_each(|session| session.is_no_locker());
+        drop_orphans(&*store.fs);
+        let deferred = self.grace(store).end();
+        store.state.note_end(&*store.fs);
+        deferred.into_iter().for_each(|work| self.work(store, work));
+    }
+}
+
+/// Frees files without names that were kept for clients which do not come back.
+pub(super) fn drop_orphans(fs: &dyn FileSystem) {
+    if let Err(error) = fs.drop_orphans(SYSTEM) {
+        tracing::warn!("files without names that nobody has open could not be freed: {error}");
+    }
+}

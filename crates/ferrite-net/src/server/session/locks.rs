@@ -1,0 +1,147 @@
+//! Requests for locks of a session's clients, and whether the pool knows that it has locks.
+
+use ferrite_vfs::locks::LockTicket;
+use ferrite_vfs::{ClientId, FsError, Result, SpaceOf};
+
+use super::Session;
+
+/// Most of those whom a client serves that have locks.
+const CLIENTS_MAX: usize = 1 << 16;
+
+/// A request for a lock that is not settled.
+pub(super) struct Waiting {
+    client: ClientId,
+    ticket: Option<LockTicket>,
+    /// The engine has not been asked yet.
+    pub(super) is_deferred: bool,
+    /// The client has given up.
+    is_cancelled: bool,
+}
+
+/// What a request for a lock was doing when its client gave up.
+pub(in crate::server) enum Cancelled {
+    /// It was settled, or about to be.
+    Nothing,
+    /// It waited for the time of grace to end, and does not any more.
+    Deferred,
+    /// The engine lets it wait.
+    Waiting(ClientId, LockTicket),
+}
+
+impl Session {
+    /// The engine's name for one of those whom the client serves, if he has asked for a lock.
+    pub(in crate::server) fn known_client(&self, client: u64) -> Option<ClientId> {
+        self.kept.lock().clients.get(&client).copied()
+    }
+
+    pub(in crate::server) fn forget_client(&self, client: u64) -> Option<ClientId> {
+        self.kept.lock().clients.remove(&client)
+    }
+
+    /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
+    fn note_locker(&self) -> Result<()> {
+        if self.kept.lock().is_locker {
+            return Ok(());
+        }
+        self.export
+            .store
+            .state
+            .add_locker(self.export.fs(), self.ticket.session)?;
+        self.kept.lock().is_locker = true;
+        Ok(())
+    }
+
+    /// It had locks in an earlier run, which the pool still knows.
+    pub(in crate::server) fn was_locker(&self) {
+        self.kept.lock().is_locker = true;
+    }
+
+    /// The pool does not know any more that it had locks.
+    pub(in crate::server) fn is_no_locker(&self) {
+        self.kept.lock().is_locker = false;
+    }
+
+    /// A request for a lock begins. False if it waits already: the client repeats it.
+    pub(in crate::server) fn begin_wait(&self, request: u64, client: u64, is_deferred: bool) -> Result<bool> {
+        let mut kept = self.kept.lock();
+        if kept.is_over || kept.waiting.contains_key(&request) {
+            return Ok(false);
+        }
+        if kept.clients.len() >= CLIENTS_MAX && !kept.clients.contains_key(&client) {
+            return Err(FsError::NoSpace(SpaceOf::RecordLocks));
+        }
+        let client = *kept.clients.entry(client).or_insert_with(ClientId::fresh);
+        let waiting = Waiting {
+            client,
+            ticket: None,
+            is_deferred,
+            is_cancelled: false,
+        };
+        kept.waiting.insert(request, waiting);
+        Ok(true)
+    }
+
+    /// The engine is to be asked now, for the client that is returned; `None` if the request has ended.
+    ///
+    /// # Errors
+    /// If the client has given up, or the pool cannot note that the session has locks.
+    pub(in crate::server) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
+        {
+            let kept = self.kept.lock();
+            // The pool must not learn of one whose end it has been told.
+            if kept.is_over || !kept.waiting.contains_key(&request) {
+                return Ok(None);
+            }
+        }
+        let noted = self.note_locker();
+        let mut kept = self.kept.lock();
+        let Some(waiting) = kept.waiting.get_mut(&request) else {
+            return Ok(None);
+        };
+        let failed = match noted {
+            Ok(()) if waiting.is_cancelled => Some(FsError::Interrupted),
+            Ok(()) => None,
+            Err(error) => Some(error),
+        };
+        if let Some(error) = failed {
+            kept.waiting.remove(&request);
+            return Err(error);
+        }
+        waiting.is_deferred = false;
+        Ok(Some(waiting.client))
+    }
+
+    /// The client gives up a request for a lock.
+    pub(in crate::server) fn cancel_wait(&self, request: u64) -> Cancelled {
+        let mut kept = self.kept.lock();
+        match kept.waiting.get_mut(&request) {
+            None => Cancelled::Nothing,
+            Some(waiting) if waiting.is_deferred => {
+                kept.waiting.remove(&request);
+                Cancelled::Deferred
+            }
+            Some(waiting) => {
+                waiting.is_cancelled = true;
+                match waiting.ticket {
+                    Some(ticket) => Cancelled::Waiting(waiting.client, ticket),
+                    None => Cancelled::Nothing,
+                }
+            }
+        }
+    }
+
+    /// The engine lets a request wait. True if the client has given up meanwhile, so that it is to be cancelled.
+    pub(in crate::server) fn waits(&self, request: u64, ticket: LockTicket) -> bool {
+        match self.kept.lock().waiting.get_mut(&request) {
+            Some(waiting) => {
+                waiting.ticket = Some(ticket);
+                waiting.is_cancelled
+            }
+            None => false,
+        }
+    }
+
+    pub(in crate::server) fn end_wait(&self, request: u64) {
+        self.kept.lock().waiting.remove(&request);
+    }
+}
