@@ -11,9 +11,10 @@ use common::bystander::{Bystander, new_file};
 use common::raw::Raw;
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_net::server::{KeyWanted, Keys, Rdma, ServerOptions};
-use ferrite_net::wire::{BoundTold, GrantedKey, QueuePairTold, RdmaCounters, Request, Told};
+use ferrite_net::wire::{BoundTold, GrantedKey, Node, QueuePairTold, RdmaCounters, Request, Told};
+use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM};
+use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, SpaceOf};
 use parking_lot::{Condvar, Mutex};
 
 #[test]
@@ -31,21 +32,47 @@ fn a_thousand_idle_sessions() {
     bystander.goes_on();
 }
 
-/// An adapter that takes its time to bind, until it is told to go on.
+/// An adapter that takes its time to bind, until it is told to go on; or to take keys back.
 #[derive(Default)]
 struct Slow {
+    gives_keys: bool,
     is_at_it: AtomicBool,
     may_go: Mutex<bool>,
     changed: Condvar,
 }
 
+impl Slow {
+    fn takes_its_time(&self) {
+        self.is_at_it.store(true, Ordering::Release);
+        let mut may_go = self.may_go.lock();
+        let ends = Instant::now() + Duration::from_secs(10);
+        while !*may_go && !self.changed.wait_until(&mut may_go, ends).timed_out() {}
+    }
+
+    fn wait_until_it_is_at_it(&self) {
+        while !self.is_at_it.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn goes_on(&self) {
+        *self.may_go.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
 impl Keys for Slow {
-    fn release(&self, _: u64, _: u32) {}
+    fn release(&self, _: u64, _: u32) {
+        self.takes_its_time();
+    }
 
-    fn end_session(&self, _: u64) {}
+    fn end_session(&self, _: u64) {
+        self.takes_its_time();
+    }
 
+    /// Its keys have ended, and it cannot be sealed.
     fn unbind(&self, _: &Arc<dyn FileSystem>, _: Ino) -> Result<()> {
-        Ok(())
+        Err(FsError::NoSpace(SpaceOf::Blocks))
     }
 
     fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
@@ -65,10 +92,17 @@ impl Rdma for Slow {
     fn close(&self, _: u64, _: u32) {}
 
     fn bind(&self, _: &KeyWanted<'_>) -> Result<GrantedKey> {
-        self.is_at_it.store(true, Ordering::Release);
-        let mut may_go = self.may_go.lock();
-        let ends = Instant::now() + Duration::from_secs(10);
-        while !*may_go && !self.changed.wait_until(&mut may_go, ends).timed_out() {}
+        if self.gives_keys {
+            return Ok(GrantedKey {
+                key: 7,
+                size: 0,
+                append_at: 0,
+                reserve_at: 0,
+                atomic_bytes_max: 0,
+                pass: [0; 16],
+            });
+        }
+        self.takes_its_time();
         Err(FsError::TooManyOpen)
     }
 
@@ -97,16 +131,114 @@ fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
         atomic: false,
     });
     assert!(binds.send(&bind, &[]));
-    while !slow.is_at_it.load(Ordering::Acquire) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    slow.wait_until_it_is_at_it();
     let began = Instant::now();
     assert!(leaves.ask(&Request::Goodbye {}).is_none());
     stays.done::<()>(&Request::Ping {});
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    *slow.may_go.lock() = true;
-    slow.changed.notify_all();
+    slow.goes_on();
     assert_eq!(binds.receive().unwrap().1, Err(FsError::TooManyOpen));
+}
+
+fn bind(node: Node) -> Request<'static> {
+    Request::Bind {
+        node,
+        writable: true,
+        arrange: false,
+        atomic: false,
+    }
+}
+
+fn exclusive(node: Node) -> Request<'static> {
+    Request::Lock {
+        node,
+        client: 1,
+        lock: LockRequest::Flock(LockOwner(1), LockKind::Exclusive),
+        may_wait: false,
+        is_claim: false,
+    }
+}
+
+/// Whoever leaves has a key and a lock. While the key is being taken back, which takes long, writes with it may still
+/// arrive: nobody else gets the lock. And nobody else waits, for this or for a key that is given back.
+#[test]
+fn a_lock_is_anothers_only_when_keys_are_taken_back() {
+    for leaves in [true, false] {
+        let fs = Arc::new(MemFs::new());
+        drop(fs.create(SYSTEM, ROOT_INO, b"file", &new_file(true)).unwrap());
+        let slow = Arc::new(Slow {
+            gives_keys: true,
+            ..Slow::default()
+        });
+        let lease = Duration::from_millis(500);
+        let options = ServerOptions::default().lease(lease).rdma(Some(slow.clone()));
+        let (_server, address) = serve(fs, vec![export("")], &options);
+        let (mut first, welcome) = Raw::greeted(&address, "");
+        let told: Told = first.done(&Request::Lookup {
+            parent: welcome.root,
+            name: b"file",
+        });
+        let node = told.node();
+        first.done::<GrantedKey>(&bind(node));
+        first.done::<()>(&exclusive(node));
+        match leaves {
+            true => assert!(first.ask(&Request::Goodbye {}).is_none()),
+            // Its client is gone, and the server finds out.
+            false => drop(first),
+        }
+        slow.wait_until_it_is_at_it();
+        let (mut second, _) = Raw::greeted(&address, "");
+        let began = Instant::now();
+        assert_eq!(
+            second.refused(&exclusive(node)),
+            FsError::WouldBlock,
+            "leaves: {leaves}"
+        );
+        second.done::<()>(&Request::Ping {});
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        slow.goes_on();
+        let began = Instant::now();
+        while second.ask(&exclusive(node)).unwrap().is_err() {
+            assert!(began.elapsed() < Duration::from_secs(20), "it stays locked");
+            std::thread::sleep(Duration::from_millis(5));
+            second.done::<()>(&Request::Ping {});
+        }
+    }
+}
+
+/// Sealing the file of a key that is given back takes long, and only who gave it back waits.
+#[test]
+fn nobody_waits_for_a_key_that_another_gives_back() {
+    let fs = Arc::new(MemFs::new());
+    drop(fs.create(SYSTEM, ROOT_INO, b"file", &new_file(true)).unwrap());
+    let slow = Arc::new(Slow {
+        gives_keys: true,
+        ..Slow::default()
+    });
+    let options = ServerOptions::default().rdma(Some(slow.clone()));
+    let (_server, address) = serve(fs, vec![export("")], &options);
+    let (mut first, welcome) = Raw::greeted(&address, "");
+    let told: Told = first.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let key = first.done::<GrantedKey>(&bind(told.node())).key;
+    let release = first.body(&Request::ReleaseKey { key });
+    assert!(first.send(&release, &[]));
+    slow.wait_until_it_is_at_it();
+    let (mut second, _) = Raw::greeted(&address, "");
+    let began = Instant::now();
+    second.done::<()>(&Request::Ping {});
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    slow.goes_on();
+    assert!(first.receive().unwrap().1.is_ok());
+    // Keys that an unbind has ended are none any more, though the file could not be sealed.
+    let key = first.done::<GrantedKey>(&bind(told.node())).key;
+    slow.is_at_it.store(false, Ordering::Release);
+    let unbind = Request::Unbind { node: told.node() };
+    assert_eq!(first.refused(&unbind), FsError::NoSpace(SpaceOf::Blocks));
+    first.done::<()>(&Request::ReleaseKey { key });
+    assert!(!slow.is_at_it.load(Ordering::Acquire), "it was the session's still");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn touched(session: &Session, request: &Request<'_>) -> Touched {
         }
         | Request::Unbind { node } => vec![ino(node)],
         // What is only read may be trusted still.
-        Request::Bind { .. } => vec![],
+        Request::Bind { .. } | Request::ReleaseKey { .. } => vec![],
         Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
             vec![session.file(*file).ok().map(|file| file.ino())]
         }

@@ -21,7 +21,7 @@ const TICKS_MAX: u32 = 3;
 
 impl Inner {
     /// Ends sessions whose clients are gone, and times of grace.
-    pub(super) fn keep(&self) {
+    pub(super) fn keep(self: &Arc<Inner>) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let mut turn = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
@@ -46,7 +46,13 @@ impl Inner {
             };
             for session in gone {
                 tracing::info!("session {} has ended: its client is gone", session.ticket.session);
-                self.let_go(&session);
+                match self.has_keys(&session) {
+                    true => {
+                        let inner = Arc::clone(self);
+                        self.go_on(Box::new(move || inner.let_go(&session)));
+                    }
+                    false => self.let_go(&session),
+                }
             }
             for (link, since) in self.strangers.lock().values() {
                 if since.elapsed() > self.lease {

@@ -483,7 +483,10 @@ impl Inner {
                 let (inner, session) = (Arc::clone(self), Arc::clone(session));
                 let ready = store.leases.end(&*session);
                 ready.into_iter().for_each(|work| self.go_on(work));
-                self.work(store, move || inner.end(&session));
+                match self.has_keys(&session) {
+                    true => self.go_on(Box::new(move || inner.end(&session))),
+                    false => self.work(store, move || inner.end(&session)),
+                }
                 return Err(Close);
             }
             Request::Reclaimed {} => {
@@ -531,8 +534,10 @@ impl Inner {
                 let ready = store.leases.recalled(&**session, &recalls);
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
-            // Moving a file's pages takes long.
-            Request::Bind { .. } | Request::Unbind { .. } => change::begin(self, session, id, received, true),
+            // Moving a file's pages takes long, and so does sealing what nobody has a key of any more.
+            Request::Bind { .. } | Request::ReleaseKey { .. } | Request::Unbind { .. } => {
+                change::begin(self, session, id, received, true);
+            }
             request => {
                 let passing = request.is_change().then(|| store.leases.pass());
                 if let Some(None) = passing {
@@ -624,11 +629,18 @@ impl Inner {
         }
     }
 
-    /// What a session has is let go, keys and queue pairs at last: none is given any more then.
+    /// Whether letting a session go may take long, because it has keys or queue pairs.
+    fn has_keys(&self, session: &Session) -> bool {
+        self.verbs.as_ref().is_some_and(|verbs| verbs.knows(session))
+    }
+
+    /// What a session has is let go. Keys and queue pairs before locks, when none is given any more: whoever gets a
+    /// lock next meets no write of this one.
     fn close(&self, session: &Session) {
-        session.end();
+        session.is_ending();
         if let Some(verbs) = &self.verbs {
             verbs.end_session(session);
         }
+        session.end();
     }
 }

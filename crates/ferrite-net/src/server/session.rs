@@ -540,9 +540,8 @@ impl Session {
         self.kept.lock().is_over
     }
 
-    /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more
-    /// ([`super::state::State::session_ends`]).
-    pub(super) fn end(&self) {
+    /// From now on it gets nothing more, and keeps what it has until [`Self::end`].
+    pub(super) fn is_ending(&self) {
         if let Some(link) = self.link.lock().take() {
             link.close();
         }
@@ -550,6 +549,13 @@ impl Session {
         let mut kept = self.kept.lock();
         kept.is_over = true;
         kept.waiting.retain(|_, waiting| !waiting.is_deferred);
+    }
+
+    /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more
+    /// ([`super::state::State::session_ends`]).
+    pub(super) fn end(&self) {
+        self.is_ending();
+        let mut kept = self.kept.lock();
         let files = std::mem::take(&mut kept.files);
         let clients = std::mem::take(&mut kept.clients);
         kept.slots = Vec::new();

@@ -280,7 +280,8 @@ impl Verbs {
             posix::may_access(&attr, &ctx.cred, posix::Access::WRITE)?;
         }
         let _turn = self.turn.lock();
-        self.adapter.unbind(&export.store.fs, file.ino)?;
+        // Also if the file could not be sealed, its keys have ended.
+        let unbound = self.adapter.unbind(&export.store.fs, file.ino);
         let number = export.store.number;
         for (owner, held) in self.held.lock().iter_mut() {
             if owner.0 == number {
@@ -288,7 +289,12 @@ impl Verbs {
             }
         }
         export.store.leases.unbar(file.ino);
-        Ok(())
+        unbound
+    }
+
+    /// Whether a session has keys or queue pairs, or is about to get some.
+    pub(super) fn knows(&self, session: &Session) -> bool {
+        self.held.lock().contains_key(&owner(session))
     }
 
     /// What came while the session ended left no trace of it, also if it failed.
@@ -301,7 +307,7 @@ impl Verbs {
     /// A session has ended: so do its keys and queue pairs. One that has none does not wait until others have theirs,
     /// which takes long; one that is about to get some looks afterwards whether it has ended.
     pub(super) fn end_session(&self, session: &Session) {
-        if !self.held.lock().contains_key(&owner(session)) {
+        if !self.knows(session) {
             return;
         }
         let _turn = self.turn.lock();
