@@ -11,7 +11,7 @@ use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start,
+    Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start, posix,
 };
 
 use super::meter;
@@ -601,12 +601,26 @@ impl<'s> Answering<'s> {
         Served::Yes
     }
 
-    /// At least one entry, if there is one.
+    /// Whether the caller may also use what it finds in a directory that it lists; refused if it may not even list it.
+    /// Engines leave that to who opens a directory. A client opens none here, and is not believed if root is squashed:
+    /// it lets its own root list everything.
+    fn may_list(&self, dir: Ino) -> Result<bool> {
+        let export = &self.session.export;
+        if !export.options.root_squash {
+            return Ok(true);
+        }
+        let (cred, attr) = (&self.ctx.cred, export.fs().getattr(SYSTEM, dir)?);
+        posix::may_access(&attr, cred, posix::Access::READ)?;
+        Ok(posix::may_access(&attr, cred, posix::Access::EXEC).is_ok())
+    }
+
+    /// At least one entry, if there is one. Who may not search the directory gets names alone.
     fn list(&self, (dir, cookie): (Node, u64), with_attributes: bool, room_bytes: usize, out: &mut Outbox) {
         let id = self.id;
         let export = &self.session.export;
-        let dir = match self.session.hold(dir) {
-            Ok(dir) => dir,
+        let held = self.session.hold(dir);
+        let (dir, may_search) = match held.and_then(|dir| self.may_list(dir.ino).map(|may| (dir, may))) {
+            Ok(found) => found,
             Err(error) => return put::<()>(out, id, Err(error)),
         };
         let mut frame = out.frame();
@@ -615,7 +629,7 @@ impl<'s> Answering<'s> {
         let (mut ending, mut has_entry) = (LISTING_ENDS, false);
         // A client that wants no attributes still wants to name what it sees, and not to have it pinned.
         let mut ctx = self.ctx.clone();
-        ctx.pins &= with_attributes;
+        ctx.pins &= with_attributes && may_search;
         let mut append = |entry: &DirEntry<'_>, attr: Result<Attr>| {
             if std::mem::replace(&mut has_entry, true) && frame.body_bytes() > room_bytes {
                 ending = LISTING_GOES_ON;
@@ -627,6 +641,7 @@ impl<'s> Answering<'s> {
                 next_cookie: entry.next_cookie,
                 name: entry.name,
                 told: match attr {
+                    _ if !may_search => EntryTold::Nothing(FsError::AccessDenied),
                     Ok(attr) if with_attributes => EntryTold::Attributes(self.told(attr)),
                     Ok(attr) => EntryTold::Node(export.node(attr.ino, attr.generation)),
                     Err(error) => EntryTold::Nothing(error),
