@@ -82,6 +82,15 @@ pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
     }
 }
 
+/// What the flags of `open(2)` ask a permission for, [`open_mode`] aside.
+pub(crate) fn asked_mode(flags: OpenFlags) -> OpenMode {
+    OpenMode {
+        read: flags.acc_mode() != OpenAccMode::O_WRONLY,
+        truncate: flags.0 & libc::O_TRUNC != 0,
+        ..open_mode(flags)
+    }
+}
+
 /// What a listing returns for a name whose inode cannot be read. No file is this long: the kernel returns the name,
 /// makes no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and at once forgets the
 /// number, which was never pinned. That does no harm: what cannot be read is not freed either.

@@ -20,7 +20,7 @@ use ferrite_vfs::{
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
-use crate::convert::{errno, open_mode};
+use crate::convert::{asked_mode, errno, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
@@ -320,12 +320,44 @@ impl Service {
             open: open_mode(OpenFlags(flags)),
             exclusive: flags & libc::O_EXCL != 0,
         };
-        let made = told(self.fs.create(ctx, parent, name, &new))?;
+        let mut made = told(self.fs.create(ctx, parent, name, &new))?;
+        if !made.created {
+            match self.enter_existing(ctx, &made, flags) {
+                Ok(attr) => made.attr = attr,
+                Err(error) => {
+                    // The kernel does not learn of it, so it will not forget it.
+                    drop(made.file);
+                    if ctx.pins {
+                        self.forget(made.attr.ino, 1);
+                    }
+                    return Err(errno(&error));
+                }
+            }
+        }
         let known = Known {
             attr: made.attr,
             ttl: self.trust,
         };
         Ok((known, self.insert(made.file)))
+    }
+
+    /// Does for a file that was there before what the kernel leaves out for one that it believes to be new: checks
+    /// permissions, and truncates. Returns its attributes then.
+    fn enter_existing(&self, ctx: &Ctx, made: &ferrite_vfs::Opened, flags: i32) -> Result<Attr> {
+        let asked = asked_mode(OpenFlags(flags));
+        posix::may_open(&made.attr, &ctx.cred, asked)?;
+        if !asked.truncate {
+            return Ok(made.attr);
+        }
+        let set = SetAttr {
+            size: Some(0),
+            kill_priv: !ctx.cred.is_root(),
+            ..SetAttr::default()
+        };
+        match asked.write {
+            true => made.file.setattr(ctx, &set),
+            false => self.fs.setattr(ctx, made.attr.ino, &set),
+        }
     }
 
     /// Reads into `into`; how much there was.
@@ -529,3 +561,6 @@ impl Service {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests;
