@@ -53,7 +53,16 @@ fn end(unmounter: &Unmounter, dir: &Path, volume: &dyn Volume) {
         }
     };
     tracing::warn!(%error, "still in use; cutting off its users");
-    if let Err(error) = write_out(dir, volume).and_then(|()| unmounter.cut_off()) {
+    part(|| write_out(dir, volume), || unmounter.cut_off());
+}
+
+/// Cuts the users off after all that can be written out was. What fails to be, or failed long ago, as the kernel tells
+/// whoever asks first, is no reason to stay.
+fn part(write_out: impl FnOnce() -> std::io::Result<()>, cut_off: impl FnOnce() -> std::io::Result<()>) {
+    if let Err(error) = write_out() {
+        tracing::warn!(%error, "stores to shared mappings may not all have been written out");
+    }
+    if let Err(error) = cut_off() {
         tracing::warn!(%error, "cannot cut off the users of the mount; the daemon ends when the mount is no longer \
         in use");
     }
@@ -63,7 +72,7 @@ fn end(unmounter: &Unmounter, dir: &Path, volume: &dyn Volume) {
 /// does not wait for them. So this watches the volume until it has been idle for a while, or has been kept busy for too
 /// long.
 fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
-    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
+    let synced = rustix::fs::syncfs(std::fs::File::open(dir)?);
     let start = Instant::now();
     let (mut seen, mut since) = (volume.activity(), start);
     while since.elapsed() < QUIET && start.elapsed() < GRACE {
@@ -73,5 +82,28 @@ fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
             (seen, since) = (now, Instant::now());
         }
     }
-    Ok(())
+    Ok(synced?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    /// A daemon that stayed would hold up the shutdown of the machine, and its pool would not be closed.
+    #[test]
+    fn users_are_cut_off_though_writing_out_failed() {
+        for written in [Ok(()), Err(ErrorKind::StorageFull)] {
+            let mut is_cut_off = false;
+            part(
+                || written.map_err(Error::from),
+                || {
+                    is_cut_off = true;
+                    Ok(())
+                },
+            );
+            assert!(is_cut_off, "after {written:?}");
+        }
+    }
 }
