@@ -80,7 +80,7 @@ macro_rules! answer {
     ($reply:ident, $result:expr, $value:pat => $ok:expr) => {
         match $result {
             Ok($value) => $ok,
-            Err(errno) => $reply.error(errno),
+            Err(refused) => $reply.error(refused.errno),
         }
     };
 }
@@ -420,7 +420,7 @@ impl Filesystem for Bridge {
             may_wait: sleep,
             is_flock: None,
         };
-        let done = move |outcome| answer!(reply, outcome, () => reply.ok());
+        let done = move |outcome: Answer<()>| answer!(reply, outcome, () => reply.ok());
         self.service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
     }
 

@@ -20,7 +20,7 @@ use ferrite_vfs::{
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
-use crate::convert::{asked_mode, errno, open_mode};
+use crate::convert::{Refused, asked_mode, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
@@ -32,8 +32,8 @@ const TRUST_MAX: Duration = Duration::from_secs(86_400);
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
 const FIRST_COOKIE: u64 = 2;
 
-/// What is answered, or the number of the error.
-pub(crate) type Answer<T> = std::result::Result<T, Errno>;
+/// What is answered, or why not.
+pub(crate) type Answer<T> = std::result::Result<T, Refused>;
 
 /// What a name leads to.
 pub(crate) struct Entry {
@@ -99,7 +99,7 @@ fn check_xattr(name: &[u8]) -> Result<&[u8]> {
 }
 
 fn told<T>(result: Result<T>) -> Answer<T> {
-    result.map_err(|error| errno(&error))
+    result.map_err(|error| Refused::from(&error))
 }
 
 impl Service {
@@ -185,7 +185,7 @@ impl Service {
         let attr = match looked {
             Ok(attr) => Some(attr),
             Err(FsError::NotFound) => None,
-            Err(error) => return Err(errno(&error)),
+            Err(error) => return Err(Refused::from(&error)),
         };
         Ok(Entry {
             attr,
@@ -288,7 +288,7 @@ impl Service {
             0 => RenameMode::Replace,
             libc::RENAME_NOREPLACE => RenameMode::NoReplace,
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return Err(Errno::EINVAL),
+            _ => return Err(Errno::EINVAL.into()),
         };
         if let Some(vouched) = &self.vouched {
             vouched.moves(to.0, OsStr::from_bytes(to.1));
@@ -330,7 +330,7 @@ impl Service {
                     if ctx.pins {
                         self.forget(made.attr.ino, 1);
                     }
-                    return Err(errno(&error));
+                    return Err(Refused::from(&error));
                 }
             }
         }
@@ -405,7 +405,7 @@ impl Service {
         done: impl FnOnce(Answer<()>) + Send + 'static,
     ) {
         let Some(locks) = &self.locks else {
-            return done(Err(Errno::ENOSYS));
+            return done(Err(Errno::ENOSYS.into()));
         };
         let done: LockDone = Box::new(move |outcome| done(told(outcome)));
         locks.set(file, owner, wanted, asker, done);
@@ -428,7 +428,7 @@ impl Service {
         match self.durable_operations {
             // All is durable already. After one such reply the kernel stops asking, which saves a database one round
             // trip per commit.
-            true => Err(Errno::ENOSYS),
+            true => Err(Errno::ENOSYS.into()),
             false => Ok(()),
         }
     }
@@ -544,7 +544,7 @@ impl Service {
             PUNCH => FallocateMode::PunchHole,
             ZERO => FallocateMode::ZeroRange { keep_size: false },
             ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::EOPNOTSUPP.into()),
         };
         told(
             self.handle(fh)
@@ -553,7 +553,7 @@ impl Service {
     }
 
     pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
-        let offset = u64::try_from(offset).map_err(|_| errno(&FsError::NoSuchAddress))?;
+        let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
         told(self.handle(fh).and_then(|file| match whence {
             libc::SEEK_DATA => file.seek_data(ctx, offset),
             libc::SEEK_HOLE => file.seek_hole(ctx, offset),

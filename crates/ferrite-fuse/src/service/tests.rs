@@ -70,7 +70,7 @@ fn a_create_that_meets_a_file_needs_the_permission_to_open_it() {
         let (fs, service) = with_file(mode);
         let before = attr_of_file(&fs);
         let made = service.create(&user(OTHER), (ROOT_INO, b"f"), 0o644, flags | libc::O_CREAT);
-        assert_eq!(made.err(), Some(Errno::EACCES), "{mode:o} {flags:o}");
+        assert_eq!(made.err(), Some(Errno::EACCES.into()), "{mode:o} {flags:o}");
         assert_eq!(attr_of_file(&fs), before);
         // Nobody has it any more: the owner's pin, and no other.
         service.unlink(&user(OWNER), ROOT_INO, b"f").unwrap();
