@@ -186,7 +186,7 @@ impl Filesystem for Bridge {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
+        fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
@@ -206,7 +206,7 @@ impl Filesystem for Bridge {
         change!(
             self,
             [],
-            |service| service.setattr(&ctx, ino.0, &set),
+            |service| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
             |made| answer!(reply, made, known => {
                 reply.attr(&known.ttl, &file_attr(&known.attr));
             })

@@ -101,7 +101,7 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// How a file is opened, from the flags of `open(2)`.
+/// How a file is opened of which the kernel keeps pages, from the flags of `open(2)`.
 pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
     // The kernel reads a page before it changes part of it in a shared mapping, so whoever writes also reads.
     OpenMode {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, Position,
-    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
+    Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
@@ -239,8 +239,8 @@ impl Service {
         Ok(Known { attr, ttl })
     }
 
-    /// `set` as the request has it.
-    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Answer<Known> {
+    /// `set` as the request has it, of a file that was opened as `fh` if one is given.
+    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<Known> {
         let set = SetAttr {
             mode: set.mode.map(|mode| mode & 0o7777),
             kill_priv: false,
@@ -250,7 +250,15 @@ impl Service {
         // the request that precedes a fallocate), and a truncate by an unprivileged caller.
         let chown = set.uid.is_some() || set.gid.is_some() || set == SetAttr::default();
         let kill_priv = set.mode.is_none() && (chown || (set.size.is_some() && !ctx.cred.is_root()));
-        let attr = told(self.fs.setattr(ctx, ino, &SetAttr { kill_priv, ..set }))?;
+        let set = SetAttr { kill_priv, ..set };
+        // Who has a file open for writing may set its size, whatever its mode has become.
+        let file = fh.filter(|_| set.size.is_some()).and_then(|fh| self.handles.get(fh));
+        let made = match file.map(|file| file.setattr(ctx, &set)) {
+            // `O_TRUNC` without `O_WRONLY` is one, too.
+            None | Some(Err(FsError::Invalid(BadArgument::NotWritable))) => self.fs.setattr(ctx, ino, &set),
+            Some(made) => made,
+        };
+        let attr = told(made)?;
         Ok(Known { attr, ttl: self.trust })
     }
 
@@ -302,9 +310,21 @@ impl Service {
         self.entry(self.fs.link(ctx, ino, parent, name))
     }
 
+    fn open_mode(&self, flags: i32) -> OpenMode {
+        match self.is_trusted() {
+            true => open_mode(OpenFlags(flags)),
+            // Others have it, too, and may check again what this kernel has checked: nothing but that is asked for. It
+            // reads no page to write a part of it, since it keeps none.
+            false => OpenMode {
+                truncate: false,
+                ..asked_mode(OpenFlags(flags))
+            },
+        }
+    }
+
     /// `flags` as `open` has them.
     pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Answer<Opened> {
-        told(self.fs.open(ctx, ino, open_mode(OpenFlags(flags)))).map(|file| self.insert(file))
+        told(self.fs.open(ctx, ino, self.open_mode(flags))).map(|file| self.insert(file))
     }
 
     pub(crate) fn create(
@@ -317,7 +337,7 @@ impl Service {
         // Without O_EXCL: the kernel looked the name up before it asked, so if it is taken, another caller was faster.
         let new = NewFile {
             mode: mode & 0o7777,
-            open: open_mode(OpenFlags(flags)),
+            open: self.open_mode(flags),
             exclusive: flags & libc::O_EXCL != 0,
         };
         let mut made = told(self.fs.create(ctx, parent, name, &new))?;

@@ -633,6 +633,37 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
     }
 }
 
+/// The kernel of a client reads a program for who may run it, and says no more than that it reads.
+#[test]
+fn where_root_is_nobody_a_program_is_read_to_run_it() {
+    let (fs, _server, address) = subtree(|options| options.root_squash(true));
+    let sub = fs.resolve(SYSTEM, &Start::default(), b"/sub", true).unwrap();
+    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    (raw.uid, raw.gid) = (1000, 1000);
+    for (name, mode) in [("program", 0o711), ("private", 0o700)] {
+        fs.mknod(SYSTEM, sub.ino, name.as_bytes(), &node(FileKind::File, mode))
+            .unwrap();
+        let file: Told = raw.done(&Request::Lookup {
+            parent: welcome.root,
+            name: name.as_bytes(),
+        });
+        let mut open = |mode, check| {
+            raw.check = check;
+            let node = file.node();
+            let answer = raw.ask(&Request::Open { node, mode, file: 1 });
+            answer.expect("an answer").map(|_| ())
+        };
+        let (read, both, denied) = (
+            OpenMode::read_only(),
+            OpenMode::read_write(),
+            Err(FsError::AccessDenied),
+        );
+        assert_eq!(open(read, false), if mode == 0o711 { Ok(()) } else { denied.clone() });
+        assert_eq!(open(both, false), denied);
+        assert_eq!(open(read, true), denied, "who has the server check does not run it");
+    }
+}
+
 /// What is longer than a message is refused as any engine refuses it, and the connection stays.
 #[test]
 fn values_and_names_longer_than_a_message_are_refused() {

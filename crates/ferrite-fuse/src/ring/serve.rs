@@ -148,7 +148,7 @@ fn perform(
     match decode(header, &payload[..used])? {
         Request::Lookup(name) => reply(service.lookup(ctx, ino, name), payload),
         Request::GetAttr => reply(service.getattr(ctx, ino), payload),
-        Request::SetAttr(set) => reply(service.setattr(ctx, ino, &set), payload),
+        Request::SetAttr { fh, set } => reply(service.setattr(ctx, ino, fh, &set), payload),
         Request::ReadLink => reply(service.readlink(ctx, ino), payload),
         Request::Symlink { name, target } => reply(service.symlink(ctx, ino, name, target), payload),
         Request::MkNod { name, mode, rdev } => reply(service.mknod(ctx, (ino, name), mode, rdev), payload),

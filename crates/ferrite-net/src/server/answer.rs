@@ -70,6 +70,8 @@ pub(super) struct Answering<'s> {
     pub(super) ctx: Ctx,
     pub(super) pool: &'s Pool,
     is_repeated_release: bool,
+    /// The client has left the check to its kernel.
+    is_kernels: bool,
 }
 
 impl<'s> Answering<'s> {
@@ -81,6 +83,7 @@ impl<'s> Answering<'s> {
         Ok(Answering {
             session,
             is_repeated_release,
+            is_kernels: !head.check,
             id: head.id,
             ctx,
             pool,
@@ -478,9 +481,25 @@ impl<'s> Answering<'s> {
 
     fn open(&self, node: Node, mode: OpenMode, number: u64) -> Result<u64> {
         let held = self.session.hold(node)?;
-        let file = self.session.export.fs().open(&self.ctx, held.ino, mode)?;
+        let fs = self.session.export.fs();
+        let file = match fs.open(&self.ctx, held.ino, mode) {
+            Err(FsError::AccessDenied) if mode == OpenMode::read_only() && self.may_run(held.ino)? => {
+                let unchecked = Ctx {
+                    check: false,
+                    ..self.ctx.clone()
+                };
+                fs.open(&unchecked, held.ino, mode)?
+            }
+            opened => opened?,
+        };
         self.session.keep_file(number, file)?;
         Ok(self.file_seal(held.ino, node.generation, mode))
+    }
+
+    /// Whether the caller may run a file. A kernel reads a program for who may only do that, and does not say so.
+    fn may_run(&self, ino: Ino) -> Result<bool> {
+        let attr = self.session.export.fs().getattr(SYSTEM, ino)?;
+        Ok(self.is_kernels && posix::may_access(&attr, &self.ctx.cred, posix::Access::EXEC).is_ok())
     }
 
     /// The client opened it before the server was restarted, and may have lost the permission, or the name, since.
