@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{fails, ferrite, has_fuse, mkfs, ok, sh, soak};
 use tempfile::TempDir;
@@ -274,7 +274,7 @@ fn a_dead_mount_of_a_server_is_listed_as_such() {
     assert!(line().contains(" ok "), "{}", line());
     let daemon = format!("ferrite mount {} {dir}", served.address);
     ok(Command::new("pkill").args(["-9", "-f", &daemon]));
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while !line().contains(" DEAD ") {
         assert!(start.elapsed() < Duration::from_secs(20), "{}", line());
     }
@@ -350,6 +350,74 @@ fn programs_work_on_a_server_of_devices() {
         ok(ferrite().arg("umount").arg(&dir));
         served.stop();
         assert!(ok(ferrite().arg("fsck").arg(&served.pool)).contains("sound"));
+    }
+}
+
+/// Whether `is_so` comes true within this time.
+fn becomes_so(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < within {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// Otherwise a machine could not be shut down while the server is away: calls wait for it without a limit.
+#[test]
+fn sigterm_ends_a_busy_daemon_whose_server_is_away() {
+    if !has_fuse() {
+        return;
+    }
+    for is_unmounted in [false, true] {
+        let mut served = Served::new();
+        let dir = served.mount("mnt");
+        std::fs::write(dir.join("file"), "text").unwrap();
+        // Another process: one that this process starts closes it first, by a call that waits for the server.
+        let hold = "import sys\nf = open('file', 'rb', 0); print('open', flush=True); sys.stdin.read()\n\
+                    try: f.read(1)\nexcept OSError: sys.exit(0)\nsys.exit(1)";
+        let mut holder = Command::new("python3")
+            .args(["-c", hold])
+            .current_dir(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line.trim(), "open");
+        let command = format!("mount {} {}", served.address, dir.display());
+        let daemon = ok(Command::new("pgrep").args(["-f", &command]));
+        let process = Path::new("/proc").join(daemon.trim());
+        let _end = Ending {
+            is_over: &AtomicBool::new(false),
+            address: served.address.clone(),
+        };
+        assert_eq!(served.tell("kill"), "killed");
+        let mut waits = Command::new("stat").arg(dir.join("other")).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(waits.try_wait().unwrap().is_none(), "it waits for the server");
+        if is_unmounted {
+            ok(Command::new("umount").args(["-f", "-l"]).arg(&dir));
+        }
+        ok(Command::new("kill").arg(daemon.trim()));
+        assert!(
+            becomes_so(Duration::from_secs(10), || !process.exists()),
+            "the daemon is there, unmounted by force: {is_unmounted}"
+        );
+        assert!(becomes_so(Duration::from_secs(2), || waits
+            .try_wait()
+            .unwrap()
+            .is_some()));
+        assert!(!waits.wait().unwrap().success());
+        drop(holder.stdin.take());
+        assert!(holder.wait().unwrap().success(), "what was open fails from then on");
+        served.start(&served.address.clone());
+        served.stop();
     }
 }
 
