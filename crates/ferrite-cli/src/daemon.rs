@@ -103,8 +103,9 @@ pub(crate) fn serve(
     if let Err(error) = &server {
         tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
     }
+    let is_remote = address.is_remote();
     // All that may fail comes before the daemon reports that the mount is ready.
-    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), frost)
+    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, frost)
         .and_then(|()| match options.scrub {
             Some(bytes_per_second) => scrub_daily(Arc::clone(&volume), bytes_per_second),
             None => Ok(()),

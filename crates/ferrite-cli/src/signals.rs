@@ -4,9 +4,12 @@
 //! [`GRACE`] to close them, as they do if they were asked to end at the same time. Then the connection is cut, their
 //! calls fail from then on, and the daemon closes the pool. No operation that returned is lost; stores to shared
 //! mappings are written out before.
+//!
+//! Invariant: nothing here waits for a server. One that is away must not keep the daemon: what would be written out to
+//! it is given up, and so are the calls that wait for it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use ferrite::volume::Volume;
@@ -24,11 +27,15 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How long the volume must have been idle before everything that the kernel was to write out has arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
+/// How long what is stored may take to be written out to a server: a little longer than it does if that answers.
+const WRITE_OUT_MAX: Duration = Duration::from_secs(4);
+
 /// Starts the thread, for `volume` mounted on `dir`.
 pub(crate) fn end_on_signal(
     unmounter: Unmounter,
     dir: PathBuf,
     volume: Arc<dyn Volume>,
+    is_remote: bool,
     frost: Frost,
 ) -> Result<(), Failure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
@@ -37,13 +44,13 @@ pub(crate) fn end_on_signal(
             tracing::info!(signal, "received a signal to end");
             // Otherwise requests that are held back would be cut off.
             let _ = frost.thaw(None);
-            end(&unmounter, &dir, &*volume);
+            end(&unmounter, &dir, &volume, is_remote);
         }
     })?;
     Ok(())
 }
 
-fn end(unmounter: &Unmounter, dir: &Path, volume: &dyn Volume) {
+fn end(unmounter: &Unmounter, dir: &Path, volume: &Arc<dyn Volume>, is_remote: bool) {
     let start = Instant::now();
     let error = loop {
         match unmounter.unmount() {
@@ -53,9 +60,48 @@ fn end(unmounter: &Unmounter, dir: &Path, volume: &dyn Volume) {
         }
     };
     tracing::warn!(%error, "still in use; cutting off its users");
-    if let Err(error) = write_out(dir, volume).and_then(|()| unmounter.cut_off()) {
-        tracing::warn!(%error, "cannot cut off the users of the mount; the daemon ends when the mount is no longer \
-        in use");
+    let is_cut_off = match is_remote {
+        false => part(|| write_out(dir, &**volume), || unmounter.cut_off()),
+        true => {
+            let (dir, volume) = (dir.to_path_buf(), Arc::clone(volume));
+            let write_out = move || write_out(&dir, &*volume);
+            part(|| in_time(WRITE_OUT_MAX, write_out), || unmounter.cut_off())
+        }
+    };
+    if is_remote && is_cut_off {
+        // Requests that wait for the server would keep the daemon until it is back, though nobody waits for them.
+        if let Err(error) = volume.close() {
+            tracing::warn!(%error, "cannot leave the server");
+        }
+    }
+}
+
+/// What `work` returns, or an error if it takes longer than this; it then goes on by itself.
+fn in_time(most: Duration, work: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> std::io::Result<()> {
+    let (done, outcome) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("write-out".into())
+        .spawn(move || done.send(work()))?;
+    outcome
+        .recv_timeout(most)
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
+/// Cuts the users off after all that can be written out was. What fails to be, or failed long ago, as the kernel tells
+/// whoever asks first, is no reason to stay. Returns whether nobody uses the mount any more.
+fn part(write_out: impl FnOnce() -> std::io::Result<()>, cut_off: impl FnOnce() -> std::io::Result<()>) -> bool {
+    if let Err(error) = write_out() {
+        tracing::warn!(%error, "stores to shared mappings may not all have been written out");
+    }
+    match cut_off() {
+        Ok(()) => true,
+        // Somebody else has unmounted it, perhaps with `umount -f`, which answers no requests.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => true,
+        Err(error) => {
+            tracing::warn!(%error, "cannot cut off the users of the mount; the daemon ends when the mount is no longer \
+            in use");
+            false
+        }
     }
 }
 
@@ -63,7 +109,7 @@ fn end(unmounter: &Unmounter, dir: &Path, volume: &dyn Volume) {
 /// does not wait for them. So this watches the volume until it has been idle for a while, or has been kept busy for too
 /// long.
 fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
-    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
+    let synced = rustix::fs::syncfs(std::fs::File::open(dir)?);
     let start = Instant::now();
     let (mut seen, mut since) = (volume.activity(), start);
     while since.elapsed() < QUIET && start.elapsed() < GRACE {
@@ -73,5 +119,49 @@ fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
             (seen, since) = (now, Instant::now());
         }
     }
-    Ok(())
+    Ok(synced?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    /// A daemon that stayed would hold up the shutdown of the machine, and its pool would not be closed.
+    #[test]
+    fn users_are_cut_off_though_writing_out_failed() {
+        for written in [Ok(()), Err(ErrorKind::StorageFull)] {
+            let mut is_cut_off = false;
+            let is_over = part(
+                || written.map_err(Error::from),
+                || {
+                    is_cut_off = true;
+                    Ok(())
+                },
+            );
+            assert!(is_cut_off && is_over, "after {written:?}");
+        }
+    }
+
+    /// Who has no right to cut users off leaves them what they use.
+    #[test]
+    fn a_volume_is_left_only_if_nobody_uses_the_mount() {
+        assert!(!part(|| Ok(()), || Err(ErrorKind::Unsupported.into())));
+        assert!(part(|| Ok(()), || Err(Error::from_raw_os_error(libc::EINVAL))));
+    }
+
+    /// A server that is away answers nothing.
+    #[test]
+    fn writing_out_is_given_up_after_a_while() {
+        assert!(in_time(WRITE_OUT_MAX, || Ok(())).is_ok());
+        let (hold, held) = mpsc::channel::<()>();
+        let waits = move || {
+            let _ = held.recv();
+            Ok(())
+        };
+        let given_up = in_time(Duration::from_millis(10), waits).unwrap_err();
+        assert_eq!(given_up.kind(), ErrorKind::TimedOut);
+        drop(hold);
+    }
 }

@@ -3,12 +3,14 @@
 
 mod common;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{fails, ferrite, has_fuse, mkfs, ok, sh, soak};
 use tempfile::TempDir;
@@ -20,7 +22,7 @@ const SUPERVISOR: &str = r#"
 while read -r verb listen; do
     case "$verb" in
     start)
-        "$FERRITE" serve "$POOL" --listen "$listen" --no-root-squash --lease 4 $WORDS > "$SAID" &
+        "$FERRITE" serve "$POOL" --listen "$listen" --lease 4 $WORDS > "$SAID" &
         server=$!
         until [ -s "$SAID" ] || ! kill -0 "$server" 2> /dev/null; do sleep 0.01; done
         head -n 1 "$SAID"
@@ -81,11 +83,29 @@ impl Served {
 
     fn start_with(base: TempDir, pool: PathBuf, has_key: bool) -> Served {
         let key = has_key.then(|| base.path().join("key"));
-        let mut words = String::new();
+        let mut words = "--no-root-squash".to_owned();
         if let Some(key) = &key {
             ok(ferrite().arg("key").arg(key));
-            words = format!("--key {} --encryption always", key.display());
+            words = format!("{words} --key {} --encryption always", key.display());
         }
+        Served::start_saying(base, pool, key, &words)
+    }
+
+    /// As `serve` has it by itself, with root squashed, and with a directory `all` for everybody.
+    fn squashing() -> Served {
+        let base = scratch();
+        // Other users come here, too.
+        std::fs::set_permissions(base.path(), Permissions::from_mode(0o755)).unwrap();
+        let (pool, dir) = (base.path().join("pool"), base.path().join("before"));
+        mkfs(&pool, &["--size", "256M"]);
+        std::fs::create_dir(&dir).unwrap();
+        ok(ferrite().arg("mount").arg(&pool).arg(&dir));
+        sh(&dir, "mkdir -m 1777 all");
+        ok(ferrite().arg("umount").arg(&dir));
+        Served::start_saying(base, pool, None, "")
+    }
+
+    fn start_saying(base: TempDir, pool: PathBuf, key: Option<PathBuf>, words: &str) -> Served {
         let mut supervisor = Command::new("bash")
             .args(["-c", SUPERVISOR])
             .env("FERRITE", ferrite().get_program())
@@ -191,6 +211,53 @@ fn two_mounts_of_one_export_show_the_same() {
     ok(ferrite().arg("fsck").arg(&served.pool));
 }
 
+/// Runs a script in a directory as this user, and in the group of the same number.
+fn sh_as(uid: u32, dir: &Path, script: &str) {
+    let mut shell = Command::new("bash");
+    shell.args(["-euo", "pipefail", "-c", script]).current_dir(dir);
+    ok(shell.uid(uid).gid(uid));
+}
+
+/// A server that squashes root checks again what the mount's kernel has allowed, which must not be something else.
+#[test]
+fn what_a_kernel_allows_is_done_where_root_is_squashed() {
+    if !has_fuse() {
+        return;
+    }
+    let mut served = Served::squashing();
+    let all = served.mount("mnt").join("all");
+    // Among others handles that are open for writing, of a file that may not be written any more.
+    let script = r#"
+install -m 711 /bin/true program; ./program
+echo text > drop; chmod 200 drop; echo more > drop; echo more >> drop; test $(stat -c %s drop) = 10
+mkdir -m 700 own; touch own/secret; mkdir -m 744 names; touch names/known
+python3 -c '
+import os
+fd = os.open("new", os.O_CREAT | os.O_RDWR, 0o444)
+for mode, size in [(0o444, 100), (0, 50)]:
+    os.chmod("new", mode)
+    os.ftruncate(fd, size)
+    assert os.fstat(fd).st_size == size
+fd = os.open("drop", os.O_WRONLY)
+assert os.lseek(fd, 0, os.SEEK_DATA) == 0
+os.ftruncate(fd, 3)'"#;
+    sh_as(1000, &all, script);
+    sh_as(
+        1001,
+        &all,
+        "./program; (! cat program); (! echo x > program); (! echo x > drop); test $(stat -c %s drop) = 3
+         (! ls own); test $(ls names) = known; (! stat names/known)",
+    );
+    // Root is nobody.
+    sh(
+        &all,
+        "./program; (! ls own); (! cat own/secret); test $(ls names) = known; (! stat names/known); (! cat drop)",
+    );
+    ok(ferrite().arg("umount").arg(all.parent().unwrap()));
+    served.stop();
+    ok(ferrite().arg("fsck").arg(&served.pool));
+}
+
 /// A list of all mounts is asked for while others come and go, so a mount that is dead must not spoil it.
 #[test]
 fn a_dead_mount_of_a_server_is_listed_as_such() {
@@ -207,7 +274,7 @@ fn a_dead_mount_of_a_server_is_listed_as_such() {
     assert!(line().contains(" ok "), "{}", line());
     let daemon = format!("ferrite mount {} {dir}", served.address);
     ok(Command::new("pkill").args(["-9", "-f", &daemon]));
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while !line().contains(" DEAD ") {
         assert!(start.elapsed() < Duration::from_secs(20), "{}", line());
     }
@@ -283,6 +350,74 @@ fn programs_work_on_a_server_of_devices() {
         ok(ferrite().arg("umount").arg(&dir));
         served.stop();
         assert!(ok(ferrite().arg("fsck").arg(&served.pool)).contains("sound"));
+    }
+}
+
+/// Whether `is_so` comes true within this time.
+fn becomes_so(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < within {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// Otherwise a machine could not be shut down while the server is away: calls wait for it without a limit.
+#[test]
+fn sigterm_ends_a_busy_daemon_whose_server_is_away() {
+    if !has_fuse() {
+        return;
+    }
+    for is_unmounted in [false, true] {
+        let mut served = Served::new();
+        let dir = served.mount("mnt");
+        std::fs::write(dir.join("file"), "text").unwrap();
+        // Another process: one that this process starts closes it first, by a call that waits for the server.
+        let hold = "import sys\nf = open('file', 'rb', 0); print('open', flush=True); sys.stdin.read()\n\
+                    try: f.read(1)\nexcept OSError: sys.exit(0)\nsys.exit(1)";
+        let mut holder = Command::new("python3")
+            .args(["-c", hold])
+            .current_dir(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line.trim(), "open");
+        let command = format!("mount {} {}", served.address, dir.display());
+        let daemon = ok(Command::new("pgrep").args(["-f", &command]));
+        let process = Path::new("/proc").join(daemon.trim());
+        let _end = Ending {
+            is_over: &AtomicBool::new(false),
+            address: served.address.clone(),
+        };
+        assert_eq!(served.tell("kill"), "killed");
+        let mut waits = Command::new("stat").arg(dir.join("other")).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(waits.try_wait().unwrap().is_none(), "it waits for the server");
+        if is_unmounted {
+            ok(Command::new("umount").args(["-f", "-l"]).arg(&dir));
+        }
+        ok(Command::new("kill").arg(daemon.trim()));
+        assert!(
+            becomes_so(Duration::from_secs(10), || !process.exists()),
+            "the daemon is there, unmounted by force: {is_unmounted}"
+        );
+        assert!(becomes_so(Duration::from_secs(2), || waits
+            .try_wait()
+            .unwrap()
+            .is_some()));
+        assert!(!waits.wait().unwrap().success());
+        drop(holder.stdin.take());
+        assert!(holder.wait().unwrap().success(), "what was open fails from then on");
+        served.start(&served.address.clone());
+        served.stop();
     }
 }
 

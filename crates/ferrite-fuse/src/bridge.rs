@@ -80,7 +80,7 @@ macro_rules! answer {
     ($reply:ident, $result:expr, $value:pat => $ok:expr) => {
         match $result {
             Ok($value) => $ok,
-            Err(errno) => $reply.error(errno),
+            Err(refused) => $reply.error(refused.errno),
         }
     };
 }
@@ -186,7 +186,7 @@ impl Filesystem for Bridge {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
+        fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
@@ -206,7 +206,7 @@ impl Filesystem for Bridge {
         change!(
             self,
             [],
-            |service| service.setattr(&ctx, ino.0, &set),
+            |service| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
             |made| answer!(reply, made, known => {
                 reply.attr(&known.ttl, &file_attr(&known.attr));
             })
@@ -420,7 +420,7 @@ impl Filesystem for Bridge {
             may_wait: sleep,
             is_flock: None,
         };
-        let done = move |outcome| answer!(reply, outcome, () => reply.ok());
+        let done = move |outcome: Answer<()>| answer!(reply, outcome, () => reply.ok());
         self.service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
     }
 

@@ -3,14 +3,44 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ferrite_vfs::{Attr, FileKind, FsError, Ino, OpenMode, SetTime, Timestamp};
+use ferrite_vfs::{Attr, FileKind, FsError, Ino, OpenMode, SetTime, SpaceOf, Timestamp};
 use fuser::{Errno, FileAttr, FileType, INodeNo, OpenAccMode, OpenFlags, TimeOrNow};
 
 /// Preferred size of an I/O request.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 
-pub(crate) fn errno(error: &FsError) -> Errno {
-    Errno::from_i32(error.errno())
+/// Why a request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) errno: Errno,
+    /// It found none of what files without a name give back when they are freed.
+    pub(crate) lacks_space: bool,
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Refused {
+        Refused {
+            errno,
+            lacks_space: false,
+        }
+    }
+}
+
+impl From<&FsError> for Refused {
+    fn from(error: &FsError) -> Refused {
+        let lacks_space = match error {
+            FsError::NoSpace(of) => match of {
+                SpaceOf::Blocks | SpaceOf::MapEntries | SpaceOf::Inodes | SpaceOf::Names => true,
+                // Of one inode, and of the locks that are held.
+                SpaceOf::Attributes | SpaceOf::RecordLocks => false,
+            },
+            _ => false,
+        };
+        Refused {
+            errno: Errno::from_i32(error.errno()),
+            lacks_space,
+        }
+    }
 }
 
 pub(crate) fn file_type(kind: FileKind) -> FileType {
@@ -71,7 +101,7 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// How a file is opened, from the flags of `open(2)`.
+/// How a file is opened of which the kernel keeps pages, from the flags of `open(2)`.
 pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
     // The kernel reads a page before it changes part of it in a shared mapping, so whoever writes also reads.
     OpenMode {
@@ -79,6 +109,15 @@ pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
         write: flags.acc_mode() != OpenAccMode::O_RDONLY,
         truncate: false,
         no_atime: flags.0 & libc::O_NOATIME != 0,
+    }
+}
+
+/// What the flags of `open(2)` ask a permission for, [`open_mode`] aside.
+pub(crate) fn asked_mode(flags: OpenFlags) -> OpenMode {
+    OpenMode {
+        read: flags.acc_mode() != OpenAccMode::O_WRONLY,
+        truncate: flags.0 & libc::O_TRUNC != 0,
+        ..open_mode(flags)
     }
 }
 

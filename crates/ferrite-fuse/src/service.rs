@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, Position,
-    ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
+    Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
-use crate::convert::{errno, open_mode};
+use crate::convert::{Refused, asked_mode, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
@@ -32,8 +32,8 @@ const TRUST_MAX: Duration = Duration::from_secs(86_400);
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
 const FIRST_COOKIE: u64 = 2;
 
-/// What is answered, or the number of the error.
-pub(crate) type Answer<T> = std::result::Result<T, Errno>;
+/// What is answered, or why not.
+pub(crate) type Answer<T> = std::result::Result<T, Refused>;
 
 /// What a name leads to.
 pub(crate) struct Entry {
@@ -99,7 +99,7 @@ fn check_xattr(name: &[u8]) -> Result<&[u8]> {
 }
 
 fn told<T>(result: Result<T>) -> Answer<T> {
-    result.map_err(|error| errno(&error))
+    result.map_err(|error| Refused::from(&error))
 }
 
 impl Service {
@@ -185,7 +185,7 @@ impl Service {
         let attr = match looked {
             Ok(attr) => Some(attr),
             Err(FsError::NotFound) => None,
-            Err(error) => return Err(errno(&error)),
+            Err(error) => return Err(Refused::from(&error)),
         };
         Ok(Entry {
             attr,
@@ -239,8 +239,8 @@ impl Service {
         Ok(Known { attr, ttl })
     }
 
-    /// `set` as the request has it.
-    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Answer<Known> {
+    /// `set` as the request has it, of a file that was opened as `fh` if one is given.
+    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<Known> {
         let set = SetAttr {
             mode: set.mode.map(|mode| mode & 0o7777),
             kill_priv: false,
@@ -250,7 +250,15 @@ impl Service {
         // the request that precedes a fallocate), and a truncate by an unprivileged caller.
         let chown = set.uid.is_some() || set.gid.is_some() || set == SetAttr::default();
         let kill_priv = set.mode.is_none() && (chown || (set.size.is_some() && !ctx.cred.is_root()));
-        let attr = told(self.fs.setattr(ctx, ino, &SetAttr { kill_priv, ..set }))?;
+        let set = SetAttr { kill_priv, ..set };
+        // Who has a file open for writing may set its size, whatever its mode has become.
+        let file = fh.filter(|_| set.size.is_some()).and_then(|fh| self.handles.get(fh));
+        let made = match file.map(|file| file.setattr(ctx, &set)) {
+            // `O_TRUNC` without `O_WRONLY` is one, too.
+            None | Some(Err(FsError::Invalid(BadArgument::NotWritable))) => self.fs.setattr(ctx, ino, &set),
+            Some(made) => made,
+        };
+        let attr = told(made)?;
         Ok(Known { attr, ttl: self.trust })
     }
 
@@ -288,7 +296,7 @@ impl Service {
             0 => RenameMode::Replace,
             libc::RENAME_NOREPLACE => RenameMode::NoReplace,
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return Err(Errno::EINVAL),
+            _ => return Err(Errno::EINVAL.into()),
         };
         if let Some(vouched) = &self.vouched {
             vouched.moves(to.0, OsStr::from_bytes(to.1));
@@ -302,9 +310,21 @@ impl Service {
         self.entry(self.fs.link(ctx, ino, parent, name))
     }
 
+    fn open_mode(&self, flags: i32) -> OpenMode {
+        match self.is_trusted() {
+            true => open_mode(OpenFlags(flags)),
+            // Others have it, too, and may check again what this kernel has checked: nothing but that is asked for. It
+            // reads no page to write a part of it, since it keeps none.
+            false => OpenMode {
+                truncate: false,
+                ..asked_mode(OpenFlags(flags))
+            },
+        }
+    }
+
     /// `flags` as `open` has them.
     pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Answer<Opened> {
-        told(self.fs.open(ctx, ino, open_mode(OpenFlags(flags)))).map(|file| self.insert(file))
+        told(self.fs.open(ctx, ino, self.open_mode(flags))).map(|file| self.insert(file))
     }
 
     pub(crate) fn create(
@@ -317,15 +337,47 @@ impl Service {
         // Without O_EXCL: the kernel looked the name up before it asked, so if it is taken, another caller was faster.
         let new = NewFile {
             mode: mode & 0o7777,
-            open: open_mode(OpenFlags(flags)),
+            open: self.open_mode(flags),
             exclusive: flags & libc::O_EXCL != 0,
         };
-        let made = told(self.fs.create(ctx, parent, name, &new))?;
+        let mut made = told(self.fs.create(ctx, parent, name, &new))?;
+        if !made.created {
+            match self.enter_existing(ctx, &made, flags) {
+                Ok(attr) => made.attr = attr,
+                Err(error) => {
+                    // The kernel does not learn of it, so it will not forget it.
+                    drop(made.file);
+                    if ctx.pins {
+                        self.forget(made.attr.ino, 1);
+                    }
+                    return Err(Refused::from(&error));
+                }
+            }
+        }
         let known = Known {
             attr: made.attr,
             ttl: self.trust,
         };
         Ok((known, self.insert(made.file)))
+    }
+
+    /// Does for a file that was there before what the kernel leaves out for one that it believes to be new: checks
+    /// permissions, and truncates. Returns its attributes then.
+    fn enter_existing(&self, ctx: &Ctx, made: &ferrite_vfs::Opened, flags: i32) -> Result<Attr> {
+        let asked = asked_mode(OpenFlags(flags));
+        posix::may_open(&made.attr, &ctx.cred, asked)?;
+        if !asked.truncate {
+            return Ok(made.attr);
+        }
+        let set = SetAttr {
+            size: Some(0),
+            kill_priv: !ctx.cred.is_root(),
+            ..SetAttr::default()
+        };
+        match asked.write {
+            true => made.file.setattr(ctx, &set),
+            false => self.fs.setattr(ctx, made.attr.ino, &set),
+        }
     }
 
     /// Reads into `into`; how much there was.
@@ -373,7 +425,7 @@ impl Service {
         done: impl FnOnce(Answer<()>) + Send + 'static,
     ) {
         let Some(locks) = &self.locks else {
-            return done(Err(Errno::ENOSYS));
+            return done(Err(Errno::ENOSYS.into()));
         };
         let done: LockDone = Box::new(move |outcome| done(told(outcome)));
         locks.set(file, owner, wanted, asker, done);
@@ -396,7 +448,7 @@ impl Service {
         match self.durable_operations {
             // All is durable already. After one such reply the kernel stops asking, which saves a database one round
             // trip per commit.
-            true => Err(Errno::ENOSYS),
+            true => Err(Errno::ENOSYS.into()),
             false => Ok(()),
         }
     }
@@ -512,7 +564,7 @@ impl Service {
             PUNCH => FallocateMode::PunchHole,
             ZERO => FallocateMode::ZeroRange { keep_size: false },
             ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::EOPNOTSUPP.into()),
         };
         told(
             self.handle(fh)
@@ -521,7 +573,7 @@ impl Service {
     }
 
     pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
-        let offset = u64::try_from(offset).map_err(|_| errno(&FsError::NoSuchAddress))?;
+        let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
         told(self.handle(fh).and_then(|file| match whence {
             libc::SEEK_DATA => file.seek_data(ctx, offset),
             libc::SEEK_HOLE => file.seek_hole(ctx, offset),
@@ -529,3 +581,6 @@ impl Service {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests;

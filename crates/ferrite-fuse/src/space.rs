@@ -34,8 +34,9 @@ pub(crate) trait Attempt: Send + 'static {
     fn answer(self);
 }
 
+/// Whether there was no space, and files without a name may give some back.
 pub(crate) fn is_no_space<T>(made: &Answer<T>) -> bool {
-    matches!(made, Err(errno) if errno.code() == libc::ENOSPC)
+    matches!(made, Err(refused) if refused.lacks_space)
 }
 
 /// A change as two closures: one tries, the other answers.
@@ -48,7 +49,7 @@ pub(crate) struct Change<T, M, R> {
 impl<T, M, R> Change<T, M, R> {
     /// One that was tried, with what came of it; or not yet.
     pub(crate) fn new(tried: Option<Answer<T>>, make: M, reply: R) -> Change<T, M, R> {
-        let made = tried.unwrap_or(Err(Errno::EIO));
+        let made = tried.unwrap_or(Err(Errno::EIO.into()));
         Change { made, make, reply }
     }
 }
@@ -127,12 +128,12 @@ mod tests {
     use std::sync::mpsc::{RecvTimeoutError, channel};
 
     use ferrite_vfs::memfs::MemFs;
-    use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, Layer, ROOT_INO, Result, SYSTEM, SpaceOf};
+    use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, Layer, ROOT_INO, Result, SYSTEM, SpaceOf, XattrMode};
 
     use super::*;
     use crate::freezer::Freezer;
 
-    /// Has no space as long as a file without a name is held, and is asked so many times.
+    /// Has no space as long as a file without a name is held, and no room for attributes; is asked so many times.
     struct Full {
         below: MemFs,
         unnamed: AtomicU64,
@@ -150,6 +151,11 @@ mod tests {
                 0 => self.below.mkdir(ctx, parent, name, mode),
                 _ => Err(FsError::NoSpace(SpaceOf::Blocks)),
             }
+        }
+
+        fn setxattr(&self, _: &Ctx, _: Ino, _: &[u8], _: &[u8], _: XattrMode) -> Result<()> {
+            self.tries.fetch_add(1, Ordering::SeqCst);
+            Err(FsError::NoSpace(SpaceOf::Attributes))
         }
 
         fn unlink(&self, _: &Ctx, _: Ino, _: &[u8]) -> Result<()> {
@@ -205,17 +211,32 @@ mod tests {
         fs.unnamed.store(1, Ordering::SeqCst);
         assert!(!mkdir(&service)());
         assert_eq!(fs.tries.swap(0, Ordering::SeqCst), 1);
+        let began = Instant::now();
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
         // The one that is left is open, as far as is known.
         let file = service
             .create(SYSTEM, (ROOT_INO, b"open"), 0o644, libc::O_RDWR)
             .unwrap();
         fs.unnamed.store(1, Ordering::SeqCst);
-        let began = Instant::now();
         assert!(!mkdir(&service)());
         assert!(fs.tries.load(Ordering::SeqCst) > 1);
-        assert!((LONGEST_BLIND..LONGEST).contains(&began.elapsed()));
+        // Removals are noted by the millisecond.
+        let least = LONGEST_BLIND - Duration::from_millis(1);
+        assert!((least..LONGEST).contains(&began.elapsed()));
         service.release(file.1.fh);
+    }
+
+    /// The room for the attributes of a file is its own.
+    #[test]
+    fn what_no_freed_file_gives_back_is_not_waited_for() {
+        let (fs, service) = full();
+        assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
+        let (told, made) = channel();
+        let make = |service: &Service| service.setxattr(SYSTEM, ROOT_INO, b"user.long", b"value", 0);
+        let change = Change::new(None, make, move |made: Answer<()>| told.send(made).unwrap());
+        when_open(Arc::clone(&service), change, Patience::default());
+        let refused = made.try_recv().expect("an answer at once").unwrap_err();
+        assert_eq!((refused.errno, fs.tries.load(Ordering::SeqCst)), (Errno::ENOSPC, 1));
     }
 
     #[test]

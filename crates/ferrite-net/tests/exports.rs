@@ -9,7 +9,9 @@ use common::bystander::{Bystander, new_file, node};
 use common::raw::{Raw, invented, unsealed_root};
 use common::{export, make_pool, mount, serve};
 use ferrite_net::server::{ExportOptions, NOBODY, Server, ServerOptions};
-use ferrite_net::wire::{Node, OpenedFile, Request, SessionState, Ticket, Told};
+use ferrite_net::wire::{
+    ENTRY_FOLLOWS, Entry, EntryTold, LISTING_ENDS, Node, OpenedFile, Reader, Request, SessionState, Ticket, Told,
+};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -570,6 +572,96 @@ fn root_is_nobody_unless_it_may_be() {
     (raw.uid, raw.gid, raw.groups) = (1000, 1000, vec![5]);
     let opened: OpenedFile = raw.done(&read(b"groups"));
     assert_eq!(opened.told.attr.gid, 5);
+}
+
+/// A client's kernel lets its root list everything, and a client of its own asks without having opened anything.
+#[test]
+fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
+    let (fs, _server, address) = subtree(|options| options.root_squash(true));
+    let sub = fs.resolve(SYSTEM, &Start::default(), b"/sub", true).unwrap();
+    for (name, mode) in [("private", 0o700), ("names", 0o744), ("search", 0o711), ("open", 0o755)] {
+        let made = fs.mkdir(SYSTEM, sub.ino, name.as_bytes(), mode).unwrap();
+        let set = SetAttr {
+            uid: Some(5),
+            ..SetAttr::default()
+        };
+        fs.setattr(SYSTEM, made.ino, &set).unwrap();
+        fs.mknod(SYSTEM, made.ino, b"secret", &node(FileKind::File, 0o600))
+            .unwrap();
+    }
+    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    raw.pins = true;
+    let mut list = |uid, name: &'static str, with_attributes| {
+        raw.uid = uid;
+        let dir: Told = raw.done(&Request::Lookup {
+            parent: welcome.root,
+            name: name.as_bytes(),
+        });
+        let answer = raw.ask(&Request::Readdir {
+            dir: dir.node(),
+            cookie: 0,
+            with_attributes,
+            room_bytes: u32::MAX,
+        });
+        let (body, _) = answer.expect("an answer")?;
+        let mut reader = Reader::new(&body);
+        assert_eq!(reader.get::<u8>().unwrap(), ENTRY_FOLLOWS);
+        let entry: Entry<'_> = reader.get().unwrap();
+        assert_eq!(
+            (entry.name, reader.get::<u8>().unwrap()),
+            (&b"secret"[..], LISTING_ENDS)
+        );
+        match entry.told {
+            EntryTold::Nothing(error) => Ok(Err(error)),
+            EntryTold::Node(_) => Ok(Ok(false)),
+            EntryTold::Attributes(_) => Ok(Ok(true)),
+        }
+    };
+    for with_attributes in [true, false] {
+        for uid in [0, 1000] {
+            let mut list = |name| list(uid, name, with_attributes);
+            assert_eq!(list("private"), Err(FsError::AccessDenied));
+            assert_eq!(list("search"), Err(FsError::AccessDenied));
+            assert_eq!(
+                list("names"),
+                Ok(Err(FsError::AccessDenied)),
+                "a node would serve to look in"
+            );
+            assert_eq!(list("open"), Ok(Ok(with_attributes)));
+        }
+        assert_eq!(list(5, "private", with_attributes), Ok(Ok(with_attributes)));
+    }
+}
+
+/// The kernel of a client reads a program for who may run it, and says no more than that it reads.
+#[test]
+fn where_root_is_nobody_a_program_is_read_to_run_it() {
+    let (fs, _server, address) = subtree(|options| options.root_squash(true));
+    let sub = fs.resolve(SYSTEM, &Start::default(), b"/sub", true).unwrap();
+    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    (raw.uid, raw.gid) = (1000, 1000);
+    for (name, mode) in [("program", 0o711), ("private", 0o700)] {
+        fs.mknod(SYSTEM, sub.ino, name.as_bytes(), &node(FileKind::File, mode))
+            .unwrap();
+        let file: Told = raw.done(&Request::Lookup {
+            parent: welcome.root,
+            name: name.as_bytes(),
+        });
+        let mut open = |mode, check| {
+            raw.check = check;
+            let node = file.node();
+            let answer = raw.ask(&Request::Open { node, mode, file: 1 });
+            answer.expect("an answer").map(|_| ())
+        };
+        let (read, both, denied) = (
+            OpenMode::read_only(),
+            OpenMode::read_write(),
+            Err(FsError::AccessDenied),
+        );
+        assert_eq!(open(read, false), if mode == 0o711 { Ok(()) } else { denied.clone() });
+        assert_eq!(open(both, false), denied);
+        assert_eq!(open(read, true), denied, "who has the server check does not run it");
+    }
 }
 
 /// What is longer than a message is refused as any engine refuses it, and the connection stays.

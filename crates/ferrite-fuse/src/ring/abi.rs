@@ -86,7 +86,10 @@ struct OutHeader {
 pub(crate) enum Request<'a> {
     Lookup(&'a [u8]),
     GetAttr,
-    SetAttr(SetAttr),
+    SetAttr {
+        fh: Option<u64>,
+        set: SetAttr,
+    },
     ReadLink,
     Symlink {
         name: &'a [u8],
@@ -241,6 +244,7 @@ mod valid {
     pub(super) const SIZE: u32 = 1 << 3;
     pub(super) const ATIME: u32 = 1 << 4;
     pub(super) const MTIME: u32 = 1 << 5;
+    pub(super) const FH: u32 = 1 << 6;
     pub(super) const ATIME_NOW: u32 = 1 << 7;
     pub(super) const MTIME_NOW: u32 = 1 << 8;
 }
@@ -256,7 +260,7 @@ const IOCTL_UNRESTRICTED: u32 = 1;
 struct SetAttrIn {
     valid: u32,
     _padding: u32,
-    _fh: u64,
+    fh: u64,
     size: u64,
     _lock_owner: u64,
     /// Seconds of the three times.
@@ -400,7 +404,11 @@ pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Requ
     Ok(match opcode {
         LOOKUP => Request::Lookup(only_name()?),
         GETATTR => Request::GetAttr,
-        SETATTR => Request::SetAttr(set_attr(&op(header)?)),
+        SETATTR => {
+            let it = op::<SetAttrIn>(header)?;
+            let fh = (it.valid & valid::FH != 0).then_some(it.fh);
+            Request::SetAttr { fh, set: set_attr(&it) }
+        }
         READLINK => Request::ReadLink,
         SYMLINK => {
             let (name_, rest) = name(payload)?;

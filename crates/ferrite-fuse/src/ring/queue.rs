@@ -182,7 +182,7 @@ impl Queue<'_> {
     fn serve(&self, mut slot: Slot) -> Option<Slot> {
         let asked = slot.header().request();
         if self.task.only.is_some_and(|only| only != asked.uid) && abi::is_users(asked.opcode) {
-            slot.answer(Err(Errno::EACCES));
+            slot.answer(Err(Errno::EACCES.into()));
             return Some(slot);
         }
         let inbox = Arc::clone(&self.inbox);

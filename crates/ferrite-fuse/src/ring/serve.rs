@@ -34,7 +34,7 @@ impl<F: FnOnce(Slot)> Owed<F> {
 impl<F: FnOnce(Slot)> Drop for Owed<F> {
     fn drop(&mut self) {
         if let Some((mut slot, later)) = self.0.take() {
-            slot.answer(Err(Errno::EIO));
+            slot.answer(Err(Errno::EIO.into()));
             later(slot);
         }
     }
@@ -99,7 +99,7 @@ impl<F: FnOnce(Slot)> Change<F> {
     fn of(slot: Slot, later: F) -> Change<F> {
         Change {
             owed: Owed(Some((slot, later))),
-            made: Err(Errno::EIO),
+            made: Err(Errno::EIO.into()),
         }
     }
 }
@@ -129,11 +129,11 @@ fn perform_in(service: &Service, slot: &mut Slot) -> Answer<usize> {
     let used = payload.len().min(header.payload_bytes as usize);
     let perform = || perform(service, &ctx, asked.ino, header, (payload, used));
     // A thread that is gone would leave its CPU without any. Whoever panics has said why.
-    catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO))
+    catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
 }
 
 fn reply<T: Encode>(answer: Answer<T>, payload: &mut [u8]) -> Answer<usize> {
-    answer.and_then(|value| value.encode(payload))
+    Ok(answer?.encode(payload)?)
 }
 
 /// Carries out a request whose payload is the first `used` bytes, and overwrites it with that of the reply; how long
@@ -148,7 +148,7 @@ fn perform(
     match decode(header, &payload[..used])? {
         Request::Lookup(name) => reply(service.lookup(ctx, ino, name), payload),
         Request::GetAttr => reply(service.getattr(ctx, ino), payload),
-        Request::SetAttr(set) => reply(service.setattr(ctx, ino, &set), payload),
+        Request::SetAttr { fh, set } => reply(service.setattr(ctx, ino, fh, &set), payload),
         Request::ReadLink => reply(service.readlink(ctx, ino), payload),
         Request::Symlink { name, target } => reply(service.symlink(ctx, ino, name, target), payload),
         Request::MkNod { name, mode, rdev } => reply(service.mknod(ctx, (ino, name), mode, rdev), payload),
@@ -208,7 +208,7 @@ fn perform(
         Request::FSyncDir => reply(service.fsyncdir(ctx), payload),
         Request::GetLk { owner, wanted } => reply(service.getlk(ino, owner, wanted), payload),
         // The caller of this does that.
-        Request::SetLk { .. } => Err(Errno::EIO),
+        Request::SetLk { .. } => Err(Errno::EIO.into()),
         Request::Fallocate {
             fh,
             offset,
@@ -216,6 +216,6 @@ fn perform(
             mode,
         } => reply(service.fallocate(ctx, fh, offset, length, mode), payload),
         Request::LSeek { fh, offset, whence } => reply(service.lseek(ctx, fh, offset, whence), payload),
-        Request::Ioctl => Err(Errno::ENOTTY),
+        Request::Ioctl => Err(Errno::ENOTTY.into()),
     }
 }

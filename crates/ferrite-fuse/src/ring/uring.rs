@@ -12,12 +12,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use fuser::Errno;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::abi::EntryHeader;
+use crate::service::Answer;
 
 /// In front of the payload: the header, and the two vectors that tell the kernel of both.
 const HEADER_BYTES: usize = 4096;
@@ -86,9 +86,11 @@ impl Slot {
     }
 
     /// Makes it a reply, of which so many bytes are in the payload.
-    pub(crate) fn answer(&mut self, outcome: Result<usize, Errno>) {
+    pub(crate) fn answer(&mut self, outcome: Answer<usize>) {
         let asked_bytes = self.header().payload_bytes as usize;
-        let outcome = outcome.map(|len| len.min(self.map.len() - HEADER_BYTES));
+        let outcome = outcome
+            .map(|len| len.min(self.map.len() - HEADER_BYTES))
+            .map_err(|refused| refused.errno);
         let unique = self.unique;
         // SAFETY: as for `header`; it is borrowed mutably.
         let header: &mut EntryHeader = unsafe { &mut *self.map.as_mut_ptr().cast() };

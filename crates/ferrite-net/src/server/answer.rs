@@ -11,7 +11,7 @@ use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start,
+    Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start, posix,
 };
 
 use super::meter;
@@ -70,6 +70,8 @@ pub(super) struct Answering<'s> {
     pub(super) ctx: Ctx,
     pub(super) pool: &'s Pool,
     is_repeated_release: bool,
+    /// The client has left the check to its kernel.
+    is_kernels: bool,
 }
 
 impl<'s> Answering<'s> {
@@ -81,6 +83,7 @@ impl<'s> Answering<'s> {
         Ok(Answering {
             session,
             is_repeated_release,
+            is_kernels: !head.check,
             id: head.id,
             ctx,
             pool,
@@ -478,9 +481,25 @@ impl<'s> Answering<'s> {
 
     fn open(&self, node: Node, mode: OpenMode, number: u64) -> Result<u64> {
         let held = self.session.hold(node)?;
-        let file = self.session.export.fs().open(&self.ctx, held.ino, mode)?;
+        let fs = self.session.export.fs();
+        let file = match fs.open(&self.ctx, held.ino, mode) {
+            Err(FsError::AccessDenied) if mode == OpenMode::read_only() && self.may_run(held.ino)? => {
+                let unchecked = Ctx {
+                    check: false,
+                    ..self.ctx.clone()
+                };
+                fs.open(&unchecked, held.ino, mode)?
+            }
+            opened => opened?,
+        };
         self.session.keep_file(number, file)?;
         Ok(self.file_seal(held.ino, node.generation, mode))
+    }
+
+    /// Whether the caller may run a file. A kernel reads a program for who may only do that, and does not say so.
+    fn may_run(&self, ino: Ino) -> Result<bool> {
+        let attr = self.session.export.fs().getattr(SYSTEM, ino)?;
+        Ok(self.is_kernels && posix::may_access(&attr, &self.ctx.cred, posix::Access::EXEC).is_ok())
     }
 
     /// The client opened it before the server was restarted, and may have lost the permission, or the name, since.
@@ -601,12 +620,26 @@ impl<'s> Answering<'s> {
         Served::Yes
     }
 
-    /// At least one entry, if there is one.
+    /// Whether the caller may also use what it finds in a directory that it lists; refused if it may not even list it.
+    /// Engines leave that to who opens a directory. A client opens none here, and is not believed if root is squashed:
+    /// it lets its own root list everything.
+    fn may_list(&self, dir: Ino) -> Result<bool> {
+        let export = &self.session.export;
+        if !export.options.root_squash {
+            return Ok(true);
+        }
+        let (cred, attr) = (&self.ctx.cred, export.fs().getattr(SYSTEM, dir)?);
+        posix::may_access(&attr, cred, posix::Access::READ)?;
+        Ok(posix::may_access(&attr, cred, posix::Access::EXEC).is_ok())
+    }
+
+    /// At least one entry, if there is one. Who may not search the directory gets names alone.
     fn list(&self, (dir, cookie): (Node, u64), with_attributes: bool, room_bytes: usize, out: &mut Outbox) {
         let id = self.id;
         let export = &self.session.export;
-        let dir = match self.session.hold(dir) {
-            Ok(dir) => dir,
+        let held = self.session.hold(dir);
+        let (dir, may_search) = match held.and_then(|dir| self.may_list(dir.ino).map(|may| (dir, may))) {
+            Ok(found) => found,
             Err(error) => return put::<()>(out, id, Err(error)),
         };
         let mut frame = out.frame();
@@ -615,7 +648,7 @@ impl<'s> Answering<'s> {
         let (mut ending, mut has_entry) = (LISTING_ENDS, false);
         // A client that wants no attributes still wants to name what it sees, and not to have it pinned.
         let mut ctx = self.ctx.clone();
-        ctx.pins &= with_attributes;
+        ctx.pins &= with_attributes && may_search;
         let mut append = |entry: &DirEntry<'_>, attr: Result<Attr>| {
             if std::mem::replace(&mut has_entry, true) && frame.body_bytes() > room_bytes {
                 ending = LISTING_GOES_ON;
@@ -627,6 +660,7 @@ impl<'s> Answering<'s> {
                 next_cookie: entry.next_cookie,
                 name: entry.name,
                 told: match attr {
+                    _ if !may_search => EntryTold::Nothing(FsError::AccessDenied),
                     Ok(attr) if with_attributes => EntryTold::Attributes(self.told(attr)),
                     Ok(attr) => EntryTold::Node(export.node(attr.ino, attr.generation)),
                     Err(error) => EntryTold::Nothing(error),

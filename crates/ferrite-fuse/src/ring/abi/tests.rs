@@ -168,13 +168,16 @@ fn requests_are_understood() {
 
 #[test]
 fn attributes_are_set_where_the_bits_say_so() {
-    let mut op = words(&[0, 0, 4096, 0, (-100i64) as u64, 7, 0]);
+    let mut op = words(&[0, 3, 4096, 0, (-100i64) as u64, 7, 0]);
     op.extend(halves(&[5, 6, 0, 0o100_644, 0, 11, 12, 0]));
     let decoded = |bits: u32| {
         let mut op = op.clone();
         op[..4].copy_from_slice(&bits.to_ne_bytes());
         match decode(&entry(4, &op, b""), b"") {
-            Ok(Request::SetAttr(set)) => set,
+            Ok(Request::SetAttr { fh, set }) => {
+                assert_eq!(fh, (bits & valid::FH != 0).then_some(3));
+                set
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -191,7 +194,7 @@ fn attributes_are_set_where_the_bits_say_so() {
         kill_priv: false,
     };
     assert_eq!(all, expected);
-    let now = decoded(valid::ATIME | valid::ATIME_NOW | valid::MTIME | valid::MTIME_NOW);
+    let now = decoded(valid::FH | valid::ATIME | valid::ATIME_NOW | valid::MTIME | valid::MTIME_NOW);
     assert_eq!((now.atime, now.mtime), (Some(SetTime::Now), Some(SetTime::Now)));
 }
 
