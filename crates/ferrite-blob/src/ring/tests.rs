@@ -93,7 +93,7 @@ fn entries_that_are_torn_together_leave_no_older_page_behind() {
     *device.is_shut.lock() = true;
     let threads: Vec<_> = (0..5)
         .map(|at| {
-            let (ring, device, layout) = (Arc::clone(&ring), Arc::clone(&device), layout.clone());
+            let (ring, device, layout) = (Arc::clone(&ring), Arc::clone(&device), layout);
             std::thread::spawn(move || {
                 let data = [100; PAGE_BYTES];
                 assert!(
@@ -149,7 +149,7 @@ fn many_writers_go_round_the_ring() {
     let ring = Arc::new(Ring::new(replay(&*device, &layout, &mut |_| true).unwrap()));
     let threads: Vec<_> = (0..100_u64)
         .map(|thread| {
-            let (ring, device, layout) = (Arc::clone(&ring), Arc::clone(&device), layout.clone());
+            let (ring, device, layout) = (Arc::clone(&ring), Arc::clone(&device), layout);
             std::thread::spawn(move || {
                 for byte in 0..30 {
                     let data = [byte; PAGE_BYTES];

@@ -351,8 +351,8 @@ impl Files for BlobFiles {
         let file = File::new(&self.0.device, id, name, 0);
         let mut files = directory.files.clone();
         files.insert(name.to_vec(), Arc::clone(&file));
-        // After an error the table may name it all the same, so its blob stays. If it does not, the next opening deletes
-        // the blob.
+        // After an error the table may name it all the same, so its blob stays. If nothing names it, the next opening
+        // deletes it.
         directory.change(blobs, files)?;
         file.begin()
     }

@@ -113,7 +113,7 @@ impl ReplicatedFile {
             return Err(ReplicatedError::NoSource { why });
         }
         if state.lacks.overlaps(size, u64::MAX) {
-            // What it has behind the end of the others goes first: who writes there later, and leaves a gap, means zeros.
+            // What it has behind the end of the others goes first: who writes there later means zeros by the gap.
             let cut = move |side: &mut Side| {
                 let file = side.file()?;
                 if file.size()? > size {
