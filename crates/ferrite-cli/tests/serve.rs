@@ -406,7 +406,7 @@ fn sigterm_ends_a_busy_daemon_whose_server_is_away() {
         }
         ok(Command::new("kill").arg(daemon.trim()));
         assert!(
-            becomes_so(Duration::from_secs(10), || !process.exists()),
+            becomes_so(Duration::from_secs(20), || !process.exists()),
             "the daemon is there, unmounted by force: {is_unmounted}"
         );
         assert!(becomes_so(Duration::from_secs(2), || waits

@@ -170,7 +170,7 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
             gives_keys: true,
             ..Slow::default()
         });
-        let lease = Duration::from_millis(500);
+        let lease = Duration::from_secs(2);
         let options = ServerOptions::default().lease(lease).rdma(Some(slow.clone()));
         let (_server, address) = serve(fs, vec![export("")], &options);
         let (mut first, welcome) = Raw::greeted(&address, "");

@@ -57,8 +57,8 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, lock: &LockReque
     {
         session.export.fs().cancel_lock(&ctx, ticket);
     }
-    if session.is_over() {
-        // It ended meanwhile, and may have missed this lock.
+    if session.has_let_go(client) {
+        // It ended meanwhile, and may have missed this lock. While it is only about to, it still has its other locks.
         session.export.fs().release_client(&ctx);
     }
 }

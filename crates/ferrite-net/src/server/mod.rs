@@ -491,6 +491,7 @@ impl Inner {
             }
             Request::Reclaimed {} => {
                 session.has_reclaimed();
+                session.keeps_its_locks();
                 self.locks_are_back(session);
                 put(out, id, Ok(()));
             }

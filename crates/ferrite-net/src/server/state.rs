@@ -143,17 +143,12 @@ impl State {
     /// # Errors
     /// If the state was written by a later version.
     pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, Heritage), FsError> {
-        State::load_in(
-            fs,
-            match fs.limits().durable_operations {
-                true => 0,
-                false => boot_number(),
-            },
-        )
+        State::load_in(fs, boot_number(), !fs.limits().durable_operations)
     }
 
-    /// The same in a boot of this number, or in any.
-    fn load_in(fs: &dyn FileSystem, boot: u64) -> Result<(State, Heritage), FsError> {
+    /// The same in a boot of this number; whether a loss of power may take back what is done.
+    fn load_in(fs: &dyn FileSystem, this_boot: u64, may_lose: bool) -> Result<(State, Heritage), FsError> {
+        let boot = if may_lose { this_boot } else { 0 };
         let stored = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
             Ok(stored) => Some(stored),
             Err(FsError::NoAttribute | FsError::NotSupported(_)) => None,
@@ -161,7 +156,7 @@ impl State {
         };
         let count = fs.limits().once_slots;
         let content = match stored.as_deref().map(read).transpose()?.flatten() {
-            Some(content) if content.boot == 0 || content.boot == boot => Content { boot, ..content },
+            Some(content) if content.boot == 0 || content.boot == this_boot => Content { boot, ..content },
             Some(content) => {
                 tracing::warn!("power was lost while clients had sessions, which have ended");
                 Content {
@@ -544,18 +539,20 @@ mod tests {
     #[test]
     fn sessions_end_with_a_boot_that_ended_without_order() {
         let fs = MemFs::new();
-        let (state, _) = State::load_in(&fs, 7).unwrap();
+        let (state, _) = State::load_in(&fs, 7, true).unwrap();
         let session = state.new_session(&fs);
         state.add_locker(&fs, session).unwrap();
         let secret = state.secret();
-        let (state, heritage) = State::load_in(&fs, 7).unwrap();
+        let (state, heritage) = State::load_in(&fs, 7, true).unwrap();
         assert_eq!(state.secret(), secret, "the process was killed, and no more");
         assert!(heritage.has_sessions && heritage.lockers == [session]);
-        state.note_stop(&fs);
-        let (state, heritage) = State::load_in(&fs, 9).unwrap();
+        let (state, _) = State::load_in(&fs, 7, false).unwrap();
+        assert_eq!(state.secret(), secret, "it goes on with another durability");
+        State::load_in(&fs, 7, true).unwrap().0.note_stop(&fs);
+        let (state, heritage) = State::load_in(&fs, 9, true).unwrap();
         assert_eq!(state.secret(), secret, "it was stopped before the machine was");
         assert!(heritage.has_sessions);
-        let (state, heritage) = State::load_in(&fs, 11).unwrap();
+        let (state, heritage) = State::load_in(&fs, 11, true).unwrap();
         assert_ne!(state.secret(), secret);
         assert!(!heritage.has_sessions && heritage.lockers.is_empty());
         assert!(state.new_session(&fs) > session);

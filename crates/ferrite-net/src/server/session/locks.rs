@@ -56,6 +56,21 @@ impl Session {
         self.kept.lock().is_locker = true;
     }
 
+    /// What it has claimed it has. The pool may have forgotten that it had locks, because the time for claims has ended
+    /// in the middle of them: then it is to know it again, before the client hears that it has its locks.
+    pub(in crate::server) fn keeps_its_locks(&self) {
+        let has_clients = !self.kept.lock().clients.is_empty();
+        if has_clients && let Err(error) = self.note_locker() {
+            tracing::warn!(%error, "a client may lose its locks with the next restart");
+        }
+    }
+
+    /// Whether it has ended, and has let go of what this one has.
+    pub(in crate::server) fn has_let_go(&self, client: ClientId) -> bool {
+        let kept = self.kept.lock();
+        kept.is_over && !kept.clients.values().any(|&known| known == client)
+    }
+
     /// The pool does not know any more that it had locks.
     pub(in crate::server) fn is_no_locker(&self) {
         self.kept.lock().is_locker = false;
