@@ -229,7 +229,7 @@ impl Core {
             return Ok(());
         }
         drop(step);
-        let is_due = node.ctime.0 - held.live().stored.0 > TIME_STEP.as_nanos() as i64;
+        let is_due = node.ctime.0.abs_diff(held.live().stored.0) > TIME_STEP.as_nanos() as u64;
         if is_due || node.size != state.node.size {
             self.go_ahead(held.ino, state)?;
             if is_planted(Planted::SizeFirst) {

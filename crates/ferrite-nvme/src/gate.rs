@@ -1,6 +1,7 @@
 //! The gate through which changes pass, so that they can be held back while the media are copied.
 //!
-//! Invariant: a thread passes once; what it does inside does not pass again. While the gate is shut, nobody is inside.
+//! Invariant: a thread passes once; what it does inside does not pass again, unless it goes without that when the gate
+//! is shut. While the gate is shut, nobody is inside.
 
 use std::sync::Arc;
 

@@ -136,7 +136,10 @@ impl Core {
         }
         let is_orphan = match inode.state.try_read().as_deref() {
             Some(Some(state)) if !state.is_gone => {
-                if state.node.nlink > 0 && (state.is_ahead || inode.live().is_dirty && self.check_writable().is_ok()) {
+                let live = inode.live();
+                // A time of access that cannot be stored any more is given up. The counter of changes never goes back.
+                let is_kept = live.change != state.node.change || self.check_writable().is_ok();
+                if state.node.nlink > 0 && (state.is_ahead || live.is_dirty && is_kept) {
                     self.housekeeper.store_later(inode.ino);
                     return;
                 }

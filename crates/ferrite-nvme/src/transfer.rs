@@ -42,12 +42,10 @@ impl Core {
 
     /// Called when nobody reads what is about to change, and before it does.
     fn overwriting(&self, inode: &Inode) {
-        let (now, change) = (self.now(), self.next_change());
         inode.with_live(|live| {
-            // Whoever changes it last says when; a time that a program set may be later.
-            if change > live.change {
-                (live.mtime, live.ctime, live.change) = (now, now, change);
-            }
+            // A time that a program set may be later.
+            let now = self.now();
+            (live.mtime, live.ctime, live.change) = (now, now, self.next_change());
             live.is_dirty = true;
         });
     }

@@ -5,9 +5,8 @@
 mod pool;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ferrite_testkit::rng::pattern;
 use ferrite_vfs::{
     FallocateMode, FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, SetTime, Timestamp,
 };
@@ -49,6 +48,8 @@ fn a_full_store_of_metadata_costs_no_space_for_data() {
 fn a_file_that_is_removed_while_it_is_made_does_not_come_back() {
     let pool = Pool::new(1, 24, false);
     let fs = pool.open().unwrap();
+    // Numbers of inodes come in lots, and one that begins is a commit of its own.
+    put(&fs, "first", 0, b"x").unwrap();
     let (other, (ended, ends)) = (fs.clone(), std::sync::mpsc::channel());
     pool.meta.after_next_commit(move || {
         std::thread::spawn(move || {
@@ -138,38 +139,4 @@ fn a_file_longer_than_a_device_can_be_made_on_many_devices() {
     put(&fs, "f", 25 * MIB - 4, b"last").unwrap();
     assert_eq!(fs.getattr(SYSTEM, ino_of(&fs, "f")).unwrap().size, 25 * MIB);
     sound(&fs, "a sparse file");
-}
-
-/// Nanoseconds of CPU that housekeepers have taken so far.
-fn housekeeping_ns() -> u64 {
-    let mut total = 0;
-    for task in std::fs::read_dir("/proc/self/task").unwrap() {
-        let path = task.unwrap().path();
-        let is_one = std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("ferrite-nvme-ke"));
-        if is_one && let Ok(stat) = std::fs::read_to_string(path.join("schedstat")) {
-            total += stat.split(' ').next().unwrap().parse::<u64>().unwrap();
-        }
-    }
-    total
-}
-
-/// Reading goes on after the metadata store has failed. What cannot be stored any more is not tried again all the time.
-#[test]
-fn housekeeping_rests_when_nothing_can_be_stored() {
-    let pool = Pool::new(1, 40, false);
-    let fs = pool.open().unwrap();
-    for file in 0..600 {
-        put(&fs, &format!("f{file}"), 0, &pattern(file, 3000)).unwrap();
-    }
-    fs.close().unwrap();
-    let fs = pool.open().unwrap();
-    pool.meta.fail(false);
-    put(&fs, "none", 0, b"x").unwrap_err();
-    for file in 0..600 {
-        assert!(read(&fs, &format!("f{file}")).unwrap() == pattern(file, 3000));
-    }
-    let (begin, before) = (Instant::now(), housekeeping_ns());
-    std::thread::sleep(Duration::from_secs(2));
-    let (took, spent) = (begin.elapsed(), housekeeping_ns() - before);
-    assert!(spent < took.as_nanos() as u64 / 4, "{spent} ns of CPU in {took:?}");
 }

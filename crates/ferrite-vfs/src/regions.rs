@@ -161,8 +161,8 @@ pub trait Region: Send + Sync {
     /// `Stale`; those for guards must not be made. No effect if it has ended.
     ///
     /// # Errors
-    /// A medium that failed; the binding has ended nevertheless, and the file is sealed later: by the engine itself, as
-    /// [`Regions::seal`] does, or after the next start.
+    /// A medium that failed, or `Busy` while changes are held back; the binding has ended nevertheless, and the file is
+    /// sealed later: by the engine itself, as [`Regions::seal`] does, or after the next start.
     fn unbind(&self) -> Result<()>;
 }
 

@@ -154,6 +154,8 @@ impl Attached {
 struct Tries {
     failed: u32,
     next: Option<Instant>,
+    /// It was changed by an adapter, and its times do not say so yet.
+    awaits_stamp: bool,
 }
 
 impl Tries {
@@ -234,6 +236,18 @@ impl Bindings {
         self.attached.store(list.attached.len(), Ordering::Release);
         drop(list);
         self.wake_sealer();
+    }
+
+    /// Notes that the times of a file that has lost its adapter are to move when it is sealed.
+    pub(crate) fn stamp_later(&self, ino: Inum) {
+        if let Some(tries) = self.list.lock().left.get_mut(&ino) {
+            tries.awaits_stamp = true;
+        }
+    }
+
+    /// Whether they are.
+    pub(crate) fn awaits_stamp(&self, ino: Inum) -> bool {
+        self.list.lock().left.get(&ino).is_some_and(|tries| tries.awaits_stamp)
     }
 
     /// Notes a bound file without an adapter.

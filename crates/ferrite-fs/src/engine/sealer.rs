@@ -68,7 +68,7 @@ fn seal_due(core: &Core, stop: &Stop) {
 mod tests {
     use ferrite_pm::Region as Pool;
     use ferrite_vfs::regions::{Adapter, Binding, PageRun, Regions};
-    use ferrite_vfs::{Attr, FileKind, FileSystem, NewNode, ROOT_INO};
+    use ferrite_vfs::{Attr, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
 
     use super::*;
     use crate::engine::Engine;
@@ -105,7 +105,11 @@ mod tests {
             arrange: false,
         };
         let bound = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         engine.freeze().unwrap();
+        // It keeps the file's lock while it waits.
+        let writer = std::thread::spawn(move || file.write_at(SYSTEM, 0, b"later"));
+        std::thread::sleep(Duration::from_millis(100));
         let (ended, ends) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || ended.send(bound.unbind().is_err()));
         assert_eq!(
@@ -116,6 +120,7 @@ mod tests {
         thread.join().unwrap().unwrap();
         assert!(!engine.bound()[0].is_attached);
         engine.thaw().unwrap();
+        writer.join().unwrap().unwrap();
         let began = Instant::now();
         while !engine.bound().is_empty() {
             assert!(began.elapsed() < Duration::from_secs(20), "the file stays bound");

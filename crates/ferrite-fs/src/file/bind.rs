@@ -157,12 +157,17 @@ fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {
 /// error means that the file stays bound, without an adapter. On a frozen pool it does: whoever has ended may be one of
 /// many whom a service looks after, and they do not wait for the thaw.
 pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool, Result<()>) {
+    if core.journal.is_frozen() {
+        // Without the lock, which a change may hold that waits for the thaw itself.
+        let has_ended = abandon(core, file);
+        if has_ended && file.take_dirty() {
+            core.bindings.stamp_later(mem.ino);
+        }
+        return (has_ended, if has_ended { Err(FsError::Busy) } else { Ok(()) });
+    }
     let _lock = mem.write();
     if !abandon(core, file) {
         return (false, Ok(()));
-    }
-    if core.journal.is_frozen() {
-        return (true, Err(FsError::Busy));
     }
     let sealed = core.check_writable().and_then(|()| {
         if file.take_dirty() {
@@ -217,6 +222,9 @@ pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
     }
     if ctx.check {
         may_use(core, ctx, mem, &inode, true)?;
+    }
+    if core.bindings.awaits_stamp(mem.ino) {
+        bound::stamp(core, mem)?;
     }
     seal_locked(core, mem, true)
 }

@@ -58,8 +58,10 @@ pub(crate) struct Tx<'e> {
     stage: Stage<'e>,
     /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
-    /// Waiting for a frozen pool is not worth it.
+    /// Nobody waits until it is durable.
     is_optional: bool,
+    /// On a frozen pool it fails.
+    fails_if_frozen: bool,
     /// It does not count as a change of its inodes.
     is_no_change: bool,
     /// It changes a bound file: pages are copied whole.
@@ -92,6 +94,7 @@ impl<'e> Tx<'e> {
             stage: Stage::Gathering,
             needs_fence: false,
             is_optional: false,
+            fails_if_frozen: false,
             is_no_change: false,
             is_bound: false,
             last_unit: 0,
@@ -120,16 +123,17 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that nobody waits for this, as for an access time: on a frozen pool it fails instead of waiting; and it
-    /// does not count as a change of the inode.
+    /// Declares that nobody waits for this, as for an access time: it need not be durable soon, on a frozen pool it fails
+    /// instead of waiting, and it does not count as a change of the inode.
     pub(crate) fn is_optional(&mut self) {
         self.is_optional = true;
+        self.fails_if_frozen = true;
         self.is_no_change = true;
     }
 
     /// Declares that it fails on a frozen pool instead of waiting.
     pub(crate) fn does_not_wait(&mut self) {
-        self.is_optional = true;
+        self.fails_if_frozen = true;
     }
 
     /// Declares that it does not count as a change of its inodes, for what a service keeps with them.
@@ -520,7 +524,7 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
-                Err(CommitError::Frozen) if self.is_optional => return Err(FsError::ReadOnly),
+                Err(CommitError::Frozen) if self.fails_if_frozen => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),

@@ -170,7 +170,7 @@ impl Core {
         nlink: Option<u32>,
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<(Held, Attr)> {
-        let touch = self.touch(&mut step, dir, state, node.ctime, nlink)?;
+        let touch = self.touch(&mut step, dir, state, nlink)?;
         // Others see the name as soon as it is there, maybe before the commit has returned. They wait here, and change
         // the inode that this thread goes on with.
         let made = self.entry(ino);
@@ -218,7 +218,7 @@ impl Core {
         }
         let now = self.now();
         self.put_edge(&mut step, parent, name, slot, &Edge::to(ino, &state.node))?;
-        let touch = self.touch(&mut step, &dir, &dir_state, now, None)?;
+        let touch = self.touch(&mut step, &dir, &dir_state, None)?;
         let mut node = file.present(&state);
         node.nlink += 1;
         (node.ctime, node.change) = (now, self.next_change());

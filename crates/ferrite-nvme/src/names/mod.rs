@@ -156,23 +156,17 @@ pub(crate) struct Touch {
 impl Core {
     /// Prepares the change of a directory of which the caller has the state at least shared. `nlink` is the new number
     /// of links, which only who has it alone may change.
-    pub(crate) fn touch(
-        &self,
-        step: &mut Step<'_>,
-        dir: &Inode,
-        state: &State,
-        now: Timestamp,
-        nlink: Option<u32>,
-    ) -> Result<Touch> {
-        let change = self.next_change();
+    pub(crate) fn touch(&self, step: &mut Step<'_>, dir: &Inode, state: &State, nlink: Option<u32>) -> Result<Touch> {
         let step_ns = TIME_STEP.as_nanos() as u64;
-        let is_stored = dir.with_live(|live| {
+        let (now, change, is_stored) = dir.with_live(|live| {
+            // Both under this lock, so that the time of a later change is no earlier one.
+            let (now, change) = (self.now(), self.next_change());
             let is_due = nlink.is_some() || now.0.abs_diff(live.stored.0) > step_ns;
             if is_due {
                 // Others need not store the same. If this step fails, the next one that is due does.
                 live.stored = now;
             }
-            is_due
+            (now, change, is_due)
         });
         if is_stored {
             let mut node = dir.present(state);

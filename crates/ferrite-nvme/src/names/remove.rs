@@ -134,7 +134,7 @@ impl Core {
         }
         let now = self.now();
         self.delete_edge(&mut step, parent, name, &slot)?;
-        let touch = self.touch(&mut step, &dir, &dir_state, now, None)?;
+        let touch = self.touch(&mut step, &dir, &dir_state, None)?;
         let lost = self.lose_name(&mut step, &file, &state, now)?;
         step.commit(|| Outcome::Done)?;
         touch.done(&dir);
@@ -166,7 +166,7 @@ impl Core {
         let nlink = dir_state.node.nlink - 1;
         self.delete_edge(&mut step, parent, name, &slot)?;
         self.delete_places(&mut step, victim.ino)?;
-        let touch = self.touch(&mut step, &dir, &dir_state, now, Some(nlink))?;
+        let touch = self.touch(&mut step, &dir, &dir_state, Some(nlink))?;
         let lost = self.lose_name(&mut step, &victim, &state, now)?;
         step.commit(|| Outcome::Done)?;
         touch.done(&dir);

@@ -272,9 +272,9 @@ impl Core {
             _ => self.delete_edge(&mut step, from.dir, from.name, &from_slot)?,
         }
         self.put_edge(&mut step, to.dir, to.name, to_slot, &Edge::to(moved.ino, &moved_node))?;
-        let from_touch = self.touch(&mut step, &from_dir, from_state, now, from_nlink)?;
+        let from_touch = self.touch(&mut step, &from_dir, from_state, from_nlink)?;
         let to_touch = match crosses {
-            true => Some(self.touch(&mut step, &to_dir, to_state, now, to_nlink)?),
+            true => Some(self.touch(&mut step, &to_dir, to_state, to_nlink)?),
             false => None,
         };
         step.txn.put(&key::node(moved.ino), &moved_node.encode())?;
