@@ -123,8 +123,8 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that nobody waits for this, as for an access time: it need not be durable soon, on a frozen pool it fails
-    /// instead of waiting, and it does not count as a change of the inode.
+    /// Declares that nobody waits for this, as for an access time: it need not be durable soon, on a frozen pool it
+    /// fails instead of waiting, and it does not count as a change of the inode.
     pub(crate) fn is_optional(&mut self) {
         self.is_optional = true;
         self.fails_if_frozen = true;
