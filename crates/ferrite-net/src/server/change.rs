@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::Data;
 use ferrite_vfs::{Ino, SYSTEM};
 
 use super::Inner;
+use super::later::Owned;
 use super::leases::{Holder, Touched};
 use super::meter::{Asked, Received};
 use super::session::Session;
@@ -92,11 +92,6 @@ fn touched(session: &Session, request: &Request<'_>) -> Touched {
     Touched::These(inodes.into_iter().flatten().collect())
 }
 
-enum Owned {
-    Bytes(Vec<u8>),
-    Buffer(ferrite_buffers::Buffer),
-}
-
 /// A request that waits for leases to end.
 struct Change {
     inner: Arc<Inner>,
@@ -118,10 +113,7 @@ pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, receive
         session: Arc::clone(session),
         id,
         body: received.body.to_vec(),
-        data: match received.data {
-            Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
-            Data::Buffer(buffer) => Owned::Buffer(buffer),
-        },
+        data: received.data.into(),
         asked: received.asked,
     };
     match is_long {
@@ -163,10 +155,7 @@ impl Change {
         let (inner, session) = (&self.inner, &self.session);
         let leases = &session.export.store.leases;
         let has_names = changes_names(&request);
-        let data: &[u8] = match &self.data {
-            Owned::Bytes(bytes) => bytes,
-            Owned::Buffer(buffer) => buffer,
-        };
+        let data = self.data.bytes();
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
         // Changes find their data here; none starves.
         inner.answer(session, head, request, data, &mut out);

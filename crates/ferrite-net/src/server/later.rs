@@ -111,10 +111,7 @@ impl Inner {
             id,
             body: received.body.to_vec(),
             asked: received.asked,
-            data: match received.data {
-                Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
-                Data::Buffer(buffer) => Owned::Buffer(buffer),
-            },
+            data: received.data.into(),
             passing,
             starved: None,
         };
@@ -122,9 +119,28 @@ impl Inner {
     }
 }
 
-enum Owned {
+/// What came with a request, kept for later.
+pub(super) enum Owned {
     Bytes(Vec<u8>),
     Buffer(ferrite_buffers::Buffer),
+}
+
+impl From<Data<'_>> for Owned {
+    fn from(data: Data<'_>) -> Owned {
+        match data {
+            Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
+            Data::Buffer(buffer) => Owned::Buffer(buffer),
+        }
+    }
+}
+
+impl Owned {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Owned::Bytes(bytes) => bytes,
+            Owned::Buffer(buffer) => buffer,
+        }
+    }
 }
 
 /// A request that a worker has, or that waits for one.
@@ -153,10 +169,7 @@ impl Given {
         }
         let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
-        let data: &[u8] = match &self.data {
-            Owned::Bytes(bytes) => bytes,
-            Owned::Buffer(buffer) => buffer,
-        };
+        let data = self.data.bytes();
         let served = match Reader::new(&self.body).last::<(Head, Request<'_>)>() {
             Ok((head, request)) => inner.answer(&session, head, request, data, &mut out),
             Err(_) => Served::Yes,

@@ -638,7 +638,7 @@ impl Inner {
     /// What a session has is let go. Keys and queue pairs before locks, when none is given any more: whoever gets a
     /// lock next meets no write of this one.
     fn close(&self, session: &Session) {
-        session.is_ending();
+        session.begin_to_end();
         if let Some(verbs) = &self.verbs {
             verbs.end_session(session);
         }

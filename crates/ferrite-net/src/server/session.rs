@@ -541,7 +541,7 @@ impl Session {
     }
 
     /// From now on it gets nothing more, and keeps what it has until [`Self::end`].
-    pub(super) fn is_ending(&self) {
+    pub(super) fn begin_to_end(&self) {
         if let Some(link) = self.link.lock().take() {
             link.close();
         }
@@ -554,7 +554,7 @@ impl Session {
     /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more
     /// ([`super::state::State::session_ends`]).
     pub(super) fn end(&self) {
-        self.is_ending();
+        self.begin_to_end();
         let mut kept = self.kept.lock();
         let files = std::mem::take(&mut kept.files);
         let clients = std::mem::take(&mut kept.clients);
