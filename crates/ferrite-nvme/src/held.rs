@@ -1,19 +1,18 @@
 //! Keeping inodes in memory: pins, and what happens with the last one.
 //!
 //! Invariant: the last pin of an inode without a name frees it; of one whose node is behind, leaves it to the
-//! housekeeper; of any other, forgets it. Dropping a pin may wait for a device.
+//! housekeeper; lets any other go. Dropping a pin may wait for a device.
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use ferrite_vfs::{Attr, FsError, Ino, Result, Timestamp};
-use parking_lot::{Mutex, RwLock};
+use ferrite_vfs::{Attr, FsError, Ino, Result};
 
 use crate::core::Core;
 use crate::format::key;
 use crate::format::node::Node;
-use crate::table::{Inode, Live, State};
+use crate::table::{Inode, State};
 
 /// A pin on an entry. Dropping it may free the inode, which waits for a device.
 #[derive(Debug)]
@@ -87,23 +86,7 @@ impl Core {
     /// The entry of a number, with or without a state.
     pub(crate) fn entry(self: &Arc<Core>, ino: Ino) -> Held {
         let mut shard = self.table.shard(ino).lock();
-        let inode = shard.entry(ino).or_insert_with(|| {
-            let zero = Timestamp(0);
-            Arc::new(Inode {
-                ino,
-                pins: AtomicU64::new(0),
-                state: RwLock::new(None),
-                storing: Mutex::new(()),
-                live: Mutex::new(Live {
-                    atime: zero,
-                    mtime: zero,
-                    ctime: zero,
-                    change: 0,
-                    stored: zero,
-                    is_dirty: false,
-                }),
-            })
-        });
+        let inode = shard.inodes.entry(ino).or_insert_with(|| Arc::new(Inode::new(ino)));
         inode.pins.fetch_add(1, Ordering::AcqRel);
         Held {
             core: Arc::clone(self),
@@ -118,13 +101,13 @@ impl Core {
             .table
             .shards
             .iter()
-            .flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>())
+            .flat_map(|shard| shard.lock().inodes.keys().copied().collect::<Vec<_>>())
             .collect();
         inos.into_iter().map(|ino| self.entry(ino)).collect()
     }
 
     /// Gives pins back. With the last one an inode without a name is freed, one whose node is behind is left to the
-    /// housekeeper, and any other is forgotten.
+    /// housekeeper, and any other is forgotten, or rests.
     pub(crate) fn release(self: &Arc<Core>, inode: &Arc<Inode>, count: u64) {
         let mut shard = self.table.shard(inode.ino).lock();
         // Each pin that is given back was taken; a front end that gives back more must not free what others hold.
@@ -150,7 +133,7 @@ impl Core {
         let may_change = is_orphan && !self.is_closed() && !self.is_read_only;
         // While changes are held back it stays for the next start.
         let Some(_inside) = may_change.then(|| self.gate.try_enter()).flatten() else {
-            shard.remove(&inode.ino);
+            shard.let_go(inode);
             return;
         };
         inode.pins.store(1, Ordering::Release);
@@ -160,7 +143,7 @@ impl Core {
         }
         let mut shard = self.table.shard(inode.ino).lock();
         if inode.pins.fetch_sub(1, Ordering::AcqRel) == 1 {
-            shard.remove(&inode.ino);
+            shard.inodes.remove(&inode.ino);
         }
     }
 
@@ -176,7 +159,7 @@ impl Core {
 
     /// Gives back pins that a caller was left with.
     pub(crate) fn unpin(self: &Arc<Core>, ino: Ino, count: u64) {
-        let inode = self.table.shard(ino).lock().get(&ino).cloned();
+        let inode = self.table.shard(ino).lock().inodes.get(&ino).cloned();
         if let Some(inode) = inode {
             self.release(&inode, count);
         }

@@ -61,11 +61,14 @@ impl Core {
                 break;
             }
         }
+        self.table.forget_resting();
         self.count_inodes()?;
         Ok(repaired)
     }
 
     fn mend(self: &Arc<Core>, way: &Mend) -> Result<()> {
+        // The one before may have changed nodes of directories that rest.
+        self.table.forget_resting();
         match way {
             Mend::Adopt(ino) => return self.adopt_lost(*ino, format!("#{ino}").as_bytes()),
             Mend::Quarantine(ino) => return self.quarantine(*ino, false),

@@ -1,14 +1,16 @@
-//! Inodes in memory: those that somebody has open, pinned or under change, found by number (RUFS, section 2.3.2).
+//! Inodes in memory: those that somebody has open, pinned or under change, found by number (RUFS, section 2.3.2), and
+//! directories that somebody had a moment ago: a path is walked without asking the metadata store for their nodes.
 //!
 //! What lives here: the table and its entries. `held` keeps them there, and decides what happens to one that nobody
 //! holds any more.
 //!
 //! Invariants: an entry's pins change under the lock of its shard only. An entry with an unlocked state and no pins is
 //! seen by nobody, so whoever takes its last pin may look at its state without waiting. The lock of a shard is held for
-//! moments: nobody waits for anything under it.
+//! moments: nobody waits for anything under it. An entry that rests, without pins, is what the metadata store has:
+//! nobody changes a node there without its entry, and a repair forgets them first.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ferrite_blob::Blob;
@@ -18,6 +20,8 @@ use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, 
 use crate::format::node::Node;
 
 const SHARDS: usize = 64;
+/// Directories that rest in a shard: in all shards 4096, of some hundred bytes each.
+const RESTING_A_SHARD: usize = 64;
 
 /// Times and the counter of changes, as they are now. They move while the inode is shared: those of a directory by
 /// changes of its names, a file's time of access by reads.
@@ -69,12 +73,45 @@ pub(crate) struct Inode {
     pub(crate) live: Mutex<Live>,
     /// Held while times are stored by somebody who shares the file, so that others wait and find theirs stored.
     pub(crate) storing: Mutex<()>,
+    /// Its number is among those of its shard that may rest. Changes under the shard's lock.
+    is_listed: AtomicBool,
 }
 
 pub(crate) type Reading<'i> = MappedRwLockReadGuard<'i, State>;
 pub(crate) type Writing<'i> = MappedRwLockWriteGuard<'i, State>;
 
 impl Inode {
+    /// One that has no state yet, and no pins.
+    pub(crate) fn new(ino: Ino) -> Inode {
+        let zero = Timestamp(0);
+        Inode {
+            ino,
+            pins: AtomicU64::new(0),
+            state: RwLock::new(None),
+            live: Mutex::new(Live {
+                atime: zero,
+                mtime: zero,
+                ctime: zero,
+                change: 0,
+                stored: zero,
+                is_dirty: false,
+            }),
+            storing: Mutex::new(()),
+            is_listed: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether it may stay although nobody holds it: a directory with a name, all of which is stored.
+    fn may_rest(&self) -> bool {
+        self.pins.load(Ordering::Acquire) == 0
+            && self.state.try_read().as_deref().is_some_and(|state| {
+                state.as_ref().is_some_and(|state| {
+                    let is_named_dir = state.node.is_dir() && state.node.nlink > 0 && !state.is_gone;
+                    is_named_dir && !state.is_ahead && !self.live().is_dirty
+                })
+            })
+    }
+
     /// Its state, shared. `Stale` if it is gone.
     pub(crate) fn read(&self) -> Result<Reading<'_>> {
         let of = |state: &Option<State>| state.as_ref().is_some_and(|state| !state.is_gone);
@@ -160,9 +197,43 @@ impl Inode {
     }
 }
 
+/// A part of the table.
+#[derive(Default)]
+pub(crate) struct Shard {
+    pub(crate) inodes: HashMap<Ino, Arc<Inode>>,
+    /// Numbers of directories that rest, or did when they were listed; the one listed first is in front.
+    resting: VecDeque<Ino>,
+}
+
+impl Shard {
+    /// Lets go of an inode without pins and with nothing to store: it is forgotten, or rests.
+    pub(crate) fn let_go(&mut self, inode: &Inode) {
+        if !inode.may_rest() {
+            self.inodes.remove(&inode.ino);
+            return;
+        }
+        if !inode.is_listed.swap(true, Ordering::Relaxed) {
+            self.resting.push_back(inode.ino);
+        }
+        if self.resting.len() > RESTING_A_SHARD {
+            self.forget_first();
+        }
+    }
+
+    fn forget_first(&mut self) {
+        let Some(ino) = self.resting.pop_front() else { return };
+        if let Some(inode) = self.inodes.get(&ino) {
+            inode.is_listed.store(false, Ordering::Relaxed);
+            if inode.may_rest() {
+                self.inodes.remove(&ino);
+            }
+        }
+    }
+}
+
 /// The table.
 pub(crate) struct Table {
-    pub(crate) shards: Vec<Mutex<HashMap<Ino, Arc<Inode>>>>,
+    pub(crate) shards: Vec<Mutex<Shard>>,
 }
 
 impl Table {
@@ -172,8 +243,18 @@ impl Table {
         }
     }
 
-    pub(crate) fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<Inode>>> {
+    pub(crate) fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         &self.shards[ino as usize % SHARDS]
+    }
+
+    /// Forgets the directories that rest.
+    pub(crate) fn forget_resting(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            while !shard.resting.is_empty() {
+                shard.forget_first();
+            }
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! How often changes of names ask the metadata store: what a transaction asks under its locks need not be asked before.
+//! How often operations ask the metadata store: what a transaction asks under its locks need not be asked before, and
+//! the directories of a path are in memory if they were a moment ago.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -7,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_blob::BlobStore;
 use ferrite_meta::{MemoryStore, MetaStore, Transaction};
 use ferrite_nvme::{NvmeFs, Options, assemble, format};
-use ferrite_vfs::{FileSystem, FsError, NewFile, OpenMode, ROOT_INO, SYSTEM};
+use ferrite_vfs::{FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, Start};
 
-/// Counts what is asked about names outside of transactions.
+/// Counts what is asked about names and nodes outside of transactions.
 struct Counting {
     store: MemoryStore,
     names_asked: Arc<AtomicU64>,
+    nodes_asked: Arc<AtomicU64>,
 }
 
 impl MetaStore for Counting {
@@ -23,6 +25,9 @@ impl MetaStore for Counting {
     fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
         if matches!(key.first(), Some(b'E' | b'C')) {
             self.names_asked.fetch_add(1, Ordering::Relaxed);
+        }
+        if key.first() == Some(&b'N') {
+            self.nodes_asked.fetch_add(1, Ordering::Relaxed);
         }
         self.store.get(key)
     }
@@ -41,15 +46,17 @@ impl MetaStore for Counting {
     }
 }
 
-fn pool() -> (NvmeFs, Arc<AtomicU64>) {
-    let names_asked = Arc::new(AtomicU64::new(0));
+/// A pool, and how often it asked for names and for nodes.
+fn pool() -> (NvmeFs, [Arc<AtomicU64>; 2]) {
+    let [names_asked, nodes_asked] = [0, 0].map(|asked| Arc::new(AtomicU64::new(asked)));
     let meta = Counting {
         store: MemoryStore::new(),
         names_asked: Arc::clone(&names_asked),
+        nodes_asked: Arc::clone(&nodes_asked),
     };
     format(&meta, [7; 16], [9; 16], 1).unwrap();
     let fs = assemble(Box::new(meta), vec![Some(BlobStore::memory(8))], Options::default()).unwrap();
-    (fs, names_asked)
+    (fs, [names_asked, nodes_asked])
 }
 
 fn new_file(exclusive: bool) -> NewFile {
@@ -62,7 +69,7 @@ fn new_file(exclusive: bool) -> NewFile {
 
 #[test]
 fn an_exclusive_create_asks_for_its_name_under_its_lock_only() {
-    let (fs, names_asked) = pool();
+    let (fs, [names_asked, _]) = pool();
     let asked = |work: &dyn Fn()| {
         let before = names_asked.load(Ordering::Relaxed);
         work();
@@ -73,5 +80,64 @@ fn an_exclusive_create_asks_for_its_name_under_its_lock_only() {
     assert_eq!(asked(&|| assert!(matches!(create(true), Err(FsError::Exists)))), 0);
     // One that may find a file opens that one without a lock.
     assert_eq!(asked(&|| assert!(!create(false).unwrap().created)), 1);
+    fs.close().unwrap();
+}
+
+#[test]
+fn directories_of_a_path_are_read_once() {
+    let (fs, asked) = pool();
+    let asked = || asked.each_ref().map(|asked| asked.load(Ordering::Relaxed));
+    let start = Start {
+        root: ROOT_INO,
+        base: ROOT_INO,
+    };
+    let mut dir = ROOT_INO;
+    for name in [&b"a"[..], b"b", b"c"] {
+        dir = fs.mkdir(SYSTEM, dir, name, 0o755).unwrap().ino;
+    }
+    fs.create(SYSTEM, dir, b"file", &new_file(true)).unwrap();
+    let resolve = || fs.resolve(SYSTEM, &start, b"/a/b/c/file", true);
+    resolve().unwrap();
+    let before = asked();
+    resolve().unwrap();
+    let after = asked();
+    // Four names, and the file's own node.
+    assert_eq!([after[0] - before[0], after[1] - before[1]], [4, 1]);
+
+    // What changes a directory that nobody holds is seen, and one that is gone is not.
+    let set = SetAttr {
+        mode: Some(0o700),
+        ..SetAttr::default()
+    };
+    fs.setattr(SYSTEM, dir, &set).unwrap();
+    assert_eq!(
+        fs.resolve(SYSTEM, &start, b"/a/b/c", true).unwrap().mode & 0o7777,
+        0o700
+    );
+    fs.unlink(SYSTEM, dir, b"file").unwrap();
+    fs.rename(SYSTEM, dir - 1, b"c", ROOT_INO, b"d", RenameMode::Replace)
+        .unwrap();
+    assert_eq!(fs.resolve(SYSTEM, &start, b"/d", true).unwrap().ino, dir);
+    fs.rmdir(SYSTEM, ROOT_INO, b"d").unwrap();
+    assert!(fs.getattr(SYSTEM, dir).is_err());
+    fs.close().unwrap();
+}
+
+#[test]
+fn directories_that_rest_are_bounded() {
+    let (fs, asked) = pool();
+    let dirs: Vec<Ino> = (0..6000)
+        .map(|number| {
+            fs.mkdir(SYSTEM, ROOT_INO, format!("dir-{number}").as_bytes(), 0o755)
+                .unwrap()
+                .ino
+        })
+        .collect();
+    let before = asked[1].load(Ordering::Relaxed);
+    for &dir in &dirs {
+        assert_eq!(fs.getattr(SYSTEM, dir).unwrap().ino, dir);
+    }
+    let read_again = asked[1].load(Ordering::Relaxed) - before;
+    assert!(read_again > 1000, "{read_again} of 6000 directories were forgotten");
     fs.close().unwrap();
 }
