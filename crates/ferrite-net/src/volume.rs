@@ -259,7 +259,9 @@ impl Volume for RemoteVolume {
     }
 
     fn close(&self) -> Result<(), VolumeError> {
-        if self.client.lock().take().is_some() {
+        // Who closes it second, as a signal may, returns when it is closed.
+        let mut client = self.client.lock();
+        if client.take().is_some() {
             self.fs.close();
         }
         Ok(())

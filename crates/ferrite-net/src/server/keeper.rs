@@ -15,8 +15,9 @@ use super::session::Session;
 
 /// How often the keeper looks for terms that are over while changes wait for that.
 const TERM_TICK: Duration = Duration::from_millis(10);
-/// After so many ticks without a turn of the keeper, of ten in a lease, the process has stood still. Clients give a
-/// sign of life twice in a lease, so that this much of it can be missed.
+/// After so many ticks without a turn of the keeper, of at least ten in a lease, the process has stood still, or the
+/// keeper has worked long, which does nobody harm. Clients give a sign of life twice in a lease, so that this much of
+/// it can be missed.
 const TICKS_MAX: u32 = 3;
 
 impl Inner {

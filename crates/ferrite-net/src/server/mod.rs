@@ -621,7 +621,9 @@ impl Inner {
     /// Ends a session that nobody finds any more.
     fn let_go(&self, session: &Arc<Session>) {
         let store = &session.export.store;
-        // First: once its locks are another's, it must not come back for them.
+        // First: who is about to get a lock sees that it has ended, or the pool forgets him with the session.
+        session.begin_to_end();
+        // Before its locks are another's: it must not come back for them.
         store.state.session_ends(&*store.fs, session.ticket.session);
         self.close(session);
         self.locks_are_back(session);

@@ -17,7 +17,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, XattrMode};
+use ferrite_vfs::{Durability, FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, XattrMode};
 use parking_lot::Mutex;
 
 use crate::wire::codec::fields;
@@ -143,7 +143,9 @@ impl State {
     /// # Errors
     /// If the state was written by a later version.
     pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, Heritage), FsError> {
-        State::load_in(fs, boot_number(), !fs.limits().durable_operations)
+        let limits = fs.limits();
+        let may_lose = !limits.durable_operations || limits.durability != Durability::Power;
+        State::load_in(fs, boot_number(), may_lose)
     }
 
     /// The same in a boot of this number; whether a loss of power may take back what is done.
@@ -319,6 +321,16 @@ impl State {
         // If it cannot be kept nobody claims anything after a restart, and locks are lost then, as was said.
         kept.save(fs);
         Ok(())
+    }
+
+    /// A session that was about to get its first lock has ended instead.
+    pub(super) fn forget_locker(&self, fs: &dyn FileSystem, session: u64) {
+        let mut kept = self.content.lock();
+        let count = kept.content.lockers.len();
+        kept.content.lockers.retain(|&locker| u64::from(locker) != session);
+        if kept.content.lockers.len() < count {
+            kept.save(fs);
+        }
     }
 
     /// A session of an earlier run has come back.
@@ -529,6 +541,9 @@ mod tests {
             state.add_locker(&fs, *session).unwrap();
         }
         state.session_ends(&fs, sessions[1]);
+        // A request for a lock that saw it alive, and sees now that it has ended.
+        state.add_locker(&fs, sessions[1]).unwrap();
+        state.forget_locker(&fs, sessions[1]);
         let (state, heritage) = State::load(&fs).unwrap();
         assert_eq!(heritage.lockers, [sessions[0], sessions[2]]);
         state.free_inherited(&fs, &sessions[2..3]);

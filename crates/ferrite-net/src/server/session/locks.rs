@@ -39,6 +39,9 @@ impl Session {
     }
 
     /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
+    ///
+    /// # Errors
+    /// If the pool cannot note it, or the session has ended: the pool must not know one of whose end it has been told.
     fn note_locker(&self) -> Result<()> {
         if self.kept.lock().is_locker {
             return Ok(());
@@ -47,8 +50,17 @@ impl Session {
             .store
             .state
             .add_locker(self.export.fs(), self.ticket.session)?;
-        self.kept.lock().is_locker = true;
-        Ok(())
+        {
+            let mut kept = self.kept.lock();
+            kept.is_locker = !kept.is_over;
+            if kept.is_locker {
+                return Ok(());
+            }
+        }
+        // It ended meanwhile, and the pool was told that before or after this.
+        let state = &self.export.store.state;
+        state.forget_locker(self.export.fs(), self.ticket.session);
+        Err(FsError::Disconnected)
     }
 
     /// It had locks in an earlier run, which the pool still knows.
