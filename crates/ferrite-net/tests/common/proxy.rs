@@ -1,6 +1,7 @@
 //! A network that can be broken: bytes pass through [`Proxy`], which cuts, delays, crumbles or swallows them. What it
 //! passes on it passes on unchanged, in order and once, as TCP does.
 
+use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +29,8 @@ struct Shared {
     is_silent: AtomicBool,
     is_over: AtomicBool,
     cuts: AtomicU64,
-    streams: Mutex<Vec<TcpStream>>,
+    /// Both ends of each connection that is not over, by number.
+    streams: Mutex<HashMap<u64, [TcpStream; 2]>>,
 }
 
 /// A proxy on a loopback address in front of another address.
@@ -91,12 +93,13 @@ impl Drop for Proxy {
 
 impl Shared {
     fn cut_all(&self) {
-        for stream in self.streams.lock().unwrap().drain(..) {
+        for stream in self.streams.lock().unwrap().drain().flat_map(|(_, ends)| ends) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let mut number = 0;
         while !self.is_over.load(Ordering::Acquire) {
             let Ok((client, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(1));
@@ -106,6 +109,10 @@ impl Shared {
             let Ok(server) = TcpStream::connect(&self.target) else {
                 continue;
             };
+            number += 1;
+            // Before a thread can end it.
+            let ends = [&client, &server].map(|end| end.try_clone().unwrap());
+            self.streams.lock().unwrap().insert(number, ends);
             for (from, to) in [(&client, &server), (&server, &client)] {
                 from.set_nonblocking(false).unwrap();
                 from.set_nodelay(true).unwrap();
@@ -118,9 +125,9 @@ impl Shared {
                     let _ = shared.pump(&from, &to, random);
                     let _ = from.shutdown(Shutdown::Both);
                     let _ = to.shutdown(Shutdown::Both);
+                    shared.streams.lock().unwrap().remove(&number);
                 });
             }
-            self.streams.lock().unwrap().extend([client, server]);
         }
     }
 
