@@ -59,6 +59,16 @@ fn put(pool: &Memory, key: &[u8], value: Option<&[u8]>) {
     txn.commit().unwrap();
 }
 
+/// Numbers of links of the directories that can be found.
+fn links(pool: &Memory) -> Vec<(&'static str, u32)> {
+    let vfs = Vfs::new(pool.shared(), Cred::root());
+    let of = |path: &'static str| Some((path, vfs.stat(path.as_bytes(), false).ok()?.nlink));
+    ["/", "/d", "/d/sub", "/e", "/lost+found"]
+        .into_iter()
+        .filter_map(of)
+        .collect()
+}
+
 /// Damages a pool that is closed; the check finds something, a repair mends it, and the next opening finds it sound.
 fn mended(what: &str, damage: impl FnOnce(&mut Memory)) -> Memory {
     let mut pool = filled();
@@ -74,7 +84,10 @@ fn mended(what: &str, damage: impl FnOnce(&mut Memory)) -> Memory {
         "{what}: left: {:#?}",
         repaired.after
     );
+    // Directories that the repair used rest in memory, and are not to stay there as they were.
+    let before = links(&pool);
     pool.remount();
+    assert_eq!(links(&pool), before, "{what}");
     pool.check();
     pool
 }

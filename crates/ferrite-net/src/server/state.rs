@@ -11,9 +11,10 @@
 //! before it has its first lock, and is out of it before its locks are given to others. So after a restart only those
 //! who had locks may claim them, and a session that had ended gets nothing back that is another's by now.
 //!
-//! Where operations are durable after a sync only, a loss of power may take back what clients were told: a file that
-//! was written, or the inode that a handle means. So the secret is good for one boot of the machine there, unless the
-//! server has stopped in order: after a loss of power all sessions have ended, and no handle is good.
+//! Where operations are durable after a sync only, or survive only the process, a loss of power may take back what
+//! clients were told: a file that was written, or the inode that a handle means. So the secret is good for one boot of
+//! the machine there, unless the server has stopped in order: after a loss of power all sessions have ended, and no
+//! handle is good.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
