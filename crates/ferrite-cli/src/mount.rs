@@ -51,6 +51,8 @@ Options for -o:
   logs=off             copy a page for every unaligned write instead of logging it
   locks=engine         the engine keeps locks, not the kernel: they hold against other users of the
                        engine, too; each lock and each close costs a request
+  direct_io            the kernel keeps no data of files: long reads and writes take half the time,
+                       and no memory for copies; repeated short reads take longer
   scrub=MIB            verify all checksums once a day, reading MIB MiB a second; findings go to
                        the log and to `ferrite info`
   log=FILE             as --log

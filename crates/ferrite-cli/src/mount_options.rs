@@ -163,6 +163,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             "logs=off" => engine.cow_only = true,
             "locks=engine" => fuse.engine_locks = true,
             "locks=kernel" => fuse.engine_locks = false,
+            "direct_io" => fuse.direct_io = true,
             "logs=on" => engine.cow_only = false,
             word => match word.split_once('=') {
                 Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
@@ -271,6 +272,7 @@ mod tests {
         assert!(failure.message.contains("colour=red"));
         assert_eq!(failure.code, USAGE);
         assert!(parse(&words("threads=0"), false).is_err());
+        assert!(parse(&words("direct_io"), false).is_ok_and(|options| options.fuse.direct_io));
         for (value, chosen) in [("on", Rings::On), ("off", Rings::Off), ("auto", Rings::Auto)] {
             let options = parse(&words(&format!("rings={value}")), false).unwrap();
             assert_eq!(options.fuse.rings, chosen);

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, fails, ferrite, has_fuse, ok, sh};
+use common::{TestPool, fails, ferrite, has_fuse, ok, sh, ways};
 
 #[test]
 fn content_and_attributes_outlive_the_mount() {
@@ -124,6 +124,7 @@ fn open_flags_holes_and_shared_mappings() {
     if has_fuse() {
         open_flags_holes(TestPool::new("64M", &[]));
         open_flags_holes(TestPool::served("64M"));
+        open_flags_holes(TestPool::with("64M", "direct_io"));
     }
 }
 
@@ -172,6 +173,61 @@ fn open_flags_holes(test: TestPool) {
     let content = fs::read(test.path("kept")).unwrap();
     assert_eq!((&content[..2], &content[150_000..150_004]), (&b"hi"[..], &b"mmap"[..]));
     test.finish();
+}
+
+/// How many pages of a file the kernel has in its cache; `None` if this kernel (before 6.5) does not tell.
+fn cached_pages(file: &File) -> Option<u64> {
+    let (whole, mut counts) = ([0u64; 2], [0u64; 5]);
+    // SAFETY: cachestat(2) reads one pair and fills one array of the sizes that it has by its definition.
+    let done = unsafe { libc::syscall(451, file.as_raw_fd(), &raw const whole, &raw mut counts, 0) };
+    (done == 0).then_some(counts[0])
+}
+
+/// No copy in the kernel, and all that each of several writers of one file at the same time has written.
+#[test]
+fn with_direct_io_the_kernel_keeps_no_data() {
+    if !has_fuse() {
+        return;
+    }
+    const LEN: usize = 1 << 20;
+    for (options, kept) in ways()
+        .into_iter()
+        .flat_map(|way| [(way.to_owned(), true), (format!("{way},direct_io"), false)])
+    {
+        let test = TestPool::with("64M", &options);
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(test.path("f"))
+            .unwrap();
+        let (file, mut all) = (&opened, vec![0; LEN]);
+        file.set_len(LEN as u64).unwrap();
+        std::thread::scope(|scope| {
+            for writer in 0..4u8 {
+                scope.spawn(move || {
+                    // Neighbours share pages, and none of their writes is aligned.
+                    for piece in (usize::from(writer)..LEN / 1000).step_by(4) {
+                        file.write_all_at(&[writer + 1; 1000], piece as u64 * 1000).unwrap();
+                    }
+                });
+            }
+        });
+        for _ in 0..2 {
+            file.read_exact_at(&mut all, 0).unwrap();
+            for (piece, bytes) in all.chunks_exact(1000).enumerate() {
+                assert!(
+                    bytes.iter().all(|&byte| usize::from(byte) == piece % 4 + 1),
+                    "{options}: piece {piece}"
+                );
+            }
+        }
+        if let Some(pages) = cached_pages(file) {
+            assert_eq!(pages > 0, kept, "{options}: {pages} pages");
+        }
+        drop(opened);
+        test.finish();
+    }
 }
 
 #[test]

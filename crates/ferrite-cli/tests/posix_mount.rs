@@ -329,6 +329,9 @@ fn every_line_of_the_tables_holds() {
         posix::run_sticky(&Kernel, text(&test.dir)).assert_good("sticky directories on a mount", 3500);
         test.finish();
     }
+    let test = TestPool::with("64M", "direct_io");
+    posix::run_all(&Kernel, text(&test.dir)).assert_good("past the kernel's cache", 900);
+    test.finish();
 }
 
 /// All permissions are checked by the server, all the rest by engine and kernel.

@@ -209,6 +209,18 @@ fn on_a_server_sqlite_in_both_modes() {
     }
 }
 
+#[test]
+fn past_the_kernels_cache_programs_work() {
+    if has_fuse() {
+        finished(TestPool::with("256M", "direct_io"), |test| {
+            git(test);
+            archives(test);
+            sqlite(test);
+            fsx(test, if soak() { 200_000 } else { 20_000 });
+        });
+    }
+}
+
 /// Over libfabric, by shared memory and by its own TCP.
 #[cfg(feature = "fabric")]
 #[test]

@@ -119,8 +119,9 @@ impl Filesystem for Bridge {
             // when the write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a
             // truncate would not wait for it.
         ];
-        if !self.service.is_trusted() {
-            // What is read directly can still be mapped, on kernels that allow it; only close-to-open holds then.
+        if self.service.is_direct() {
+            // What is read directly can still be mapped, on kernels that allow it. If others write, too, only
+            // close-to-open holds then.
             let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         }
         for flag in wanted {

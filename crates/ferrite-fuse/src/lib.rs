@@ -2,7 +2,8 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `mount` | options, [`mount`], [`Mounted`]: the session and its end |
+//! | `options` | [`FuseOptions`]: what a mount is asked to be |
+//! | `mount` | [`mount`], [`Mounted`]: the session and its end |
 //! | `service` | one FUSE request = one call of the engine: what is answered, however it was asked |
 //! | `bridge` | the classic way: fuser's callbacks |
 //! | `ring` | FUSE over io_uring: requests answered on the CPU where they were asked |
@@ -25,6 +26,7 @@
 //! * Names, attributes and pages stay cached in the kernel for a day if the engine says that nobody else changes
 //!   anything. If its answers are not to be trusted at all, nothing is cached, and files are read directly. If it
 //!   vouches for them until it takes them back, names and attributes are cached, for a second or two at a time.
+//! * Who moves much data may do without the kernel's copies ([`FuseOptions::direct_io`]).
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
@@ -43,6 +45,7 @@ mod handles;
 mod locks;
 mod mount;
 mod notify;
+mod options;
 mod retries;
 mod ring;
 mod service;
@@ -52,6 +55,7 @@ mod vouched;
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
 pub use freezer::Freezer;
-pub use mount::{FuseError, FuseOptions, Mounted, Rings, Unmounter, Way, mount, remount};
+pub use mount::{FuseError, Mounted, Unmounter, Way, mount, remount};
 pub use notify::Notifications;
+pub use options::{FuseOptions, Rings};
 pub use ring::rings_offered;

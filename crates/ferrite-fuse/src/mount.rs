@@ -17,46 +17,9 @@ use thiserror::Error;
 use crate::bridge::Bridge;
 use crate::freezer::Freezer;
 use crate::notify::Notifications;
+use crate::options::{FuseOptions, Rings};
 use crate::service::Service;
 use crate::{ring, vouched};
-
-/// Options of a mount.
-#[derive(Debug, Clone)]
-pub struct FuseOptions {
-    /// Refuse changes in the kernel.
-    pub read_only: bool,
-    /// Have the kernel leave access times alone.
-    pub noatime: bool,
-    /// Allow other users; needs root, or `user_allow_other` in `/etc/fuse.conf`.
-    pub allow_other: bool,
-    /// Honour setuid bits and device files on the mount (needs root).
-    pub suid_dev: bool,
-    /// Refuse to execute programs.
-    pub noexec: bool,
-    /// Threads that serve requests in the classic way, or call an engine that may block; 0 means a number that suits.
-    pub threads: usize,
-    /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs
-    /// a request for each lock, and for each `close`.
-    pub engine_locks: bool,
-    /// Whether each CPU's requests are answered on that CPU.
-    pub rings: Rings,
-    /// What `df` and `/proc/mounts` show as the source.
-    pub source: String,
-}
-
-/// Whether a mount uses FUSE over io_uring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Rings {
-    /// If the kernel offers it, which an administrator has to switch on (`fuse.enable_uring`), and the engine never
-    /// waits for a device or a server: what waits does so on a thread of its own, and the way there and back takes
-    /// longer than the classic way.
-    #[default]
-    Auto,
-    /// Without it there is no mount.
-    On,
-    /// Requests are read from `/dev/fuse`.
-    Off,
-}
 
 /// By which way a mount gets its requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,22 +35,6 @@ impl fmt::Display for Way {
         match self {
             Way::Rings(count) => write!(f, "rings (io_uring), {count}, one a CPU"),
             Way::Classic(why) => write!(f, "classic (/dev/fuse): {why}"),
-        }
-    }
-}
-
-impl Default for FuseOptions {
-    fn default() -> Self {
-        FuseOptions {
-            read_only: false,
-            noatime: false,
-            allow_other: false,
-            suid_dev: false,
-            noexec: false,
-            threads: 0,
-            engine_locks: false,
-            rings: Rings::default(),
-            source: "ferrite".into(),
         }
     }
 }
@@ -212,7 +159,7 @@ fn mount_in(
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
     let freezer = Freezer::default();
-    let service = Arc::new(Service::new(Arc::clone(fs), freezer.clone(), options.engine_locks));
+    let service = Arc::new(Service::new(Arc::clone(fs), freezer.clone(), options));
     let vouched = service.vouched().cloned();
     let user = rustix::process::geteuid();
     let only = (!options.allow_other).then_some(user.as_raw());

@@ -24,6 +24,7 @@ use crate::convert::{Refused, asked_mode, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 use crate::locks::{Asker, Locks, Wire};
+use crate::options::FuseOptions;
 use crate::retries::Retries;
 use crate::vouched::Vouched;
 
@@ -80,6 +81,8 @@ pub(crate) struct Service {
     may_block: bool,
     /// How long the kernel may keep names and attributes.
     trust: Duration,
+    /// What the kernel may do with the data of open files.
+    opened: FopenFlags,
     freezer: Freezer,
     /// If the engine keeps record locks, and not the kernel.
     locks: Option<Arc<Locks>>,
@@ -103,10 +106,10 @@ fn told<T>(result: Result<T>) -> Answer<T> {
 }
 
 impl Service {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, engine_locks: bool) -> Service {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, options: &FuseOptions) -> Service {
         let limits = fs.limits();
         let vouched = fs.vouching().map(|_| Arc::default());
-        let locks = engine_locks.then(|| Locks::new(Arc::clone(&fs)));
+        let locks = options.engine_locks.then(|| Locks::new(Arc::clone(&fs)));
         Service {
             fs,
             start: Instant::now(),
@@ -116,6 +119,12 @@ impl Service {
             durable_operations: limits.durable_operations,
             may_block: limits.may_block,
             trust: limits.trust.min(TRUST_MAX),
+            opened: match (limits.trust.is_zero(), options.direct_io) {
+                // Others write to the same files: each read is the engine's.
+                (true, _) => FopenFlags::FOPEN_DIRECT_IO,
+                (false, true) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+                (false, false) => FopenFlags::FOPEN_KEEP_CACHE,
+            },
             freezer,
             locks,
             vouched,
@@ -136,8 +145,13 @@ impl Service {
     }
 
     /// Whether the kernel may keep anything at all.
-    pub(crate) fn is_trusted(&self) -> bool {
+    fn is_trusted(&self) -> bool {
         !self.trust.is_zero()
+    }
+
+    /// Whether files are read and written past the kernel's cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.opened.contains(FopenFlags::FOPEN_DIRECT_IO)
     }
 
     /// Whether a call may wait for a device or a network.
@@ -166,13 +180,8 @@ impl Service {
     }
 
     fn insert(&self, file: Arc<dyn OpenFile>) -> Opened {
-        let flags = match self.trust.is_zero() {
-            // Others write to the same files: each read is the engine's.
-            true => FopenFlags::FOPEN_DIRECT_IO,
-            false => FopenFlags::FOPEN_KEEP_CACHE,
-        };
         let fh = self.handles.insert(file);
-        Opened { fh, flags }
+        Opened { fh, flags: self.opened }
     }
 
     pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<Entry> {

@@ -132,6 +132,7 @@ mod tests {
 
     use super::*;
     use crate::freezer::Freezer;
+    use crate::options::FuseOptions;
 
     /// Has no space as long as a file without a name is held, and no room for attributes; is asked so many times.
     struct Full {
@@ -178,7 +179,11 @@ mod tests {
             unnamed: AtomicU64::new(0),
             tries: AtomicU64::new(0),
         });
-        let service = Service::new(Arc::clone(&fs) as Arc<dyn FileSystem>, Freezer::default(), false);
+        let service = Service::new(
+            Arc::clone(&fs) as Arc<dyn FileSystem>,
+            Freezer::default(),
+            &FuseOptions::default(),
+        );
         (fs, Arc::new(service))
     }
 

@@ -31,6 +31,9 @@ pub(crate) const NAMES: &[&str] = &[
     rings::NAMES[1],
     rings::NAMES[2],
     rings::NAMES[3],
+    rings::NAMES[4],
+    rings::NAMES[5],
+    rings::NAMES[6],
 ];
 const FILE_BYTES: u64 = 64 << 20;
 const POOL_BYTES: u64 = 256 << 20;
@@ -257,14 +260,18 @@ fn placed(
 struct Aligned([u8; 4096]);
 
 fn open(dir: &Path) -> Result<File, Failure> {
+    make_file(&dir.join("data"), FILE_BYTES)
+}
+
+fn make_file(path: &Path, len_bytes: u64) -> Result<File, Failure> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(true)
-        .open(dir.join("data"))?;
+        .open(path)?;
     let chunk = vec![1; 1 << 20];
-    for offset in (0..FILE_BYTES).step_by(1 << 20) {
+    for offset in (0..len_bytes).step_by(1 << 20) {
         file.write_all_at(&chunk, offset)?;
     }
     Ok(file)

@@ -195,6 +195,11 @@ impl TestPool {
         test
     }
 
+    /// The same in DRAM, with these options of the mount.
+    pub(crate) fn with(size: &str, options: &str) -> TestPool {
+        TestPool::new_in(Path::new("/dev/shm"), size, &[], &["-o", options])
+    }
+
     /// A pool in DRAM that is served on a loopback address, and a mount of that.
     pub(crate) fn served(size: &str) -> TestPool {
         TestPool::of(Server::new(size, &["--no-root-squash"]))

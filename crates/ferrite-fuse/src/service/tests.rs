@@ -17,7 +17,11 @@ fn user(uid: u32) -> Ctx {
 /// A service of an engine with a file of [`OWNER`] that has a text.
 fn with_file(mode: u32) -> (Arc<MemFs>, Service) {
     let fs = Arc::new(MemFs::new());
-    let service = Service::new(Arc::clone(&fs) as Arc<dyn FileSystem>, Freezer::default(), false);
+    let service = Service::new(
+        Arc::clone(&fs) as Arc<dyn FileSystem>,
+        Freezer::default(),
+        &FuseOptions::default(),
+    );
     let (_, opened) = service
         .create(&user(OWNER), (ROOT_INO, b"f"), mode, libc::O_RDWR)
         .unwrap();
@@ -107,7 +111,7 @@ fn checking(mode: u32, flags: i32) -> (Ctx, Service, Ino, u64) {
 
     let fs = MemFs::new();
     let dir = fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o777).unwrap().ino;
-    let service = Service::new(Arc::new(OfOthers(fs)), Freezer::default(), false);
+    let service = Service::new(Arc::new(OfOthers(fs)), Freezer::default(), &FuseOptions::default());
     let ctx = Ctx::checked(Cred::new(OWNER, OWNER)).pinning();
     let (known, opened) = service.create(&ctx, (dir, b"f"), mode, flags | libc::O_CREAT).unwrap();
     (ctx, service, known.attr.ino, opened.fh)

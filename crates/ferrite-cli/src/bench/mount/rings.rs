@@ -14,11 +14,19 @@ use rustix::fs::{Advice, fadvise};
 
 use super::super::threads::SLICE;
 use super::super::{Circumstances, Duel, Effort, Output, Row, Work, page, whole};
-use super::{Aligned, Daemon, FILE_BYTES, make_pool, open, open_direct};
+use super::{Aligned, Daemon, FILE_BYTES, make_file, make_pool, open, open_direct};
 use crate::{FAILED, Failure};
 
 /// What is measured here, besides what the group measures in any case.
-pub(super) const NAMES: [&str; 4] = ["write_4k_4_threads", "find", "write_1m", "read_1m"];
+pub(super) const NAMES: [&str; 7] = [
+    "write_4k_4_threads",
+    "write_4k_4_threads_1_file",
+    "find",
+    "write_1m",
+    "read_1m",
+    "write_1m_direct_io",
+    "read_1m_direct_io",
+];
 const CLASSIC: &str = "classic";
 const TMPFS: &str = "tmpfs";
 const THREADS: usize = 4;
@@ -26,6 +34,8 @@ const THREADS: usize = 4;
 const DIRS: usize = 20;
 const FILES: usize = 100;
 const CHUNK: usize = 1 << 20;
+/// A file of a thread's own.
+const OWN_BYTES: u64 = FILE_BYTES / THREADS as u64;
 
 fn circumstances(cache: &'static str, threads: usize) -> Circumstances {
     Circumstances {
@@ -53,14 +63,33 @@ pub(super) fn run(effort: Effort, out: &mut Output, base: &Path) -> Result<(), F
     };
     let rings = start("rings", "noatime,rings=on")?;
     let classic = start("classic", "noatime,rings=off")?;
+    let direct = start("direct", "noatime,rings=on,direct_io")?;
     let tmpfs = base.join("tmpfs");
     std::fs::create_dir_all(&tmpfs)?;
-    let dirs: [&Path; 3] = [&rings.dir, &classic.dir, &tmpfs];
-    let files = [open(dirs[0])?, open(dirs[1])?, open(dirs[2])?];
-    small(effort, out, [dirs[0], dirs[1]], [&files[0], &files[1]])?;
-    threads(effort, out, [&files[0], &files[1]])?;
-    find(effort, out, [dirs[0], dirs[1]])?;
-    large(effort, out, [&files[0], &files[1], &files[2]])
+    let dirs: [&Path; 2] = [&rings.dir, &classic.dir];
+    let files = [open(dirs[0])?, open(dirs[1])?];
+    small(effort, out, dirs, [&files[0], &files[1]])?;
+    let own = |n: usize, thread: usize| dirs[n].join(format!("data{thread}"));
+    threads(effort, out, NAMES[0], |n, thread| make_file(&own(n, thread), OWN_BYTES))?;
+    for thread in 0..THREADS {
+        let _ = (
+            std::fs::remove_file(own(0, thread)),
+            std::fs::remove_file(own(1, thread)),
+        );
+    }
+    threads(effort, out, NAMES[1], |n, _| Ok(files[n].try_clone()?))?;
+    find(effort, out, dirs)?;
+    let tmpfs = (TMPFS, open(&tmpfs)?);
+    let classic = (CLASSIC, &files[1]);
+    large(
+        effort,
+        out,
+        [NAMES[3], NAMES[4]],
+        &files[0],
+        &[classic, (TMPFS, &tmpfs.1)],
+    )?;
+    let direct = open(&direct.dir)?;
+    large(effort, out, [NAMES[5], NAMES[6]], &direct, &[(TMPFS, &tmpfs.1)])
 }
 
 fn duel(
@@ -114,33 +143,42 @@ fn small(effort: Effort, out: &mut Output, dirs: [&Path; 2], files: [&File; 2]) 
     duel(effort, ("create", CLASSIC), 40, &mut ours, &mut theirs, out)
 }
 
-fn threads(effort: Effort, out: &mut Output, files: [&File; 2]) -> Result<(), Failure> {
-    const NAME: &str = NAMES[0];
-    if !out.wants(NAME) {
+/// Writers at the same time, each through what `open` gives it of the mount with that number. Writers of one file take
+/// turns in the kernel, whatever the way.
+fn threads(
+    effort: Effort,
+    out: &mut Output,
+    name: &'static str,
+    open: impl Fn(usize, usize) -> Result<File, Failure>,
+) -> Result<(), Failure> {
+    if !out.wants(name) {
         return Ok(());
     }
     let block = [7; 4096];
-    let rate = |file: &File| {
+    let files = |n| {
+        (0..THREADS)
+            .map(|thread| open(n, thread))
+            .collect::<Result<Vec<_>, _>>()
+    };
+    let (ours, theirs) = (files(0)?, files(1)?);
+    let rate = |files: &[File]| {
         turns_per_second(THREADS, SLICE, |thread| {
-            let mut next = (thread as u64) << 40..;
+            let (file, mut next) = (&files[thread], (thread as u64) << 40..);
             move || {
-                let at = page(next.next().unwrap_or_default(), FILE_BYTES);
+                let at = page(next.next().unwrap_or_default(), OWN_BYTES);
                 Ok::<(), Failure>(file.write_all_at(&block, at)?)
             }
         })
     };
-    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut times = [const { Vec::new() }; 3];
     for _ in 0..effort.rounds {
-        let times = (1e9 / rate(files[0])?, 1e9 / rate(files[1])?);
-        ours.push(times.0);
-        theirs.push(times.1);
-        ratios.push(times.0 / times.1);
+        let (our, their) = (1e9 / rate(&ours)?, 1e9 / rate(&theirs)?);
+        for (times, time) in times.iter_mut().zip([our, their, our / their]) {
+            times.push(time);
+        }
     }
-    out.row(&row(
-        NAME,
-        [&ours, &theirs, &ratios],
-        circumstances("kernel's", THREADS),
-    ))
+    let [ours, theirs, ratios] = &times;
+    out.row(&row(name, [ours, theirs, ratios], circumstances("kernel's", THREADS)))
 }
 
 fn row(name: &'static str, [ours, theirs, ratios]: [&[f64]; 3], circumstances: Circumstances) -> Row {
@@ -162,7 +200,7 @@ fn row(name: &'static str, [ours, theirs, ratios]: [&[f64]; 3], circumstances: C
 
 /// Each name and its attributes, which the kernel does not know yet.
 fn find(effort: Effort, out: &mut Output, dirs: [&Path; 2]) -> Result<(), Failure> {
-    const NAME: &str = NAMES[1];
+    const NAME: &str = NAMES[2];
     if !out.wants(NAME) {
         return Ok(());
     }
@@ -199,13 +237,19 @@ fn find(effort: Effort, out: &mut Output, dirs: [&Path; 2]) -> Result<(), Failur
     ))
 }
 
-fn large(effort: Effort, out: &mut Output, files: [&File; 3]) -> Result<(), Failure> {
+fn large(
+    effort: Effort,
+    out: &mut Output,
+    [written, read_in_order]: [&'static str; 2],
+    file: &File,
+    rivals: &[(&'static str, &File)],
+) -> Result<(), Failure> {
     let chunk = vec![3; CHUNK];
     let at = |n: u64| n % (FILE_BYTES / CHUNK as u64) * CHUNK as u64;
     let write = |file: &File, n: u64| Ok(file.write_all_at(&chunk, at(n))?);
-    for (against, their) in [(CLASSIC, files[1]), (TMPFS, files[2])] {
-        let (mut ours, mut theirs) = (|n| write(files[0], n), |n| write(their, n));
-        duel(effort, (NAMES[2], against), 20, &mut ours, &mut theirs, out)?;
+    for (against, their) in rivals {
+        let (mut ours, mut theirs) = (|n| write(file, n), |n| write(their, n));
+        duel(effort, (written, against), 20, &mut ours, &mut theirs, out)?;
     }
     // From the daemon, in order, with the kernel's read-ahead; tmpfs has nowhere else to read from.
     let read = |file: &File, n: u64, into: &mut [u8]| {
@@ -215,10 +259,10 @@ fn large(effort: Effort, out: &mut Output, files: [&File; 3]) -> Result<(), Fail
         whole(file.read_at(into, at(n))?, CHUNK)
     };
     let (mut one, mut other) = (vec![0; CHUNK], vec![0; CHUNK]);
-    for (against, their) in [(CLASSIC, files[1]), (TMPFS, files[2])] {
-        let mut ours = |n| read(files[0], n, &mut one);
+    for (against, their) in rivals {
+        let mut ours = |n| read(file, n, &mut one);
         let mut theirs = |n| read(their, n, &mut other);
-        duel(effort, (NAMES[3], against), 20, &mut ours, &mut theirs, out)?;
+        duel(effort, (read_in_order, against), 20, &mut ours, &mut theirs, out)?;
     }
     Ok(())
 }

@@ -1,0 +1,60 @@
+//! What a mount is asked to be.
+
+/// Options of a mount.
+#[derive(Debug, Clone)]
+pub struct FuseOptions {
+    /// Refuse changes in the kernel.
+    pub read_only: bool,
+    /// Have the kernel leave access times alone.
+    pub noatime: bool,
+    /// Allow other users; needs root, or `user_allow_other` in `/etc/fuse.conf`.
+    pub allow_other: bool,
+    /// Honour setuid bits and device files on the mount (needs root).
+    pub suid_dev: bool,
+    /// Refuse to execute programs.
+    pub noexec: bool,
+    /// Threads that serve requests in the classic way, or call an engine that may block; 0 means a number that suits.
+    pub threads: usize,
+    /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs
+    /// a request for each lock, and for each `close`.
+    pub engine_locks: bool,
+    /// Have the kernel keep no data of files: each read and write is a request. Long ones are faster, and memory is not
+    /// filled with copies of what is in memory; short reads of what was read before are slower. Linux before 6.6 then
+    /// refuses shared mappings (`ENODEV`).
+    pub direct_io: bool,
+    /// Whether each CPU's requests are answered on that CPU.
+    pub rings: Rings,
+    /// What `df` and `/proc/mounts` show as the source.
+    pub source: String,
+}
+
+/// Whether a mount uses FUSE over io_uring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rings {
+    /// If the kernel offers it, which an administrator has to switch on (`fuse.enable_uring`), and the engine never
+    /// waits for a device or a server: what waits does so on a thread of its own, and the way there and back takes
+    /// longer than the classic way.
+    #[default]
+    Auto,
+    /// Without it there is no mount.
+    On,
+    /// Requests are read from `/dev/fuse`.
+    Off,
+}
+
+impl Default for FuseOptions {
+    fn default() -> Self {
+        FuseOptions {
+            read_only: false,
+            noatime: false,
+            allow_other: false,
+            suid_dev: false,
+            noexec: false,
+            threads: 0,
+            engine_locks: false,
+            direct_io: false,
+            rings: Rings::default(),
+            source: "ferrite".into(),
+        }
+    }
+}
