@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -11,6 +11,17 @@ use parking_lot::{Condvar, Mutex};
 pub(crate) struct Stop {
     told: Mutex<Told>,
     changed: Condvar,
+}
+
+/// What ended a sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// The thread is to end.
+    ToEnd,
+    /// There is work.
+    ForWork,
+    /// The deadline.
+    ByTime,
 }
 
 #[derive(Default)]
@@ -36,10 +47,25 @@ impl Stop {
         told.to_end
     }
 
+    /// The same, until `deadline` at the latest. Says what ended the sleep.
+    pub(crate) fn wait_for_work_until(&self, deadline: Instant) -> Woken {
+        let mut told = self.told.lock();
+        let is_idle = |told: &mut Told| !told.to_end && !told.of_work;
+        self.changed
+            .wait_while_for(&mut told, is_idle, deadline.saturating_duration_since(Instant::now()));
+        match (told.to_end, std::mem::take(&mut told.of_work)) {
+            (true, _) => Woken::ToEnd,
+            (false, true) => Woken::ForWork,
+            (false, false) => Woken::ByTime,
+        }
+    }
+
     /// Tells the thread that there is work.
     pub(crate) fn wake(&self) {
-        self.told.lock().of_work = true;
-        self.changed.notify_all();
+        // Who has been told, and has not looked yet, need not be told again.
+        if !std::mem::replace(&mut self.told.lock().of_work, true) {
+            self.changed.notify_all();
+        }
     }
 
     /// Whether the thread is to end.
@@ -86,5 +112,31 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Work that was told while nobody slept is not lost, and is told once; a thread that is to end hears nothing else.
+    #[test]
+    fn a_sleep_ends_by_work_by_time_or_for_good() {
+        let stop = Stop::default();
+        let soon = || Instant::now() + Duration::from_millis(5);
+        let late = || Instant::now() + Duration::from_secs(60);
+        stop.wake();
+        stop.wake();
+        assert_eq!(stop.wait_for_work_until(late()), Woken::ForWork);
+        assert_eq!(stop.wait_for_work_until(soon()), Woken::ByTime);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| stop.wait_for_work_until(late()));
+            std::thread::sleep(Duration::from_millis(5));
+            stop.wake();
+            assert_eq!(sleeper.join().unwrap(), Woken::ForWork);
+        });
+        stop.wake();
+        stop.told.lock().to_end = true;
+        assert_eq!(stop.wait_for_work_until(late()), Woken::ToEnd);
     }
 }

@@ -81,8 +81,8 @@ fn a_sync_is_paid_by_who_asks_for_it() {
         file.fsync(SYSTEM).unwrap();
     }
     let paid = syncs() - before;
-    // The thread in the background may have had a part.
-    assert!((200..=202).contains(&paid), "{paid} syncs for 200 that were needed");
+    // The thread in the background may have had a part: of two seconds, and of a ring that was half full.
+    assert!((200..=204).contains(&paid), "{paid} syncs for 200 that were needed");
     let started = Instant::now();
     let before = syncs();
     write(&engine, ino, 0, b"nobody asks for this one");

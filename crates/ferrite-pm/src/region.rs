@@ -402,6 +402,21 @@ impl Region {
         }
     }
 
+    /// The same for a long range: on an ordinary file by writing to the file, which takes a quarter of the time if its
+    /// blocks have never been written. Durable after a sync there, as elsewhere after a fence.
+    pub fn fill_zero(&self, offset: u64, len: u64) {
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        let _ = self.at(offset, len);
+        let is_plain = self.held.is_none() && self.recorder.is_none();
+        if !is_plain || self.mapping.medium != Medium::File || self.access != Access::ReadWrite {
+            return self.stream_zero(offset, len);
+        }
+        for at in (offset..offset + len).step_by(ZEROS.len()) {
+            let part = (offset + len - at).min(ZEROS.len() as u64);
+            self.write_file(at, &ZEROS[..part as usize]);
+        }
+    }
+
     /// Writes the lines of a range back to the medium, without waiting; the next fence of this thread waits.
     #[inline]
     pub fn write_back(&self, offset: u64, len: u64) {

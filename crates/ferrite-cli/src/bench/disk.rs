@@ -1,7 +1,9 @@
 //! A pool in a file on a disk, mounted, against the file system that the file is on: what programs pay that ask for
-//! durability, in both modes that keep it over a loss of power (`durability=strict` and `durability=fsync`).
+//! durability, in both modes that keep it over a loss of power (`durability=strict` and `durability=fsync`), and past
+//! the kernel's cache of the mount (`direct_io`).
 //!
-//! The pool is made with `extent`, which keeps what follows each other in a file together, as a disk likes it.
+//! The pool is made with `extent`, which keeps what follows each other in a file together, as a disk likes it. Zeros
+//! are written to all of it beforehand: pools get there by themselves, as they are used.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -25,6 +27,10 @@ pub(crate) const NAMES: &[&str] = &[
     "strict_overwrite_fsync",
     "strict_sqlite_commit",
     "strict_300m_fsync",
+    "direct_io_file_fsync",
+    "direct_io_overwrite_fsync",
+    "direct_io_sqlite_commit",
+    "direct_io_300m_fsync",
 ];
 const POOL_BYTES: u64 = 2 << 30;
 const FILE_BYTES: u64 = 1 << 20;
@@ -45,9 +51,13 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         ));
     }
     drop(probe);
-    for (durability, names) in [("fsync", &NAMES[..4]), ("strict", &NAMES[4..])] {
+    for (options, names) in [
+        ("durability=fsync", &NAMES[..4]),
+        ("durability=strict", &NAMES[4..8]),
+        ("durability=fsync,direct_io", &NAMES[8..]),
+    ] {
         if names.iter().any(|name| out.wants(name)) {
-            mounted(effort, out, base.path(), durability, names)?;
+            mounted(effort, out, base.path(), options, names)?;
         }
     }
     Ok(())
@@ -57,7 +67,7 @@ fn mounted(
     effort: Effort,
     out: &mut Output,
     base: &Path,
-    durability: &str,
+    options: &str,
     names: &[&'static str],
 ) -> Result<(), Failure> {
     let us = std::env::current_exe()?;
@@ -68,6 +78,7 @@ fn mounted(
             "--force",
             "--mapping",
             "extent",
+            "--write-zeros",
             "--size",
             &POOL_BYTES.to_string(),
         ])
@@ -79,8 +90,8 @@ fn mounted(
     }
     std::fs::create_dir_all(&theirs)?;
     let text = |path: &Path| path.display().to_string();
-    let option = format!("noatime,durability={durability}");
-    let arguments = ["mount", "-f", "-o", &option, &text(&pool), &text(&ours)];
+    let options = format!("noatime,{options}");
+    let arguments = ["mount", "-f", "-o", &options, &text(&pool), &text(&ours)];
     let _daemon = Daemon::start(None, &us, &arguments, ours.clone())?;
     let operations = (effort.operations / 40).max(50);
     let mut duel = |name, slower: usize, ours: super::Work<'_>, theirs: super::Work<'_>| {

@@ -1,26 +1,37 @@
-//! The thread that makes operations durable if nobody asks for it, where they are not when they return
-//! ([`ferrite_pm::Durability::OnSync`]).
+//! The thread that syncs where stores are held back ([`ferrite_pm::Durability::OnSync`]): every few seconds, so that
+//! operations become durable although nobody asks, and when a ring is half full, so that nobody waits for that.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::background::Background;
+use crate::background::{Background, Woken};
 use crate::pool::core::Core;
 
 /// From one sync to the next. An operation that returned right after one began is durable when the next is over: well
 /// within the five seconds that are promised.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// Starts the thread.
+/// Starts the thread, which [`Core::make_room`] wakes from then on.
 pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
-    Background::start("ferrite-flusher", move |stop| {
-        while !stop.wait(EVERY) {
+    let waker = Arc::clone(&core);
+    let flusher = Background::start("ferrite-flusher", move |stop| {
+        let mut next = Instant::now() + EVERY;
+        loop {
+            let done = match stop.wait_for_work_until(next) {
+                Woken::ToEnd => return,
+                Woken::ForWork => core.relieve(),
+                Woken::ByTime => {
+                    next = Instant::now() + EVERY;
+                    core.journal.sync().map_err(|error| core.fail(&error))
+                }
+            };
             // The next operation fails as well, and reports it.
-            if let Err(error) = core.journal.sync() {
+            if let Err(error) = done {
                 tracing::error!(%error, "operations could not be made durable");
-                core.fail(&error);
                 return;
             }
         }
-    })
+    })?;
+    waker.has_flusher(flusher.waker());
+    Ok(flusher)
 }

@@ -55,12 +55,10 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
     region.stream_zero(superblock.second_copy_offset(), BLOCK_BYTES);
     region.fence()?;
     // Control block, journal, inodes, names and mapping: everything before the first data block.
-    let (mut at, end) = (CONTROL_OFFSET, superblock.first_block * BLOCK_BYTES);
-    while at < end {
-        let len = (end - at).min(STEP_BYTES);
-        region.stream_zero(at, len);
-        at += len;
-        progress("tables", at, end);
+    let tables_end = superblock.first_block * BLOCK_BYTES;
+    zero(region, "tables", CONTROL_OFFSET, tables_end, progress);
+    if options.write_zeros {
+        zero(region, "zeros", tables_end, superblock.second_copy_offset(), progress);
     }
     // On a disk file, the fences below take most of the time.
     progress("writing out", 0, 1);
@@ -96,6 +94,16 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
     Ok(())
 }
 
+fn zero(region: &Region, phase: &'static str, first: u64, end: u64, progress: Progress<'_>) {
+    let mut at = first;
+    while at < end {
+        let len = (end - at).min(STEP_BYTES);
+        region.fill_zero(at, len);
+        at += len;
+        progress(phase, at, end);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM, SetAttr};
@@ -117,6 +125,30 @@ mod tests {
             };
             let root = engine.setattr(SYSTEM, ROOT_INO, &mode).unwrap();
             assert!(root.btime <= root.ctime, "{root:?}");
+        }
+    }
+
+    /// What an older use of the file left in data blocks stays there, unless zeros are asked for.
+    #[test]
+    fn zeros_are_written_to_all_space_if_that_is_asked_for() {
+        // On a disk and in DRAM.
+        for place in [std::env::temp_dir(), "/dev/shm".into()] {
+            let dir = tempfile::tempdir_in(place).unwrap();
+            let path = dir.path().join("pool");
+            for write_zeros in [false, true] {
+                std::fs::write(&path, vec![0xff; 8 << 20]).unwrap();
+                let options = MkfsOptions::default().inodes(255).write_zeros(write_zeros);
+                let region = create(&path, 8 << 20, &options).unwrap();
+                let superblock = crate::identify(&region).unwrap();
+                let mut space =
+                    vec![0; (superblock.second_copy_offset() - superblock.first_block * BLOCK_BYTES) as usize];
+                region.read(superblock.first_block * BLOCK_BYTES, &mut space);
+                let expected = if write_zeros { 0 } else { 0xff };
+                assert!(space.iter().all(|&byte| byte == expected), "{write_zeros}");
+                let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+                assert!(engine.damage().is_empty());
+                engine.unmount().unwrap();
+            }
         }
     }
 }

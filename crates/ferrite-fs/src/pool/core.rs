@@ -18,6 +18,7 @@ use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::background::Stop;
 use crate::cache::bindings::Bindings;
 use crate::cache::inodes::{InodeCache, InodeMem};
 use crate::cache::logged::{Candidates, Folds};
@@ -92,6 +93,8 @@ pub(crate) struct Core {
     pub(crate) bindings: Bindings,
     /// Inodes without names that somebody holds.
     pub(crate) unnamed: CachePadded<AtomicU64>,
+    /// Wakes the thread that syncs, if there is one.
+    pub(crate) flusher: OnceLock<Arc<Stop>>,
     /// Inodes without names that the mount was asked to keep.
     pub(crate) kept_orphans: Mutex<Vec<Inum>>,
 }
@@ -203,6 +206,23 @@ impl Core {
         self.journal
             .advance(&mut |freed| self.release_all(freed))
             .map_err(|error| self.fail(&error))
+    }
+
+    /// Has [`Self::make_room`] wake this thread from now on.
+    pub(crate) fn has_flusher(&self, waker: Arc<Stop>) {
+        let _ = self.flusher.set(waker);
+    }
+
+    /// Sees that there is room in this thread's ring again: by the thread that syncs, if there is one. Until that is
+    /// done, the other half of the ring is left.
+    pub(crate) fn make_room(&self) -> Result<()> {
+        match self.flusher.get() {
+            None => self.relieve(),
+            Some(flusher) => {
+                flusher.wake();
+                Ok(())
+            }
+        }
     }
 
     /// Makes room in this thread's ring, and makes what its records freed available again.

@@ -477,6 +477,7 @@ impl<'e> Tx<'e> {
         }
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
+        let mut was_full = false;
         loop {
             let entered = self.enter();
             let Buffers {
@@ -519,10 +520,12 @@ impl<'e> Tx<'e> {
                         self.core.region.prefetch(self.last_unit);
                     }
                     if committed.crowded {
-                        self.core.relieve()?;
+                        self.core.make_room()?;
                     }
                     return Ok(());
                 }
+                // Mostly another thread is about to empty the ring: what it has done by then is enough.
+                Err(CommitError::RingFull) if !std::mem::replace(&mut was_full, true) => self.core.relieve()?,
                 Err(CommitError::RingFull) => self.core.reclaim()?,
                 Err(CommitError::Frozen) if self.fails_if_frozen => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
