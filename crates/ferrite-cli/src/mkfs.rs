@@ -80,6 +80,7 @@ impl Mkfs {
     pub(crate) fn run(self) -> Outcome {
         #[cfg(feature = "nvme")]
         if self.pool.scheme() == "nvme" {
+            self.refuse_what_devices_have_not()?;
             let making = super::nvme::Making {
                 path: self.pool.path(),
                 metadata: self.meta.as_deref(),
@@ -136,6 +137,26 @@ impl Mkfs {
             say("each operation will wait for the disk; mounted with -o durability=fsync, only fsync does");
         }
         Ok(0)
+    }
+
+    /// What would be ignored.
+    #[cfg(feature = "nvme")]
+    fn refuse_what_devices_have_not(&self) -> Result<(), Failure> {
+        let given = [
+            ("--mapping", self.mapping != Mapping::default()),
+            ("--inodes", self.inodes.is_some()),
+            ("--names", self.names.is_some()),
+            ("--rings", self.rings.is_some()),
+            ("--block-size", self.block_size != 4096),
+            ("--write-zeros", self.write_zeros),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Failure::new(
+                USAGE,
+                format!("{option} is for pools in a file or on a DAX device; omit it for nvme:POOL.toml"),
+            )),
+        }
     }
 
     fn size(&self) -> Result<u64, Failure> {

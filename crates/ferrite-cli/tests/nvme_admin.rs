@@ -296,3 +296,25 @@ fn a_description_comes_when_the_pool_is_there() {
     let names = std::fs::read_dir(dir.path()).unwrap().count();
     assert_eq!(names, 3, "nothing is left beside it");
 }
+
+/// An option that would be ignored is refused, before anything is made.
+#[test]
+fn options_of_other_pools_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for option in [&["--inodes", "1000"][..], &["--mapping", "leaf"], &["--write-zeros"]] {
+        let mut command = ferrite();
+        let words = [
+            "mkfs",
+            "nvme:p.toml",
+            "--meta",
+            "m",
+            "--data",
+            "d.data",
+            "--size",
+            "64M",
+        ];
+        let said = fails(command.current_dir(dir.path()).args(words).args(option), 2);
+        assert!(said.contains(option[0]) && said.contains("omit it"), "{said}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
