@@ -5,7 +5,7 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -488,6 +488,41 @@ fn pools_on_a_disk_survive_a_killed_daemon() {
                 expected,
                 "{mode}, {info}"
             );
+        }
+        test.finish();
+    }
+}
+
+/// Whether or not the kernel keeps the data, a write that asks for it is durable when it returns, and no other waits.
+#[test]
+fn writes_with_o_dsync_are_durable() {
+    if !has_fuse() {
+        return;
+    }
+    for options in ["durability=fsync", "durability=fsync,direct_io"] {
+        let test = TestPool::new_in(Path::new("/var/tmp"), "64M", &[], &["-o", options]);
+        let syncs = || {
+            let said = ok(ferrite().arg("info").arg(&test.dir));
+            let line = said.lines().find(|line| line.contains("syncs of the file")).unwrap();
+            let before = line.split(" syncs of the file").next().unwrap();
+            before.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+        };
+        let written = |flags: i32| {
+            let before = syncs();
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .custom_flags(flags)
+                .open(test.path("f"))
+                .unwrap();
+            (0..40).for_each(|n| file.write_all_at(b"a few bytes", n * 100).unwrap());
+            syncs() - before
+        };
+        // The thread in the background syncs now and then.
+        assert!(written(0) < 10, "{options}");
+        for flags in [libc::O_DSYNC, libc::O_SYNC] {
+            assert!(written(flags) >= 40, "{options}, {flags:o}");
         }
         test.finish();
     }

@@ -105,6 +105,17 @@ fn told<T>(result: Result<T>) -> Answer<T> {
     result.map_err(|error| Refused::from(&error))
 }
 
+/// Whether the kernel, from Linux 6.9 on, keeps writes past its cache apart from mappings of the same file. Only then
+/// may several go on at a time.
+fn has_modes() -> bool {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|release| is_at_least(&release, (6, 9)))
+}
+
+fn is_at_least(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()) >= Some(least)
+}
+
 impl Service {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, options: &FuseOptions) -> Service {
         let limits = fs.limits();
@@ -122,7 +133,8 @@ impl Service {
             opened: match (limits.trust.is_zero(), options.direct_io) {
                 // Others write to the same files: each read is the engine's.
                 (true, _) => FopenFlags::FOPEN_DIRECT_IO,
-                (false, true) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+                (false, true) if has_modes() => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+                (false, true) => FopenFlags::FOPEN_DIRECT_IO,
                 (false, false) => FopenFlags::FOPEN_KEEP_CACHE,
             },
             freezer,
@@ -403,13 +415,20 @@ impl Service {
         flags: i32,
     ) -> Answer<u32> {
         // Where the end is, the engine knows best. Pages of a mapping have their place, however the file was opened.
-        let appends = flags & libc::O_APPEND != 0 && !how.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let is_call = !how.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = is_call && flags & libc::O_APPEND != 0;
+        // `O_SYNC` has this bit, too. Where the kernel keeps a file's data it asks for the sync itself.
+        let syncs = is_call && flags & libc::O_DSYNC != 0 && self.is_direct() && !self.durable_operations;
         let mode = WriteMode {
             position: if appends { Position::End } else { Position::At(offset) },
             kill_priv: how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
-        let written = self.handle(fh).and_then(|file| file.write(ctx, mode, data));
-        told(written).map(|written| written.len_bytes as u32)
+        let file = told(self.handle(fh))?;
+        let written = told(file.write(ctx, mode, data))?;
+        if syncs {
+            told(file.fsync(ctx))?;
+        }
+        Ok(written.len_bytes as u32)
     }
 
     pub(crate) fn flush(&self, ino: Ino, fh: u64, owner: u64) -> Answer<()> {

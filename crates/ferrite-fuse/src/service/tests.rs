@@ -145,3 +145,18 @@ fn an_engine_that_checks_is_asked_for_no_more_than_the_program_wants() {
         }
     }
 }
+
+#[test]
+fn releases_are_compared_by_number() {
+    for (release, is) in [
+        ("6.9.0", true),
+        ("6.18.44-fc-v669\n", true),
+        ("10.0", true),
+        ("6.8.12-amd64", false),
+        ("5.19", false),
+        ("6", false),
+        ("", false),
+    ] {
+        assert_eq!(is_at_least(release, (6, 9)), is, "{release:?}");
+    }
+}
