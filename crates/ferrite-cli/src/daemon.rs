@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite::Durability;
 use ferrite::volume::{Address, Volume};
 use ferrite_vfs::trace::{TraceWriter, Traced};
 use ferrite_vfs::{FileSystem, Shared};
@@ -74,6 +75,17 @@ pub(crate) fn serve(
             "ferrite: {}: on a disk file each operation waits for the disk (durability=strict); with -o \
              durability=fsync only fsync does",
             pool.display()
+        ));
+    }
+    let wants_strict = options.says_durability && options.engine.durability == Durability::Strict;
+    if wants_strict && !volume.is_read_only() && !volume.fs().limits().durable_operations {
+        return Err(Failure::new(
+            FAILED,
+            format!(
+                "{}: its operations are durable after an fsync, not at once as `durability=strict` or `sync` ask for; \
+                 omit that, or have the pool served with durability=strict",
+                pool.display()
+            ),
         ));
     }
     options.fuse.read_only |= volume.is_read_only();

@@ -76,8 +76,6 @@ pub(crate) struct Service {
     removed_ms: AtomicU64,
     retries: Arc<Retries>,
     handles: Handles,
-    /// Every operation is durable when it returns, so the kernel need not ask for `fsync`.
-    durable_operations: bool,
     may_block: bool,
     /// How long the kernel may keep names and attributes.
     trust: Duration,
@@ -127,7 +125,6 @@ impl Service {
             removed_ms: AtomicU64::new(0),
             retries: Retries::start(),
             handles: Handles::default(),
-            durable_operations: limits.durable_operations,
             may_block: limits.may_block,
             trust: limits.trust.min(TRUST_MAX),
             opened: match (limits.trust.is_zero(), options.direct_io) {
@@ -159,6 +156,11 @@ impl Service {
     /// Whether the kernel may keep anything at all.
     fn is_trusted(&self) -> bool {
         !self.trust.is_zero()
+    }
+
+    /// Whether operations are durable when they return, as the engine promises now.
+    fn is_durable(&self) -> bool {
+        self.fs.limits().durable_operations
     }
 
     /// Whether files are read and written past the kernel's cache.
@@ -418,7 +420,7 @@ impl Service {
         let is_call = !how.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = is_call && flags & libc::O_APPEND != 0;
         // `O_SYNC` has this bit, too. Where the kernel keeps a file's data it asks for the sync itself.
-        let syncs = is_call && flags & libc::O_DSYNC != 0 && self.is_direct() && !self.durable_operations;
+        let syncs = is_call && flags & libc::O_DSYNC != 0 && self.is_direct() && !self.is_durable();
         let mode = WriteMode {
             position: if appends { Position::End } else { Position::At(offset) },
             kill_priv: how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
@@ -473,9 +475,10 @@ impl Service {
 
     pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Answer<()> {
         told(self.handle(fh).and_then(|file| file.fsync(ctx)))?;
-        match self.durable_operations {
-            // All is durable already. After one such reply the kernel stops asking, which saves a database one round
-            // trip per commit.
+        // All is durable already. After one such reply the kernel stops asking, which saves a database one round trip
+        // per commit. A server may be followed by one that promises less.
+        let is_for_good = self.is_trusted() && self.vouched.is_none();
+        match is_for_good && self.is_durable() {
             true => Err(Errno::ENOSYS.into()),
             false => Ok(()),
         }

@@ -122,6 +122,10 @@ impl FileStore {
         if written.len_bytes < data.len() {
             return Err(FsError::NoSpace(SpaceOf::Blocks).into());
         }
+        self.sync()
+    }
+
+    fn sync(&self) -> Result<()> {
         if self.syncs {
             self.file.fsync(&self.ctx)?;
         }
@@ -157,7 +161,9 @@ impl Store for FileStore {
         let freed = self
             .file
             .fallocate(&self.ctx, FallocateMode::PunchHole, offset, len_bytes);
-        freed.map_err(Error::from)
+        freed.map_err(Error::from)?;
+        // With it what an earlier rewind has stored, and not synced, becomes durable.
+        self.sync()
     }
 
     fn append_bytes_max(&self) -> u64 {

@@ -82,7 +82,9 @@ impl LogFile {
     }
 
     fn sync(&self) -> Result<()> {
-        match self.limits.durable_operations {
+        // As it is now: a server may be followed by one that promises less.
+        let limits = self.file.run("ask about", |open| Ok(open.fs.vfs.fs().limits()));
+        match limits.map_err(failed)?.durable_operations {
             true => Ok(()),
             false => self.file.sync_all().map_err(failed),
         }
@@ -118,7 +120,9 @@ impl Store for LogFile {
 
     fn free(&self, offset: u64, len_bytes: u64) -> Result<()> {
         let freed = self.file.allocate(FallocateMode::PunchHole, offset, len_bytes);
-        freed.map_err(failed)
+        freed.map_err(failed)?;
+        // With it what an earlier rewind has stored, and not synced, becomes durable.
+        self.sync()
     }
 
     fn append_bytes_max(&self) -> u64 {

@@ -18,7 +18,11 @@ pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
         let mut next = Instant::now() + EVERY;
         loop {
             let done = match stop.wait_for_work_until(next) {
-                Woken::ToEnd => return,
+                Woken::ToEnd => {
+                    // Nobody syncs later, if the pool is only dropped. An unmount does, and reports a failure.
+                    let _ = core.journal.sync();
+                    return;
+                }
                 Woken::ForWork => core.relieve(),
                 Woken::ByTime => {
                     next = Instant::now() + EVERY;

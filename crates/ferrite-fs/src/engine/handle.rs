@@ -314,3 +314,34 @@ pub fn is_clean(region: &Region) -> bool {
 pub fn identify(region: &Region) -> Result<Superblock, EngineError> {
     Superblock::find(region)
 }
+
+#[cfg(test)]
+mod tests {
+    use ferrite_pm::{Access, Durability};
+    use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
+
+    use super::*;
+    use crate::MkfsOptions;
+
+    /// Nobody is left who would sync two seconds later.
+    #[test]
+    fn a_pool_that_is_dropped_is_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        let made = crate::create(&path, 16 << 20, &MkfsOptions::default().inodes(255)).unwrap();
+        if made.medium() != Medium::File {
+            println!("SKIPPED: {} is not on a disk", path.display());
+            return;
+        }
+        drop(made);
+        let region = Region::open(&path, Access::ReadWrite).unwrap();
+        let options = MountOptions::default().durability(Durability::OnSync);
+        let engine = Engine::mount(region, &options).unwrap();
+        let core = Arc::clone(&engine.inner.core);
+        engine.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();
+        let syncs = || core.region.counters().file_syncs;
+        let before = syncs();
+        drop(engine);
+        assert!(syncs() > before);
+    }
+}

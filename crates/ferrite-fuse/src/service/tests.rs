@@ -160,3 +160,20 @@ fn releases_are_compared_by_number() {
         assert_eq!(is_at_least(release, (6, 9)), is, "{release:?}");
     }
 }
+
+/// After one such answer the kernel never asks again.
+#[test]
+fn only_an_engine_of_ones_own_is_durable_for_good() {
+    let (_, service) = with_file(0o644);
+    let opened = service
+        .open(&user(OWNER), attr_of_root_file(&service), libc::O_RDWR)
+        .unwrap();
+    assert_eq!(service.fsync(&user(OWNER), opened.fh), Err(Errno::ENOSYS.into()));
+    let (ctx, service, _, fh) = checking(0o644, libc::O_RDWR);
+    assert_eq!(service.fsync(&ctx, fh), Ok(()));
+}
+
+fn attr_of_root_file(service: &Service) -> Ino {
+    let found = service.lookup(&user(OWNER), ROOT_INO, b"f").unwrap();
+    found.attr.unwrap().ino
+}

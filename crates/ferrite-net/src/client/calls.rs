@@ -11,8 +11,9 @@ use ferrite_vfs::{
 use super::book::OpenedAs;
 use super::cache::{Asker, Cache, Changed};
 use super::file::RemoteFile;
-use super::link::Repeats;
+use super::link::{Link, Repeats};
 use super::message::Answer;
+use super::unsynced::Era;
 use super::{Client, limits, locks};
 use crate::wire::{Node, OpenedFile, Request, Told};
 
@@ -99,6 +100,26 @@ fn changed(request: &Request<'_>) -> Changed {
         }
         Request::Create { parent, new, .. } if !new.open.truncate => Changed::One(parent.ino),
         _ => Changed::Everything,
+    }
+}
+
+impl Link {
+    /// Counts a change that was answered.
+    pub(super) fn note_unsynced(&self, repeats: Repeats, answer: &Answer, era: Era) {
+        if repeats == Repeats::WithToken && answer.is_ok() && !self.promises().durable_operations {
+            self.unsynced.changed(era);
+        }
+    }
+
+    /// Syncs by `sync`, unless all is durable already.
+    ///
+    /// # Errors
+    /// Those of `sync`; once, if the server may have lost what it had answered.
+    pub(super) fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        match self.promises().durable_operations && self.unsynced.has_none() {
+            true => Ok(()),
+            false => self.unsynced.sync(sync),
+        }
     }
 }
 
@@ -327,7 +348,7 @@ impl FileSystem for Client {
     }
 
     fn sync(&self, ctx: &Ctx) -> Result<()> {
-        self.ask(ctx, &Request::Sync {})?.result()
+        self.link.sync(|| self.ask(ctx, &Request::Sync {})?.result())
     }
 
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {

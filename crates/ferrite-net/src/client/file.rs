@@ -195,6 +195,8 @@ impl OpenFile for RemoteFile {
             mode,
         };
         let changed = Changed::One(self.node.ino);
+        let may_be_lost = !self.link.promises().durable_operations;
+        let unsynced = may_be_lost.then(|| (self.link.unsynced.era(), Arc::clone(&self.link.unsynced)));
         let link = self.link.cache.as_ref().map(|cache| {
             cache.begin_change(changed);
             Arc::downgrade(&self.link)
@@ -207,6 +209,9 @@ impl OpenFile for RemoteFile {
                 cache.has_changed(changed);
             }
             let written = answer.and_then(|answer| answer.result::<(u64, u64)>());
+            if let (Some((era, unsynced)), Ok(_)) = (unsynced, &written) {
+                unsynced.changed(era);
+            }
             if let Some(buffer) = buffer {
                 let written = written.map(|(offset, len)| Written::new(offset, (len as usize).min(buffer.len())));
                 done(buffer, written);
@@ -242,7 +247,8 @@ impl OpenFile for RemoteFile {
     }
 
     fn fsync(&self, ctx: &Ctx) -> Result<()> {
-        self.ask(ctx, &Request::Fsync { file: self.number })?.result()
+        let sync = || self.ask(ctx, &Request::Fsync { file: self.number })?.result();
+        self.link.sync(sync)
     }
 }
 

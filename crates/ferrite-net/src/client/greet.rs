@@ -11,6 +11,7 @@ use rustc_hash::FxHashSet;
 use super::book::Book;
 use super::message::{Answer, encode};
 use super::slots::Slots;
+use super::unsynced::Unsynced;
 use super::{ConnectError, own_head};
 use crate::wire::{MAGIC, Node, Request, SessionState, Ticket, VERSION, Welcome};
 
@@ -25,6 +26,7 @@ pub(super) struct Greeting<'c> {
     pub(super) fabric: Option<&'c Fabric>,
     pub(super) book: &'c Book,
     pub(super) slots: &'c Slots,
+    pub(super) unsynced: &'c Unsynced,
     /// The client keeps what it has leases on.
     pub(super) wants_leases: bool,
     /// How long who waits for an answer looks for it.
@@ -77,6 +79,7 @@ impl Greeting<'_> {
             }
         };
         self.book.set_root(welcome.root);
+        self.unsynced.greeted(welcome.instance, welcome.state);
         match welcome.state {
             SessionState::Alive => {}
             SessionState::ToReclaim => {

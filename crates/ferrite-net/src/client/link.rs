@@ -33,6 +33,7 @@ use super::requests::{Completion, Pending, Requests};
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
 use super::taking_back::TakingBack;
+use super::unsynced::Unsynced;
 use super::{ClientOptions, ConnectError, head, own_head};
 use crate::wire::{Head, Promises, RECALL_ID, Request, Ticket};
 
@@ -82,6 +83,7 @@ pub(super) struct Link {
     pub(super) recalls: Mutex<Vec<u64>>,
     pub(super) taking_back: TakingBack,
     pub(super) slots: Slots,
+    pub(super) unsynced: Arc<Unsynced>,
     pub(super) groups: GroupCache,
     watcher: Mutex<Option<JoinHandle<()>>>,
     pub(super) wake_watcher: Wake,
@@ -126,6 +128,7 @@ impl Link {
             recalls: Mutex::default(),
             taking_back: TakingBack::default(),
             slots: Slots::default(),
+            unsynced: Arc::default(),
             groups: GroupCache::default(),
             watcher: Mutex::default(),
             wake_watcher: Wake::new()?,
@@ -284,6 +287,7 @@ impl Link {
                 check_length(&body, request)?;
             }
             let up = self.up(deadline)?;
+            let era = self.unsynced.era();
             if was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
             }
@@ -302,6 +306,7 @@ impl Link {
                 }
             };
             if let Some(answer) = answer? {
+                self.note_unsynced(repeats, &answer, era);
                 return Ok(answer);
             }
         }
@@ -616,6 +621,7 @@ impl Link {
             fabric: self.options.fabric.as_ref(),
             book: &self.book,
             slots: &self.slots,
+            unsynced: &self.unsynced,
             wants_leases: self.cache.is_some(),
             spin: self.options.spin,
             are_leases_relied_on: self.taking_back.is_on(),

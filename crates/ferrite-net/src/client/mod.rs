@@ -25,6 +25,7 @@ mod requests;
 mod slots;
 mod submit;
 mod taking_back;
+mod unsynced;
 mod verbs;
 
 use std::sync::Arc;

@@ -1,0 +1,150 @@
+//! Changes that the server has answered and may yet lose, with its power.
+//!
+//! A server whose operations are not durable when they return forgets, if its machine goes down, what was not synced.
+//! What is open then is stale, and says so. But nobody has a handle of a file that was renamed or closed: the next sync
+//! would find nothing to do, and succeed. So the first one that asks after a loss is refused, as Linux reports a write
+//! that it has lost to whoever asks next.
+//!
+//! Invariant: a change counts from before its answer is given to the caller until a sync that began later, in the same
+//! session, has succeeded. With [`ferrite_vfs::OpenFile::fsync`] of one file all changes have: engines that are not
+//! durable at once promise that.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_vfs::{FsError, Result};
+use parking_lot::Mutex;
+
+use crate::wire::SessionState;
+
+/// Which of the server's lives it is, as far as that was noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Era(u64);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The run of the server that was met last.
+    instance: Option<u64>,
+    changes: u64,
+    /// So many of them are durable, or lost.
+    settled: u64,
+    has_lost: bool,
+}
+
+/// See the head of this module.
+#[derive(Debug, Default)]
+pub(super) struct Unsynced {
+    /// Changes under the lock.
+    era: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Unsynced {
+    pub(super) fn era(&self) -> Era {
+        Era(self.era.load(Ordering::Acquire))
+    }
+
+    /// A change was answered, by a server that may lose it; the request was sent in this era or later.
+    pub(super) fn changed(&self, era: Era) {
+        let mut state = self.state.lock();
+        match self.era() == era {
+            true => state.changes += 1,
+            // Most likely the server that answered is gone.
+            false => state.has_lost = true,
+        }
+    }
+
+    /// The client has connected. A new run that knows nothing of the session has come after a loss of power, or so late
+    /// that nobody can tell.
+    pub(super) fn greeted(&self, instance: u64, session: SessionState) {
+        let mut state = self.state.lock();
+        let before = state.instance.replace(instance);
+        if session == SessionState::New && before.is_some_and(|before| before != instance) {
+            state.has_lost |= state.changes > state.settled;
+            state.settled = state.changes;
+            self.era.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Has everything that was answered before made durable by `sync`.
+    pub(super) fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (era, changes) = {
+            let mut state = self.state.lock();
+            refuse_once(&mut state)?;
+            (self.era(), state.changes)
+        };
+        sync()?;
+        let mut state = self.state.lock();
+        refuse_once(&mut state)?;
+        if self.era() == era {
+            state.settled = state.settled.max(changes);
+        }
+        Ok(())
+    }
+
+    /// Whether all is durable, and nothing was lost.
+    pub(super) fn has_none(&self) -> bool {
+        let state = self.state.lock();
+        !state.has_lost && state.changes == state.settled
+    }
+}
+
+fn refuse_once(state: &mut State) -> Result<()> {
+    match std::mem::take(&mut state.has_lost) {
+        false => Ok(()),
+        true => Err(FsError::Io(
+            "the server went down before it had synced all that it had answered; look what is missing".into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    fn syncs(unsynced: &Unsynced) -> bool {
+        unsynced.sync(|| Ok(())).is_ok()
+    }
+
+    #[test]
+    fn a_loss_is_told_once_and_only_of_what_was_not_synced() {
+        let unsynced = Unsynced::default();
+        unsynced.greeted(1, SessionState::New);
+        unsynced.changed(unsynced.era());
+        assert!(syncs(&unsynced) && unsynced.has_none());
+        unsynced.greeted(2, SessionState::New);
+        assert!(syncs(&unsynced), "nothing was lost");
+        unsynced.changed(unsynced.era());
+        unsynced.greeted(2, SessionState::New);
+        assert!(syncs(&unsynced), "the same run of the server has it still");
+        unsynced.changed(unsynced.era());
+        unsynced.greeted(3, SessionState::ToReclaim);
+        assert!(
+            !unsynced.has_none(),
+            "the kernel of the server has it still, and nothing was synced"
+        );
+        unsynced.greeted(4, SessionState::New);
+        assert!(!syncs(&unsynced));
+        assert!(syncs(&unsynced));
+    }
+
+    #[test]
+    fn a_sync_settles_what_was_answered_before_it_in_the_same_session() {
+        let unsynced = Unsynced::default();
+        unsynced.greeted(1, SessionState::New);
+        unsynced.changed(unsynced.era());
+        let synced = unsynced.sync(|| {
+            unsynced.changed(unsynced.era());
+            Ok(())
+        });
+        assert!(synced.is_ok() && !unsynced.has_none(), "one came meanwhile");
+        assert!(unsynced.sync(|| Err(FsError::Disconnected)).is_err() && !unsynced.has_none());
+        let synced = unsynced.sync(|| {
+            unsynced.greeted(2, SessionState::New);
+            Ok(())
+        });
+        assert!(synced.is_err(), "the one that synced knew nothing of the changes");
+        let before = unsynced.era();
+        unsynced.greeted(3, SessionState::New);
+        unsynced.changed(before);
+        assert!(!syncs(&unsynced), "the one that answered is gone");
+    }
+}
