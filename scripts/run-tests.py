@@ -20,9 +20,9 @@ import threading
 import time
 
 # The longest start first, so that none runs alone at the end.
-LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "mount_basic", "ageing"]
-# These compare times, so nothing else runs at the same time.
-ALONE = ["recovery_time", "quick"]
+LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "ageing"]
+# These compare times or memory, or take CPUs away, so nothing else runs at the same time.
+ALONE = ["recovery_time", "quick", "mount_basic", "rings"]
 # These mount, and run once more in the classic way where the kernel offers FUSE over io_uring. With FERRITE_RINGS set,
 # nothing runs twice. `real_programs` takes minutes; `make soak` has it both ways.
 BOTH_WAYS = [
@@ -147,10 +147,10 @@ def main():
     is_short = len(arguments) < len(sys.argv) - 1
     rank = {name: place for place, name in enumerate(LONGEST)}
     todo = sorted(programs(arguments), key=lambda program: rank.get(program[0], len(LONGEST)))
-    alone = [program for program in todo if program[0] in ALONE]
-    todo = [program for program in todo if program[0] not in ALONE]
     if not is_short and "FERRITE_RINGS" not in os.environ and rings_offered():
         todo += [(*program, "off") for program in todo if program[0] in BOTH_WAYS]
+    alone = [program for program in todo if program[0] in ALONE]
+    todo = [program for program in todo if program[0] not in ALONE]
     failed, choosing = [], threading.Lock()
 
     def lane():

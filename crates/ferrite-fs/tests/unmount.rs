@@ -32,8 +32,9 @@ fn work(engine: &Engine, thread: u64) -> (usize, FsError) {
 
 #[test]
 fn what_returned_before_an_unmount_is_there_and_the_pool_is_clean() {
-    let options = fixed().inodes(4095).rings(2);
-    let empty = empty_pool(16 << 20, &options);
+    // More than they fill before the unmount, also if that is late.
+    let options = fixed().inodes(16_383).rings(2);
+    let empty = empty_pool(64 << 20, &options);
     let mut most = 0;
     for round in 0..12u64 {
         let recorder = Recorder::new(empty.clone());

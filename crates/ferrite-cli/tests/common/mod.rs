@@ -240,8 +240,18 @@ impl TestPool {
         ok(ferrite().arg("mount").arg(source).arg(dir).args(words));
     }
 
+    /// Unmounts. A process that another test is just starting has all files of this one, until it runs its program.
     pub(crate) fn umount(&self) {
-        ok(ferrite().arg("umount").arg(&self.dir));
+        let start = std::time::Instant::now();
+        loop {
+            let output = ferrite().arg("umount").arg(&self.dir).output().unwrap();
+            if output.status.success() {
+                return;
+            }
+            let (said, late) = (text(&output), start.elapsed().as_secs() >= 5);
+            assert!(said.contains("busy") && !late, "{}: {said}", self.dir.display());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
     }
 
     pub(crate) fn remount(&self) {
