@@ -110,17 +110,6 @@ impl Link {
             self.unsynced.changed(era);
         }
     }
-
-    /// Syncs by `sync`, unless all is durable already.
-    ///
-    /// # Errors
-    /// Those of `sync`; once, if the server may have lost what it had answered.
-    pub(super) fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        match self.promises().durable_operations && self.unsynced.has_none() {
-            true => Ok(()),
-            false => self.unsynced.sync(sync),
-        }
-    }
 }
 
 impl FileSystem for Client {
@@ -348,7 +337,7 @@ impl FileSystem for Client {
     }
 
     fn sync(&self, ctx: &Ctx) -> Result<()> {
-        self.link.sync(|| self.ask(ctx, &Request::Sync {})?.result())
+        self.link.unsynced.sync(|| self.ask(ctx, &Request::Sync {})?.result())
     }
 
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {

@@ -248,7 +248,7 @@ impl OpenFile for RemoteFile {
 
     fn fsync(&self, ctx: &Ctx) -> Result<()> {
         let sync = || self.ask(ctx, &Request::Fsync { file: self.number })?.result();
-        self.link.sync(sync)
+        self.link.unsynced.sync(sync)
     }
 }
 

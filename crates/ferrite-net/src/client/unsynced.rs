@@ -66,6 +66,9 @@ impl Unsynced {
     }
 
     /// Has everything that was answered before made durable by `sync`.
+    ///
+    /// # Errors
+    /// Those of `sync`; once, if the server may have lost what it had answered.
     pub(super) fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         let (era, changes) = {
             let mut state = self.state.lock();
@@ -79,12 +82,6 @@ impl Unsynced {
             state.settled = state.settled.max(changes);
         }
         Ok(())
-    }
-
-    /// Whether all is durable, and nothing was lost.
-    pub(super) fn has_none(&self) -> bool {
-        let state = self.state.lock();
-        !state.has_lost && state.changes == state.settled
     }
 }
 
@@ -100,6 +97,13 @@ fn refuse_once(state: &mut State) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    impl Unsynced {
+        fn has_none(&self) -> bool {
+            let state = self.state.lock();
+            !state.has_lost && state.changes == state.settled
+        }
+    }
+
     fn syncs(unsynced: &Unsynced) -> bool {
         unsynced.sync(|| Ok(())).is_ok()
     }

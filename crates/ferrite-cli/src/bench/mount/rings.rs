@@ -72,6 +72,7 @@ pub(super) fn run(effort: Effort, out: &mut Output, base: &Path) -> Result<(), F
     let own = |n: usize, thread: usize| dirs[n].join(format!("data{thread}"));
     threads(effort, out, NAMES[0], |n, thread| make_file(&own(n, thread), OWN_BYTES))?;
     for thread in 0..THREADS {
+        // Not there if the row is not wanted.
         let _ = (
             std::fs::remove_file(own(0, thread)),
             std::fs::remove_file(own(1, thread)),
@@ -79,17 +80,17 @@ pub(super) fn run(effort: Effort, out: &mut Output, base: &Path) -> Result<(), F
     }
     threads(effort, out, NAMES[1], |n, _| Ok(files[n].try_clone()?))?;
     find(effort, out, dirs)?;
-    let tmpfs = (TMPFS, open(&tmpfs)?);
+    let tmpfs = open(&tmpfs)?;
     let classic = (CLASSIC, &files[1]);
     large(
         effort,
         out,
         [NAMES[3], NAMES[4]],
         &files[0],
-        &[classic, (TMPFS, &tmpfs.1)],
+        &[classic, (TMPFS, &tmpfs)],
     )?;
     let direct = open(&direct.dir)?;
-    large(effort, out, [NAMES[5], NAMES[6]], &direct, &[(TMPFS, &tmpfs.1)])
+    large(effort, out, [NAMES[5], NAMES[6]], &direct, &[(TMPFS, &tmpfs)])
 }
 
 fn duel(
