@@ -537,6 +537,7 @@ impl Bind {
         let binding = Binding {
             writable: !self.read_only,
             arrange: self.arrange,
+            whole: false,
         };
         // Before the key is there, so that a signal that comes now gives it back.
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;

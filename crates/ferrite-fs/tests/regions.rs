@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,11 +15,12 @@ use common::remote::{Remote, WRITABLE};
 use common::{check, image_of, make, mount, pattern, write};
 use ferrite_fs::{Engine, Mapping, MountOptions, create, fsck, mkfs};
 use ferrite_pm::{Access as Opening, Region as Pool};
-use ferrite_vfs::regions::{Binding, Regions};
+use ferrite_vfs::regions::{Access, Adapter, Binding, PageRun, Regions};
 use ferrite_vfs::{
-    BadArgument, Cred, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenMode, Position, ROOT_INO, SYSTEM, SetAttr,
-    SpaceOf, Unsupported,
+    Attr, BadArgument, Cred, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenMode, Position, ROOT_INO, SYSTEM,
+    SetAttr, SpaceOf, Unsupported,
 };
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -541,4 +543,93 @@ fn a_step_that_is_too_large_is_refused_whole() {
     assert_eq!(refused, Err(FsError::NotSupported(Unsupported::StepSize)));
     remote.region.write_atomic(0, &most).unwrap();
     assert!(read(&engine, ino) == most);
+}
+
+/// Where pages lie, as far as it was told.
+#[derive(Default)]
+struct Told(Mutex<BTreeMap<u32, Option<u32>>>);
+
+impl Adapter for Told {
+    fn revoke(&self, first: u32, end: u32) {
+        self.0.lock().retain(|&at, _| at < first || at >= end);
+    }
+
+    fn publish(&self, runs: &[PageRun]) {
+        let mut told = self.0.lock();
+        for run in runs {
+            told.extend((0..run.pages).map(|n| (run.at + n, run.page.map(|page| page + n))));
+        }
+    }
+
+    fn resize(&self, _size: u64) {}
+
+    fn attributes_changed(&self, _attr: &Attr) {}
+
+    fn unbound(&self) {}
+}
+
+/// To find all pages of a large file may take long. What a binding leaves out is there when it is asked for, and what
+/// was in a log is in its page by then.
+#[test]
+fn of_a_large_file_a_binding_tells_the_first_part() {
+    const WRITTEN: usize = 10_000;
+    const PAGES: u32 = 12_000;
+    for &mapping in Mapping::ALL {
+        let pool = Pool::anonymous(128 << 20).unwrap();
+        mkfs(&pool, &options(mapping, false)).unwrap();
+        let engine = Engine::mount(pool, &quiet().fold_read_entries(0)).unwrap();
+        let ino = make(&engine, ROOT_INO, "file");
+        let mut content = pattern(WRITTEN * 4096, 1);
+        for (n, part) in content.chunks(1 << 20).enumerate() {
+            write(&engine, ino, (n << 20) as u64, part);
+        }
+        fallocate(
+            &engine,
+            ino,
+            FallocateMode::Allocate { keep_size: false },
+            0,
+            u64::from(PAGES) * 4096,
+        );
+        content.resize(PAGES as usize * 4096, 0);
+        for page in [3, WRITTEN - 1] {
+            let at = page * 4096 + 100;
+            write(&engine, ino, at as u64, b"logged");
+            content[at..at + 6].copy_from_slice(b"logged");
+        }
+        let bind = |whole| {
+            let told = Arc::<Told>::default();
+            let how = Binding { whole, ..WRITABLE };
+            let region = engine.bind(SYSTEM, ino, how, Arc::clone(&told) as _).unwrap();
+            (told, region)
+        };
+        let (told, region) = bind(false);
+        assert_eq!(engine.info().folds.idle, 2, "{mapping:?}");
+        let is_right = |page: u32| {
+            let mut found = [0; 4096];
+            if let Some(place) = told.0.lock()[&page] {
+                region.load(place, 0, &mut found);
+            }
+            found == content[page as usize * 4096..][..4096]
+        };
+        let first = told.0.lock().len() as u32;
+        assert!(first >= 1024, "{mapping:?} told {first} pages");
+        assert_eq!(
+            first == PAGES,
+            mapping == Mapping::Radix,
+            "{mapping:?} told {first} pages"
+        );
+        assert!((0..first).all(is_right));
+        for page in [WRITTEN as u32 - 1, PAGES - 1] {
+            region.fault(page, 1, Access::Read).unwrap();
+            assert!(is_right(page), "{mapping:?}: page {page}");
+        }
+        region.fault(0, PAGES + 5, Access::Read).unwrap();
+        assert!((0..PAGES).all(is_right), "{mapping:?}");
+        assert_eq!(told.0.lock().len() as u32, PAGES);
+        region.unbind().unwrap();
+        let (told, region) = bind(true);
+        assert_eq!(told.0.lock().len() as u32, PAGES, "{mapping:?}");
+        region.unbind().unwrap();
+        assert!(read(&engine, ino) == content);
+    }
 }

@@ -184,6 +184,7 @@ impl Binder {
         let file = Arc::new(FileMr::new(number, id, atomic_bytes_max, Arc::clone(&self.check)));
         let region = regions.bind(ctx, id.ino, binding, Arc::clone(&file) as _)?;
         file.bound(region);
+        self.room.explore(&file, 0);
         *lock(&slot.bound) = Some((Arc::clone(&file), binding));
         Ok(file)
     }

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use ferrite_roce::memory::Fault;
-use ferrite_vfs::regions::{Adapter, PageRun, Region};
+use ferrite_vfs::regions::{Access, Adapter, PageRun, REGION_PAGE_BYTES, Region};
 use ferrite_vfs::{Attr, FsError, Ino, Result};
 
 use crate::appends::Appends;
@@ -28,6 +28,11 @@ use crate::planted::{Flaw, planted};
 use crate::range_mtt::RangeMtt;
 use crate::run::{Placed, Run};
 use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
+
+/// Pages that are asked for at a time before anybody needs them.
+const EXPLORED_PAGES: u32 = 4096;
+/// A fault of a reader brings all of such a part of the file.
+const NEAR_PAGES: u32 = 64;
 
 /// Where a page lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +79,26 @@ impl State {
     /// Moves when what was known is void.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Whether just this is known of these pages.
+    fn knows(&self, run: &PageRun) -> bool {
+        let (known, page) = match run.page {
+            Some(page) => (self.pages.lookup(run.at), page),
+            None => (self.holes.lookup(run.at), run.at),
+        };
+        known.is_some_and(|known| {
+            let rest = known.from(run.at).run;
+            rest.page == page && rest.pages >= run.pages
+        })
+    }
+
+    /// The first page from `page` on that is not known.
+    fn next_unknown(&self, mut page: u32) -> u32 {
+        while let Place::Run(known) | Place::Hole(known) = self.place(page) {
+            page = known.end();
+        }
+        page
     }
 
     fn forget(&mut self, first: u32, end: u32) {
@@ -213,12 +238,37 @@ impl FileMr {
     /// Asks the engine for pages. Blocks on the file's lock; the caller holds no guard.
     pub(crate) fn serve(&self, wanted: &Wanted) {
         let region = shared(&self.state).region.clone();
-        let count = wanted.end.saturating_sub(wanted.first);
-        let result = match region {
-            Some(region) => region.fault(wanted.first, count, wanted.access),
+        let ask = |first: u32, end: u32| match &region {
+            Some(region) => region.fault(first, end.saturating_sub(first), wanted.access),
             None => Err(FsError::Stale),
         };
+        let result = match wanted.access {
+            // Who reads here will most often read nearby, and to look up neighbours costs less than another fault.
+            Access::Read => {
+                let end = wanted.end.checked_next_multiple_of(NEAR_PAGES).unwrap_or(wanted.end);
+                ask(wanted.first / NEAR_PAGES * NEAR_PAGES, end)
+            }
+            Access::Write => ask(wanted.first, wanted.end),
+        };
         self.faults.done(wanted, result);
+    }
+
+    /// The next pages from page `from` on to be asked for before anybody needs them: first and end. `None` when all are
+    /// known, or the binding has ended.
+    pub(crate) fn unknown(&self, from: u32) -> Option<(u32, u32)> {
+        let state = shared(&self.state);
+        state.region.as_ref()?;
+        let pages = state.size.load(Ordering::SeqCst).div_ceil(REGION_PAGE_BYTES);
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+        let first = state.next_unknown(from);
+        (first < pages).then(|| (first, pages.min(first.saturating_add(EXPLORED_PAGES))))
+    }
+
+    /// Asks the engine for pages that nobody waits for; false if it does not answer now. Blocks on the file's lock; the
+    /// caller holds no guard.
+    pub(crate) fn explore(&self, (first, end): (u32, u32)) -> bool {
+        let region = shared(&self.state).region.clone();
+        region.is_some_and(|region| region.fault(first, end - first, Access::Read).is_ok())
     }
 
     /// A new key.
@@ -316,6 +366,9 @@ impl Adapter for FileMr {
         let mut state = alone(&self.state);
         for run in runs {
             let end = run.at.saturating_add(run.pages);
+            if state.knows(run) {
+                continue;
+            }
             state.forget(run.at, end);
             let pages = run.pages;
             // A run that no file can have is as good as none: its pages are asked for again.

@@ -55,6 +55,22 @@ impl Room {
         self.assembled_bytes.fetch_sub(len_bytes, Ordering::SeqCst);
     }
 
+    /// Has the engine asked for all pages of a file from page `from` on that are not known, in steps between which
+    /// other files have their turns. Gives up when the engine does not answer: packets then ask for what they need.
+    pub(crate) fn explore(self: &Arc<Self>, file: &Arc<FileMr>, from: u32) {
+        let Some(part) = file.unknown(from) else {
+            return;
+        };
+        let (room, file) = (Arc::downgrade(self), Arc::downgrade(file));
+        self.workers.add(move || {
+            if let (Some(room), Some(file)) = (room.upgrade(), file.upgrade())
+                && file.explore(part)
+            {
+                room.explore(&file, part.1);
+            }
+        });
+    }
+
     /// Has the engine asked for pages, unless somebody has already. Gives what to tell the packet.
     pub(crate) fn fault(&self, file: &Arc<FileMr>, wanted: Wanted) -> Fault {
         let wait_ns = match file.faults().want(&wanted) {

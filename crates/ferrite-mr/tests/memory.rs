@@ -4,6 +4,7 @@ mod double;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 use ferrite_mr::{Options, Rights, SessionId};
 use ferrite_roce::memory::{APPEND_AT, Delivery, Fault, Memory, Message, RESERVE_AT};
@@ -14,6 +15,14 @@ use ferrite_vfs::{Cred, Ctx, FsError, SYSTEM};
 use double::{PAGE, SESSION, WRITABLE, message, patiently, read, stage, write};
 
 const MIB: u64 = 1 << 20;
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::yield_now();
+    }
+}
 
 #[test]
 fn what_is_written_is_read_here_and_there() {
@@ -53,6 +62,53 @@ fn holes_read_as_zeros_and_stay_holes() {
         "all pages of a message are asked for at once"
     );
     assert_eq!(stage.engine.arena.free_pages(), free);
+}
+
+/// What is left out when a file is bound comes by itself, so that few packets have to wait for it.
+#[test]
+fn an_engine_may_tell_the_rest_of_a_file_later() {
+    const PAGES: u64 = 10_000;
+    let stage = stage(MIB, Options::default());
+    let [large, frozen] = [20, 21].map(|ino| {
+        let file = stage.engine.file(ino, PAGES * PAGE as u64);
+        file.write(9_999 * PAGE as u64, &pattern(1, 100));
+        file.told_first.store(100, SeqCst);
+        file
+    });
+    frozen.is_frozen.store(true, SeqCst);
+    let [_, key] = [20, 21].map(|ino| {
+        let bind = |session| {
+            stage
+                .binder
+                .bind(&stage.shared, SYSTEM, ino, WRITABLE, session, Rights::ALL)
+        };
+        bind(SESSION).unwrap().key
+    });
+    let known = |index: usize| {
+        let status = &stage.binder.list()[1 + index].status;
+        (status.ranges, status.holes)
+    };
+    wait_until("all is known", || known(0) == (1, 1));
+    assert_eq!(large.faults.load(SeqCst), 3, "a part at a time");
+    // One that was asked in vain is asked by packets.
+    wait_until("it was asked", || frozen.faults.load(SeqCst) == 1);
+    assert_eq!(known(1), (0, 1));
+    frozen.is_frozen.store(false, SeqCst);
+    let memory = &mut stage.binder.memory();
+    let read = read(memory, 1, key, 9_999 * PAGE as u64, 100);
+    assert_eq!(read, Ok(pattern(1, 100)));
+    assert_eq!((known(1), frozen.faults.load(SeqCst)), ((1, 2), 2));
+    // The neighbours came with it.
+    assert!(memory.may_read(&message(1, key, 9_990 * PAGE as u64, PAGE)).is_ok());
+    // The binding ends while the engine is asked.
+    stage.binder.unbind_all().unwrap();
+    for _ in 0..50 {
+        let session = SessionId(2);
+        let bound = stage
+            .binder
+            .bind(&stage.shared, SYSTEM, 20, WRITABLE, session, Rights::ALL);
+        stage.binder.release(session, bound.unwrap().key).unwrap();
+    }
 }
 
 #[test]
@@ -196,6 +252,7 @@ fn permissions_that_go_take_keys_along() {
         let binding = Binding {
             writable,
             arrange: false,
+            whole: false,
         };
         binder
             .bind(&stage.shared, &stranger, 10, binding, SESSION, rights)

@@ -29,6 +29,7 @@ use exchange::{Lender, Line, Result};
 const WRITABLE: Binding = Binding {
     writable: true,
     arrange: false,
+    whole: false,
 };
 
 fn main() -> ExitCode {

@@ -29,10 +29,12 @@ use ferrite_vfs::{
 const WRITABLE: Binding = Binding {
     writable: true,
     arrange: false,
+    whole: false,
 };
 const READABLE: Binding = Binding {
     writable: false,
     arrange: false,
+    whole: false,
 };
 
 struct Place {

@@ -31,6 +31,9 @@ pub struct Binding {
     /// First move the file's pages so that they follow each other, as far as space allows: fewer entries for the
     /// adapter. Takes time in proportion to the file.
     pub arrange: bool,
+    /// Publish all runs before the call returns, for an adapter that cannot ask for them later. Takes time in
+    /// proportion to what the engine has to look at.
+    pub whole: bool,
 }
 
 /// Pages of a file that follow each other in the engine's memory.
@@ -61,15 +64,16 @@ pub struct BoundFile {
     pub ino: Ino,
     /// Whether an adapter has it now.
     pub is_attached: bool,
-    /// Runs that its pages lie in, as last counted. 0: not counted.
+    /// Runs that its pages lie in, as far as they were published when it was bound. 0: not counted.
     pub runs: u64,
 }
 
 /// The capability.
 pub trait Regions: Send + Sync {
-    /// Binds a regular file and gives what an adapter needs of it. Before this returns, all runs of the file were
-    /// published to `adapter`, and its size was told. The file is pinned until [`Region::unbind`], also without a name.
-    /// That it is bound is durable when this returns.
+    /// Binds a regular file and gives what an adapter needs of it. Before this returns, the file's size was told to
+    /// `adapter`, and its runs were published: all of them, or those of its first pages if the engine would have to
+    /// look at much and [`Binding::whole`] does not ask for it. The adapter asks for the rest with [`Region::fault`].
+    /// The file is pinned until [`Region::unbind`], also without a name. That it is bound is durable when this returns.
     ///
     /// With [`Ctx::check`] the caller needs to be allowed to read, and to write if the binding is writable.
     ///

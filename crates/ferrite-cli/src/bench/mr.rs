@@ -10,6 +10,7 @@ use ferrite_fs::Mapping;
 use ferrite_lab::rdma::{RawWrites, Served, Service, bare_round_trip_ns, layout, workloads};
 use ferrite_measure::median;
 use ferrite_mr::{Run, compare};
+use ferrite_vfs::regions::Binding;
 
 use super::contest::{Contest, timed};
 use super::{Circumstances, Effort, Output, Row};
@@ -22,8 +23,9 @@ const WRITE: &str = "mr_write_1k";
 const APPEND: &str = "mr_append_64b";
 const WRITE_PAGES: &str = "mr_write_4k";
 const BIND: &str = "mr_bind";
+const PUBLISH: &str = "mr_publish";
 /// What is measured here.
-pub(crate) const NAMES: &[&str] = &[REGISTER, HIT_RATE, WRITE, APPEND, WRITE_PAGES, BIND];
+pub(crate) const NAMES: &[&str] = &[REGISTER, HIT_RATE, WRITE, APPEND, WRITE_PAGES, BIND, PUBLISH];
 
 const PAGE_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -50,7 +52,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     if out.wants(APPEND) {
         bench.appends(out)?;
     }
-    if out.wants(BIND) {
+    if out.wants(BIND) || out.wants(PUBLISH) {
         Mapping::ALL
             .iter()
             .try_for_each(|&mapping| bench.binding(mapping, out))?;
@@ -226,16 +228,21 @@ impl Bench {
             ("written", written, layout::written(&engine, "written", written)?),
             ("reserved", reserved, layout::reserved(&engine, "reserved", reserved)?),
         ] {
-            let mut times = Vec::new();
-            let mut runs = 0;
-            for _ in 0..self.effort.rounds {
-                let bound = layout::bind(&engine, ino, false)?;
-                runs = black_box(bound.runs.len());
-                times.push(bound.took.as_nanos() as f64);
+            for (name, whole, goal) in [(BIND, false, "at most 1"), (PUBLISH, true, "none")] {
+                if !out.wants(name) {
+                    continue;
+                }
+                let mut times = Vec::new();
+                let mut runs = 0;
+                for _ in 0..self.effort.rounds {
+                    let bound = layout::bind(&engine, ino, Binding { whole, ..layout::WHOLE })?;
+                    runs = black_box(bound.runs.len());
+                    times.push(bound.took.as_nanos() as f64);
+                }
+                let contents = format!("goal {goal}; {mapping}, {} {what}, {runs} runs told", human(bytes));
+                let row = self.contest(name, "1 ms + 1 us a run", contents);
+                out.row(&row.row(median(&times), BIND_NS.0 + BIND_NS.1 * runs as f64))?;
             }
-            let contents = format!("goal at most 1; {mapping}, {} {what}, {runs} runs", human(bytes));
-            let row = self.contest(BIND, "1 ms + 1 us a run", contents);
-            out.row(&row.row(median(&times), BIND_NS.0 + BIND_NS.1 * runs as f64))?;
         }
         Ok(())
     }

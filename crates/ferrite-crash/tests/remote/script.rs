@@ -181,6 +181,7 @@ impl Script {
         let binding = Binding {
             writable: true,
             arrange,
+            whole: false,
         };
         let atomic = Rights {
             atomic_writes: true,

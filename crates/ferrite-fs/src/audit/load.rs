@@ -319,7 +319,10 @@ impl Tables<'_> {
                 }
             });
             match walked.err().or(taken) {
-                Some(what) => self.mark(&Wrong::Log { page, what }, damage),
+                Some(what) => {
+                    self.candidates.leave_out();
+                    self.mark(&Wrong::Log { page, what }, damage);
+                }
                 None => self.candidates.put_back(PageId::new(page.ino, page.lblk)),
             }
         }

@@ -474,6 +474,12 @@ impl InodeCache {
         made
     }
 
+    /// Whether a change of `ino` may be under way. Does not wait for it.
+    pub(crate) fn is_changing(&self, ino: Inum) -> bool {
+        let table = self.shard(ino).table.lock();
+        table.inodes.get(&ino).is_some_and(|inode| inode.try_read().is_none())
+    }
+
     /// Stores in `place` the entry of a number just claimed for a new file, locked and dead until
     /// [`InodeMem::set_alive`]. The entry of the file that had the number before is reused if nobody holds it;
     /// otherwise its holders keep it, permanently dead.

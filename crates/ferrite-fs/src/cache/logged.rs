@@ -2,20 +2,21 @@
 //! logs were removed, by cause.
 //!
 //! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page
-//! that has lost its log. No page that has a log is missing.
+//! that has lost its log. No page that has a log is missing, but for those that are [`Taken`] at the moment, and for
+//! those whose logs are damaged ([`Candidates::leave_out`]).
 
-use ferrite_map::PageId;
+use ferrite_map::{Inum, Lblk, PageId};
 use ferrite_pm::touch;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::thread::thread_number;
 
-/// Whether a page has a log now.
-pub(crate) type HasLog<'a> = &'a dyn Fn(PageId) -> bool;
+/// Whether a page has a log, or may be getting one.
+pub(crate) type MayHaveLog<'a> = &'a dyn Fn(PageId) -> bool;
 
 /// What removed a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,40 +84,46 @@ impl List {
     }
 }
 
-/// If the list has grown long, drops pages that are listed twice or no longer have a log. The newest stay as they are:
-/// their first log may not be committed yet.
-fn tidy(list: &Mutex<List>, has_log: HasLog<'_>) {
-    let (old, newest) = {
+/// If the list has grown long, drops pages that are listed twice or no longer have a log.
+fn tidy(list: &Mutex<List>, may_have_log: MayHaveLog<'_>) {
+    let old = {
         let mut list = list.lock();
         if !list.is_long() {
             return;
         }
-        let mut old = std::mem::take(&mut *list);
-        let newest = old.chunks.pop_back();
-        (old, newest)
+        std::mem::take(&mut *list)
     };
     let mut pages = old.chunks.into_iter().flatten().collect::<Vec<_>>();
     pages.sort_unstable();
     pages.dedup();
-    pages.retain(|&page| has_log(page));
+    pages.retain(|&page| may_have_log(page));
     let mut list = list.lock();
     list.tidy_len = pages.len();
-    pages
-        .into_iter()
-        .chain(newest.into_iter().flatten())
-        .for_each(|page| list.push(page));
+    pages.into_iter().for_each(|page| list.push(page));
 }
 
 /// Pages that got a log, in DRAM: one list per thread, 8 bytes per page. A page may have lost its log since, or be
 /// listed twice.
 pub(crate) struct Candidates {
     lists: Box<[CachePadded<Mutex<List>>]>,
+    /// Held beside others while pages are away from their lists. Who wants it alone does not wait for it.
+    away: RwLock<()>,
+    /// Some page with a damaged log is in no list.
+    leaves_out: AtomicBool,
+}
+
+/// Pages that were taken from the lists. Who has them puts back those that keep their logs, and then drops this.
+pub(crate) struct Taken<'c> {
+    pub(crate) pages: Vec<PageId>,
+    _away: RwLockReadGuard<'c, ()>,
 }
 
 impl Candidates {
     pub(crate) fn new() -> Self {
         Candidates {
             lists: (0..LISTS).map(|_| CachePadded::default()).collect(),
+            away: RwLock::new(()),
+            leaves_out: AtomicBool::new(false),
         }
     }
 
@@ -126,7 +133,7 @@ impl Candidates {
 
     /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
     /// takes pages from it, so it never holds more than about twice the pages that have logs.
-    pub(crate) fn add(&self, page: PageId, has_log: HasLog<'_>) {
+    pub(crate) fn add(&self, page: PageId, may_have_log: MayHaveLog<'_>) {
         let list = self.own_list();
         touch::line("logged pages", list);
         let is_long = {
@@ -135,7 +142,8 @@ impl Candidates {
             list.is_long()
         };
         if is_long {
-            tidy(list, has_log);
+            let _away = self.away.read();
+            tidy(list, may_have_log);
         }
     }
 
@@ -144,17 +152,41 @@ impl Candidates {
         self.own_list().lock().push(page);
     }
 
+    /// A page whose log cannot be read is not listed.
+    pub(crate) fn leave_out(&self) {
+        self.leaves_out.store(true, Ordering::Release);
+    }
+
     /// Takes about `most` pages, the oldest of each list.
-    pub(crate) fn take(&self, most: usize) -> Vec<PageId> {
-        let mut taken = Vec::new();
+    pub(crate) fn take(&self, most: usize) -> Taken<'_> {
+        let away = self.away.read();
+        let mut pages = Vec::new();
         for list in &self.lists {
-            while taken.len() < most
+            while pages.len() < most
                 && let Some(mut chunk) = list.lock().take_chunk()
             {
-                taken.append(&mut chunk);
+                pages.append(&mut chunk);
             }
         }
-        taken
+        Taken { pages, _away: away }
+    }
+
+    /// All pages of an inode that may have logs, in order; `None` if the lists do not name them all at the moment. The
+    /// caller has the inode's lock, so that no page gets a log. Takes time in proportion to the lists.
+    pub(crate) fn of(&self, ino: Inum) -> Option<Vec<Lblk>> {
+        let _alone = self.away.try_write()?;
+        if self.leaves_out.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut pages = Vec::new();
+        for list in &self.lists {
+            let list = list.lock();
+            let own = list.chunks.iter().flatten().filter(|page| page.ino == ino);
+            pages.extend(own.map(|page| page.lblk));
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        Some(pages)
     }
 
     /// Pages noted.
@@ -163,13 +195,42 @@ impl Candidates {
     }
 
     /// Drops pages that are listed twice or no longer have a log, once lists have grown long.
-    pub(crate) fn tidy(&self, has_log: HasLog<'_>) {
-        self.lists.iter().for_each(|list| tidy(list, has_log));
+    pub(crate) fn tidy(&self, may_have_log: MayHaveLog<'_>) {
+        let _away = self.away.read();
+        self.lists.iter().for_each(|list| tidy(list, may_have_log));
     }
 
     /// DRAM used, in bytes.
     pub(crate) fn dram_bytes(&self) -> u64 {
         let chunks: usize = self.lists.iter().map(|list| list.lock().chunks.len()).sum();
         (chunks * CHUNK * size_of::<PageId>()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who relies on the lists must not miss a page that the cleaner has taken, or that it has given up.
+    #[test]
+    fn the_pages_of_an_inode_are_told_only_if_all_are_listed() {
+        let candidates = Candidates::new();
+        let [one, two] = [1, 2].map(Inum::new);
+        for raw in [7, 3, 7] {
+            candidates.add(PageId::from_raw(1, raw), &|_| true);
+        }
+        candidates.put_back(PageId::from_raw(2, 5));
+        let pages = |raw: &[u32]| Some(raw.iter().map(|&lblk| Lblk::new(lblk)).collect::<Vec<_>>());
+        assert_eq!(candidates.of(one), pages(&[3, 7]));
+        assert_eq!(candidates.of(two), pages(&[5]));
+        let taken = candidates.take(usize::MAX);
+        assert_eq!(candidates.of(one), None);
+        candidates.put_back(taken.pages[0]);
+        assert_eq!(candidates.of(one), None, "others are still away");
+        taken.pages[1..].iter().for_each(|&page| candidates.put_back(page));
+        drop(taken);
+        assert_eq!(candidates.of(one), pages(&[3, 7]));
+        candidates.leave_out();
+        assert_eq!(candidates.of(two), None);
     }
 }

@@ -103,6 +103,7 @@ mod tests {
         let how = Binding {
             writable: true,
             arrange: false,
+            whole: false,
         };
         let bound = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();
         let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
@@ -144,6 +145,7 @@ mod tests {
             let how = Binding {
                 writable: true,
                 arrange: false,
+                whole: false,
             };
             let region = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();
             let core = engine.core();

@@ -15,7 +15,7 @@ use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
-use super::cut::{self, MappedRun};
+use super::cut;
 use super::{arrange, bound, inline};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
@@ -62,13 +62,13 @@ pub(crate) fn bind(
         if core.bindings.of(mem.ino).is_some() {
             return Err(FsError::Busy);
         }
-        // What damage has made a hole must not be filled.
+        // What damage has made a hole must not be filled, and no adapter asks whether a page is damaged.
         core.damage.check_holes(mem.ino)?;
-        let (inode, mapped) = match inode.is_bound() {
-            true => (inode, None),
+        core.damage.check_pages(mem.ino)?;
+        let inode = match inode.is_bound() {
+            true => inode,
             false => make_bound(core, mem, inode)?,
         };
-        let mapped = mapped.filter(|_| !how.arrange);
         if how.arrange {
             arrange::arrange(core, mem, &inode, &cut::mapped_pages(core, mem, &inode, 0))
                 .inspect_err(|_| core.bindings.note_left(mem.ino))?;
@@ -79,9 +79,9 @@ pub(crate) fn bind(
             return Err(FsError::Busy);
         }
         mem.pin(1);
-        let runs = match mapped {
-            Some(mapped) => bound::publish_mapped(core, &inode, &file, &mapped),
-            None => bound::publish(core, mem, &inode, &file, PageRange::ALL),
+        let runs = match how.whole {
+            true => bound::publish(core, mem, &inode, &file, PageRange::ALL),
+            false => bound::publish_first(core, mem, &inode, &file),
         };
         bound::tell_size(core, &file, inode.size());
         file.tell().runs = runs;
@@ -98,8 +98,8 @@ fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool
 }
 
 /// Moves what is not in blocks to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
-/// inode as stored, and where its pages lie if that is still known.
-fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<(Inode, Option<Vec<MappedRun>>)> {
+/// inode as stored.
+fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
     if inode.is_inline() {
         let size = inode.size();
         let mut tx = Tx::new(core);
@@ -108,8 +108,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<(Ino
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
     }
-    let mapped = cut::mapped_runs(core, mem, &inode, PageRange::ALL);
-    let have_moved = rid_of_logs(core, mem, &mapped)?;
+    rid_of_logs(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
         // Nobody would notice later.
         verify(core, mem, &cut::mapped_pages(core, mem, &inode, 0))?;
@@ -122,14 +121,11 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<(Ino
     if !planted(Flaw::BoundBeforeMark) {
         core.reclaim().inspect_err(|_| core.bindings.note_left(mem.ino))?;
     }
-    Ok((inode, (!have_moved).then_some(mapped)))
+    Ok(inode)
 }
 
-/// Says whether there was any.
-fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<bool> {
-    let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
-    let logged: Vec<Lblk> = logged.map(|(lblk, _)| lblk).collect();
-    for chunk in logged.chunks(FOLDS_PER_RECORD) {
+fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
+    for chunk in logged_pages(core, mem, inode).chunks(FOLDS_PER_RECORD) {
         let mut tx = Tx::new(core);
         tx.changes_nothing();
         for &lblk in chunk {
@@ -138,7 +134,18 @@ fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, runs: &[MappedRun]) -> Result<b
         }
         tx.commit(&[mem])?;
     }
-    Ok(!logged.is_empty())
+    Ok(())
+}
+
+/// Those that have logs now. To look at all pages takes long, so the lists for the cleaner are asked first.
+fn logged_pages(core: &Core, mem: &InodeMem, inode: &Inode) -> Vec<Lblk> {
+    if let Some(mut listed) = core.candidates.of(mem.ino) {
+        listed.retain(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))));
+        return listed;
+    }
+    let runs = cut::mapped_runs(core, mem, inode, PageRange::ALL);
+    let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
+    logged.map(|(lblk, _)| lblk).collect()
 }
 
 fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {

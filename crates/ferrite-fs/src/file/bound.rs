@@ -33,6 +33,10 @@ use crate::pool::tx::Tx;
 const BATCH: usize = 64;
 /// In a longer range, pages are listed instead of looked up one by one.
 const LOOKUPS_MAX: u64 = 4096;
+/// What a binding publishes itself: so many pages where each is looked up, so many runs where they are listed. The
+/// adapter asks for the rest: what it takes to find them must not delay the first that is needed.
+const FIRST_PAGES: u64 = 8192;
+const FIRST_RUNS: usize = 1024;
 /// One past the last page that adapters can name.
 const NAMED_END: u64 = u32::MAX as u64;
 
@@ -147,10 +151,15 @@ pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attache
     tell_runs(core, file, &runs(core, mem, inode, pages))
 }
 
-/// The same of all pages, for who has just looked where they lie: `mapped`.
-pub(super) fn publish_mapped(core: &Core, inode: &Inode, file: &Attached, mapped: &[MappedRun]) -> u64 {
-    let runs = match named(PageRange::new(0, lblks(inode.size()))) {
-        Some((first, end)) => with_holes(core, mapped, first, end),
+/// The same of the first pages, as far as that is found out soon: all of a file that is small, or that lies in a few
+/// runs of a mapping that knows runs.
+pub(super) fn publish_first(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attached) -> u64 {
+    if core.map.walk_worth().is_some() {
+        return publish(core, mem, inode, file, PageRange::new(0, FIRST_PAGES));
+    }
+    let (mapped, end) = cut::first_runs(core, mem.ino, FIRST_RUNS);
+    let runs = match named(PageRange::new(0, end.min(lblks(inode.size())))) {
+        Some((first, end)) => with_holes(core, &mapped, first, end),
         None => Vec::new(),
     };
     tell_runs(core, file, &runs)

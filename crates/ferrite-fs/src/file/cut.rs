@@ -188,6 +188,28 @@ pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: Pag
     runs
 }
 
+/// The first runs of a file, of a mapping that lists them in order: up to `most`, and the page up to which these are
+/// all. The caller has the inode's lock, at least shared.
+pub(super) fn first_runs(core: &Core, ino: Inum, most: usize) -> (Vec<MappedRun>, u64) {
+    let mut runs: Vec<MappedRun> = Vec::new();
+    let (mut looked_at, mut end) = (0, 0);
+    core.map.for_runs(ino, Lblk::FIRST, LBLK_END, &mut |entry, pages| {
+        let run = MappedRun {
+            first: entry.lblk,
+            word: entry.word,
+            pages,
+        };
+        end = u64::from(run.first) + pages;
+        match runs.last_mut().filter(|last| last.is_before(&run)) {
+            Some(last) => last.pages += pages,
+            None => runs.push(run),
+        }
+        looked_at += 1;
+        looked_at < most
+    });
+    (runs, if looked_at < most { LBLK_END } else { end })
+}
+
 /// All pages of an inode in ascending order, which its spread learns. Looks inside the file's size first: a walk of
 /// the table is necessary only if space is reserved after it, or if the size is out of all proportion.
 fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<Lblk> {

@@ -153,6 +153,14 @@ impl Damage {
         }
     }
 
+    /// Refuses a file that has a damaged page.
+    pub(crate) fn check_pages(&self, ino: Inum) -> Result<()> {
+        match self.damaged_pages.iter().find(|(page, _)| page.ino == ino) {
+            Some((&page, why)) => Err(data_sum::damaged(page, format!("{why}; {REMEDY}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses a damaged page, or a hole that may have been a page.
     pub(crate) fn check_page(&self, page: PageId, is_hole: bool) -> Result<()> {
         let why = self.damaged_pages.get(&page);
@@ -194,6 +202,8 @@ mod tests {
                 .contains("inode 7, bytes 8192 to 12287: damaged log")
         );
         assert!(damage.check_page(PageId::from_raw(7, 1), true).is_ok());
+        assert!(text(damage.check_pages(Inum::new(7))).contains("inode 7, bytes 8192 to 12287: damaged log"));
+        assert!(damage.check_pages(Inum::new(6)).is_ok());
     }
     #[test]
     fn a_ruined_pool_fills_neither_memory_nor_log() {

@@ -172,7 +172,7 @@ fn append(
                     tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
                 }
                 None => stage::within(Stage::Books, || {
-                    core.candidates.add(page, &|page| scan::page_has_log(core, page));
+                    core.candidates.add(page, &|page| scan::may_have_log(core, page));
                 }),
             }
             tx.stream_segment(segment.header.offset(), bytes);

@@ -211,19 +211,22 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
 /// Folds candidates, those with the longest logs first, until `enough`, which is asked from time to time, returns
 /// true. Returns how many were folded.
 pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
-    core.candidates.tidy(&|page| scan::page_has_log(core, page));
+    core.candidates.tidy(&|page| scan::may_have_log(core, page));
     let length = |&page: &PageId| {
         let word = core.map.get(page);
         // A log that cannot be read may just be in use by a writer: the page must not drop out of the lists for that.
         let units = || scan::newest(core, page, word).map_or(0, |entry| entry.trailer.log_units);
         has_log(word).then(units)
     };
-    let mut pages: Vec<_> = core
-        .candidates
-        .take(most)
-        .into_iter()
-        .filter_map(|page| length(&page).map(|units| (units, page)))
-        .collect();
+    let taken = core.candidates.take(most);
+    let mut pages = Vec::new();
+    for &page in &taken.pages {
+        match length(&page) {
+            Some(units) => pages.push((units, page)),
+            None if scan::may_have_log(core, page) => core.candidates.put_back(page),
+            None => {}
+        }
+    }
     pages.sort_unstable();
     pages.dedup();
     let mut folded = 0;
@@ -241,7 +244,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
             Ok(false) => {}
             // Damage, which has already been reported: the others can still be folded, and trying this one again would
             // fail again.
-            Err(FsError::Damaged(_) | FsError::Io(_)) if core.check_writable().is_ok() => {}
+            Err(FsError::Damaged(_) | FsError::Io(_)) if core.check_writable().is_ok() => core.candidates.leave_out(),
             Err(error) => {
                 core.candidates.put_back(page);
                 pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
@@ -299,7 +302,7 @@ mod tests {
             core.candidates.len()
         );
         // No page that has a log was dropped from the lists.
-        let listed = core.candidates.take(usize::MAX);
+        let listed = core.candidates.take(usize::MAX).pages;
         for lblk in 0..pages as u32 {
             assert!(
                 listed.contains(&PageId::from_raw(ino as u32, lblk)),

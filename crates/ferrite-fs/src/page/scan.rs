@@ -240,9 +240,10 @@ fn read_forward(core: &Core, page: PageId, word: PageWord, from: usize, part: &m
     Ok(list.len())
 }
 
-/// Whether a page has a log now.
-pub(crate) fn page_has_log(core: &Core, page: PageId) -> bool {
-    has_log(core.map.get(page))
+/// Whether a page has a log, or may be getting one: a writer lists it before its record is stored.
+pub(crate) fn may_have_log(core: &Core, page: PageId) -> bool {
+    let has_log = || has_log(core.map.get(page));
+    has_log() || core.inodes.is_changing(page.ino) || has_log()
 }
 
 /// Frees the log of a page whose word `tx` replaces or removes.

@@ -129,6 +129,7 @@ pub(crate) struct Remote {
 pub(crate) const WRITABLE: Binding = Binding {
     writable: true,
     arrange: false,
+    whole: false,
 };
 
 impl Remote {

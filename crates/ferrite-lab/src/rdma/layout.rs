@@ -53,17 +53,20 @@ impl Bound {
     }
 }
 
-/// Binds a file for writing, and makes it an ordinary one again. `arrange`: its pages are first moved together.
+/// For writing, and all that the engine knows is told at once.
+pub const WHOLE: Binding = Binding {
+    writable: true,
+    arrange: false,
+    whole: true,
+};
+
+/// Binds a file, and makes it an ordinary one again.
 ///
 /// # Errors
 /// The engine's.
-pub fn bind(engine: &Engine, ino: Ino, arrange: bool) -> Result<Bound, LabError> {
+pub fn bind(engine: &Engine, ino: Ino, binding: Binding) -> Result<Bound, LabError> {
     let regions = engine.regions().ok_or(FsError::NotSupported(Unsupported::Region))?;
     let notes = Arc::new(Notes::default());
-    let binding = Binding {
-        writable: true,
-        arrange,
-    };
     let adapter = Arc::clone(&notes);
     let began = Instant::now();
     let region = regions.bind(SYSTEM, ino, binding, adapter)?;

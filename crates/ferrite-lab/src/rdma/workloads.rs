@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_measure::Rng;
 use ferrite_mr::Run;
+use ferrite_vfs::regions::Binding;
 use ferrite_vfs::trace::Event;
 use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, SYSTEM};
 
@@ -57,7 +58,11 @@ fn engine(bytes: u64) -> Result<Engine, LabError> {
 
 /// Where the pages of files lie; those without pages are left out.
 fn layouts(engine: &Engine, files: &[Ino], arrange: bool) -> Result<Vec<Vec<Run>>, LabError> {
-    let layouts = files.iter().map(|&ino| Ok(layout::bind(engine, ino, arrange)?.pages()));
+    let binding = Binding {
+        arrange,
+        ..layout::WHOLE
+    };
+    let layouts = files.iter().map(|&ino| Ok(layout::bind(engine, ino, binding)?.pages()));
     let layouts = layouts.collect::<Result<Vec<_>, LabError>>()?;
     Ok(layouts.into_iter().filter(|runs| !runs.is_empty()).collect())
 }
@@ -188,7 +193,7 @@ pub(crate) fn sqlite() -> Result<Workload, LabError> {
     let (mut files, mut inodes) = (Vec::new(), Vec::new());
     let mut numbers = BTreeMap::new();
     for (of_trace, ino) in left.files {
-        let runs = layout::bind(&left.engine, ino, false)?.pages();
+        let runs = layout::bind(&left.engine, ino, layout::WHOLE)?.pages();
         if !runs.is_empty() {
             numbers.insert(of_trace, (files.len() as u32, u64::from(pages_of(&runs))));
             files.push(runs);

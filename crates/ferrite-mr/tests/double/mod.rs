@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use ferrite_mr::{Binder, FileMemory, Granted, Options, Rights, SessionId};
@@ -106,6 +106,8 @@ pub(crate) struct File {
     state: Mutex<State>,
     /// After a local write its pages are published again; else they are left to faults.
     pub(crate) publishes: AtomicBool,
+    /// Pages that are told when it is bound.
+    pub(crate) told_first: AtomicU32,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
     /// It cannot be sealed when its binding ends.
@@ -470,6 +472,7 @@ impl Double {
             arena: Arc::clone(&self.arena),
             state: Mutex::new(state),
             publishes: AtomicBool::new(true),
+            told_first: AtomicU32::new(u32::MAX),
             is_full: AtomicBool::new(false),
             is_unsealable: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
@@ -501,7 +504,7 @@ impl Regions for Double {
         }
         adapter.resize(state.size);
         state.adapter = Some(adapter);
-        file.publish(&state, 0, u32::MAX);
+        file.publish(&state, 0, file.told_first.load(SeqCst));
         drop(state);
         Ok(file)
     }
@@ -535,6 +538,7 @@ impl Layer for Double {
 pub(crate) const WRITABLE: Binding = Binding {
     writable: true,
     arrange: false,
+    whole: false,
 };
 /// The session of tests that need one.
 pub(crate) const SESSION: SessionId = SessionId(1);

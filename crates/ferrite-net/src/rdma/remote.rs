@@ -595,6 +595,7 @@ impl RemoteFile {
         let binding = Binding {
             writable: self.options.writable,
             arrange: self.options.arrange && is_first,
+            whole: false,
         };
         match self.client.bind(&self.ctx, self.ino, binding, self.options.atomic) {
             Ok(granted) => Ok(Attempt::Bound(

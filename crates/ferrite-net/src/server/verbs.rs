@@ -94,7 +94,11 @@ pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, reque
             arrange,
             atomic,
         } => {
-            let binding = Binding { writable, arrange };
+            let binding = Binding {
+                writable,
+                arrange,
+                whole: false,
+            };
             let bound = verbs.bind(session, head, node, binding, atomic);
             verbs.end_if_over(session);
             put(out, id, bound);

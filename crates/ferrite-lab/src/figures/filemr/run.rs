@@ -8,7 +8,7 @@ use ferrite_fs::Mapping;
 use ferrite_measure::mix;
 use ferrite_mr::{Run, compare};
 use ferrite_roce::memory::{Memory, Message};
-use ferrite_vfs::regions::{Adapter, Binding, PageRun};
+use ferrite_vfs::regions::{Adapter, PageRun};
 use ferrite_vfs::{Attr, FileSystem, ROOT_INO, SYSTEM};
 
 use super::{
@@ -85,7 +85,7 @@ pub(super) fn registration(plan: &Plan, progress: &mut dyn Progress) -> Result<F
             let ino = layout::written(&engine, &name, bytes)?;
             let mut samples = Vec::new();
             for _ in 0..=plan.rounds {
-                samples.push(layout::bind(&engine, ino, false)?.took.as_nanos() as f64 / 1e3);
+                samples.push(layout::bind(&engine, ino, layout::WHOLE)?.took.as_nanos() as f64 / 1e3);
             }
             time.push(BOUND, point(x, label, &mut samples[1..]));
             engine.unlink(SYSTEM, ROOT_INO, name.as_bytes())?;
@@ -292,15 +292,11 @@ impl Pieces {
         let engine = served.engine();
         let file_bytes = served.file_bytes() / 8;
         let ino = layout::written(engine, "pieces", file_bytes)?;
-        let runs = layout::bind(engine, ino, false)?.runs;
-        let binding = Binding {
-            writable: true,
-            arrange: false,
-        };
+        let runs = layout::bind(engine, ino, layout::WHOLE)?.runs;
         let regions = engine
             .regions()
             .ok_or_else(|| LabError::Wrong("an engine without regions".into()))?;
-        let region = regions.bind(SYSTEM, ino, binding, Arc::new(Silent))?;
+        let region = regions.bind(SYSTEM, ino, layout::WHOLE, Arc::new(Silent))?;
         let (memory, qpn) = served.memory();
         Ok(Pieces {
             memory: parking_lot::Mutex::new(memory),
