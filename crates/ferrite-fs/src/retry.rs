@@ -85,8 +85,9 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
 
 /// Whether even everything that can be reclaimed would not be enough.
 fn is_hopeless(core: &Core, need: Need) -> bool {
-    let slabs = core.log_space.usage().blocks;
-    need.least > 0 && need.least > core.alloc.free() + core.journal.pending().blocks + slabs
+    let in_logs = || core.log_space.usage().blocks;
+    let left = || core.alloc.free() + core.journal.pending().blocks + in_logs();
+    need.least > 0 && need.least > core.journal.while_settled(left)
 }
 
 /// Makes available again what waits for the mark. If nothing that waits would help, the mark stays: moving it writes

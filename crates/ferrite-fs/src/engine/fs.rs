@@ -101,7 +101,8 @@ impl FileSystem for Engine {
         let superblock = &core.superblock;
         // What operations freed but a crash could still replay counts as free, and so do blocks that log segments will
         // give back: they can be had on demand. Asking changes nothing.
-        let free = core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
+        let count = || core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
+        let free = core.journal.while_settled(count);
         let reserve = superblock.reserve_blocks;
         let names = core.names.counts();
         let names_free = names.total - names.used;

@@ -24,7 +24,10 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
             true
         }),
     }
-    let pending = core.journal.pending();
+    let (pending, blocks_free) = core.journal.while_settled(|| {
+        let pending = core.journal.pending();
+        (pending, core.alloc.free() + pending.blocks)
+    });
     let log = core.log_space.usage();
     let names = core.names.counts();
     let slots = core.map.slots();
@@ -41,7 +44,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         size_bytes: superblock.size_bytes,
         block_bytes: BLOCK_BYTES as u32,
         blocks: superblock.blocks,
-        blocks_free: core.alloc.free() + pending.blocks,
+        blocks_free,
         blocks_reserved: superblock.reserve_blocks,
         blocks_pending: pending.blocks,
         inodes: superblock.inodes - 1,

@@ -580,7 +580,14 @@ impl Journal {
         state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX
     }
 
-    /// What was freed but is not reusable yet.
+    /// Does `count` while nothing is on its way from the journal to the free maps, where neither would count it. Waits
+    /// for a thread that moves the mark.
+    pub(crate) fn while_settled<T>(&self, count: impl FnOnce() -> T) -> T {
+        let _nobody_releases = self.advancing.lock();
+        count()
+    }
+
+    /// What was freed but is not reusable yet. What is just becoming so is not counted, see [`Self::while_settled`].
     pub(crate) fn pending(&self) -> Pending {
         let mut pending = Pending::default();
         for ring in &self.rings {
