@@ -52,7 +52,7 @@ impl Served {
         let binding = Binding {
             writable: true,
             arrange: false,
-            whole: false,
+            whole: true,
         };
         let key = binder.bind(&fs, SYSTEM, ino, binding, SESSION, Rights::ALL)?.key;
         let options = ferrite_rnic::Options {
