@@ -19,6 +19,8 @@ pub(crate) struct MountPoint {
     pub(crate) device: String,
     /// The user who mounted it.
     pub(crate) user: u32,
+    /// Nobody changes the pool through it.
+    pub(crate) is_read_only: bool,
 }
 
 /// All mounted pools.
@@ -60,8 +62,8 @@ fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
     lines(mountinfo)
         .filter(|line| line.fs_type == FS_TYPE)
         .map(|line| {
-            let mut options = line.options.split(|&byte| byte == b',');
-            let user = options.find_map(|option| {
+            let options = || line.options.split(|&byte| byte == b',');
+            let user = options().find_map(|option| {
                 std::str::from_utf8(option.strip_prefix(b"user_id=")?)
                     .ok()?
                     .parse()
@@ -72,6 +74,7 @@ fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
                 dir: unescape(line.dir),
                 device: String::from_utf8_lossy(line.device).into_owned(),
                 user: user.unwrap_or(0),
+                is_read_only: options().any(|option| option == b"ro"),
             }
         })
         .collect()
@@ -171,13 +174,22 @@ mod tests {
     #[test]
     fn our_mounts_are_found_among_others() {
         let text = b"22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
-            30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=1000,group_id=7\n";
+            30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=1000,group_id=7\n\
+            31 22 0:51 / /mnt/c ro - fuse.ferrite /dev/shm/other ro,user_id=0,group_id=0\n";
         let expected = MountPoint {
             pool: "/dev/shm/my pool".into(),
             dir: "/mnt/a b".into(),
             device: "0:50".into(),
             user: 1000,
+            is_read_only: false,
         };
-        assert_eq!(parse(text), [expected]);
+        let other = MountPoint {
+            pool: "/dev/shm/other".into(),
+            dir: "/mnt/c".into(),
+            device: "0:51".into(),
+            user: 0,
+            is_read_only: true,
+        };
+        assert_eq!(parse(text), [expected, other]);
     }
 }

@@ -33,6 +33,7 @@ impl Umount {
             )
         })?;
         let daemon = control::daemon_of(&mount);
+        let must_close = daemon.is_some() && !mount.is_read_only;
         let mut command = if rustix::process::geteuid().is_root() {
             Command::new("umount")
         } else {
@@ -63,8 +64,25 @@ impl Umount {
                 format!("{}: unmounted, but its daemon is still running", mount.dir.display()),
             ));
         }
+        if must_close && is_left_open(&mount.pool) {
+            return Err(Failure::new(
+                FAILED,
+                format!(
+                    "{}: unmounted, but its daemon could not close the pool: what was not durable yet may be lost; the \
+                     log of the daemon says why, and the next mount replays what is there",
+                    mount.dir.display()
+                ),
+            ));
+        }
         Ok(0)
     }
+}
+
+/// Whether a pool is one that its last daemon has not marked clean, which it does when all is durable. Not known of
+/// pools on devices, nor of one that somebody else has got meanwhile.
+fn is_left_open(pool: &Path) -> bool {
+    Region::open(pool, Access::ReadOnlyPrivate)
+        .is_ok_and(|region| ferrite_fs::identify(&region).is_ok() && !ferrite_fs::is_clean(&region))
 }
 
 /// Waits until the daemon, which marks the pool clean after the unmount, has closed the pool; false if that takes too
