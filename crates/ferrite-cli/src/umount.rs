@@ -64,7 +64,7 @@ impl Umount {
                 format!("{}: unmounted, but its daemon is still running", mount.dir.display()),
             ));
         }
-        if must_close && is_left_open(&mount.pool) {
+        if must_close && Address::of_pool(&mount.pool).is_left_open() {
             return Err(Failure::new(
                 FAILED,
                 format!(
@@ -76,13 +76,6 @@ impl Umount {
         }
         Ok(0)
     }
-}
-
-/// Whether a pool is one that its last daemon has not marked clean, which it does when all is durable. Not known of
-/// pools on devices, nor of one that somebody else has got meanwhile.
-fn is_left_open(pool: &Path) -> bool {
-    Region::open(pool, Access::ReadOnlyPrivate)
-        .is_ok_and(|region| ferrite_fs::identify(&region).is_ok() && !ferrite_fs::is_clean(&region))
 }
 
 /// Waits until the daemon, which marks the pool clean after the unmount, has closed the pool; false if that takes too

@@ -238,6 +238,7 @@ fn a_quick_benchmark_has_its_rows() {
         // Two files in each of five mappings.
         ("mr_bind", 10),
         ("mr_hit_rate", 2),
+        ("mr_publish", 10),
         ("mr_register", 2),
         ("mr_write_1k", 2),
         ("mr_write_4k", 1),

@@ -63,8 +63,12 @@ impl Room {
         };
         let (room, file) = (Arc::downgrade(self), Arc::downgrade(file));
         self.workers.add(move || {
-            if let (Some(room), Some(file)) = (room.upgrade(), file.upgrade())
-                && file.explore(part)
+            let Some(file) = file.upgrade() else {
+                return;
+            };
+            // Who lets go of the room waits for its threads, and so for the engine, unless one of them holds it.
+            if file.explore(part)
+                && let Some(room) = room.upgrade()
             {
                 room.explore(&file, part.1);
             }

@@ -29,6 +29,12 @@ pub(crate) fn open(path: &Path, options: &MountOptions) -> Result<Arc<dyn Volume
     Ok(Arc::new(Engine::mount(region, options)?))
 }
 
+/// See [`crate::volume::Address::is_left_open`].
+pub(crate) fn is_left_open(path: &Path) -> bool {
+    Region::open(path, Access::ReadOnlyPrivate)
+        .is_ok_and(|region| ferrite_fs::identify(&region).is_ok() && !ferrite_fs::is_clean(&region))
+}
+
 /// Makes a pool at `path` and opens it. A file that holds something is refused.
 pub(crate) fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let is_taken = |found: &std::fs::Metadata| found.is_file() && !holds_nothing(path);

@@ -214,6 +214,12 @@ impl Address {
         }
     }
 
+    /// Whether it is a pool in memory or a file that nobody has open, and that was not marked closed by whoever had it
+    /// last: what was not durable then may be lost. False of what this cannot be known of: devices and servers.
+    pub fn is_left_open(&self) -> bool {
+        self.scheme == OPENERS[0].scheme && pool::is_left_open(self.path())
+    }
+
     /// Opens the volume, and recovers it first if it was not closed. Blocks.
     pub fn open(&self, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
         (self.open)(self.path(), options)
