@@ -132,19 +132,22 @@ impl Candidates {
     }
 
     /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
-    /// takes pages from it, so it never holds more than about twice the pages that have logs.
-    pub(crate) fn add(&self, page: PageId, may_have_log: MayHaveLog<'_>) {
+    /// takes pages from it, so it never holds more than about twice the pages that may have logs. Without
+    /// `may_have_log` that is left to the next one.
+    pub(crate) fn add(&self, page: PageId, may_have_log: Option<MayHaveLog<'_>>) {
         let list = self.own_list();
         touch::line("logged pages", list);
-        let is_long = {
-            let mut list = list.lock();
-            list.push(page);
-            list.is_long()
-        };
-        if is_long {
-            let _away = self.away.read();
+        let mut locked = list.lock();
+        if let Some(may_have_log) = may_have_log
+            && locked.is_long()
+        {
+            drop(locked);
+            let away = self.away.read();
             tidy(list, may_have_log);
+            drop(away);
+            locked = list.lock();
         }
+        locked.push(page);
     }
 
     /// Notes a page that was taken from a list, or that a mount found to have a log.
@@ -217,7 +220,7 @@ mod tests {
         let candidates = Candidates::new();
         let [one, two] = [1, 2].map(Inum::new);
         for raw in [7, 3, 7] {
-            candidates.add(PageId::from_raw(1, raw), &|_| true);
+            candidates.add(PageId::from_raw(1, raw), Some(&|_| true));
         }
         candidates.put_back(PageId::from_raw(2, 5));
         let pages = |raw: &[u32]| Some(raw.iter().map(|&lblk| Lblk::new(lblk)).collect::<Vec<_>>());

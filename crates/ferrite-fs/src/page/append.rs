@@ -172,7 +172,13 @@ fn append(
                     tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
                 }
                 None => stage::within(Stage::Books, || {
-                    core.candidates.add(page, &|page| scan::may_have_log(core, page));
+                    // This inode is locked here: its words tell, but of pages that this transaction has listed.
+                    let may_have_log = |other: PageId| match other.ino == page.ino {
+                        true => has_log(core.map.get(other)),
+                        false => scan::may_have_log(core, other),
+                    };
+                    let lists_first = !tx.streams_log_units();
+                    core.candidates.add(page, lists_first.then_some(&may_have_log));
                 }),
             }
             tx.stream_segment(segment.header.offset(), bytes);

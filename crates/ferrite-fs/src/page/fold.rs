@@ -262,7 +262,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
 #[cfg(test)]
 mod tests {
     use ferrite_pm::Region;
-    use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SYSTEM};
+    use ferrite_vfs::{FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
     use super::*;
     use crate::cache::logged::{CHUNK, LIST_LONG};
@@ -309,6 +309,27 @@ mod tests {
                 "page {lblk} is missing"
             );
         }
+    }
+
+    /// Nor do those of a file that is being written, of which other pages come each time.
+    #[test]
+    fn pages_that_had_logs_once_fill_no_list() {
+        let (engine, ino, file) = empty_file(64 << 20);
+        let whole = [1; BLOCK_BYTES as usize];
+        for round in 0..2 * LIST_LONG as u64 {
+            let at = round * BLOCK_BYTES;
+            file.write_at(SYSTEM, at, &whole).unwrap();
+            file.write_at(SYSTEM, at + 5, b"logged").unwrap();
+            if round % 1000 == 999 {
+                let mode = FallocateMode::PunchHole;
+                file.fallocate(SYSTEM, mode, 0, at).unwrap();
+            }
+        }
+        let core = engine.core();
+        let listed = core.candidates.len();
+        assert!(listed <= LIST_LONG + CHUNK, "{listed} pages are listed");
+        let last = PageId::from_raw(ino as u32, 2 * LIST_LONG as u32 - 1);
+        assert!(core.candidates.take(usize::MAX).pages.contains(&last));
     }
 
     /// A reader of a page that is being folded may be about to read a block or log that the fold freed, so it must

@@ -131,6 +131,11 @@ impl<'e> Tx<'e> {
         self.is_no_change = true;
     }
 
+    /// Whether it has streamed a part of a log.
+    pub(crate) fn streams_log_units(&self) -> bool {
+        self.last_unit != 0
+    }
+
     /// Declares that it fails on a frozen pool instead of waiting.
     pub(crate) fn does_not_wait(&mut self) {
         self.fails_if_frozen = true;
