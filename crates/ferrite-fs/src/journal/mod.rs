@@ -170,6 +170,8 @@ pub(crate) struct Journal {
     /// The newest record that is known to be durable, or the mark: only used if stores are held back.
     synced: AtomicU64,
     advancing: Mutex<()>,
+    /// Held while what was freed is on its way to the free maps, and neither here nor there.
+    releasing: Mutex<()>,
     /// For threads that wait for a thaw.
     frozen: Mutex<()>,
     thawed: Condvar,
@@ -203,6 +205,7 @@ impl Journal {
             mark: AtomicU64::new(mark),
             synced: AtomicU64::new(mark),
             advancing: Mutex::new(()),
+            releasing: Mutex::new(()),
             frozen: Mutex::new(()),
             thawed: Condvar::new(),
         }
@@ -433,6 +436,7 @@ impl Journal {
         // Held until everything is released: a thread that looks for space waits here instead of finding none.
         let _one_at_a_time = self.advancing.lock();
         let mark = self.move_mark()?;
+        let _on_its_way = self.releasing.lock();
         let mut reusable = Vec::new();
         for ring in &self.rings {
             retire(&mut ring.state.lock(), mark, &mut reusable);
@@ -445,17 +449,20 @@ impl Journal {
     /// enough. So each thread's bookkeeping stays in its core's cache.
     pub(crate) fn relieve(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         let _one_at_a_time = self.advancing.lock();
-        let mut reusable = Vec::new();
-        let crowded = {
-            let mut state = self.enter().state;
-            retire(&mut state, self.mark.load(Ordering::Acquire), &mut reusable);
-            self.is_crowded(&state)
+        let mut retire_up_to = |mark| {
+            let _on_its_way = self.releasing.lock();
+            let mut reusable = Vec::new();
+            let crowded = {
+                let mut state = self.enter().state;
+                retire(&mut state, mark, &mut reusable);
+                self.is_crowded(&state)
+            };
+            release(reusable);
+            crowded
         };
-        if crowded {
-            let mark = self.move_mark()?;
-            retire(&mut self.enter().state, mark, &mut reusable);
+        if retire_up_to(self.mark.load(Ordering::Acquire)) {
+            retire_up_to(self.move_mark()?);
         }
-        release(reusable);
         Ok(())
     }
 
@@ -580,10 +587,10 @@ impl Journal {
         state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX
     }
 
-    /// Does `count` while nothing is on its way from the journal to the free maps, where neither would count it. Waits
-    /// for a thread that moves the mark.
+    /// Does `count` while nothing is on its way from the journal to the free maps, where neither would count it. Does
+    /// not wait for a move of the mark.
     pub(crate) fn while_settled<T>(&self, count: impl FnOnce() -> T) -> T {
-        let _nobody_releases = self.advancing.lock();
+        let _nothing_is_on_its_way = self.releasing.lock();
         count()
     }
 
