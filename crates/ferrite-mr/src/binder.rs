@@ -48,7 +48,7 @@ pub struct Granted {
     pub key: u32,
     /// The file's size.
     pub size: u64,
-    /// Runs that its pages lie in.
+    /// Runs that its pages lie in, as far as they are known.
     pub ranges: u64,
     /// The longest WRITE of a key with [`Rights::atomic_writes`].
     pub atomic_bytes_max: u64,

@@ -27,7 +27,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, PageWord, Resource};
+use ferrite_map::{BlockNo, Inum, Lblk, MapEntry, MapTx, PageId, PageRange, PageWord, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::inline;
@@ -132,6 +132,19 @@ impl MappedRun {
     }
 }
 
+/// Adds pages that were found behind the others.
+fn add_run(runs: &mut Vec<MappedRun>, entry: MapEntry, pages: u64) {
+    let run = MappedRun {
+        first: entry.lblk,
+        word: entry.word,
+        pages,
+    };
+    match runs.last_mut().filter(|last| last.is_before(&run)) {
+        Some(last) => last.pages += pages,
+        None => runs.push(run),
+    }
+}
+
 /// The same as runs with their words: a structure that knows runs takes a step for each. Neighbours may be told apart.
 /// Where half of a range is mapped, looking up its pages costs no more than looking up what a walk of the table finds.
 pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<MappedRun> {
@@ -147,15 +160,7 @@ pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: Pag
         }
         core.map
             .for_runs(mem.ino, Lblk::at(range.first), range.end, &mut |entry, pages| {
-                let run = MappedRun {
-                    first: entry.lblk,
-                    word: entry.word,
-                    pages,
-                };
-                match runs.last_mut().filter(|last| last.is_before(&run)) {
-                    Some(last) => last.pages += pages,
-                    None => runs.push(run),
-                }
+                add_run(&mut runs, entry, pages);
                 found += pages;
                 found < most
             });
@@ -194,16 +199,8 @@ pub(super) fn first_runs(core: &Core, ino: Inum, most: usize) -> (Vec<MappedRun>
     let mut runs: Vec<MappedRun> = Vec::new();
     let (mut looked_at, mut end) = (0, 0);
     core.map.for_runs(ino, Lblk::FIRST, LBLK_END, &mut |entry, pages| {
-        let run = MappedRun {
-            first: entry.lblk,
-            word: entry.word,
-            pages,
-        };
-        end = u64::from(run.first) + pages;
-        match runs.last_mut().filter(|last| last.is_before(&run)) {
-            Some(last) => last.pages += pages,
-            None => runs.push(run),
-        }
+        add_run(&mut runs, entry, pages);
+        end = u64::from(entry.lblk) + pages;
         looked_at += 1;
         looked_at < most
     });
