@@ -8,6 +8,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
+UNDER_TEST = $(CARGO_TARGET_DIR)/ci/ferrite
 
 .PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install clean help
 
@@ -48,9 +49,10 @@ lint:
 	@crates=$$(cargo tree -p ferrite -e normal --prefix none --no-dedupe | sort -u | wc -l); \
 		[ "$$crates" -le 75 ] || { echo "the library has grown to $$crates crates; 75 are enough"; exit 1; }
 
-# The command line is built first, in release: the tests on a real mount run that binary.
-unit: build
-	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
+# The command line is built first, optimized but without link-time optimization: the tests on a real mount run that binary.
+unit:
+	cargo build --profile ci -p ferrite-cli --features leveldb,nvme
+	FERRITE_BIN=$(UNDER_TEST) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
 	# Models of the gate, the free maps, the bounds and the cursors under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
 	# Probes in the engine: stages add up, and what threads share is bounded.
