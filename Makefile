@@ -53,18 +53,19 @@ lint:
 unit:
 	cargo build --profile ci -p ferrite-cli --features leveldb,nvme
 	FERRITE_BIN=$(UNDER_TEST) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
-	# Models of the gate, the free maps, the bounds and the cursors under many schedules.
-	cargo test -p ferrite-map --features shuttle --lib models
+	# Three builds with other features, as few as possible, since each compiles the engine anew.
+	# Models under many schedules: free maps, bounds and cursors; guards, revocation and combined appends of bound files.
+	scripts/run-tests.py --only ferrite-map/ferrite_map=models --only ferrite-mr/ferrite_mr=models \
+		-p ferrite-map -p ferrite-mr --features ferrite-map/shuttle,ferrite-mr/shuttle --lib
 	# Probes in the engine: stages add up, and what threads share is bounded.
-	cargo test -p ferrite-pm --features stages --lib stage
-	cargo test -p ferrite-fs --features stages --test stages --test shared_lines
-	# Models of guards, revocation and combined appends of bound files.
-	cargo test -p ferrite-mr --features shuttle --lib models
-	# The crash explorer on an engine with planted mistakes: it must find each one.
-	cargo test -p ferrite-crash --features planted --test planted
-	cargo test -p ferrite-crash --features planted --test remote mistakes
-	cargo test -p ferrite-fs --features planted --test regions_crash
-	cargo test -p ferrite-blob -p ferrite-nvme --features ferrite-blob/planted,ferrite-nvme/planted --test crash
+	scripts/run-tests.py --only ferrite-pm/ferrite_pm=stage --only ferrite-fs/stages --only ferrite-fs/shared_lines \
+		-p ferrite-pm -p ferrite-fs --features ferrite-fs/stages --lib --test stages --test shared_lines
+	# The crash explorer and the crash tests on engines with seeded bugs: they must find each one.
+	scripts/run-tests.py --only ferrite-crash/planted --only ferrite-crash/remote=mistakes \
+		--only ferrite-fs/regions_crash --only ferrite-blob/crash --only ferrite-nvme/crash \
+		-p ferrite-crash -p ferrite-fs -p ferrite-blob -p ferrite-nvme \
+		--features ferrite-crash/planted,ferrite-blob/planted,ferrite-nvme/planted \
+		--test planted --test remote --test regions_crash --test crash
 
 # Long tests that go through all mappings by themselves.
 ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums long_loops_on_64_mib \

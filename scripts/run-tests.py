@@ -6,7 +6,10 @@ The output of each program is printed in one piece when it has ended. All progra
 is 1 if any failed. A program that takes half an hour hangs: what its threads wait for is printed, and it is ended, so that
 its tests are named and the others still run.
 
-    run-tests.py ARGUMENT...    ARGUMENT: passed to `cargo test` to choose packages and features
+    run-tests.py [--short] [--only CRATE/PROGRAM[=TESTS]]... ARGUMENT...
+
+    ARGUMENT is passed to `cargo test` to choose packages, targets and features. With --only, no other programs run, and
+    of each only the tests whose names contain TESTS; the documentation's tests do not run then.
 """
 
 import glob
@@ -104,7 +107,7 @@ def run(program, is_short):
     environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
     if way:
         environment["FERRITE_RINGS"] = way[0]
-    chosen = []
+    chosen = [ONLY[key] for key in [f"{os.path.basename(folder)}/{name}"] if ONLY.get(key)]
     if is_short:
         environment["FERRITE_SHORT"] = "1"
         chosen = SHORT.get(name, [])
@@ -140,14 +143,34 @@ def run(program, is_short):
 
 
 PRINTING = threading.Lock()
+# From --only: `crate/program` to the part of a test's name, or to nothing.
+ONLY = {}
+
+
+def parse(arguments):
+    """Returns whether the run is short, and the arguments of cargo."""
+    is_short, kept = False, []
+    arguments = iter(arguments)
+    for argument in arguments:
+        if argument == "--short":
+            is_short = True
+        elif argument == "--only":
+            program, _, tests = next(arguments).partition("=")
+            ONLY[program] = tests
+        else:
+            kept.append(argument)
+    return is_short, kept
 
 
 def main():
-    arguments = [argument for argument in sys.argv[1:] if argument != "--short"]
-    is_short = len(arguments) < len(sys.argv) - 1
+    is_short, arguments = parse(sys.argv[1:])
     rank = {name: place for place, name in enumerate(LONGEST)}
     todo = sorted(programs(arguments), key=lambda program: rank.get(program[0], len(LONGEST)))
-    if not is_short and "FERRITE_RINGS" not in os.environ and rings_offered():
+    if ONLY:
+        todo = [program for program in todo if f"{os.path.basename(program[1])}/{program[0]}" in ONLY]
+        if len(todo) != len(ONLY):
+            sys.exit(f"{len(ONLY)} programs are asked for, and {len(todo)} of them exist")
+    elif not is_short and "FERRITE_RINGS" not in os.environ and rings_offered():
         todo += [(*program, "off") for program in todo if program[0] in BOTH_WAYS]
     alone = [program for program in todo if program[0] in ALONE]
     todo = [program for program in todo if program[0] not in ALONE]
@@ -168,7 +191,7 @@ def main():
     for thread in lanes:
         thread.join()
     failed += [program for program in alone if not run(program, is_short)]
-    documented = is_short or subprocess.run(["cargo", "test", "--doc", *arguments], check=False).returncode == 0
+    documented = is_short or ONLY or subprocess.run(["cargo", "test", "--doc", *arguments], check=False).returncode == 0
     for name, folder, _, *way in failed:
         print(f"FAILED: cargo test -p {os.path.basename(folder)} ({' '.join([name, *way])})")
     if not documented:
