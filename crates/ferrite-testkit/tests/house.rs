@@ -4,6 +4,8 @@
 //! up in the engine, a file that has grown beyond a screenful of rooms, a line that no diff shows whole, each fails
 //! here and is named.
 
+#[path = "house/functions.rs"]
+mod functions;
 #[path = "house/uses.rs"]
 mod uses;
 
@@ -11,10 +13,64 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use functions::functions;
 use uses::{Crate, circle, without_tests};
 
 /// Lines that a file may have.
 const FILE_LINES_MAX: usize = 700;
+
+/// Lines that a function of the product may have.
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// Functions that are longer, and how long each may be. This list only becomes shorter, and so do its numbers.
+const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[
+    ("ferrite-cli/src/bench/mod.rs", "run", 95),
+    ("ferrite-cli/src/bench/mount.rs", "placed", 75),
+    ("ferrite-cli/src/bench/net/mod.rs", "placed", 100),
+    ("ferrite-cli/src/bench/net/mod.rs", "against_nfs", 85),
+    ("ferrite-cli/src/daemon.rs", "serve", 111),
+    ("ferrite-cli/src/mount_options.rs", "parse", 133),
+    ("ferrite-cli/src/serve/mod.rs", "serve", 78),
+    (
+        "ferrite-fabric/src/hostile.rs",
+        "messages_that_make_no_sense_cost_their_sender_the_connection",
+        73,
+    ),
+    ("ferrite-fuse/src/mount.rs", "mount_in", 71),
+    ("ferrite-fuse/src/ring/serve.rs", "perform", 81),
+    ("ferrite-net/src/client/greet.rs", "greet", 71),
+    ("ferrite-net/src/server/answer.rs", "answer", 262),
+    ("ferrite-net/src/server/mod.rs", "start", 74),
+    ("ferrite-net/src/server/mod.rs", "dispatch", 94),
+    ("ferrite-nvme/src/attr.rs", "setattr_file", 89),
+    ("ferrite-nvme/src/names/make.rs", "create", 72),
+    ("ferrite-nvme/src/volume.rs", "info", 120),
+];
+
+/// The files that may contain `unsafe`; a folder ends with a slash. docs/architecture.md gives the reasons.
+const UNSAFE_FILES: &[&str] = &[
+    "ferrite-blob/src/device/namespace.rs",
+    "ferrite-blob/src/device/reactor.rs",
+    "ferrite-blob/src/device/submitted.rs",
+    "ferrite-buffers/src/area.rs",
+    "ferrite-buffers/src/lent.rs",
+    "ferrite-cli/src/bench/nvme/raw.rs",
+    "ferrite-cli/src/memory.rs",
+    "ferrite-fabric/src/ofi.rs",
+    "ferrite-fabric/src/ofi/",
+    "ferrite-fuse/src/ring/uring.rs",
+    "ferrite-leveldb/src/",
+    "ferrite-map/src/simd.rs",
+    "ferrite-pm/src/copies.rs",
+    "ferrite-pm/src/cpu.rs",
+    "ferrite-pm/src/events.rs",
+    "ferrite-pm/src/faults.rs",
+    "ferrite-pm/src/fork.rs",
+    "ferrite-pm/src/map.rs",
+    "ferrite-pm/src/region.rs",
+    "ferrite-rnic/src/batch.rs",
+    "ferrite-rocksdb/src/border/",
+];
 
 /// Columns of a line of prose.
 const LINE_COLUMNS_MAX: usize = 120;
@@ -38,6 +94,9 @@ const ENGINE_FLOORS: &[&[&str]] = &[
 
 /// Crates that are about the PM engine as a whole.
 const CRATES_OF_THE_ENGINE: &[&str] = &["ferrite-fs", "ferrite-crash", "ferrite-lab"];
+
+/// Crates that only prove or measure the others.
+const CRATES_OF_TESTS: &[&str] = &["ferrite-testkit", "ferrite-crash", "ferrite-lab", "ferrite-leveldb"];
 
 /// Other files that may name it; see docs/architecture.md for the reasons. A folder ends with a slash.
 const NAME_THE_ENGINE: &[&str] = &[
@@ -291,6 +350,76 @@ fn crates_say_where_unsafe_may_be() {
     }
     assert!(roots > 10, "only {roots} crates seen");
     complain("crates that neither forbid nor deny `unsafe`", &findings);
+}
+
+/// A reader keeps a function of one screen in mind. Those that are longer are listed, so that none is added.
+#[test]
+fn functions_fit_on_a_screen() {
+    let mut findings = Vec::new();
+    let mut listed: BTreeSet<(&str, &str)> = LONG_FUNCTIONS.iter().map(|&(file, name, _)| (file, name)).collect();
+    let mut seen = 0;
+    for path in sources() {
+        let file = path.strip_prefix(workspace().join("crates")).unwrap().to_str().unwrap();
+        let (krate, inner) = file.split_once('/').unwrap();
+        let is_product = !CRATES_OF_TESTS.contains(&krate) && inner.starts_with("src/") && !inner.contains("tests");
+        if !is_product {
+            continue;
+        }
+        for function in functions(&fs::read_to_string(&path).unwrap()) {
+            seen += 1;
+            let entry = LONG_FUNCTIONS
+                .iter()
+                .find(|(f, name, _)| *f == file && *name == function.name);
+            let most = entry.map_or(FUNCTION_LINES_MAX, |&(_, _, lines)| lines);
+            if function.lines > most {
+                let (name, line, lines) = (function.name, function.line, function.lines);
+                findings.push(format!("{file}:{line}: {name} has {lines} lines, at most {most}"));
+            } else if let Some(&(file, name, _)) = entry.filter(|_| function.lines > FUNCTION_LINES_MAX) {
+                listed.remove(&(file, name));
+            }
+        }
+    }
+    assert!(
+        seen > 5000,
+        "only {seen} functions seen: the test does not read the sources any more"
+    );
+    findings.extend(
+        listed
+            .iter()
+            .map(|(file, name)| format!("{file}: {name} is short now: take it off the list")),
+    );
+    complain("functions", &findings);
+}
+
+/// `unsafe` stands where the list says, so that a reviewer of memory safety knows what to read.
+#[test]
+fn unsafe_code_is_in_the_listed_files() {
+    let mut findings = Vec::new();
+    let mut unused: BTreeSet<&str> = UNSAFE_FILES.iter().copied().collect();
+    for path in sources() {
+        let file = path.strip_prefix(workspace().join("crates")).unwrap().to_str().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let is_unsafe = |line: &&str| {
+            let code = line.split("//").next().unwrap_or_default();
+            ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"]
+                .iter()
+                .any(|word| code.contains(word))
+        };
+        if !file.contains("/src/") || !text.lines().any(|line| is_unsafe(&line)) {
+            continue;
+        }
+        let is_listed = |listed: &&&str| file == **listed || (listed.ends_with('/') && file.starts_with(**listed));
+        match UNSAFE_FILES.iter().find(is_listed) {
+            Some(listed) => drop(unused.remove(listed)),
+            None => findings.push(format!("{file} contains unsafe code and is not listed")),
+        }
+    }
+    findings.extend(
+        unused
+            .iter()
+            .map(|file| format!("{file} contains none: take it off the list")),
+    );
+    complain("unsafe code", &findings);
 }
 
 /// The names by which headings are linked to.

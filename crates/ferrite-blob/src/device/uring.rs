@@ -55,77 +55,21 @@ impl Uring {
     /// [`Error::Refused`], with the reason: missing, no file or block device, blocks too large.
     /// [`Error::InUse`] if it is mounted, or somebody else has it.
     pub fn open(path: &Path, reactor: &Arc<Reactor>, options: &Options) -> Result<Uring> {
-        let refused = |text: String| Error::Refused(format!("{}: {text}", path.display()));
-        let in_use = |by: &str, mend| Error::InUse {
-            device: path.display().to_string(),
-            by: by.into(),
-            mend,
-        };
-        let found = std::fs::metadata(path).map_err(|error| refused(error.to_string()))?;
+        let refused = |error: io::Error| Error::Refused(format!("{}: {error}", path.display()));
+        let found = std::fs::metadata(path).map_err(refused)?;
         let is_block = found.file_type().is_block_device();
-        let block = namespace::block_device_of(path);
-        if !is_block && block.is_none() && !found.is_file() {
-            return Err(refused(
-                "neither a file nor a block device, nor an NVMe namespace".into(),
-            ));
-        }
-        let open = |flags: OFlags| {
-            std::fs::File::options()
-                .read(true)
-                .write(!options.read_only)
-                .custom_flags(flags.bits() as i32)
-                .open(path)
-        };
-        // Exclusive use of a block device refuses those that are mounted.
-        let exclusive = if is_block { OFlags::EXCL } else { OFlags::empty() };
-        let said = |error: io::Error| match is_busy(&error) {
-            true => in_use("a mount or another program", "stop that first"),
-            false => refused(error.to_string()),
-        };
-        let file = match patiently(|| open(OFlags::DIRECT | exclusive)) {
-            // Some file systems in memory have no direct transfers, and need none; characters know no such thing.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => open(exclusive),
-            other => other,
-        };
-        let file = file.map_err(said)?;
-        let commands = block.map(|block| patiently(|| namespace::open(&file, &block)));
-        let commands = commands.transpose().map_err(said)?;
-        let lock = match options.read_only {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
-        };
-        let start = Instant::now();
-        while rustix::fs::flock(&file, lock).is_err() {
-            if start.elapsed() > RINGS_END_WITHIN {
-                return Err(in_use("another process, as a data store", "close it there first"));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let (file, commands) = open_device(path, &found, options)?;
+        lock(&file, path, options)?;
         let len_bytes = match &commands {
             Some(commands) => commands.len_bytes,
-            None => {
-                rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|error| refused(error.to_string()))?
-            }
+            None => rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|error| refused(error.into()))?,
         };
         let queue = match &commands {
             Some(commands) => Some(commands.queue.clone()),
             None => is_block.then(|| queue_of(found.rdev())).flatten(),
         };
-        let number = |name: &str| -> Option<u64> {
-            let text = std::fs::read_to_string(queue.as_ref()?.join(name)).ok()?;
-            text.trim().parse().ok()
-        };
-        let block = number("logical_block_size").unwrap_or(512);
-        if block > PAGE_BYTES as u64 {
-            return Err(refused(format!(
-                "its blocks have {block} bytes; a store needs {PAGE_BYTES} or fewer"
-            )));
-        }
-        let promises = block == PAGE_BYTES as u64
-            || number("atomic_write_unit_max_bytes").is_some_and(|bytes| bytes >= PAGE_BYTES as u64);
-        let number = reactor
-            .attach(file.as_fd())
-            .map_err(|error| refused(error.to_string()))?;
+        let promises = writes_pages_whole(queue.as_deref(), path)?;
+        let number = reactor.attach(file.as_fd()).map_err(refused)?;
         Ok(Uring {
             name: path.display().to_string().into(),
             file,
@@ -155,6 +99,83 @@ impl Uring {
         let flags = rustix::fs::FallocateFlags::empty();
         rustix::fs::fallocate(&file, flags, 0, len_bytes).map_err(|error| refused(error.to_string()))
     }
+}
+
+fn in_use(path: &Path, by: &str, mend: &'static str) -> Error {
+    Error::InUse {
+        device: path.display().to_string(),
+        by: by.into(),
+        mend,
+    }
+}
+
+/// Opens a file, a block device, or a namespace's character device together with its block device, past the page cache
+/// where that is possible.
+fn open_device(path: &Path, found: &std::fs::Metadata, options: &Options) -> Result<(File, Option<namespace::Opened>)> {
+    let refused = |text: String| Error::Refused(format!("{}: {text}", path.display()));
+    let is_block = found.file_type().is_block_device();
+    let block = namespace::block_device_of(path);
+    if !is_block && block.is_none() && !found.is_file() {
+        return Err(refused(
+            "neither a file nor a block device, nor an NVMe namespace".into(),
+        ));
+    }
+    let open = |flags: OFlags| {
+        File::options()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(flags.bits() as i32)
+            .open(path)
+    };
+    // Exclusive use of a block device refuses those that are mounted.
+    let exclusive = if is_block { OFlags::EXCL } else { OFlags::empty() };
+    let said = |error: io::Error| match is_busy(&error) {
+        true => in_use(path, "a mount or another program", "stop that first"),
+        false => refused(error.to_string()),
+    };
+    let file = match patiently(|| open(OFlags::DIRECT | exclusive)) {
+        // Some file systems in memory have no direct transfers, and need none; characters know no such thing.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => open(exclusive),
+        other => other,
+    };
+    let file = file.map_err(said)?;
+    let commands = block.map(|block| patiently(|| namespace::open(&file, &block)));
+    let commands = commands.transpose().map_err(said)?;
+    Ok((file, commands))
+}
+
+/// Keeps other processes from using the device; those that only look share it.
+fn lock(file: &File, path: &Path, options: &Options) -> Result<()> {
+    let lock = match options.read_only {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    let start = Instant::now();
+    while rustix::fs::flock(file, lock).is_err() {
+        if start.elapsed() > RINGS_END_WITHIN {
+            return Err(in_use(path, "another process, as a data store", "close it there first"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Whether the device whose queue this is promises to write a page whole or not at all, also when power is lost.
+/// An error if its blocks are larger than pages.
+fn writes_pages_whole(queue: Option<&Path>, path: &Path) -> Result<bool> {
+    let number = |name: &str| -> Option<u64> {
+        let text = std::fs::read_to_string(queue?.join(name)).ok()?;
+        text.trim().parse().ok()
+    };
+    let block = number("logical_block_size").unwrap_or(512);
+    if block > PAGE_BYTES as u64 {
+        return Err(Error::Refused(format!(
+            "{}: its blocks have {block} bytes; a store needs {PAGE_BYTES} or fewer",
+            path.display()
+        )));
+    }
+    let is_whole = |bytes: u64| bytes >= PAGE_BYTES as u64;
+    Ok(block == PAGE_BYTES as u64 || number("atomic_write_unit_max_bytes").is_some_and(is_whole))
 }
 
 /// Tries again while another has it, who may just have ended.

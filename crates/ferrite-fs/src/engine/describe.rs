@@ -10,27 +10,44 @@ use crate::options::{Mapping, PageDump, PoolInfo};
 /// Findings of damage that are shown; `ferrite fsck` shows all.
 const FINDINGS_SHOWN: usize = 10;
 
+/// The lines of a report, as they are added.
+#[derive(Default)]
+struct Report(Vec<InfoLine>);
+
+impl Report {
+    fn line(&mut self, name: &str, value: String) {
+        let name = name.to_owned();
+        self.0.push(InfoLine { name, value });
+    }
+}
+
 /// What `ferrite info` shows of a pool, line by line.
 pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
-    let mut lines = Vec::new();
+    let mut report = Report::default();
+    add_space(&mut report, info);
+    add_content(&mut report, info);
+    add_journal(&mut report, info);
+    add_damage(&mut report, info);
+    add_states(&mut report, info);
+    add_runtime_findings(&mut report, info);
+    report.line("last scrub", last_scrub(info));
+    report.line("memory", memory(info));
+    report.line("persistence", persistence(info));
+    report.0
+}
+
+/// The pool as a whole, and how much of it is free.
+fn add_space(report: &mut Report, info: &PoolInfo) {
     let blocks = |count: u64| human(count * u64::from(info.block_bytes));
-    let mut line = |name: &str, value: String| {
-        let name = name.to_owned();
-        lines.push(InfoLine { name, value });
-    };
-    line("uuid", format!("{}, format {}", info.uuid, info.format_version));
-    line("medium", info.medium.clone());
-    line("durability", info.durability.clone());
-    line(
+    report.line("uuid", format!("{}, format {}", info.uuid, info.format_version));
+    report.line("medium", info.medium.clone());
+    report.line("durability", info.durability.clone());
+    let size = human(info.size_bytes);
+    report.line(
         "size",
-        format!(
-            "{}, {} blocks of {} bytes",
-            human(info.size_bytes),
-            info.blocks,
-            info.block_bytes
-        ),
+        format!("{size}, {} blocks of {} bytes", info.blocks, info.block_bytes),
     );
-    line(
+    report.line(
         "free",
         format!(
             "{}; {} of it reserved for deletes and overwrites, {} waiting for the journal",
@@ -39,18 +56,20 @@ pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
             blocks(info.blocks_pending)
         ),
     );
-    line("inodes", inodes(info));
-    line("names", format!("{} of {} free", info.names_free, info.names));
-    line("mapping", mapping(info));
-    line(
-        "data checksums",
-        match info.data_checksum {
-            true => "yes: every read verifies them".into(),
-            false => "no".into(),
-        },
-    );
-    line("pages", pages(info));
-    line(
+    report.line("inodes", inodes(info));
+    report.line("names", format!("{} of {} free", info.names_free, info.names));
+}
+
+/// How pages are found and stored.
+fn add_content(report: &mut Report, info: &PoolInfo) {
+    report.line("mapping", mapping(info));
+    let checksums = match info.data_checksum {
+        true => "yes: every read verifies them",
+        false => "no",
+    };
+    report.line("data checksums", checksums.into());
+    report.line("pages", pages(info));
+    report.line(
         "page logs",
         format!(
             "{} pages have one, {} in {} blocks; {:.2} blocks per page; folds: {} by writes, {} by reads, {} for \
@@ -65,95 +84,98 @@ pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
             info.folds.idle
         ),
     );
-    line("journal", format!("{} rings of {}", info.rings, human(info.ring_bytes)));
-    line(
+}
+
+fn add_journal(report: &mut Report, info: &PoolInfo) {
+    let ring = human(info.ring_bytes);
+    report.line("journal", format!("{} rings of {ring}", info.rings));
+    let end = match info.was_clean {
+        true => "cleanly",
+        false => "in a crash (or has not ended)",
+    };
+    let (mounts, replayed) = (info.mounts, info.replayed_records);
+    report.line(
         "mounts",
-        format!(
-            "{}; the last one ended {}, {} records replayed",
-            info.mounts,
-            if info.was_clean {
-                "cleanly"
-            } else {
-                "in a crash (or has not ended)"
-            },
-            info.replayed_records
-        ),
+        format!("{mounts}; the last one ended {end}, {replayed} records replayed"),
     );
-    if !info.damage.is_empty() {
-        let state = match info.damage_stops_changes {
-            true => "read-only until it is repaired",
-            false => "what is damaged cannot be read, everything else works",
-        };
-        let count = info.damage.len();
-        line(
-            "DAMAGED",
-            format!("{count} found; {state}; unmount it and run `ferrite fsck --repair`"),
-        );
-        for finding in info.damage.iter().take(FINDINGS_SHOWN) {
-            line("", finding.clone());
-        }
+}
+
+/// Damage that was found when the pool was opened.
+fn add_damage(report: &mut Report, info: &PoolInfo) {
+    if info.damage.is_empty() {
+        return;
     }
+    let state = match info.damage_stops_changes {
+        true => "read-only until it is repaired",
+        false => "what is damaged cannot be read, everything else works",
+    };
+    let count = info.damage.len();
+    report.line(
+        "DAMAGED",
+        format!("{count} found; {state}; unmount it and run `ferrite fsck --repair`"),
+    );
+    for finding in info.damage.iter().take(FINDINGS_SHOWN) {
+        report.line("", finding.clone());
+    }
+}
+
+/// States that an administrator has to know of.
+fn add_states(report: &mut Report, info: &PoolInfo) {
     if info.may_be_live_copy {
-        line("COPIED", MAYBE_COPIED.into());
+        report.line("COPIED", MAYBE_COPIED.into());
     }
     if info.frozen {
-        line("FROZEN", "changes wait until `ferrite thaw`".into());
+        report.line("FROZEN", "changes wait until `ferrite thaw`".into());
     }
     if let Some(failure) = &info.failed {
-        line("READ-ONLY", failure.clone());
+        report.line("READ-ONLY", failure.clone());
     }
-    if !info.runtime_findings.is_empty() {
-        line(
-            "FOUND SINCE",
-            format!(
-                "damage was found {} times since the mount:",
-                info.runtime_findings_total
-            ),
-        );
-        // The newest ones matter most.
-        for finding in info.runtime_findings.iter().rev().take(FINDINGS_SHOWN) {
-            line(
-                "",
-                format!(
-                    "{} ({} times, last {} ago)",
-                    finding.what,
-                    finding.count,
-                    ago(finding.last_s)
-                ),
-            );
-        }
+}
+
+/// Damage that operations have met since the mount; the newest findings, which matter most.
+fn add_runtime_findings(report: &mut Report, info: &PoolInfo) {
+    if info.runtime_findings.is_empty() {
+        return;
     }
-    line("last scrub", last_scrub(info));
-    line(
-        "memory",
-        format!(
-            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, held pages {}, {} \
-             known inodes of {} bytes and {} of tables",
-            human(info.dram.total),
-            human(info.dram.block_map),
-            human(info.dram.mapping),
-            human(info.dram.inode_map),
-            human(info.dram.name_map),
-            human(info.dram.journal),
-            human(info.dram.page_logs),
-            human(info.dram.page_lists),
-            human(info.dram.held_pages),
-            info.dram.cached_inodes,
-            info.dram.bytes_per_cached_inode,
-            human(info.dram.inode_tables)
-        ),
+    let total = info.runtime_findings_total;
+    report.line(
+        "FOUND SINCE",
+        format!("damage was found {total} times since the mount:"),
     );
-    line(
-        "persistence",
-        format!(
-            "{} fences, {} lines written back, {} streamed, {} syncs of the file, since the mount",
-            info.fences,
-            info.lines_written_back,
-            human(info.bytes_streamed),
-            info.file_syncs
-        ),
-    );
-    lines
+    for finding in info.runtime_findings.iter().rev().take(FINDINGS_SHOWN) {
+        let (what, count, last) = (&finding.what, finding.count, ago(finding.last_s));
+        report.line("", format!("{what} ({count} times, last {last} ago)"));
+    }
+}
+
+fn memory(info: &PoolInfo) -> String {
+    let dram = &info.dram;
+    format!(
+        "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, held pages {}, {} \
+         known inodes of {} bytes and {} of tables",
+        human(dram.total),
+        human(dram.block_map),
+        human(dram.mapping),
+        human(dram.inode_map),
+        human(dram.name_map),
+        human(dram.journal),
+        human(dram.page_logs),
+        human(dram.page_lists),
+        human(dram.held_pages),
+        dram.cached_inodes,
+        dram.bytes_per_cached_inode,
+        human(dram.inode_tables)
+    )
+}
+
+fn persistence(info: &PoolInfo) -> String {
+    format!(
+        "{} fences, {} lines written back, {} streamed, {} syncs of the file, since the mount",
+        info.fences,
+        info.lines_written_back,
+        human(info.bytes_streamed),
+        info.file_syncs
+    )
 }
 
 fn inodes(info: &PoolInfo) -> String {

@@ -14,16 +14,7 @@ use crate::pool::core::Core;
 /// Gathers everything; reads the mapping table once.
 pub(crate) fn collect(core: &Core) -> PoolInfo {
     let superblock = &core.superblock;
-    let (mut pages, mut at_home, mut logged_pages) = (0u64, 0u64, 0u64);
-    match core.damage.pages_counted() {
-        Some(counted) => pages = counted,
-        None => core.map.for_each(&mut |entry| {
-            pages += 1;
-            logged_pages += u64::from(has_log(entry.word));
-            at_home += u64::from(core.map.hashed_keys().is_some_and(|map| map.at_home(&entry)));
-            true
-        }),
-    }
+    let Pages { pages, at_home, logged } = Pages::count(core);
     let (pending, blocks_free) = core.journal.while_settled(|| {
         let pending = core.journal.pending();
         (pending, core.alloc.free() + pending.blocks)
@@ -56,20 +47,14 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         // What trees free is reported as entries, but they have no fixed number of entries.
         map_slots_free: (slots.free + pending.map_slots).min(slots.total),
         pages,
-        logged_pages,
+        logged_pages: logged,
         log_bytes: log.used_bytes,
         log_blocks: log.blocks,
         space_amplification: (pages + log.blocks) as f64 / pages.max(1) as f64,
-        folds: FoldCounts {
-            write: core.folds.of(Cause::Write),
-            read: core.folds.of(Cause::Read),
-            low_space: core.folds.of(Cause::LowSpace),
-            idle: core.folds.of(Cause::Idle),
-        },
-        pages_at_home_percent: if pages == 0 {
-            100.0
-        } else {
-            at_home as f64 * 100.0 / pages as f64
+        folds: folds(core),
+        pages_at_home_percent: match pages {
+            0 => 100.0,
+            pages => at_home as f64 * 100.0 / pages as f64,
         },
         rings: superblock.rings,
         ring_bytes: superblock.ring_bytes,
@@ -89,6 +74,40 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         lines_written_back: counters.lines_written_back,
         bytes_streamed: counters.bytes_streamed,
         file_syncs: counters.file_syncs,
+    }
+}
+
+fn folds(core: &Core) -> FoldCounts {
+    FoldCounts {
+        write: core.folds.of(Cause::Write),
+        read: core.folds.of(Cause::Read),
+        low_space: core.folds.of(Cause::LowSpace),
+        idle: core.folds.of(Cause::Idle),
+    }
+}
+
+/// What the mapping's entries say.
+#[derive(Default)]
+struct Pages {
+    pages: u64,
+    at_home: u64,
+    logged: u64,
+}
+
+impl Pages {
+    /// Reads the mapping table, unless damage has it counted in another way.
+    fn count(core: &Core) -> Self {
+        let mut counts = Self::default();
+        match core.damage.pages_counted() {
+            Some(counted) => counts.pages = counted,
+            None => core.map.for_each(&mut |entry| {
+                counts.pages += 1;
+                counts.logged += u64::from(has_log(entry.word));
+                counts.at_home += u64::from(core.map.hashed_keys().is_some_and(|map| map.at_home(&entry)));
+                true
+            }),
+        }
+        counts
     }
 }
 

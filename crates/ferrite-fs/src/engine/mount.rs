@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
-use ferrite_map::Inum;
 use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::{FileMap, Inum};
 use ferrite_pm::{Access, Durability, Medium, PmError, Region};
 use ferrite_vfs::{FileKind, FsError};
 use parking_lot::Mutex;
@@ -55,6 +55,27 @@ use crate::tree::remove;
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
 
+/// What the medium says of the pool's last use, and this use's number.
+struct LastUse {
+    /// Of the machine that the pool was used on without syncs; 0: nothing is missing that was durable.
+    boot: u64,
+    losses: Losses,
+    ended: Ended,
+    maybe_copied: bool,
+    mounts: u64,
+}
+
+/// What a mount keeps in DRAM of the tables on the medium.
+struct Loaded {
+    alloc: BlockAlloc,
+    inode_map: AtomicBitmap,
+    map: Box<dyn FileMap>,
+    names: NameTable,
+    log_space: LogSpace,
+    candidates: Candidates,
+    damage: Damage,
+}
+
 /// Opens the pool; afterwards [`finish_interrupted`] must run before the pool is used.
 pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, EngineError> {
     let mut options = *options;
@@ -63,16 +84,44 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     if !options.read_only && superblock.unknown_ro_compat() != 0 {
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
-    let boot = check_boot(&region, &options)?;
+    let last_use = take_possession(&mut region, &options)?;
+    // Here and below: what cannot be read looks like zeros, and is reported like any other damage.
+    let recovered = rewrite::finish(&region, &superblock)
+        .and_then(|()| replay::replay(&region, &superblock, last_use.losses, last_use.ended));
+    region.check()?;
+    let replayed = recovered?;
+    // As long as records are kept that cannot all be replayed, the next to open the pool must understand them alike.
+    let keeps_records = last_use.losses == Losses::Keep && !replayed.lost.is_empty();
+    if !options.read_only && !keeps_records {
+        hold_stores(&mut region, &superblock, &options)?;
+    }
+    let region = Arc::new(region);
+    let loaded = Loaded::read(&region, &superblock, &replayed.lost, &last_use)?;
+    let history = History {
+        was_clean: last_use.ended == Ended::Cleanly,
+        replayed_records: replayed.records,
+        mounts: match options.is_look {
+            true => last_use.mounts.wrapping_sub(1),
+            false => last_use.mounts,
+        },
+        boot: last_use.boot,
+        maybe_copied: last_use.maybe_copied,
+    };
+    Ok(core(region, superblock, options, loaded, (history, replayed.mark)))
+}
+
+/// Learns how the last use ended, and marks the pool as in use unless the mount is read-only. A crash in here leaves
+/// the pool as it was or marked as in use, which only makes the next mount look for records.
+fn take_possession(region: &mut Region, options: &MountOptions) -> Result<LastUse, EngineError> {
+    let boot = check_boot(region, options)?;
     // If the kernel decided what was written back, records may be missing that were durable to their process; the user
     // has accepted that.
-    let losses = match stale_boot(&region) {
+    let losses = match stale_boot(region) {
         Some(StaleBoot::PowerLost) => Losses::Accept,
         _ => Losses::Keep,
     };
-    let ended = Ended::of(&region);
-    let was_clean = ended == Ended::Cleanly;
-    let maybe_copied = may_be_live_copy(&region);
+    let ended = Ended::of(region);
+    let maybe_copied = may_be_live_copy(region);
     if maybe_copied {
         tracing::warn!("{MAYBE_COPIED}");
     }
@@ -83,63 +132,87 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             region.sync()?;
         }
         // Before anything else changes, so that a pool in use is never marked clean.
-        mark_in_use(&region, mounts, boot)?;
+        mark_in_use(region, mounts, boot)?;
     }
     if boot != 0 {
         // Not before the fence above, so that the boot id is durable before anything that a power loss may take.
         region.set_durability(Durability::Process)?;
     }
-    // Here and below: what cannot be read looks like zeros, and is reported like any other damage.
-    let recovered =
-        rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses, ended));
-    region.check()?;
-    let replayed = recovered?;
-    // As long as records are kept that cannot all be replayed, the next to open the pool must understand them alike.
-    let keeps_records = losses == Losses::Keep && !replayed.lost.is_empty();
-    if !options.read_only && !keeps_records {
-        hold_stores(&mut region, &superblock, &options)?;
-    }
-    let region = Arc::new(region);
-    let alloc = BlockAlloc::new(&superblock);
-    let inode_map = AtomicBitmap::new(superblock.inodes);
-    let map = superblock.mapping.open(Arc::clone(&region), superblock.map_geometry());
-    let names = NameTable::new(Arc::clone(&region), &superblock);
-    let (log_space, candidates) = (LogSpace::new(), Candidates::new());
-    let tables = Tables {
-        region: &region,
-        superblock: &superblock,
-        alloc: &alloc,
-        inode_map: &inode_map,
-        map: map.as_ref(),
-        names: &names,
-        log_space: &log_space,
-        candidates: &candidates,
-    };
-    let damage = tables.load();
-    region.check()?;
-    let mut damage = damage?;
-    for wrong in copies(&region, &superblock) {
-        damage.note(wrong.told());
-    }
-    for what in replayed.lost {
-        let what = format!("{JOURNAL}{what}");
-        match losses {
-            // Blocks that look free may belong to an operation that is lost.
-            Losses::Keep => damage.stop(what),
-            Losses::Accept => damage.note(what),
+    Ok(LastUse {
+        boot,
+        losses,
+        ended,
+        maybe_copied,
+        mounts,
+    })
+}
+
+impl Loaded {
+    /// Reads the tables after replay; `lost` are findings about records that could not be replayed.
+    fn read(
+        region: &Arc<Region>,
+        superblock: &Superblock,
+        lost: &[String],
+        last_use: &LastUse,
+    ) -> Result<Self, EngineError> {
+        let mut loaded = Self {
+            alloc: BlockAlloc::new(superblock),
+            inode_map: AtomicBitmap::new(superblock.inodes),
+            map: superblock.mapping.open(Arc::clone(region), superblock.map_geometry()),
+            names: NameTable::new(Arc::clone(region), superblock),
+            log_space: LogSpace::new(),
+            candidates: Candidates::new(),
+            damage: Damage::default(),
+        };
+        let tables = Tables {
+            region,
+            superblock,
+            alloc: &loaded.alloc,
+            inode_map: &loaded.inode_map,
+            map: loaded.map.as_ref(),
+            names: &loaded.names,
+            log_space: &loaded.log_space,
+            candidates: &loaded.candidates,
+        };
+        let damage = tables.load();
+        region.check()?;
+        loaded.damage = damage?;
+        for wrong in copies(region, superblock) {
+            loaded.damage.note(wrong.told());
         }
+        for what in lost {
+            let what = format!("{JOURNAL}{what}");
+            match last_use.losses {
+                // Blocks that look free may belong to an operation that is lost.
+                Losses::Keep => loaded.damage.stop(what),
+                Losses::Accept => loaded.damage.note(what),
+            }
+        }
+        check_root(region, superblock, &loaded.damage).map_err(|error| match error {
+            EngineError::Damaged(what) if last_use.maybe_copied => {
+                EngineError::Damaged(format!("{what}; {MAYBE_COPIED}"))
+            }
+            error => error,
+        })?;
+        loaded.alloc.open();
+        Ok(loaded)
     }
-    check_root(&region, &superblock, &damage).map_err(|error| match error {
-        EngineError::Damaged(what) if maybe_copied => EngineError::Damaged(format!("{what}; {MAYBE_COPIED}")),
-        error => error,
-    })?;
-    alloc.open();
+}
+
+/// Puts the parts together; `mark` is the journal's after replay.
+fn core(
+    region: Arc<Region>,
+    superblock: Superblock,
+    options: MountOptions,
+    loaded: Loaded,
+    (history, mark): (History, u64),
+) -> Core {
     let cursors = u64::from(superblock.rings);
-    let core = Core {
-        journal: Journal::new(Arc::clone(&region), &superblock, replayed.mark),
-        inodes: InodeCache::new(replayed.mark),
+    Core {
+        journal: Journal::new(Arc::clone(&region), &superblock, mark),
+        inodes: InodeCache::new(mark),
         spreads: Budget::new(superblock.size_bytes),
-        keeps_spreads: map.walk_worth().is_some(),
+        keeps_spreads: loaded.map.walk_worth().is_some(),
         inode_cursors: (0..cursors)
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),
@@ -150,17 +223,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         failed: OnceLock::new(),
         closed: AtomicBool::new(false),
         map_moves: AtomicU64::new(0),
-        history: History {
-            was_clean,
-            replayed_records: replayed.records,
-            mounts: if options.is_look {
-                mounts.wrapping_sub(1)
-            } else {
-                mounts
-            },
-            boot,
-            maybe_copied,
-        },
+        history,
         slots: Slots::new(superblock.once_slots),
         bindings: Bindings::default(),
         unnamed: CachePadded::default(),
@@ -169,18 +232,17 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         region,
         superblock,
         options,
-        alloc,
-        map,
-        names,
-        inode_map,
-        log_space,
-        candidates,
+        alloc: loaded.alloc,
+        map: loaded.map,
+        names: loaded.names,
+        inode_map: loaded.inode_map,
+        log_space: loaded.log_space,
+        candidates: loaded.candidates,
         folds: Folds::default(),
         slabs_left: AtomicU64::new(0),
-        damage,
+        damage: loaded.damage,
         incidents: Incidents::default(),
-    };
-    Ok(core)
+    }
 }
 
 /// Marks the pool on the medium as in use, by which boot and in which file. Durable when it returns.

@@ -181,38 +181,18 @@ fn features_of(options: &MkfsOptions) -> u64 {
     features
 }
 
-impl Superblock {
-    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and a value that works.
-    pub fn plan(size_bytes: u64, options: &MkfsOptions, uuid: u128, created_ns: i64) -> Result<Self, EngineError> {
+/// What a new pool has a fixed number of; each is given by an option or follows from the size.
+struct Counts {
+    rings: u32,
+    ring_bytes: u64,
+    /// Number 0, which is not used, included.
+    inodes: u64,
+    name_slots: u64,
+}
+
+impl Counts {
+    fn choose(size_bytes: u64, options: &MkfsOptions) -> Result<Self, EngineError> {
         let refuse = |text: String| Err(EngineError::Options(text));
-        if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
-            return refuse("block size: only 4096 is supported; leave out --block-size".into());
-        }
-        if size_bytes < MIN_POOL_BYTES {
-            return refuse(format!(
-                "a pool of {size_bytes} bytes is too small for its journal and tables; give it at least {} MiB",
-                MIN_POOL_BYTES >> 20
-            ));
-        }
-        if size_bytes > MAX_POOL_BYTES {
-            return refuse(format!(
-                "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} \
-                 GiB",
-                MAX_POOL_BYTES >> 30
-            ));
-        }
-        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
-        // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the minimum. With
-        // larger rings, retiring is rarer and fewer operations have to wait for it.
-        let ring_bytes = match size_bytes >> 20 {
-            // Records are larger with data checksums, and with the other mappings: a cuckoo entry is three words that
-            // are not adjacent, and trees split nodes.
-            0..256 if options.data_checksum && options.mapping != Mapping::Hashfs => 256 << 10,
-            0..256 if options.data_checksum || options.mapping != Mapping::Hashfs => 128 << 10,
-            0..256 => 64 << 10,
-            256..1024 => 256 << 10,
-            _ => 1 << 20,
-        };
         let rings = options.rings.unwrap_or(match size_bytes >> 20 {
             0..16 => 4,
             16..256 => 8,
@@ -225,15 +205,81 @@ impl Superblock {
         if !(15..MAX_INODES).contains(&inodes) {
             return refuse(format!("{inodes} inodes: choose 15 to {}", MAX_INODES - 1));
         }
-        // Number 0 is not used.
-        let inodes = inodes + 1;
-        let inodes = inodes.next_multiple_of(BLOCK_BYTES / INODE_BYTES);
+        let inodes = (inodes + 1).next_multiple_of(BLOCK_BYTES / INODE_BYTES);
         let names = options.names.unwrap_or(inodes.saturating_mul(2).min(MAX_NAMES));
         if !(16..=MAX_NAMES).contains(&names) {
             return refuse(format!("{names} names: choose 16 to {MAX_NAMES}"));
         }
-        let name_slots = names.next_multiple_of(BLOCK_BYTES / 8);
+        Ok(Self {
+            rings,
+            ring_bytes: ring_bytes(size_bytes, options),
+            inodes,
+            name_slots: names.next_multiple_of(BLOCK_BYTES / 8),
+        })
+    }
+}
 
+/// A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the minimum. With larger
+/// rings, retiring is rarer and fewer operations have to wait for it.
+fn ring_bytes(size_bytes: u64, options: &MkfsOptions) -> u64 {
+    let is_hashfs = options.mapping == Mapping::Hashfs;
+    match size_bytes >> 20 {
+        // Records are larger with data checksums, and with the other mappings: a cuckoo entry is three words that
+        // are not adjacent, and trees split nodes.
+        0..256 if options.data_checksum && !is_hashfs => 256 << 10,
+        0..256 if options.data_checksum || !is_hashfs => 128 << 10,
+        0..256 => 64 << 10,
+        256..1024 => 256 << 10,
+        _ => 1 << 20,
+    }
+}
+
+/// How large a pool may be; the error says what works.
+fn check_size(size_bytes: u64, options: &MkfsOptions) -> Result<(), EngineError> {
+    let refuse = |text: String| Err(EngineError::Options(text));
+    if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
+        return refuse("block size: only 4096 is supported; leave out --block-size".into());
+    }
+    if size_bytes < MIN_POOL_BYTES {
+        return refuse(format!(
+            "a pool of {size_bytes} bytes is too small for its journal and tables; give it at least {} MiB",
+            MIN_POOL_BYTES >> 20
+        ));
+    }
+    if size_bytes > MAX_POOL_BYTES {
+        return refuse(format!(
+            "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
+            MAX_POOL_BYTES >> 30
+        ));
+    }
+    Ok(())
+}
+
+/// The largest number for which `fits` holds; it holds for all smaller ones, too, and for none above `most`.
+fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut largest, mut too_many) = (0, most + 1);
+    while largest + 1 < too_many {
+        let middle = largest.midpoint(too_many);
+        if fits(middle) {
+            largest = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    largest
+}
+
+impl Superblock {
+    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and a value that works.
+    pub fn plan(size_bytes: u64, options: &MkfsOptions, uuid: u128, created_ns: i64) -> Result<Self, EngineError> {
+        check_size(size_bytes, options)?;
+        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
+        let Counts {
+            rings,
+            ring_bytes,
+            inodes,
+            name_slots,
+        } = Counts::choose(size_bytes, options)?;
         let journal_offset = 2 * BLOCK_BYTES;
         let inode_offset = journal_offset + u64::from(rings) * ring_bytes;
         let name_offset = inode_offset + inodes * INODE_BYTES;
@@ -241,7 +287,7 @@ impl Superblock {
         // Whole blocks of entries: a slot for each 256 KiB, 4096 at most.
         let once_slots = (size_bytes >> 18).min(4096) * ENTRY_BYTES / BLOCK_BYTES * BLOCK_BYTES / ENTRY_BYTES;
         let once_bytes = once_slots * ENTRY_BYTES;
-        let room = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + once_bytes);
+        let space = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + once_bytes);
         let mapping = options.mapping;
         let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
         let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
@@ -250,22 +296,14 @@ impl Superblock {
             false => 0,
         };
         // As many as fit together with their share of the tables.
-        let fits = |blocks: u64| table_bytes(blocks) + sum_bytes(blocks) + blocks * BLOCK_BYTES <= room;
-        let (mut blocks, mut too_many) = (0, room / BLOCK_BYTES + 1);
-        while blocks + 1 < too_many {
-            let middle = blocks.midpoint(too_many);
-            if fits(middle) {
-                blocks = middle;
-            } else {
-                too_many = middle;
-            }
-        }
+        let blocks = largest(space / BLOCK_BYTES, |blocks| {
+            table_bytes(blocks) + sum_bytes(blocks) + blocks * BLOCK_BYTES <= space
+        });
         if blocks < 128 {
-            return refuse(format!(
+            return Err(EngineError::Options(format!(
                 "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} \
-                 bytes; \
-                 ask for fewer of them or a larger --size"
-            ));
+                 bytes; ask for fewer of them or a larger --size"
+            )));
         }
         let map_end = map_offset + table_bytes(blocks);
         let once_offset = map_end + sum_bytes(blocks);
@@ -277,7 +315,7 @@ impl Superblock {
             features_compat: if once_slots > 0 { FEATURE_OUTCOMES } else { 0 },
             features_ro_compat: features_of(options),
             features_incompat: KNOWN_INCOMPAT,
-            mapping: options.mapping,
+            mapping,
             rings,
             ring_bytes,
             journal_offset,
@@ -336,11 +374,20 @@ impl Superblock {
         if self.has_data_checksums() != (self.sum_offset != 0) {
             return damaged("a table of data checksums without the feature, or the feature without a table");
         }
-        let has_outcomes = self.features_compat & FEATURE_OUTCOMES != 0;
-        if has_outcomes != (self.once_offset != 0) || has_outcomes != (self.once_slots != 0) {
+        if self.has_outcomes() != (self.once_offset != 0) || self.has_outcomes() != (self.once_slots != 0) {
             return damaged("a table of outcomes without the feature, or the feature without a table");
         }
-        let outcomes = match has_outcomes {
+        self.check_areas()
+    }
+
+    fn has_outcomes(&self) -> bool {
+        self.features_compat & FEATURE_OUTCOMES != 0
+    }
+
+    /// Proves that the areas follow each other, are aligned, and end before the second superblock.
+    fn check_areas(&self) -> Result<(), EngineError> {
+        let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
+        let outcomes = match self.has_outcomes() {
             true => (self.once_offset, self.once_slots.checked_mul(ENTRY_BYTES)),
             false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
         };

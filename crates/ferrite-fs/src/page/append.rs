@@ -16,7 +16,7 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
 use crate::format::log_entry::{Entry, Header, Trailer, units_for};
 use crate::format::page_buffer::PageBuffer;
-use crate::format::unit::UNIT_BYTES;
+use crate::format::unit::{UNIT_BYTES, Unit};
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
@@ -119,7 +119,7 @@ fn append(
     (within, part): (usize, Part<'_>),
 ) -> Result<bool> {
     let units = units_for(part.data().len());
-    let mut trailer = Trailer {
+    let trailer = Trailer {
         offset: within as u16,
         len: part.len() as u16,
         index: 0,
@@ -139,57 +139,83 @@ fn append(
     };
     let unit = match newest {
         Some(newest) if u32::from(newest.trailer.room) >= units => {
-            trailer.index = newest.trailer.index + units as u8;
-            trailer.room = newest.trailer.room - units as u8;
-            let unit = newest.unit.plus(units);
-            let bytes = &mut buffer[..(units as usize) << 6];
-            stage::within(Stage::Checksum, || trailer.encode(page, unit, part.data(), bytes));
-            tx.stream_log(newest.unit.end(), bytes);
-            unit
+            extend_segment(tx, page, newest, (trailer, part), buffer)
         }
-        _ => {
-            let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
-            let claim = || core.log_space.alloc(&core.alloc, (units + 1).max(grown));
-            let Some(segment) = stage::within(Stage::Claim, claim) else {
-                return Ok(false);
-            };
-            tx.claimed(segment.header.segment());
-            trailer.index = units as u8;
-            trailer.room = (segment.units - 1 - units) as u8;
-            trailer.log_units += segment.units as u16;
-            let header = Header {
-                units: segment.units,
-                previous: newest.map(|newest| newest.unit),
-            };
-            let unit = segment.header.plus(units);
-            let bytes = &mut buffer[..(units as usize + 1) << 6];
-            stage::within(Stage::Checksum, || {
-                header.encode(page, bytes);
-                trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
-            });
-            match newest {
-                Some(newest) => {
-                    tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
-                }
-                None => stage::within(Stage::Books, || {
-                    // This inode is locked here: its words tell, but of pages that this transaction has listed.
-                    let may_have_log = |other: PageId| match other.ino == page.ino {
-                        true => has_log(core.map.get(other)),
-                        false => scan::may_have_log(core, other),
-                    };
-                    let lists_first = !tx.streams_log_units();
-                    core.candidates.add(page, lists_first.then_some(&may_have_log));
-                }),
-            }
-            tx.stream_segment(segment.header.offset(), bytes);
-            unit
-        }
+        _ => match start_segment(core, tx, page, newest, (trailer, part), buffer) {
+            Some(unit) => unit,
+            None => return Ok(false),
+        },
     };
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     let new = PageWord::new(word.page(), unit.0);
     stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
     Ok(true)
+}
+
+/// Puts the entry after the newest one, whose segment has space for it.
+#[inline]
+fn extend_segment(
+    tx: &mut Tx<'_>,
+    page: PageId,
+    newest: &Entry,
+    (mut trailer, part): (Trailer, Part<'_>),
+    buffer: &mut [u8],
+) -> Unit {
+    let units = units_for(part.data().len());
+    trailer.index = newest.trailer.index + units as u8;
+    trailer.room = newest.trailer.room - units as u8;
+    let unit = newest.unit.plus(units);
+    let bytes = &mut buffer[..(units as usize) << 6];
+    stage::within(Stage::Checksum, || trailer.encode(page, unit, part.data(), bytes));
+    tx.stream_log(newest.unit.end(), bytes);
+    unit
+}
+
+/// Puts the entry into a new segment, which the record links to the one before; `None` if there is no space for it.
+#[inline]
+fn start_segment(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    page: PageId,
+    newest: Option<&Entry>,
+    (mut trailer, part): (Trailer, Part<'_>),
+    buffer: &mut [u8],
+) -> Option<Unit> {
+    let units = units_for(part.data().len());
+    let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
+    let claim = || core.log_space.alloc(&core.alloc, (units + 1).max(grown));
+    let segment = stage::within(Stage::Claim, claim)?;
+    tx.claimed(segment.header.segment());
+    trailer.index = units as u8;
+    trailer.room = (segment.units - 1 - units) as u8;
+    trailer.log_units += segment.units as u16;
+    let header = Header {
+        units: segment.units,
+        previous: newest.map(|newest| newest.unit),
+    };
+    let unit = segment.header.plus(units);
+    let bytes = &mut buffer[..(units as usize + 1) << 6];
+    stage::within(Stage::Checksum, || {
+        header.encode(page, bytes);
+        trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
+    });
+    match newest {
+        Some(newest) => {
+            tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
+        }
+        None => stage::within(Stage::Books, || {
+            // This inode is locked here: its words tell, but of pages that this transaction has listed.
+            let may_have_log = |other: PageId| match other.ino == page.ino {
+                true => has_log(core.map.get(other)),
+                false => scan::may_have_log(core, other),
+            };
+            let lists_first = !tx.streams_log_units();
+            core.candidates.add(page, lists_first.then_some(&may_have_log));
+        }),
+    }
+    tx.stream_segment(segment.header.offset(), bytes);
+    Some(unit)
 }
 
 /// Writes the page as it is to a new block, without its log.

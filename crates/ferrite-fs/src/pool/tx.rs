@@ -24,7 +24,7 @@ use crate::format::layout::{BLOCK_BYTES, LINE_BYTES};
 use crate::format::log_entry::NEXT_BYTES;
 use crate::format::outcome;
 use crate::format::unit::Unit;
-use crate::journal::{CommitError, Entered};
+use crate::journal::{CommitError, Committed, Entered};
 use crate::planted::{Flaw, planted};
 use crate::pool::buffers::{Buffers, FilePages, Lease};
 use crate::pool::core::{Core, map_error};
@@ -455,13 +455,7 @@ impl<'e> Tx<'e> {
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
         let _stage = stage::enter(Spent::Record);
-        if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
-            // No fence comes between nodes and the record that links them, so it has their words.
-            self.buffers.record_fresh_nodes();
-        }
-        if !self.buffers.map_words.is_empty() {
-            self.buffers.record_map_words();
-        }
+        self.complete_record();
         if self.buffers.record.is_empty() {
             return Ok(());
         }
@@ -470,65 +464,13 @@ impl<'e> Tx<'e> {
         }
         self.core.check_writable()?;
         self.widen_spreads(inodes);
-        self.needs_fence |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
-        if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
-            // The record below does not cover the data, so the data must be durable before the record can be.
-            self.core.region.fence().map_err(|error| self.core.fail(&error))?;
-        }
-        if self.core.region.is_held() {
-            // Nothing leads there before the record; and no ring is locked meanwhile, if it need not be.
-            self.buffers.staged.stream(&self.core.region);
-            self.buffers.staged.clear();
-        }
+        self.persist_uncovered()?;
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
         let mut was_full = false;
         loop {
-            let entered = self.enter();
-            let Buffers {
-                record, freed, staged, ..
-            } = &mut *self.buffers;
-            let stream = || stage::within(Spent::Stream, || staged.stream(&self.core.region));
-            let announce = || {
-                stage::turn_to(Spent::Books);
-                inodes.iter().for_each(|inode| inode.begin_change());
-            };
-            let committed = self
-                .core
-                .journal
-                .commit(entered, record, freed, min_seq, stream, announce);
-            match committed {
-                Ok(committed) => {
-                    if self.core.syncs_commits && !self.is_optional {
-                        // Without the ring, so that others commit meanwhile and share the sync; with the inodes, so
-                        // that nobody sees what is not durable yet.
-                        self.core.journal.sync().map_err(|error| {
-                            self.buffers.claimed.clear();
-                            self.core.fail(&error)
-                        })?;
-                    }
-                    for inode in inodes {
-                        match self.is_no_change {
-                            true => inode.set_last_seq(committed.seq),
-                            false => inode.set_changed(committed.seq),
-                        }
-                    }
-                    self.buffers.claimed.clear();
-                    self.narrow_spreads(inodes);
-                    for resource in self.buffers.freed_at_once.drain(..) {
-                        if let Resource::NameSlot(slot) = resource {
-                            self.core.names.note_freed(slot, committed.seq);
-                        }
-                        self.core.release(resource);
-                    }
-                    if self.is_repeated {
-                        self.core.region.prefetch(self.last_unit);
-                    }
-                    if committed.crowded {
-                        self.core.make_room()?;
-                    }
-                    return Ok(());
-                }
+            match self.write_record(inodes, min_seq) {
+                Ok(committed) => return self.publish(inodes, committed),
                 // Mostly another thread is about to empty the ring: what it has done by then is enough.
                 Err(CommitError::RingFull) if !std::mem::replace(&mut was_full, true) => self.core.relieve()?,
                 Err(CommitError::RingFull) => self.core.reclaim()?,
@@ -548,6 +490,84 @@ impl<'e> Tx<'e> {
                 }
             }
         }
+    }
+
+    /// First step of a commit: the words of the mapping, which transactions keep apart, join the record.
+    #[inline]
+    fn complete_record(&mut self) {
+        if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
+            // No fence comes between nodes and the record that links them, so it has their words.
+            self.buffers.record_fresh_nodes();
+        }
+        if !self.buffers.map_words.is_empty() {
+            self.buffers.record_map_words();
+        }
+    }
+
+    /// Second step: stores what the record will lead to without covering it by its checksum, and fences it, so that it
+    /// is durable before the record can be.
+    #[inline]
+    fn persist_uncovered(&mut self) -> Result<()> {
+        self.needs_fence |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
+        if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
+            self.core.region.fence().map_err(|error| self.core.fail(&error))?;
+        }
+        if self.core.region.is_held() {
+            // Nothing leads there before the record; and no ring is locked meanwhile, if it need not be.
+            self.buffers.staged.stream(&self.core.region);
+            self.buffers.staged.clear();
+        }
+        Ok(())
+    }
+
+    /// Third step: the record goes to a ring, is fenced, and its words are set.
+    #[inline]
+    fn write_record(&mut self, inodes: &[&Arc<InodeMem>], min_seq: u64) -> std::result::Result<Committed, CommitError> {
+        let entered = self.enter();
+        let Buffers {
+            record, freed, staged, ..
+        } = &mut *self.buffers;
+        let stream = || stage::within(Spent::Stream, || staged.stream(&self.core.region));
+        let announce = || {
+            stage::turn_to(Spent::Books);
+            inodes.iter().for_each(|inode| inode.begin_change());
+        };
+        let journal = &self.core.journal;
+        journal.commit(entered, record, freed, min_seq, stream, announce)
+    }
+
+    /// Last step: waits for the sync that makes the record durable, if it is not yet, and shows the change to others.
+    #[inline]
+    fn publish(&mut self, inodes: &[&Arc<InodeMem>], committed: Committed) -> Result<()> {
+        if self.core.syncs_commits && !self.is_optional {
+            // Without the ring, so that others commit meanwhile and share the sync; with the inodes, so that nobody
+            // sees what is not durable yet.
+            self.core.journal.sync().map_err(|error| {
+                self.buffers.claimed.clear();
+                self.core.fail(&error)
+            })?;
+        }
+        for inode in inodes {
+            match self.is_no_change {
+                true => inode.set_last_seq(committed.seq),
+                false => inode.set_changed(committed.seq),
+            }
+        }
+        self.buffers.claimed.clear();
+        self.narrow_spreads(inodes);
+        for resource in self.buffers.freed_at_once.drain(..) {
+            if let Resource::NameSlot(slot) = resource {
+                self.core.names.note_freed(slot, committed.seq);
+            }
+            self.core.release(resource);
+        }
+        if self.is_repeated {
+            self.core.region.prefetch(self.last_unit);
+        }
+        if committed.crowded {
+            self.core.make_room()?;
+        }
+        Ok(())
     }
 }
 

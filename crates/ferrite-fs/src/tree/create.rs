@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferrite_map::{Inum, Lblk, PageId, PageWord};
 use ferrite_pm::stage::{self, Stage};
 use ferrite_vfs::posix::Inherited;
-use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, posix};
+use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, Timestamp, posix};
 
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
@@ -68,15 +68,9 @@ pub(crate) fn create(
         let Inherited { gid, mode } = posix::inherit(&core.attr(parent.ino, &directory)?, &ctx.cred, new.mode, is_dir);
         let mut inode = stage::within(Stage::Lookup, || core.load(ino)).reborn();
         inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
-        inode.set_nlink(if is_dir { 2 } else { 1 });
         inode.set_uid(ctx.cred.uid);
         inode.set_gid(gid);
-        inode.set_rdev(new.rdev);
-        inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
-        inode.set_atime(now);
-        inode.set_mtime(now);
-        inode.set_ctime(now);
-        inode.set_btime(now);
+        initialize(&mut inode, new, now);
         if is_dir {
             inode.set_parent(parent.ino);
             directory.set_nlink(directory.nlink() + 1);
@@ -107,6 +101,17 @@ pub(crate) fn create(
         let attr = core.locked_attr(child.inode, &inode)?;
         Ok((Arc::clone(child.inode), attr))
     })
+}
+
+/// Sets what a new inode has whoever makes it, and wherever.
+fn initialize(inode: &mut Inode, new: &New<'_>, now: Timestamp) {
+    inode.set_nlink(if new.kind == FileKind::Directory { 2 } else { 1 });
+    inode.set_rdev(new.rdev);
+    inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
+    inode.set_atime(now);
+    inode.set_mtime(now);
+    inode.set_ctime(now);
+    inode.set_btime(now);
 }
 
 /// Stores a link's target in the inode, or in the link's first page.

@@ -399,42 +399,51 @@ pub(crate) fn asks_engine(opcode: u32) -> bool {
 /// Understands a request, whose payload is all of `payload`.
 pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;
-    let opcode = header.request().opcode;
-    let only_name = || name(payload).map(|(name, _)| name);
-    Ok(match opcode {
-        LOOKUP => Request::Lookup(only_name()?),
-        GETATTR => Request::GetAttr,
-        SETATTR => {
-            let it = op::<SetAttrIn>(header)?;
-            let fh = (it.valid & valid::FH != 0).then_some(it.fh);
-            Request::SetAttr { fh, set: set_attr(&it) }
+    match header.request().opcode {
+        LOOKUP | SYMLINK | MKNOD | MKDIR | UNLINK | RMDIR | RENAME | RENAME2 | LINK | CREATE => {
+            decode_of_name(header, payload)
         }
-        READLINK => Request::ReadLink,
+        GETATTR | SETATTR | READLINK | SETXATTR | GETXATTR | LISTXATTR | REMOVEXATTR => {
+            decode_of_attributes(header, payload)
+        }
+        GETLK | SETLK | SETLKW => decode_lock(header),
+        OPENDIR | READDIR | READDIRPLUS | RELEASEDIR | FSYNCDIR => decode_of_directory(header),
+        _ => decode_of_file(header, payload),
+    }
+}
+
+/// Requests that name an entry of a directory.
+fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+    use opcode::*;
+    let opcode = header.request().opcode;
+    let (first, rest) = name(payload)?;
+    Ok(match opcode {
+        LOOKUP => Request::Lookup(first),
         SYMLINK => {
-            let (name_, rest) = name(payload)?;
             let (target, _) = name(rest)?;
-            Request::Symlink { name: name_, target }
+            Request::Symlink { name: first, target }
         }
         MKNOD => {
             let [mode, rdev, _, _] = op::<[u32; 4]>(header)?;
-            let name = only_name()?;
-            Request::MkNod { name, mode, rdev }
+            Request::MkNod {
+                name: first,
+                mode,
+                rdev,
+            }
         }
         MKDIR => {
             let [mode, _] = op::<[u32; 2]>(header)?;
-            let name = only_name()?;
-            Request::MkDir { name, mode }
+            Request::MkDir { name: first, mode }
         }
-        UNLINK => Request::Unlink(only_name()?),
-        RMDIR => Request::RmDir(only_name()?),
+        UNLINK => Request::Unlink(first),
+        RMDIR => Request::RmDir(first),
         RENAME | RENAME2 => {
             let [to, flags] = op::<[u64; 2]>(header)?;
-            // What `RENAME` has there is not its own.
+            // The bytes at that place in a `RENAME` are not its own.
             let flags = if opcode == RENAME2 { flags as u32 } else { 0 };
-            let (name_, rest) = name(payload)?;
             let (new, _) = name(rest)?;
             Request::Rename {
-                name: name_,
+                name: first,
                 to,
                 new,
                 flags,
@@ -442,17 +451,100 @@ pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Requ
         }
         LINK => {
             let [ino] = op::<[u64; 1]>(header)?;
-            let name = only_name()?;
-            Request::Link { ino, name }
-        }
-        OPEN => {
-            let [flags] = op::<[i32; 1]>(header)?;
-            Request::Open { flags }
+            Request::Link { ino, name: first }
         }
         CREATE => {
             let [flags, mode] = op::<[u32; 2]>(header)?;
-            let (name, flags) = (only_name()?, flags as i32);
-            Request::Create { name, mode, flags }
+            let flags = flags as i32;
+            Request::Create {
+                name: first,
+                mode,
+                flags,
+            }
+        }
+        _ => return Err(Errno::ENOSYS),
+    })
+}
+
+/// Requests for attributes, extended ones included, and for the target of a link.
+fn decode_of_attributes<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+    use opcode::*;
+    Ok(match header.request().opcode {
+        GETATTR => Request::GetAttr,
+        SETATTR => {
+            let it = op::<SetAttrIn>(header)?;
+            let fh = (it.valid & valid::FH != 0).then_some(it.fh);
+            Request::SetAttr { fh, set: set_attr(&it) }
+        }
+        READLINK => Request::ReadLink,
+        SETXATTR => {
+            let [len_bytes, flags] = op::<[u32; 2]>(header)?;
+            let (name, rest) = name(payload)?;
+            let value = rest.get(..len_bytes as usize).ok_or(Errno::EIO)?;
+            let flags = flags as i32;
+            Request::SetXattr { name, value, flags }
+        }
+        GETXATTR => {
+            let [len_bytes] = op::<[u32; 1]>(header)?;
+            let (name, _) = name(payload)?;
+            Request::GetXattr { name, len_bytes }
+        }
+        LISTXATTR => {
+            let [len_bytes] = op::<[u32; 1]>(header)?;
+            Request::ListXattr { len_bytes }
+        }
+        REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
+        _ => return Err(Errno::ENOSYS),
+    })
+}
+
+fn decode_lock(header: &EntryHeader) -> Result<Request<'static>, Errno> {
+    use opcode::*;
+    let it = op::<LkIn>(header)?;
+    let wanted = Wire {
+        start: it.start,
+        last: it.last,
+        kind: it.kind,
+        pid: it.pid,
+    };
+    let (fh, owner) = (it.fh, it.owner);
+    Ok(match header.request().opcode {
+        GETLK => Request::GetLk { owner, wanted },
+        opcode => Request::SetLk {
+            fh,
+            owner,
+            wanted,
+            may_wait: opcode == SETLKW,
+            is_flock: it.flags & LK_FLOCK != 0,
+        },
+    })
+}
+
+fn decode_of_directory(header: &EntryHeader) -> Result<Request<'static>, Errno> {
+    use opcode::*;
+    Ok(match header.request().opcode {
+        OPENDIR => Request::OpenDir,
+        opcode @ (READDIR | READDIRPLUS) => {
+            let it = op::<ReadWriteIn>(header)?;
+            let (offset, len_bytes) = (it.offset, it.len_bytes as usize);
+            match opcode {
+                READDIR => Request::ReadDir { offset, len_bytes },
+                _ => Request::ReadDirPlus { offset, len_bytes },
+            }
+        }
+        RELEASEDIR => Request::ReleaseDir,
+        FSYNCDIR => Request::FSyncDir,
+        _ => return Err(Errno::ENOSYS),
+    })
+}
+
+/// Requests of open files, and of the file system as a whole.
+fn decode_of_file<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+    use opcode::*;
+    Ok(match header.request().opcode {
+        OPEN => {
+            let [flags] = op::<[i32; 1]>(header)?;
+            Request::Open { flags }
         }
         READ => {
             let it = op::<ReadWriteIn>(header)?;
@@ -481,57 +573,9 @@ pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Requ
             let [fh] = op::<[u64; 1]>(header)?;
             Request::FSync { fh }
         }
-        SETXATTR => {
-            let [len_bytes, flags] = op::<[u32; 2]>(header)?;
-            let (name, rest) = name(payload)?;
-            let value = rest.get(..len_bytes as usize).ok_or(Errno::EIO)?;
-            let flags = flags as i32;
-            Request::SetXattr { name, value, flags }
-        }
-        GETXATTR => {
-            let [len_bytes] = op::<[u32; 1]>(header)?;
-            let name = only_name()?;
-            Request::GetXattr { name, len_bytes }
-        }
-        LISTXATTR => {
-            let [len_bytes] = op::<[u32; 1]>(header)?;
-            Request::ListXattr { len_bytes }
-        }
-        REMOVEXATTR => Request::RemoveXattr(only_name()?),
         FLUSH => {
             let [fh, _, owner] = op::<[u64; 3]>(header)?;
             Request::Flush { fh, owner }
-        }
-        OPENDIR => Request::OpenDir,
-        READDIR | READDIRPLUS => {
-            let it = op::<ReadWriteIn>(header)?;
-            let (offset, len_bytes) = (it.offset, it.len_bytes as usize);
-            match opcode {
-                READDIR => Request::ReadDir { offset, len_bytes },
-                _ => Request::ReadDirPlus { offset, len_bytes },
-            }
-        }
-        RELEASEDIR => Request::ReleaseDir,
-        FSYNCDIR => Request::FSyncDir,
-        GETLK | SETLK | SETLKW => {
-            let it = op::<LkIn>(header)?;
-            let wanted = Wire {
-                start: it.start,
-                last: it.last,
-                kind: it.kind,
-                pid: it.pid,
-            };
-            let (fh, owner) = (it.fh, it.owner);
-            match opcode {
-                GETLK => Request::GetLk { owner, wanted },
-                _ => Request::SetLk {
-                    fh,
-                    owner,
-                    wanted,
-                    may_wait: opcode == SETLKW,
-                    is_flock: it.flags & LK_FLOCK != 0,
-                },
-            }
         }
         FALLOCATE => {
             let it = op::<FallocateIn>(header)?;

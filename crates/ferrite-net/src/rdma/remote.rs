@@ -9,6 +9,7 @@
 //! * The file's size is known to be at least what was last heard. A read at its end, and a write behind it, asks.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -160,6 +161,12 @@ pub enum RemoteError {
 }
 
 type Result<T> = std::result::Result<T, RemoteError>;
+
+/// A queue pair that datagrams reach.
+struct Connected {
+    initiator: Initiator,
+    qpn: u32,
+}
 
 /// A queue pair and a key for it.
 struct Bound {
@@ -554,6 +561,42 @@ impl RemoteFile {
         let Some(&place) = self.client.rdma_places()?.first() else {
             return not(&"the server offers no RDMA (serve --rdma)");
         };
+        let connected = match self.open_queue_pair(place, is_first)? {
+            Ok(connected) => connected,
+            Err(why) => return not(&why),
+        };
+        let binding = Binding {
+            writable: self.options.writable,
+            arrange: self.options.arrange && is_first,
+            whole: false,
+        };
+        match self.client.bind(&self.ctx, self.ino, binding, self.options.atomic) {
+            Ok(granted) => Ok(Attempt::Bound(
+                Box::new(Bound {
+                    initiator: connected.initiator,
+                    qpn: connected.qpn,
+                    key: granted.key,
+                    write_bytes_max: match self.options.atomic {
+                        true => usize::try_from(granted.atomic_bytes_max).unwrap_or(usize::MAX),
+                        false => usize::MAX,
+                    },
+                }),
+                granted.size,
+            )),
+            Err(error) => {
+                drop(self.client.close_queue_pair(connected.qpn));
+                match error {
+                    FsError::NotSupported(_) | FsError::Busy => not(&error),
+                    error => Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// Opens a queue pair to the server's `place`, and sees whether datagrams come and go. Inside: why there is no way
+    /// by verbs. An error means that the session may be over.
+    fn open_queue_pair(&self, place: SocketAddr, is_first: bool) -> Result<std::result::Result<Connected, String>> {
+        let not = |why: &dyn fmt::Display| Ok(Err(why.to_string()));
         let mut options = self.options.initiator.clone();
         let retries = options.retries;
         if is_first {
@@ -575,9 +618,9 @@ impl RemoteFile {
             Err(error @ (FsError::TimedOut | FsError::Disconnected)) => return Err(error.into()),
             Err(error) => return not(&error),
         };
-        let give_back = |client: &Client| drop(client.close_queue_pair(theirs.qpn));
+        let give_back = || drop(self.client.close_queue_pair(theirs.qpn));
         let Some(mtu) = Mtu::from_code(theirs.mtu) else {
-            give_back(&self.client);
+            give_back();
             return not(&"the server answered with a path MTU that there is not");
         };
         initiator.connect(&QueuePair {
@@ -586,38 +629,16 @@ impl RemoteFile {
             psn: Psn::new(theirs.psn),
             mtu,
         });
-        // It needs no key, and reaches no file: whether datagrams come and go is seen here.
+        // It needs no key, and reaches no file.
         if let Err(error) = initiator.probe() {
-            give_back(&self.client);
+            give_back();
             return not(&error);
         }
         initiator.set_retries(retries);
-        let binding = Binding {
-            writable: self.options.writable,
-            arrange: self.options.arrange && is_first,
-            whole: false,
-        };
-        match self.client.bind(&self.ctx, self.ino, binding, self.options.atomic) {
-            Ok(granted) => Ok(Attempt::Bound(
-                Box::new(Bound {
-                    initiator,
-                    qpn: theirs.qpn,
-                    key: granted.key,
-                    write_bytes_max: match self.options.atomic {
-                        true => usize::try_from(granted.atomic_bytes_max).unwrap_or(usize::MAX),
-                        false => usize::MAX,
-                    },
-                }),
-                granted.size,
-            )),
-            Err(error) => {
-                give_back(&self.client);
-                match error {
-                    FsError::NotSupported(_) | FsError::Busy => not(&error),
-                    error => Err(error.into()),
-                }
-            }
-        }
+        Ok(Ok(Connected {
+            initiator,
+            qpn: theirs.qpn,
+        }))
     }
 
     /// Gives where the first byte is.

@@ -458,14 +458,7 @@ fn packet_of<'w>(work: &'w Work, index: u32, config: &Config) -> Repr<'w> {
         } => {
             let end = data.len().min(start + config.mtu.bytes());
             packet.payload = &data[start..end];
-            packet.bth.opcode = match (index == 0, end == data.len(), immediate) {
-                (true, false, _) => Opcode::WriteFirst,
-                (false, false, _) => Opcode::WriteMiddle,
-                (false, true, None) => Opcode::WriteLast,
-                (false, true, Some(_)) => Opcode::WriteLastImmediate,
-                (true, true, None) => Opcode::WriteOnly,
-                (true, true, Some(_)) => Opcode::WriteOnlyImmediate,
-            };
+            packet.bth.opcode = write_opcode(index == 0, end == data.len(), immediate.is_some());
             packet.headers.immediate = *immediate;
             packet.headers.reth = Some(reth::Repr {
                 address: *at,
@@ -482,17 +475,34 @@ fn packet_of<'w>(work: &'w Work, index: u32, config: &Config) -> Repr<'w> {
             packet.payload = &data[start..end];
             packet.headers.immediate = *immediate;
             packet.headers.invalidate = *invalidate;
-            packet.bth.opcode = match (index == 0, end == data.len()) {
-                (true, false) => Opcode::SendFirst,
-                (false, false) => Opcode::SendMiddle,
-                (false, true) if immediate.is_some() => Opcode::SendLastImmediate,
-                (false, true) if invalidate.is_some() => Opcode::SendLastInvalidate,
-                (false, true) => Opcode::SendLast,
-                (true, true) if immediate.is_some() => Opcode::SendOnlyImmediate,
-                (true, true) if invalidate.is_some() => Opcode::SendOnlyInvalidate,
-                (true, true) => Opcode::SendOnly,
-            };
+            packet.bth.opcode = send_opcode(index == 0, end == data.len(), immediate.is_some(), invalidate.is_some());
         }
     }
     packet
+}
+
+/// The opcode of a WRITE's packet, by its place in the message.
+fn write_opcode(is_first: bool, is_last: bool, has_immediate: bool) -> Opcode {
+    match (is_first, is_last, has_immediate) {
+        (true, false, _) => Opcode::WriteFirst,
+        (false, false, _) => Opcode::WriteMiddle,
+        (false, true, false) => Opcode::WriteLast,
+        (false, true, true) => Opcode::WriteLastImmediate,
+        (true, true, false) => Opcode::WriteOnly,
+        (true, true, true) => Opcode::WriteOnlyImmediate,
+    }
+}
+
+/// The opcode of a SEND's packet, by its place in the message. A message has one extension, and immediate data counts.
+fn send_opcode(is_first: bool, is_last: bool, has_immediate: bool, invalidates: bool) -> Opcode {
+    match (is_first, is_last) {
+        (true, false) => Opcode::SendFirst,
+        (false, false) => Opcode::SendMiddle,
+        (false, true) if has_immediate => Opcode::SendLastImmediate,
+        (false, true) if invalidates => Opcode::SendLastInvalidate,
+        (false, true) => Opcode::SendLast,
+        (true, true) if has_immediate => Opcode::SendOnlyImmediate,
+        (true, true) if invalidates => Opcode::SendOnlyInvalidate,
+        (true, true) => Opcode::SendOnly,
+    }
 }

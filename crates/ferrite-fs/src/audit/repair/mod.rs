@@ -121,52 +121,9 @@ pub fn repair_with(
     }
     let basis = rewrite::basis(&region);
     let mut report = RepairReport::default();
-    let mut touched = FxHashMap::default();
-    if let Err(error) = rewrite::finish(&region, &superblock) {
-        report.mended.push(Mended {
-            phase: "journal",
-            what: error.cause(),
-            action: "given up",
-            loss: true,
-        });
-        region.store(CONTROL_REPAIR, 0);
-    }
-    let mut mark = None;
-    if decode_mark(region.load(CONTROL_MARK)).is_none() {
-        mark = Some(replay::mark_above_all(&region, &superblock));
-        report.mended.push(Mended {
-            phase: "journal",
-            what: "the low-water mark is damaged".into(),
-            action: "no record is replayed, since stale ones cannot be told",
-            // After a clean unmount there was nothing to replay.
-            loss: region.load(CONTROL_STATE) != STATE_CLEAN,
-        });
-        region.store(CONTROL_MARK, mark.unwrap_or_default());
-    }
-    let stale_boot = stale_boot(&region);
-    if let Some(stale) = stale_boot {
-        let power_lost = stale == StaleBoot::PowerLost;
-        report.mended.push(Mended {
-            phase: "control",
-            what: stale.what().into(),
-            action: match power_lost {
-                true => "accepted: the pool is what the medium has of it",
-                false => "taken for clean",
-            },
-            loss: power_lost,
-        });
-        region.store(CONTROL_BOOT, 0);
-    }
-    let maybe_copied = may_be_live_copy(&region);
-    if maybe_copied {
-        report.mended.push(Mended {
-            phase: "control",
-            what: MAYBE_COPIED.into(),
-            action: "accepted: the pool is what was copied of it",
-            loss: true,
-        });
-        region.store(CONTROL_OWNER, 0);
-    }
+    let mark = mend_journal(&region, &superblock, &mut report);
+    let clear_boot = mend_boot(&region, &mut report);
+    let clear_owner = mend_owner(&region, &mut report);
     let replayed = replay::replay(&region, &superblock, Losses::Accept, Ended::of(&region));
     region.check()?;
     let replayed = replayed?;
@@ -176,24 +133,11 @@ pub fn repair_with(
         action: "given up: the records that are left were replayed",
         loss: true,
     }));
-    let replayed_records = replayed.records;
     let region = Arc::new(region);
-    for round in 0..ROUNDS {
-        let mut repair = Repair::new(Arc::clone(&region), superblock.clone(), report, touched);
-        repair.reads_data = options.data;
-        repair.superblocks();
-        repair.run(progress);
-        (report, touched) = (repair.report, repair.touched);
-        let copies = superblock_rules::copies(&region, &superblock);
-        let findings = copies.iter().map(Wrong::finding).collect();
-        report.after = fsck::check(Arc::clone(&region), superblock.clone(), options, findings, progress);
-        if report.after.findings.is_empty() || round + 1 == ROUNDS {
-            break;
-        }
-    }
+    let (mut report, touched) = repair_until_sound(&region, &superblock, options, report, progress);
     // What cannot be read looks like zeros, which a repair would make permanent.
     region.check()?;
-    report.after.replayed_records = replayed_records;
+    report.after.replayed_records = replayed.records;
     report.findings = report.mended.iter().map(Mended::finding).collect();
     let mut words: Vec<StoredWord> = touched
         .into_iter()
@@ -205,11 +149,97 @@ pub fn repair_with(
     let rewrite = Rewrite {
         words,
         mark,
-        clear_boot: stale_boot.is_some(),
-        clear_owner: maybe_copied,
+        clear_boot,
+        clear_owner,
         basis,
     };
     Ok((report, rewrite))
+}
+
+/// Gives up a rewrite that cannot be finished, and a mark that cannot be read. Returns the mark to store instead.
+fn mend_journal(region: &Region, superblock: &Superblock, report: &mut RepairReport) -> Option<u64> {
+    if let Err(error) = rewrite::finish(region, superblock) {
+        report.mended.push(Mended {
+            phase: "journal",
+            what: error.cause(),
+            action: "given up",
+            loss: true,
+        });
+        region.store(CONTROL_REPAIR, 0);
+    }
+    if decode_mark(region.load(CONTROL_MARK)).is_some() {
+        return None;
+    }
+    let mark = replay::mark_above_all(region, superblock);
+    report.mended.push(Mended {
+        phase: "journal",
+        what: "the low-water mark is damaged".into(),
+        action: "no record is replayed, since stale ones cannot be told",
+        // After a clean unmount there was nothing to replay.
+        loss: region.load(CONTROL_STATE) != STATE_CLEAN,
+    });
+    region.store(CONTROL_MARK, mark);
+    Some(mark)
+}
+
+/// Clears the mark of a boot that is over, if there is one.
+fn mend_boot(region: &Region, report: &mut RepairReport) -> bool {
+    let Some(stale) = stale_boot(region) else {
+        return false;
+    };
+    let power_lost = stale == StaleBoot::PowerLost;
+    report.mended.push(Mended {
+        phase: "control",
+        what: stale.what().into(),
+        action: match power_lost {
+            true => "accepted: the pool is what the medium has of it",
+            false => "taken for clean",
+        },
+        loss: power_lost,
+    });
+    region.store(CONTROL_BOOT, 0);
+    true
+}
+
+/// Clears the mark of another file's owner, if there is one.
+fn mend_owner(region: &Region, report: &mut RepairReport) -> bool {
+    let maybe_copied = may_be_live_copy(region);
+    if maybe_copied {
+        report.mended.push(Mended {
+            phase: "control",
+            what: MAYBE_COPIED.into(),
+            action: "accepted: the pool is what was copied of it",
+            loss: true,
+        });
+        region.store(CONTROL_OWNER, 0);
+    }
+    maybe_copied
+}
+
+/// Repairs and checks until a check finds nothing, or [`ROUNDS`] are over. Returns also what each word that was changed
+/// held before.
+fn repair_until_sound(
+    region: &Arc<Region>,
+    superblock: &Superblock,
+    options: FsckOptions,
+    mut report: RepairReport,
+    progress: Progress<'_>,
+) -> (RepairReport, FxHashMap<u64, u64>) {
+    let mut touched = FxHashMap::default();
+    for round in 0..ROUNDS {
+        let mut repair = Repair::new(Arc::clone(region), superblock.clone(), report, touched);
+        repair.reads_data = options.data;
+        repair.superblocks();
+        repair.run(progress);
+        (report, touched) = (repair.report, repair.touched);
+        let copies = superblock_rules::copies(region, superblock);
+        let findings = copies.iter().map(Wrong::finding).collect();
+        report.after = fsck::check(Arc::clone(region), superblock.clone(), options, findings, progress);
+        if report.after.findings.is_empty() || round + 1 == ROUNDS {
+            break;
+        }
+    }
+    (report, touched)
 }
 
 impl Repair {

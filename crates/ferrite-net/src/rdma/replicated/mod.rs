@@ -532,8 +532,14 @@ impl Order {
                 }
             }
         }
+        Self::of_view(known.map(|(_, view)| view), found)
+    }
+
+    /// The states of the copies under the newest view known, or under a new one.
+    fn of_view(known: Option<View>, found: &[std::result::Result<Found, RemoteError>]) -> Result<Order> {
+        let count = found.len();
         let view = match known {
-            Some((_, view)) => view,
+            Some(view) => view,
             None => View {
                 set: crate::server::random().map_err(RemoteError::from)?,
                 ballot: 0,
