@@ -5,11 +5,13 @@
 //! is; so the answer to "which of these is above the other" does not change under the one who asked.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, LINK_MAX, Outcome, ROOT_INO, RenameMode, Result, posix};
+use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, ROOT_INO, RenameMode, Result, posix};
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
-use super::{Slot, is_live_dir, missing};
+use super::remove::Lost;
+use super::{Slot, Touch, is_live_dir, missing};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
@@ -46,15 +48,22 @@ impl std::ops::Deref for DirState<'_> {
     }
 }
 
-impl DirState<'_> {
-    fn set_nlink(&mut self, nlink: u32) {
-        if let DirState::Alone(state) = self {
+impl<'i> DirState<'i> {
+    fn lock(dir: &'i Held, alone: bool) -> Result<Self> {
+        Ok(match alone {
+            true => DirState::Alone(dir.write().map_err(missing)?),
+            false => DirState::Shared(dir.read().map_err(missing)?),
+        })
+    }
+
+    fn set_nlink(&mut self, nlink: Option<u32>) {
+        if let (DirState::Alone(state), Some(nlink)) = (self, nlink) {
             state.node.nlink = nlink;
         }
     }
 }
 
-/// A name, where it is, and how the directory is locked.
+/// A name, and the directory it is in.
 struct Side<'n> {
     dir: Ino,
     name: &'n [u8],
@@ -65,6 +74,151 @@ enum Tried {
     Done,
     /// The names lead elsewhere by now.
     Again,
+}
+
+/// A rename as it was asked for, with both directories pinned.
+struct Rename<'a> {
+    core: &'a Arc<Core>,
+    ctx: &'a Ctx,
+    mode: RenameMode,
+    from: &'a Side<'a>,
+    to: &'a Side<'a>,
+    from_dir: Held,
+    to_dir: Held,
+}
+
+/// What the names led to when they were looked up, and what follows from that for the locks.
+struct Plan<'c> {
+    source: Edge,
+    target: Option<Edge>,
+    /// Links of directories change when one crosses, or when one goes.
+    moves_dirs: bool,
+    /// From one directory to another.
+    crosses: bool,
+    /// The directory of the old name is locked first.
+    locks_from_first: bool,
+    /// Which directory is above which stays true as long as the plan lives.
+    _still: Still<'c>,
+}
+
+/// The directories, locked.
+struct Dirs<'i> {
+    from: DirState<'i>,
+    /// `None`: the same directory.
+    to: Option<DirState<'i>>,
+}
+
+/// The inodes that the names lead to, locked by their numbers. None of them is one of the directories: a plan that
+/// would move a directory below itself, or over one that it is in, was refused.
+struct Inodes<'i> {
+    moved: &'i Held,
+    moved_state: Writing<'i>,
+    victim: Option<(&'i Held, Writing<'i>)>,
+}
+
+/// New numbers of links of the directories, where they change. Within one directory, it is that of `from`.
+#[derive(Clone, Copy)]
+struct Links {
+    from: Option<u32>,
+    to: Option<u32>,
+}
+
+/// What becomes of the inode that the new name led to.
+enum Replaced {
+    Nothing,
+    /// It lost this name.
+    Lost(Lost),
+    /// It has the old name now.
+    Exchanged(Node),
+}
+
+/// What is in the step, and follows in memory once it is committed.
+struct Edit {
+    moved: Node,
+    replaced: Replaced,
+    from_touch: Touch,
+    to_touch: Option<Touch>,
+}
+
+fn is_dir(edge: &Edge) -> bool {
+    edge.kind == FileKind::Directory
+}
+
+impl Plan<'_> {
+    fn seen(&self) -> [Option<Edge>; 2] {
+        [Some(self.source), self.target]
+    }
+}
+
+impl<'i> Dirs<'i> {
+    fn lock(from_dir: &'i Held, to_dir: &'i Held, plan: &Plan<'_>) -> Result<Self> {
+        let lock = |dir| DirState::lock(dir, plan.moves_dirs);
+        let dirs = match (plan.crosses, plan.locks_from_first) {
+            (false, _) => Self {
+                from: lock(from_dir)?,
+                to: None,
+            },
+            (true, true) => {
+                let from = lock(from_dir)?;
+                let to = Some(lock(to_dir)?);
+                Self { from, to }
+            }
+            (true, false) => {
+                let to = Some(lock(to_dir)?);
+                let from = lock(from_dir)?;
+                Self { from, to }
+            }
+        };
+        is_live_dir(dirs.from())?;
+        is_live_dir(dirs.to())?;
+        Ok(dirs)
+    }
+
+    fn from(&self) -> &State {
+        &self.from
+    }
+
+    fn to(&self) -> &State {
+        self.to.as_ref().unwrap_or(&self.from)
+    }
+}
+
+impl<'i> Inodes<'i> {
+    fn lock(moved: &'i Held, victim: Option<&'i Held>) -> Result<Self> {
+        Ok(match victim {
+            None => Self {
+                moved,
+                moved_state: moved.write()?,
+                victim: None,
+            },
+            Some(victim) if moved.ino < victim.ino => {
+                let moved_state = moved.write()?;
+                let victim = Some((victim, victim.write()?));
+                Self {
+                    moved,
+                    moved_state,
+                    victim,
+                }
+            }
+            Some(victim) => {
+                let victim = Some((victim, victim.write()?));
+                let moved_state = moved.write()?;
+                Self {
+                    moved,
+                    moved_state,
+                    victim,
+                }
+            }
+        })
+    }
+
+    fn moves_dir(&self) -> bool {
+        self.moved_state.node.is_dir()
+    }
+
+    fn replaces_dir(&self) -> bool {
+        self.victim.as_ref().is_some_and(|(_, state)| state.node.is_dir())
+    }
 }
 
 impl Core {
@@ -85,265 +239,294 @@ impl Core {
         };
         let mut step = step;
         for _ in 0..RACES_MAX {
-            match self.try_rename(ctx, step, &from, &to, mode)? {
+            let rename = Rename {
+                core: self,
+                ctx,
+                mode,
+                from: &from,
+                to: &to,
+                from_dir: self.dir(from.dir)?,
+                to_dir: self.dir(to.dir)?,
+            };
+            match rename.attempt(step)? {
                 Tried::Done => return Ok(()),
                 Tried::Again => step = self.step_of(ctx),
             }
         }
         Err(FsError::Busy)
     }
+}
 
-    fn try_rename<'c>(
-        self: &'c Arc<Core>,
-        ctx: &Ctx,
-        mut step: Step<'c>,
-        from: &Side<'_>,
-        to: &Side<'_>,
-        mode: RenameMode,
-    ) -> Result<Tried> {
-        let (from_dir, to_dir) = (self.dir(from.dir)?, self.dir(to.dir)?);
-        // Who lacks the source hears so before anything is said of the target.
-        let searched = |dir: &Held| {
-            let state = dir.read().map_err(missing)?;
-            super::is_dir(&state)?;
-            match ctx.check {
-                true => posix::may_search(&self.attr(dir, &state), &ctx.cred),
-                false => Ok(()),
-            }
-        };
-        searched(&from_dir)?;
-        let source = self.find(from.dir, from.name)?.ok_or(FsError::NotFound)?;
-        searched(&to_dir)?;
-        let seen = [Some(source), self.find(to.dir, to.name)?];
-        let is_dir = |edge: &Edge| edge.kind == ferrite_vfs::FileKind::Directory;
+impl Rename<'_> {
+    /// Locks everything in the crate's order, and renames if the names still lead where the plan saw them lead.
+    fn attempt(&self, mut step: Step<'_>) -> Result<Tried> {
+        let plan = self.plan()?;
+        let mut dirs = Dirs::lock(&self.from_dir, &self.to_dir, &plan)?;
+        let slots = self.lock_names(&mut step)?;
+        if [slots.0.found, slots.1.found] != plan.seen() {
+            return Ok(Tried::Again);
+        }
+        self.check_mode(plan.target)?;
+        if plan.target.is_some_and(|target| target.ino == plan.source.ino) {
+            // Two names of one file: POSIX has it that nothing happens.
+            step.commit(|| Outcome::Done)?;
+            return Ok(Tried::Done);
+        }
+        let moved = self.pin(self.from.dir, plan.source)?;
+        let victim = plan.target.map(|target| self.pin(self.to.dir, target)).transpose()?;
+        let inodes = Inodes::lock(&moved, victim.as_ref())?;
+        self.check(&dirs, &inodes)?;
+        let links = self.links(&dirs, &inodes, plan.crosses)?;
+        let edit = self.put(&mut step, &dirs, &inodes, slots, links)?;
+        step.commit(|| Outcome::Done)?;
+        self.publish(&mut dirs, inodes, links, edit);
+        Ok(Tried::Done)
+    }
+
+    /// Looks both names up, and settles what may move while the directories are locked.
+    fn plan(&self) -> Result<Plan<'_>> {
+        let (core, from, to) = (self.core, self.from, self.to);
+        // A caller without the right to the source learns that before anything about the target.
+        self.check_search(&self.from_dir)?;
+        let source = core.find(from.dir, from.name)?.ok_or(FsError::NotFound)?;
+        self.check_search(&self.to_dir)?;
+        let target = core.find(to.dir, to.name)?;
+        let seen = [Some(source), target];
         let moves_dirs = seen.iter().flatten().any(is_dir);
         let crosses = from.dir != to.dir;
-        let _still = match () {
+        let still = match () {
             () if !crosses => Still::Nothing,
             () if moves_dirs => Still::Directories {
-                _guard: self.renames.write(),
+                _guard: core.renames.write(),
             },
             () => Still::Files {
-                _guard: self.renames.read(),
+                _guard: core.renames.read(),
             },
         };
-        if crosses && is_dir(&source) && self.is_below(to.dir, source.ino)? {
-            // What is refused for other reasons is refused for those first.
-            self.check_early(ctx, &from_dir, &to_dir, seen, mode)?;
+        if crosses {
+            self.check_tree(source, target)?;
+        }
+        Ok(Plan {
+            source,
+            target,
+            moves_dirs,
+            crosses,
+            locks_from_first: !crosses || core.comes_first(from.dir, to.dir)?,
+            _still: still,
+        })
+    }
+
+    fn check_search(&self, dir: &Held) -> Result<()> {
+        let state = dir.read().map_err(missing)?;
+        super::is_dir(&state)?;
+        match self.ctx.check {
+            true => posix::may_search(&self.core.attr(dir, &state), &self.ctx.cred),
+            false => Ok(()),
+        }
+    }
+
+    /// No directory may come to be below itself, by either of the two moves.
+    fn check_tree(&self, source: Edge, target: Option<Edge>) -> Result<()> {
+        let core = self.core;
+        if is_dir(&source) && core.is_below(self.to.dir, source.ino)? {
+            self.check_early(source, target)?;
             return Err(FsError::Invalid(BadArgument::BelowItself));
         }
-        if let Some(target) = seen[1].filter(|target| crosses && is_dir(target) && target.ino != source.ino)
-            && self.is_below(from.dir, target.ino)?
+        if let Some(target) = target.filter(|target| is_dir(target) && target.ino != source.ino)
+            && core.is_below(self.from.dir, target.ino)?
         {
-            self.check_early(ctx, &from_dir, &to_dir, seen, mode)?;
-            return Err(match mode {
+            self.check_early(source, Some(target))?;
+            return Err(match self.mode {
                 RenameMode::Exchange => FsError::Invalid(BadArgument::BelowItself),
                 _ if !is_dir(&source) => FsError::IsDirectory,
                 _ => FsError::NotEmpty,
             });
         }
-        let first_is_from = !crosses || self.comes_first(from.dir, to.dir)?;
-        let (first, second) = match first_is_from {
-            true => (&from_dir, &to_dir),
-            false => (&to_dir, &from_dir),
-        };
-        // Links of directories change when one crosses, or when one goes.
-        let mut first_state = dir_state(first, moves_dirs)?;
-        let mut second_state = match crosses {
-            true => Some(dir_state(second, moves_dirs)?),
-            false => None,
-        };
-        is_live_dir(&first_state)?;
-        if let Some(state) = &second_state {
-            is_live_dir(state)?;
-        }
-        // Names by the order of their keys.
-        let from_is_first = (from.dir, from.name) <= (to.dir, to.name);
-        let mut slots: [Option<Slot>; 2] = [None, None];
-        for at_from in [from_is_first, !from_is_first] {
-            let side = if at_from { from } else { to };
-            slots[usize::from(!at_from)] = Some(self.lock_name(&mut step, side.dir, side.name)?);
-        }
-        let [Some(from_slot), Some(to_slot)] = slots else {
-            return Err(FsError::Busy);
-        };
-        if [from_slot.found, to_slot.found] != seen {
-            return Ok(Tried::Again);
-        }
-        match (mode, seen[1]) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            (_, Some(target)) if target.ino == source.ino => {
-                step.commit(|| Outcome::Done)?;
-                return Ok(Tried::Done);
+        Ok(())
+    }
+
+    /// Locks both names, in the order of their keys.
+    fn lock_names(&self, step: &mut Step<'_>) -> Result<(Slot, Slot)> {
+        let (from, to) = (self.from, self.to);
+        let mut lock = |side: &Side<'_>| self.core.lock_name(step, side.dir, side.name);
+        match (from.dir, from.name) <= (to.dir, to.name) {
+            true => {
+                let from = lock(from)?;
+                Ok((from, lock(to)?))
             }
-            _ => {}
+            false => {
+                let to = lock(to)?;
+                Ok((lock(from)?, to))
+            }
         }
-        // What the names lead to: a directory of the two is neither of the parents, that was refused above.
-        let moved = self
-            .hold(source.ino)
-            .map_err(|error| self.dangling(from.dir, source.ino, error))?;
-        let victim = match seen[1] {
-            Some(target) => Some(
-                self.hold(target.ino)
-                    .map_err(|error| self.dangling(to.dir, target.ino, error))?,
-            ),
-            None => None,
-        };
-        let mut moved_state = None;
-        let mut victim_state = None;
-        if victim.as_ref().is_none_or(|victim| moved.ino < victim.ino) {
-            moved_state = Some(moved.write()?);
+    }
+
+    /// Whether there may, or has to be, something at the new name.
+    fn check_mode(&self, target: Option<Edge>) -> Result<()> {
+        match (self.mode, target) {
+            (RenameMode::NoReplace, Some(_)) => Err(FsError::Exists),
+            (RenameMode::Exchange, None) => Err(FsError::NotFound),
+            _ => Ok(()),
         }
-        if let Some(victim) = &victim {
-            victim_state = Some(victim.write()?);
-        }
-        let mut moved_state = match moved_state {
-            Some(state) => state,
-            None => moved.write()?,
-        };
-        let (from_state, to_state) = match (&second_state, first_is_from) {
-            (None, _) => (&first_state, &first_state),
-            (Some(second), true) => (&first_state, second),
-            (Some(second), false) => (second, &first_state),
-        };
-        let (from_attr, to_attr) = (self.attr(&from_dir, from_state), self.attr(&to_dir, to_state));
-        if ctx.check {
-            let moved_attr = self.attr(&moved, &moved_state);
-            let victim_attr = match (&victim, &victim_state) {
-                (Some(victim), Some(state)) => Some(self.attr(victim, state)),
-                _ => None,
-            };
+    }
+
+    fn pin(&self, dir: Ino, edge: Edge) -> Result<Held> {
+        let pinned = self.core.hold(edge.ino);
+        pinned.map_err(|error| self.core.dangling(dir, edge.ino, error))
+    }
+
+    /// Everything that POSIX refuses, of what is locked now.
+    fn check(&self, dirs: &Dirs<'_>, inodes: &Inodes<'_>) -> Result<()> {
+        let core = self.core;
+        if self.ctx.check {
+            let moved = core.attr(inodes.moved, &inodes.moved_state);
+            let victim = inodes.victim.as_ref().map(|(victim, state)| core.attr(victim, state));
             let from = posix::RenameSide {
-                dir: &from_attr,
-                entry: Some(&moved_attr),
+                dir: &core.attr(&self.from_dir, dirs.from()),
+                entry: Some(&moved),
             };
             let to = posix::RenameSide {
-                dir: &to_attr,
-                entry: victim_attr.as_ref(),
+                dir: &core.attr(&self.to_dir, dirs.to()),
+                entry: victim.as_ref(),
             };
-            posix::may_rename(from, to, &ctx.cred, mode)?;
+            posix::may_rename(from, to, &self.ctx.cred, self.mode)?;
         }
-        let source_is_dir = moved_state.node.is_dir();
-        let target_is_dir = victim_state.as_ref().is_some_and(|state| state.node.is_dir());
-        if let (Some(victim), Some(_)) = (&victim, &victim_state)
-            && mode != RenameMode::Exchange
-        {
-            match () {
-                () if source_is_dir && !target_is_dir => return Err(FsError::NotDirectory),
-                () if !source_is_dir && target_is_dir => return Err(FsError::IsDirectory),
-                () if target_is_dir && !self.is_empty(victim.ino)? => return Err(FsError::NotEmpty),
-                () => {}
-            }
+        let Some((victim, _)) = inodes.victim.as_ref().filter(|_| self.mode != RenameMode::Exchange) else {
+            return Ok(());
+        };
+        match (inodes.moves_dir(), inodes.replaces_dir()) {
+            (true, false) => Err(FsError::NotDirectory),
+            (false, true) => Err(FsError::IsDirectory),
+            (_, true) if !core.is_empty(victim.ino)? => Err(FsError::NotEmpty),
+            _ => Ok(()),
         }
-        let exchanges = mode == RenameMode::Exchange;
-        // Subdirectories that each of the two gains.
+    }
+
+    /// How many links the directories have afterwards: each subdirectory is one.
+    fn links(&self, dirs: &Dirs<'_>, inodes: &Inodes<'_>, crosses: bool) -> Result<Links> {
+        let (from, to) = (
+            self.core.attr(&self.from_dir, dirs.from()).nlink,
+            self.core.attr(&self.to_dir, dirs.to()).nlink,
+        );
         let gains = |comes: bool, goes: bool| i64::from(comes) - i64::from(goes);
-        let to_gains = gains(source_is_dir, target_is_dir);
-        let from_gains = gains(exchanges && target_is_dir, source_is_dir);
-        if crosses && (to_gains > 0 && to_attr.nlink >= LINK_MAX || from_gains > 0 && from_attr.nlink >= LINK_MAX) {
+        let to_gains = gains(inodes.moves_dir(), inodes.replaces_dir());
+        let comes_back = self.mode == RenameMode::Exchange && inodes.replaces_dir();
+        let from_gains = gains(comes_back, inodes.moves_dir());
+        if crosses && (to_gains > 0 && to >= LINK_MAX || from_gains > 0 && from >= LINK_MAX) {
             return Err(FsError::TooManyLinks);
         }
-        let nlink =
-            |attr: &ferrite_vfs::Attr, gains: i64| (gains != 0).then(|| (i64::from(attr.nlink) + gains).max(0) as u32);
-        let now = self.now();
-        let (from_nlink, to_nlink) = match crosses {
-            true => (nlink(&from_attr, from_gains), nlink(&to_attr, to_gains)),
-            false => (nlink(&from_attr, from_gains + to_gains), None),
-        };
+        let after = |nlink: u32, gains: i64| (gains != 0).then(|| (i64::from(nlink) + gains).max(0) as u32);
+        Ok(match crosses {
+            true => Links {
+                from: after(from, from_gains),
+                to: after(to, to_gains),
+            },
+            false => Links {
+                from: after(from, from_gains + to_gains),
+                to: None,
+            },
+        })
+    }
 
-        // Edges: the old name first, so that a name that is exchanged is put last.
-        let moved_node = self.moved(&moved, &moved_state, to, now);
-        let mut lost = None;
-        let mut back = None;
-        match (&victim, &victim_state) {
-            (Some(victim), Some(state)) if exchanges => {
-                let node = self.moved(victim, state, from, now);
-                self.put_edge(&mut step, from.dir, from.name, from_slot, &Edge::to(victim.ino, &node))?;
-                back = Some(node);
+    /// Puts the change into the step: the old name first, so that a name that is exchanged is put last.
+    fn put(
+        &self,
+        step: &mut Step<'_>,
+        dirs: &Dirs<'_>,
+        inodes: &Inodes<'_>,
+        (from_slot, to_slot): (Slot, Slot),
+        links: Links,
+    ) -> Result<Edit> {
+        let (core, from, to) = (self.core, self.from, self.to);
+        let now = core.now();
+        let moved = core.moved(inodes.moved, &inodes.moved_state, to, now);
+        let replaced = match &inodes.victim {
+            Some((victim, state)) if self.mode == RenameMode::Exchange => {
+                let node = core.moved(victim, state, from, now);
+                core.put_edge(step, from.dir, from.name, from_slot, &Edge::to(victim.ino, &node))?;
+                step.txn.put(&key::node(victim.ino), &node.encode())?;
+                Replaced::Exchanged(node)
             }
-            (Some(victim), Some(state)) => {
-                self.delete_edge(&mut step, from.dir, from.name, &from_slot)?;
-                if target_is_dir {
-                    self.delete_places(&mut step, victim.ino)?;
+            Some((victim, state)) => {
+                core.delete_edge(step, from.dir, from.name, &from_slot)?;
+                if state.node.is_dir() {
+                    core.delete_places(step, victim.ino)?;
                 }
-                lost = Some(self.lose_name(&mut step, victim, state, now)?);
+                Replaced::Lost(core.lose_name(step, victim, state, now)?)
             }
-            _ => self.delete_edge(&mut step, from.dir, from.name, &from_slot)?,
-        }
-        self.put_edge(&mut step, to.dir, to.name, to_slot, &Edge::to(moved.ino, &moved_node))?;
-        let from_touch = self.touch(&mut step, &from_dir, from_state, from_nlink)?;
-        let to_touch = match crosses {
-            true => Some(self.touch(&mut step, &to_dir, to_state, to_nlink)?),
-            false => None,
+            None => {
+                core.delete_edge(step, from.dir, from.name, &from_slot)?;
+                Replaced::Nothing
+            }
         };
-        step.txn.put(&key::node(moved.ino), &moved_node.encode())?;
-        if let (Some(victim), Some(node)) = (&victim, &back) {
-            step.txn.put(&key::node(victim.ino), &node.encode())?;
-        }
-        step.commit(|| Outcome::Done)?;
+        core.put_edge(step, to.dir, to.name, to_slot, &Edge::to(inodes.moved.ino, &moved))?;
+        let from_touch = core.touch(step, &self.from_dir, dirs.from(), links.from)?;
+        let to_touch = match &dirs.to {
+            Some(state) => Some(core.touch(step, &self.to_dir, state, links.to)?),
+            None => None,
+        };
+        step.txn.put(&key::node(inodes.moved.ino), &moved.encode())?;
+        Ok(Edit {
+            moved,
+            replaced,
+            from_touch,
+            to_touch,
+        })
+    }
 
-        self.names_lost.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
-        from_touch.done(&from_dir);
-        if let Some(touch) = to_touch {
-            touch.done(&to_dir);
+    /// Shows in memory what has been committed, under the same locks.
+    fn publish(&self, dirs: &mut Dirs<'_>, inodes: Inodes<'_>, links: Links, edit: Edit) {
+        self.core.names_lost.fetch_add(1, Ordering::AcqRel);
+        edit.from_touch.done(&self.from_dir);
+        if let Some(touch) = edit.to_touch {
+            touch.done(&self.to_dir);
         }
-        let (of_first, of_second) = match first_is_from {
-            true => (from_nlink, to_nlink),
-            false => (to_nlink, from_nlink),
-        };
-        if let Some(nlink) = of_first {
-            first_state.set_nlink(nlink);
+        dirs.from.set_nlink(links.from);
+        if let Some(state) = &mut dirs.to {
+            state.set_nlink(links.to);
         }
-        if let (Some(nlink), Some(state)) = (of_second, &mut second_state) {
-            state.set_nlink(nlink);
-        }
-        moved.adopt(&mut moved_state, moved_node);
-        if let (Some(victim), Some(mut state)) = (&victim, victim_state) {
-            match (lost, back) {
-                (Some(lost), _) => self.lost_name(victim, &mut state, lost),
-                (None, Some(node)) => victim.adopt(&mut state, node),
-                (None, None) => {}
+        let Inodes {
+            moved,
+            mut moved_state,
+            victim,
+        } = inodes;
+        moved.adopt(&mut moved_state, edit.moved);
+        if let Some((victim, mut state)) = victim {
+            match edit.replaced {
+                Replaced::Lost(lost) => self.core.lost_name(victim, &mut state, lost),
+                Replaced::Exchanged(node) => victim.adopt(&mut state, node),
+                Replaced::Nothing => {}
             }
         }
-        Ok(Tried::Done)
     }
 
     /// What is refused before the question which directory is below which.
-    fn check_early(
-        self: &Arc<Core>,
-        ctx: &Ctx,
-        from: &Held,
-        to: &Held,
-        seen: [Option<Edge>; 2],
-        mode: RenameMode,
-    ) -> Result<()> {
-        let attr = |held: &Held| held.read().map(|state| self.attr(held, &state)).map_err(missing);
-        for dir in [from, to] {
+    fn check_early(&self, source: Edge, target: Option<Edge>) -> Result<()> {
+        let core = self.core;
+        let attr = |held: &Held| held.read().map(|state| core.attr(held, &state)).map_err(missing);
+        for dir in [&self.from_dir, &self.to_dir] {
             is_live_dir(&*dir.read().map_err(missing)?)?;
         }
-        match (mode, seen[1]) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            _ => {}
-        }
-        if ctx.check {
-            let of = |edge: Edge| self.hold(edge.ino).map_err(missing).and_then(|held| attr(&held));
-            let [source, target] = [seen[0].map(of).transpose()?, seen[1].map(of).transpose()?];
-            let (from, to) = (attr(from)?, attr(to)?);
+        self.check_mode(target)?;
+        if self.ctx.check {
+            let of = |edge: Edge| core.hold(edge.ino).map_err(missing).and_then(|held| attr(&held));
+            let (source, target) = (of(source)?, target.map(of).transpose()?);
+            let (from, to) = (attr(&self.from_dir)?, attr(&self.to_dir)?);
             let from = posix::RenameSide {
                 dir: &from,
-                entry: source.as_ref(),
+                entry: Some(&source),
             };
             let to = posix::RenameSide {
                 dir: &to,
                 entry: target.as_ref(),
             };
-            posix::may_rename(from, to, &ctx.cred, mode)?;
+            posix::may_rename(from, to, &self.ctx.cred, self.mode)?;
         }
         Ok(())
     }
+}
 
+impl Core {
     /// An inode at its new name.
     fn moved(&self, inode: &Held, state: &State, to: &Side<'_>, now: ferrite_vfs::Timestamp) -> Node {
         let mut node = inode.present(state);
@@ -375,11 +558,4 @@ impl Core {
             () => one < other,
         })
     }
-}
-
-fn dir_state(dir: &Held, alone: bool) -> Result<DirState<'_>> {
-    Ok(match alone {
-        true => DirState::Alone(dir.write().map_err(missing)?),
-        false => DirState::Shared(dir.read().map_err(missing)?),
-    })
 }
