@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::core::{Before, Core, Inner, State};
 use crate::device::Op;
-use crate::format::{BlobId, METADATA_BYTES_MAX};
+use crate::format::{BlobId, METADATA_BYTES_MAX, Overflow};
 use crate::page::{Pages, Piece, Source, fresh_piece, is_aligned};
 use crate::planted::{Planted, is_planted};
 use crate::ring::Torn;
@@ -21,6 +21,16 @@ use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Writes of more pieces than this are made durable by one flush instead of each by itself.
 const DURABLE_PIECES_MAX: usize = 4;
+
+/// Units that a change has given a blob: the first of them in the blob, on the device, how many.
+pub(crate) type Added = (u32, u32, u32);
+
+/// Takes units out of a blob that stay taken.
+fn forget(state: &mut State, added: &[Added]) {
+    for &(logical, _, count) in added {
+        state.remove(logical, logical + count);
+    }
+}
 
 /// A blob. Cheap to clone; clones are the same blob. After it was deleted every call says [`Error::NotFound`].
 #[derive(Clone)]
@@ -161,7 +171,6 @@ impl Blob {
         // Zeros go from the old end up to there, too.
         self.check_tangle(&state, offset.min(state.valid_len), end)?;
         let added = self.fill_holes(&mut state, offset, end)?;
-        let before = (state.valid_len, state.metadata.clone());
         let valid_len = state.valid_len.max(end);
         if is_planted(Planted::MetadataFirst) {
             let mut early = std::mem::replace(&mut state.valid_len, valid_len);
@@ -171,20 +180,17 @@ impl Blob {
         if data.len() <= PAGE_BYTES && offset < state.valid_len {
             return self.write_both(&mut state, &added, data, offset, metadata);
         }
-        if let Err(error) = self.write_new(&state, &added, data, offset) {
-            self.take_back(&mut state, &added);
-            return Err(error);
+        let overflow = match self.write_new(&state, &added, data, offset) {
+            Ok(overflow) => overflow,
+            Err(error) => {
+                self.take_back(&mut state, &added);
+                return Err(error);
+            }
+        };
+        match metadata.is_none() && added.is_empty() && valid_len == state.valid_len {
+            true => Ok(()),
+            false => self.store_with(&mut state, &added, valid_len, metadata, overflow),
         }
-        state.valid_len = valid_len;
-        if metadata.is_none() && added.is_empty() && state.valid_len == before.0 {
-            return Ok(());
-        }
-        let stored = self.store(&mut state, metadata, !added.is_empty());
-        if stored.is_err() && self.core.check_running().is_ok() {
-            (state.valid_len, state.metadata) = before;
-            self.take_back(&mut state, &added);
-        }
-        stored
     }
 
     /// [`Self::write_at`] without metadata, if all these bytes are old; else nothing happens, and it returns `false`.
@@ -213,7 +219,7 @@ impl Blob {
     fn write_both(
         &self,
         state: &mut State,
-        added: &[(u32, u32, u32)],
+        added: &[Added],
         data: &[u8],
         offset: u64,
         metadata: Option<&[u8]>,
@@ -243,16 +249,20 @@ impl Blob {
             data: pages.bytes(),
         };
         // If the entry is there although the device says that it is not, the next change would make it right.
-        let prepared = self.core.ring.prepare(&*self.core.device, &self.core.layout, &torn);
-        let prepared = prepared.map_err(|error| self.core.stop(error))?;
-        state.valid_len = valid_len;
-        if let Some(metadata) = metadata {
-            state.metadata = metadata.to_vec();
-        }
-        self.core.store_head(self.inner.id, state, overflow)?;
+        let prepared = match self.core.ring.prepare(&*self.core.device, &self.core.layout, &torn) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                forget(state, added);
+                return Err(self.core.stop(error));
+            }
+        };
+        self.store_with(state, added, valid_len, metadata, overflow)?;
         // Its page may be torn, and the entry is right only as long as the blob does not change.
         let applied = self.core.ring.apply(&*self.core.device, prepared);
-        applied.map_err(|error| self.core.stop(error))
+        applied.map_err(|error| {
+            forget(state, added);
+            self.core.stop(error)
+        })
     }
 
     /// Places on the device of all pages of a range that has no holes.
@@ -282,16 +292,18 @@ impl Blob {
         let mut state = self.changeable(metadata)?;
         self.check_tangle(&state, 0, 0)?;
         let added = self.fill_holes(&mut state, offset, end)?;
-        let before = state.metadata.clone();
-        let zeroed = self.zero_added(&state, &added, 0..0, state.valid_len);
-        let stored = zeroed
+        let valid = state.valid_len;
+        let zeroed = self
+            .zero_added(&state, &added, 0..0, valid)
             .and_then(|pieces| self.put_fresh(&pieces))
-            .and_then(|()| self.store(&mut state, metadata, !added.is_empty()));
-        if stored.is_err() && self.core.check_running().is_ok() {
-            state.metadata = before;
-            self.take_back(&mut state, &added);
+            .and_then(|()| self.pieces_if(&state, !added.is_empty()));
+        match zeroed {
+            Ok(overflow) => self.store_with(&mut state, &added, valid, metadata, overflow),
+            Err(error) => {
+                self.take_back(&mut state, &added);
+                Err(error)
+            }
         }
-        stored
     }
 
     /// Lets go of everything from `len` on. One step, as a crash sees it; durable when it returns.
@@ -307,55 +319,8 @@ impl Blob {
         self.let_go(&mut state, before, metadata, &freed)
     }
 
-    /// Zeros these bytes, and lets go of clusters, and in the first of parts, that are zeros then. Durable when it
-    /// returns; a crash in between leaves some of them zeroed.
-    ///
-    /// # Errors
-    /// Of the device.
-    pub fn punch(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
-        let mut state = self.changeable(metadata)?;
-        let end = offset.saturating_add(len);
-        let valid = state.valid_len;
-        self.check_tangle(&state, offset, end.min(valid))?;
-        let layout = &self.core.layout;
-        let from = layout.given_up_to(offset);
-        // What lies behind the valid length of the last unit is zero anyway.
-        let to = match end >= valid {
-            true => layout.given_from(end).max(layout.given_up_to(valid)),
-            false => layout.given_from(end),
-        };
-        let to = to.max(from);
-        let bytes = |unit: u64| unit.saturating_mul(layout.unit_bytes());
-        for (start, stop) in [(offset, end.min(bytes(from))), (offset.max(bytes(to)), end)] {
-            self.zero_old(&state, start, stop.min(valid))?;
-        }
-        let clamp = |unit: u64| u32::try_from(unit).unwrap_or(u32::MAX);
-        let before = state.before();
-        let freed = state.remove(clamp(from), clamp(to));
-        self.let_go(&mut state, before, metadata, &freed)
-    }
-
-    /// Zeros old bytes in place, but for holes.
-    fn zero_old(&self, state: &State, from: u64, to: u64) -> Result<()> {
-        let zeros = Pages::zeroed(((to.saturating_sub(from)).min(CLUSTER_BYTES) as usize).div_ceil(PAGE_BYTES));
-        let mut at = from;
-        while at < to {
-            let stop = match self.core.page_at(state, at / PAGE) {
-                None => self.core.hole_end(state, at).min(to),
-                Some((_, run)) => {
-                    let stop = (at / PAGE + run).saturating_mul(PAGE).min(to);
-                    let stop = stop.min((at / CLUSTER_BYTES + 1) * CLUSTER_BYTES);
-                    self.overwrite(state, &zeros.bytes()[..(stop - at) as usize], at)?;
-                    stop
-                }
-            };
-            at = stop;
-        }
-        Ok(())
-    }
-
     /// The state, to be changed.
-    fn changeable(&self, metadata: Option<&[u8]>) -> Result<parking_lot::RwLockWriteGuard<'_, State>> {
+    pub(crate) fn changeable(&self, metadata: Option<&[u8]>) -> Result<parking_lot::RwLockWriteGuard<'_, State>> {
         if metadata.is_some_and(|metadata| metadata.len() > METADATA_BYTES_MAX) {
             return Err(Error::Refused(format!(
                 "metadata of a blob has at most {METADATA_BYTES_MAX} bytes"
@@ -374,6 +339,28 @@ impl Blob {
         self.core.store(self.inner.id, state, is_moved)
     }
 
+    /// Stores a change that has `added` units, with a valid length, and metadata and overflow pages or those that the
+    /// blob has. If it fails the store has stopped: readers see the blob as it was, and the units stay taken, because
+    /// the device may name them.
+    pub(crate) fn store_with(
+        &self,
+        state: &mut State,
+        added: &[Added],
+        valid_len: u64,
+        metadata: Option<&[u8]>,
+        overflow: Option<Vec<Overflow>>,
+    ) -> Result<()> {
+        let old_len = std::mem::replace(&mut state.valid_len, valid_len);
+        let old = metadata.map(|metadata| std::mem::replace(&mut state.metadata, metadata.to_vec()));
+        let stored = self.core.store_head(self.inner.id, state, overflow);
+        if stored.is_err() {
+            state.valid_len = old_len;
+            state.metadata = old.unwrap_or_else(|| std::mem::take(&mut state.metadata));
+            forget(state, added);
+        }
+        stored
+    }
+
     /// Stores metadata that no longer names these units; when that is durable, they are free. What cannot be stored
     /// has not happened.
     fn let_go(&self, state: &mut State, before: Before, metadata: Option<&[u8]>, freed: &[(u32, u32)]) -> Result<()> {
@@ -385,9 +372,8 @@ impl Blob {
         stored
     }
 
-    /// Gives the blob all units of a range that it lacks, and behind its first cluster whole clusters: first unit in
-    /// the blob, on the device, how many.
-    fn fill_holes(&self, state: &mut State, offset: u64, end: u64) -> Result<Vec<(u32, u32, u32)>> {
+    /// Gives the blob all units of a range that it lacks, and behind its first cluster whole clusters.
+    pub(crate) fn fill_holes(&self, state: &mut State, offset: u64, end: u64) -> Result<Vec<Added>> {
         let layout = &self.core.layout;
         let first = u32::try_from(layout.given_from(offset)).map_err(|_| Error::NoSpace)?;
         let last = u32::try_from(layout.given_up_to(end)).map_err(|_| Error::NoSpace)?;
@@ -425,15 +411,16 @@ impl Blob {
     }
 
     /// Undoes [`Self::fill_holes`].
-    fn take_back(&self, state: &mut State, added: &[(u32, u32, u32)]) {
+    pub(crate) fn take_back(&self, state: &mut State, added: &[Added]) {
         for &(logical, _, count) in added {
             let freed = state.remove(logical, logical + count);
             self.core.give_units(&freed);
         }
     }
 
-    /// Writes data of which some bytes may not be old, and zeros what becomes valid beside them.
-    fn write_new(&self, state: &State, added: &[(u32, u32, u32)], data: &[u8], offset: u64) -> Result<()> {
+    /// Writes data of which some bytes may not be old, and zeros what becomes valid beside them. Old bytes come last:
+    /// what may lack space has been done by then. Returns the overflow pages of a blob that got units.
+    fn write_new(&self, state: &State, added: &[Added], data: &[u8], offset: u64) -> Result<Option<Vec<Overflow>>> {
         let end = offset + data.len() as u64;
         let valid = state.valid_len;
         let is_new = |page: u64| page * PAGE >= valid || self.is_added(added, page * PAGE);
@@ -467,17 +454,21 @@ impl Blob {
         if offset > valid && !is_planted(Planted::StaleBytes) {
             self.zero_gap(state, added, valid, offset)?;
         }
-        for (at, part) in old {
-            self.overwrite(state, part, at)?;
-        }
-        Ok(())
+        let overflow = match added.is_empty() {
+            true => None,
+            false => Some(self.core.store_pieces(state)?),
+        };
+        let written = old
+            .into_iter()
+            .try_for_each(|(at, part)| self.overwrite(state, part, at));
+        self.or_give_overflow(overflow, written)
     }
 
     /// Zeros for all pages of new clusters up to `valid_len` that are not among `written`.
-    fn zero_added(
+    pub(crate) fn zero_added(
         &self,
         state: &State,
-        added: &[(u32, u32, u32)],
+        added: &[Added],
         written: std::ops::Range<u64>,
         valid_len: u64,
     ) -> Result<Vec<Piece<'static>>> {
@@ -524,7 +515,7 @@ impl Blob {
     }
 
     /// Whether a byte lies in one of these pieces.
-    fn is_added(&self, added: &[(u32, u32, u32)], byte: u64) -> bool {
+    pub(crate) fn is_added(&self, added: &[Added], byte: u64) -> bool {
         let unit = byte / self.core.layout.unit_bytes();
         added
             .iter()
@@ -532,7 +523,7 @@ impl Blob {
     }
 
     /// Zeros the bytes from the old end up to where a write begins, in clusters that the blob had before.
-    fn zero_gap(&self, state: &State, added: &[(u32, u32, u32)], valid: u64, offset: u64) -> Result<()> {
+    fn zero_gap(&self, state: &State, added: &[Added], valid: u64, offset: u64) -> Result<()> {
         let mut fresh = Vec::new();
         let mut at = valid;
         // The rest of the page with the old end holds whatever it held: bytes behind the end are blanked when it is
@@ -564,7 +555,7 @@ impl Blob {
     }
 
     /// Writes what no metadata names yet. Durable when it returns.
-    fn put_fresh(&self, pieces: &[Piece<'_>]) -> Result<()> {
+    pub(crate) fn put_fresh(&self, pieces: &[Piece<'_>]) -> Result<()> {
         if pieces.is_empty() {
             return Ok(());
         }

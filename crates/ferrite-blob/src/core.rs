@@ -386,14 +386,19 @@ impl Core {
                 None => Err(Error::TooManyPieces),
             };
             if let Err(error) = done {
-                let mut free = self.free.lock();
-                for overflow in &written {
-                    free.overflow.clear(overflow.page);
-                }
+                self.give_overflow(&written);
                 return Err(error);
             }
         }
         Ok(written)
+    }
+
+    /// Gives overflow pages back that nothing names.
+    pub(crate) fn give_overflow(&self, pages: &[Overflow]) {
+        let mut free = self.free.lock();
+        for overflow in pages {
+            free.overflow.clear(overflow.page);
+        }
     }
 
     /// Takes units for parts of a blob: each where its predecessor ends, or the first behind `goal`, if that is free.

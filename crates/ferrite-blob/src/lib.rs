@@ -19,6 +19,7 @@
 //! | `core` | a store's parts, and how a blob's metadata is loaded and stored |
 //! | `blob` | reading and writing |
 //! | `overwrite` | writing in place |
+//! | `clear` | zeroing a range |
 //! | `submitted` | the same without waiting, where nothing but the device is in the way |
 //! | `store` | making, opening, closing; blobs as a whole |
 //! | `verify` | looking for damage in data |
@@ -35,6 +36,7 @@
 
 mod blob;
 pub mod check;
+mod clear;
 mod core;
 pub mod device;
 mod error;

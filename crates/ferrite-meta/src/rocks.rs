@@ -71,6 +71,8 @@ const MERGES_LEAVE_PER_RESERVE: u64 = 4;
 const UNMERGED_TABLES_MAX: u32 = 36;
 /// With so many, and no room to merge them, changes are refused. Those already admitted fill less than the difference.
 const UNMERGED_TABLES_FULL: u64 = 24;
+/// RocksDB merges so many, and an opening leaves fewer.
+const UNMERGED_TABLES_LEFT: u64 = 4;
 /// A full store is merged before it refuses, if so many transactions have deleted something since.
 const DELETED_MIN: u64 = 64;
 /// How long one who writes waits for that, and how often he looks.
@@ -206,14 +208,38 @@ impl RocksStore {
             sync: options.sync,
         };
         let db = Db::open(&place, &wanted).map_err(refused)?;
-        Ok(RocksStore {
+        let store = RocksStore {
             db,
             is_read_only: options.read_only,
             room,
             reserve_bytes,
             deleted: AtomicU64::new(0),
             merging: Mutex::default(),
-        })
+        };
+        if !options.read_only {
+            store.merge_what_openings_left();
+        }
+        Ok(store)
+    }
+
+    /// An opening makes a table of the log that the last session left. Sessions that are too short for RocksDB's
+    /// merges would pile tables up, so the one that finds enough of them for a merge waits for it, as long as a caller
+    /// would who writes.
+    fn merge_what_openings_left(&self) {
+        let (until, mut idle_since) = (Instant::now() + MERGE_MAX, Instant::now());
+        let lacked_before = self.db.merges_lack_room();
+        loop {
+            let counted = self.db.statistics();
+            let is_idle = counted.merges == 0 && idle_since.elapsed() > FILES_GO_WITHIN;
+            let is_over = Instant::now() >= until || self.db.merges_lack_room() > lacked_before;
+            if counted.unmerged_tables < UNMERGED_TABLES_LEFT || is_idle || is_over {
+                return;
+            }
+            if counted.merges > 0 {
+                idle_since = Instant::now();
+            }
+            std::thread::sleep(MERGE_POLL);
+        }
     }
 
     /// Makes all that was committed durable, ends the store's threads, and lets go of the place.
@@ -327,6 +353,7 @@ impl MetaStore for RocksStore {
             txn: self.db.begin(),
             puts: false,
             deletes: false,
+            is_admitted: false,
         })
     }
 
@@ -382,6 +409,7 @@ struct Txn<'s> {
     /// Whether it changed anything so, also if that was undone.
     puts: bool,
     deletes: bool,
+    is_admitted: bool,
 }
 
 impl<'s> Txn<'s> {
@@ -434,8 +462,14 @@ impl Transaction for Txn<'_> {
         })
     }
 
+    fn admit(&mut self) -> Result<()> {
+        self.store.admit(self.deletes)?;
+        self.is_admitted = true;
+        Ok(())
+    }
+
     fn commit(self: Box<Self>) -> Result<()> {
-        if self.puts || self.deletes {
+        if !self.is_admitted && (self.puts || self.deletes) {
             self.store.admit(self.deletes)?;
         }
         if let Some(txn) = self.txn {

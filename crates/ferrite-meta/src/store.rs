@@ -122,6 +122,15 @@ pub trait Transaction {
     /// [`Error::Invalid`](crate::Error::Invalid) if there is no moment left.
     fn rollback_to_savepoint(&mut self) -> Result<()>;
 
+    /// Refuses now what [`Self::commit`] would refuse for lack of space, which it then does not any more. For callers
+    /// whose changes have effects elsewhere before they are committed.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`](crate::Error::NoSpace); the transaction is as before.
+    fn admit(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes the changes visible, all at once, and lets go of the locks. They are durable when it returns, if the store
     /// was opened so. Threads that commit at the same time share the cost.
     ///

@@ -139,7 +139,8 @@ impl Core {
         if let (Content::Blob(place), Some(size)) = (&node.content, grows_to)
             && preallocates(size - old_size, self.blobs.store(place.store)?.space().free_bytes)
         {
-            // A crash before the new size is stored leaves it room that nobody sees.
+            // A crash before the new size is stored leaves it room that nobody sees; a refusal must not.
+            step.admit()?;
             let blob = self.content(held.ino, state)?;
             cut_to(blob, old_size)?;
             preallocate(blob, old_size, size)?;

@@ -3,6 +3,7 @@
 //! Invariant: stores have the numbers they were given when they were added; one that is missing leaves its number free.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferrite_blob::{Blob, BlobId, BlobStore};
@@ -14,6 +15,12 @@ use parking_lot::Mutex;
 pub(crate) struct Place {
     pub(crate) store: u16,
     pub(crate) blob: BlobId,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "blob {:x} of data store {}", self.blob.raw(), self.store)
+    }
 }
 
 /// The data stores of a pool, in the order of their numbers. One that is missing or has failed is `None`: files in it

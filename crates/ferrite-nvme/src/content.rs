@@ -144,7 +144,7 @@ impl Core {
             return Err(FsError::damaged(ino, "it has no blob"));
         };
         let blob = self.blobs.blob(place).map_err(|error| match error {
-            FsError::NotFound => FsError::damaged(ino, format!("its blob {place:?} is missing")),
+            FsError::NotFound => FsError::damaged(ino, format!("its {place} is missing")),
             other => other,
         })?;
         Ok(state.blob.get_or_init(|| blob))
@@ -190,52 +190,97 @@ impl Core {
         Ok(())
     }
 
-    /// Changes content in a blob by `work`, which writes the metadata it is given, if any, in the same step.
+    /// Gives back what [`Self::take_rights`] took for a change that has not happened: `before` is the node of then.
+    fn give_rights_back(&self, held: &Held, state: &mut State, mut before: Node) -> Result<()> {
+        before.change = self.next_change();
+        let mut step = self.own_step()?;
+        // One that deletes has room left in a full store.
+        step.txn.delete(&key::node(held.ino))?;
+        step.txn.put(&key::node(held.ino), &before.encode())?;
+        step.commit(|| Outcome::Done)?;
+        held.adopt(state, before);
+        Ok(())
+    }
+
+    /// Changes content in a blob by `work`, which writes the metadata it is given, if any, in the same step. After
+    /// [`FsError::NoSpace`] nothing has changed, if that holds of `work`.
     ///
     /// Content in place and its node are two steps. Rights that such a change takes go first: after a crash between the
     /// two, no file has the rights of what it held before. What lies behind the end is seen with the node.
     fn change_blob(
         &self,
-        step: Step<'_>,
+        mut step: Step<'_>,
         held: &Held,
         state: &mut State,
-        change: Change,
+        mut change: Change,
         outcome: impl FnOnce() -> Outcome,
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
-        let Change {
-            mut node,
-            changes_mode,
-            is_in_place,
-            ..
-        } = change;
-        let blob = self.content(held.ino, state)?.clone();
-        if node.size > state.node.size {
-            cut_to(&blob, state.node.size)?;
+        let rights_first = change.changes_mode && change.is_in_place && !is_planted(Planted::RightsLast);
+        let in_step = step.has_token() || change.changes_mode && !rights_first;
+        if in_step {
+            // The commit comes when the content has changed, too late to be refused.
+            step.admit()?;
         }
-        let rights_first = changes_mode && is_in_place && !is_planted(Planted::RightsLast);
+        if change.node.size > state.node.size {
+            cut_to(self.content(held.ino, state)?, state.node.size)?;
+        }
+        let before = rights_first.then(|| held.present(state));
         if rights_first {
-            self.take_rights(held, state, &node)?;
+            self.take_rights(held, state, &change.node)?;
             // What the blob knows from here on is later than the node.
-            node.change = self.next_change();
+            change.node.change = self.next_change();
         }
-        if step.has_token() || changes_mode && !rights_first {
-            work(&blob, None)?;
-            node.allocated_bytes = blob.allocated_bytes();
-            let mut step = step;
-            step.txn.put(&key::node(held.ino), &node.encode())?;
-            step.commit(outcome)?;
-            held.adopt(state, node);
-            return Ok(());
+        let done = match in_step {
+            true => self.change_with_node(step, held, state, change.node, outcome, work),
+            false => {
+                drop(step);
+                self.change_ahead(held, state, &change.node, work)
+            }
+        };
+        if let (Err(FsError::NoSpace(_)), Some(before)) = (&done, before)
+            && let Err(error) = self.give_rights_back(held, state, before)
+        {
+            tracing::warn!(ino = held.ino, %error, "a write that was refused has taken setuid or setgid");
         }
-        drop(step);
+        done
+    }
+
+    /// The change of content, and then the node with it, in one step.
+    fn change_with_node(
+        &self,
+        mut step: Step<'_>,
+        held: &Held,
+        state: &mut State,
+        mut node: Node,
+        outcome: impl FnOnce() -> Outcome,
+        work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
+    ) -> Result<()> {
+        let blob = self.content(held.ino, state)?.clone();
+        work(&blob, None)?;
+        node.allocated_bytes = blob.allocated_bytes();
+        step.txn.put(&key::node(held.ino), &node.encode())?;
+        step.commit(outcome)?;
+        held.adopt(state, node);
+        Ok(())
+    }
+
+    /// The change of content; the blob has the later size and times, if they are due.
+    fn change_ahead(
+        &self,
+        held: &Held,
+        state: &mut State,
+        node: &Node,
+        work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
+    ) -> Result<()> {
+        let blob = self.content(held.ino, state)?.clone();
         let is_due = node.ctime.0.abs_diff(held.live().stored.0) > TIME_STEP.as_nanos() as u64;
         if is_due || node.size != state.node.size {
             self.go_ahead(held.ino, state)?;
             if is_planted(Planted::SizeFirst) {
-                blob.set_metadata(&Tail::of(held.ino, &node).encode())?;
+                blob.set_metadata(&Tail::of(held.ino, node).encode())?;
             }
-            let done = work(&blob, Some(&Tail::of(held.ino, &node).encode()));
+            let done = work(&blob, Some(&Tail::of(held.ino, node).encode()));
             if done.is_err() {
                 // It may be there after all: the node must not be behind it when its record goes.
                 held.with_live(|live| (live.change, live.is_dirty) = (node.change, true));
@@ -400,10 +445,7 @@ impl Core {
         let work = |blob: &Blob, tail: Option<&[u8]>| match mode {
             FallocateMode::PunchHole => blob.punch(offset, len, tail),
             FallocateMode::Allocate { .. } => blob.reserve(offset, len, tail),
-            FallocateMode::ZeroRange { .. } => {
-                blob.punch(offset, len, None)?;
-                blob.reserve(offset, len, tail)
-            }
+            FallocateMode::ZeroRange { .. } => blob.zero(offset, len, tail),
         };
         let outcome = || Outcome::Done;
         match &state.node.content {

@@ -94,6 +94,12 @@ impl Step<'_> {
         self.once.is_some()
     }
 
+    /// Refuses now what [`Self::commit`] would refuse for lack of space, which it then does not any more: for changes
+    /// that have effects before the commit.
+    pub(crate) fn admit(&mut self) -> Result<()> {
+        Ok(self.txn.admit()?)
+    }
+
     /// Makes it durable, with its outcome.
     pub(crate) fn commit(mut self, outcome: impl FnOnce() -> Outcome) -> Result<()> {
         if let Some(once) = self.once {

@@ -4,7 +4,9 @@
 //! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
 //! and checked ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
 //! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple operation
-//! done thousands of times ([`loops`]); and a network in front of any engine ([`network`]).
+//! done thousands of times ([`loops`]); calls that must fail whole ([`whole`]);
+//! what a process takes ([`growth`]); and a network in front of any engine
+//! ([`network`]).
 //!
 //! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls
 //! [`model::check_against_reference`], [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of
@@ -16,6 +18,7 @@
 
 pub mod apply;
 pub mod generate;
+pub mod growth;
 pub mod linear;
 pub mod loops;
 pub mod model;
@@ -24,6 +27,7 @@ pub mod ops;
 pub mod posix;
 pub mod rng;
 pub mod snapshot;
+pub mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -98,6 +98,11 @@ impl<D: Device> Faulty<D> {
         *self.is_gone.lock() = false;
     }
 
+    /// Whether all that was planned has gone wrong.
+    pub fn is_spent(&self) -> bool {
+        self.plan.lock().as_ref().is_none_or(|plan| plan.target.count == 0)
+    }
+
     /// The device below.
     pub fn device(&self) -> &D {
         &self.device

@@ -96,11 +96,25 @@ pub(crate) fn fallocate(
 /// all of the range unwritten and sets the size. A range of more pages than a record takes is instead punched out by
 /// an intent, with the size in its first record, and reserved again.
 fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, becomes: Stamp<'_>) -> Result<()> {
+    let before = *inode;
     let mut reserved = Vec::new();
-    if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
-        give_back(core, mem, &reserved)?;
-        return Err(error);
+    let zeroed = reserve_pages(core, mem, inode, offset, end, &mut reserved)
+        .and_then(|()| zero_reserved(core, mem, inode, offset, end, becomes));
+    if zeroed.is_err() {
+        give_back(core, mem, &before, &reserved)?;
     }
+    zeroed
+}
+
+/// [`zero`] of a range without holes. If it fails, nothing has changed, or the pool takes no more changes.
+fn zero_reserved(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    inode: &mut Inode,
+    offset: u64,
+    end: u64,
+    becomes: Stamp<'_>,
+) -> Result<()> {
     let stretch = Stretch::new(offset, end)?;
     if inode.is_inline() || stretch.pages.pages() > PAGES_PER_RECORD {
         clear(core, mem, inode, offset, end, becomes)?;
@@ -186,6 +200,7 @@ fn reserve(
     end: u64,
     becomes: Stamp<'_>,
 ) -> Result<()> {
+    let before = *inode;
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
         stamp(inode, becomes);
@@ -195,15 +210,29 @@ fn reserve(
         tx.commit(&[mem])
     });
     if result.is_err() {
-        give_back(core, mem, &reserved)?;
+        give_back(core, mem, &before, &reserved)?;
     }
     result
 }
 
-/// Unmaps pages that were reserved in vain.
-fn give_back(core: &Core, mem: &Arc<InodeMem>, reserved: &[Lblk]) -> Result<()> {
+/// Unmaps pages that were reserved in vain, and returns content to the inode that was there `before`.
+///
+/// Crash argument: reserved pages are invisible, and the content is the same in the page and in the inode; the last
+/// record moves it back and frees its page.
+fn give_back(core: &Core, mem: &Arc<InodeMem>, before: &Inode, reserved: &[Lblk]) -> Result<()> {
+    if core.check_writable().is_err() {
+        // What stopped the pool is the caller's error; the next mount finds reserved pages, which are harmless.
+        return Ok(());
+    }
     let mut stored = core.load_live(mem)?;
-    cut::unmap_pages(core, mem, &mut stored, reserved)
+    cut::unmap_pages(core, mem, &mut stored, reserved)?;
+    if stored.is_inline() || !before.is_inline() {
+        return Ok(());
+    }
+    let mut tx = Tx::new(core);
+    cut::unmap(core, &mut tx, mem.ino, Lblk::FIRST, &mut stored)?;
+    tx.put_inode(mem.ino, &mut before.clone());
+    tx.commit(&[mem])
 }
 
 pub(super) fn reserve_pages(

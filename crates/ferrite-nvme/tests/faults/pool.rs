@@ -5,7 +5,7 @@
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -39,8 +39,10 @@ pub(crate) fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
 /// A metadata store whose next commits may fail: before they are done, or after.
 pub(crate) struct FailingStore {
     store: MemoryStore,
-    /// 0: works. 1: fails. 2: is carried out, and fails. 3: is full, but for steps that delete.
+    /// 0: works. 1: fails. 2: is carried out, and fails. 3: is full, but for steps that delete. 4: refuses one commit
+    /// for lack of space. 5: one commit fails. Both come after `left` others.
     mode: AtomicU8,
+    left: AtomicU64,
     /// Called once, when the next commit has been carried out and before it returns.
     committed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -52,6 +54,33 @@ impl FailingStore {
 
     pub(crate) fn fill(&self) {
         self.mode.store(3, Ordering::SeqCst);
+    }
+
+    /// One commit is refused for lack of space, after so many others.
+    pub(crate) fn refuse_one(&self, after: u64) {
+        self.left.store(after, Ordering::SeqCst);
+        self.mode.store(4, Ordering::SeqCst);
+    }
+
+    /// One commit fails, after so many others.
+    pub(crate) fn fail_one(&self, after: u64) {
+        self.left.store(after, Ordering::SeqCst);
+        self.mode.store(5, Ordering::SeqCst);
+    }
+
+    /// Whether that has happened.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.mode.load(Ordering::SeqCst) == 0
+    }
+
+    /// Counts a commit down; whether it is the one that goes wrong.
+    fn is_due(&self) -> bool {
+        let is_due = self.left.load(Ordering::SeqCst) == 0;
+        match is_due {
+            true => self.mend(),
+            false => drop(self.left.fetch_sub(1, Ordering::SeqCst)),
+        }
+        is_due
     }
 
     pub(crate) fn mend(&self) {
@@ -76,6 +105,7 @@ struct FailingTransaction<'s> {
     of: &'s FailingStore,
     is_over: &'s AtomicBool,
     deletes: bool,
+    is_admitted: bool,
 }
 
 type Visit<'v> = &'v mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
@@ -87,6 +117,7 @@ impl MetaStore for Opening<FailingStore> {
             of: &self.of,
             is_over: &self.is_over,
             deletes: false,
+            is_admitted: false,
         })
     }
 
@@ -133,14 +164,36 @@ impl Transaction for FailingTransaction<'_> {
         self.inner.rollback_to_savepoint()
     }
 
-    fn commit(self: Box<Self>) -> ferrite_meta::Result<()> {
+    fn admit(&mut self) -> ferrite_meta::Result<()> {
+        if self.is_over.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let is_full = match self.of.mode.load(Ordering::SeqCst) {
+            3 => !self.deletes,
+            4 => self.of.is_due(),
+            _ => false,
+        };
+        match is_full {
+            true => Err(ferrite_meta::Error::NoSpace("the store is full".into())),
+            false => {
+                self.is_admitted = true;
+                Ok(())
+            }
+        }
+    }
+
+    fn commit(mut self: Box<Self>) -> ferrite_meta::Result<()> {
+        if !self.is_admitted {
+            self.admit()?;
+        }
         let mode = match self.is_over.load(Ordering::SeqCst) {
             true => 1,
-            false => self.of.mode.load(Ordering::SeqCst),
+            false => match self.of.mode.load(Ordering::SeqCst) {
+                5 if self.of.is_due() => 1,
+                4 | 5 => 0,
+                mode => mode,
+            },
         };
-        if mode == 3 && !self.deletes {
-            return Err(ferrite_meta::Error::NoSpace("the store is full".into()));
-        }
         if mode != 1 {
             self.inner.commit()?;
         }
@@ -204,6 +257,7 @@ impl Pool {
         let meta = Arc::new(FailingStore {
             store: MemoryStore::new(),
             mode: AtomicU8::new(0),
+            left: AtomicU64::new(0),
             committed: Mutex::default(),
         });
         ferrite_nvme::format(&meta.store, [7; 16], [9; 16], devices as u16).unwrap();
