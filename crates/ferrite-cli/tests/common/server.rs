@@ -68,6 +68,18 @@ impl Server {
         format!("{}:{path}", self.address)
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn stop(&mut self) {
+        let id = self.process.id().to_string();
+        super::ok(std::process::Command::new("kill").arg(id));
+        assert!(self.process.wait().unwrap().success());
+    }
+
     /// Kills it without warning.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();

@@ -77,6 +77,10 @@ impl MetaStore for Shared {
         self.0.sync()
     }
 
+    fn statistics(&self) -> ferrite_meta::Statistics {
+        self.0.statistics()
+    }
+
     fn has_room_to_spare(&self) -> bool {
         !self.1.load(Ordering::Relaxed) && self.0.has_room_to_spare()
     }
@@ -206,6 +210,27 @@ impl Memory {
 
     pub(crate) fn close(&mut self) {
         self.engine.take().expect("open").close().unwrap();
+    }
+
+    /// Ends the engine without closing it, and opens the pool again.
+    pub(crate) fn crash(&mut self) {
+        drop(self.engine.take());
+        // The housekeeper may have it in hand for a moment.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while Arc::strong_count(&self.meta.0) > 1 {
+            assert!(std::time::Instant::now() < until, "somebody keeps the engine");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        self.open();
+    }
+
+    /// Where the metadata is, if it is in a directory.
+    #[cfg(feature = "rocksdb")]
+    pub(crate) fn meta_dir(&self) -> Option<std::path::PathBuf> {
+        match &self.lasting {
+            Some(Lasting::Directory(dir)) => Some(dir.path().join("meta")),
+            _ => None,
+        }
     }
 
     pub(crate) fn engine(&self) -> &NvmeFs {

@@ -138,6 +138,28 @@ void Scan(const Database& database, Bytes from, Bytes to, Sink sink, void* conte
   ToFailure(at->status(), failure);
 }
 
+// As rocksdb::TransactionDB::Open, but without commits in two phases, which are never used: for their sake recovery
+// keeps every log that it has replayed until a write buffer is flushed, so each opening would leave one behind.
+Status OpenTransactions(const rocksdb::Options& options, const rocksdb::TransactionDBOptions& transactions,
+                        const std::string& path, rocksdb::TransactionDB** opened) {
+  rocksdb::DBOptions database = options;
+  std::vector<rocksdb::ColumnFamilyDescriptor> families{{rocksdb::kDefaultColumnFamilyName, options}};
+  std::vector<size_t> compacted;
+  rocksdb::TransactionDB::PrepareWrap(&database, &families, &compacted);
+  database.allow_2pc = false;
+  // Flushed write buffers would stay in memory, as many as may be unflushed, for transactions that look whether
+  // something has changed since a snapshot. There are none: what a transaction relies on it locks.
+  families.front().options.max_write_buffer_size_to_maintain = 0;
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  rocksdb::DB* db = nullptr;
+  Status status = rocksdb::DB::Open(database, path, families, &handles, &db);
+  if (!status.ok()) return status;
+  status = rocksdb::TransactionDB::WrapDB(db, transactions, compacted, handles, opened);
+  // The database has its own handle of the default family.
+  for (rocksdb::ColumnFamilyHandle* handle : handles) delete handle;
+  return status;
+}
+
 void GiveValue(const Status& status, const Slice& value, Sink sink, void* context, Failure* failure) {
   if (status.ok()) sink(context, BytesOf(value), Bytes{nullptr, 0});
   ToFailure(status, failure);
@@ -178,6 +200,8 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
   options.level0_stop_writes_trigger = static_cast<int>(wanted->unmerged_tables_max);
   // Tables with many deletions are merged soon, for the space, and so that scans need not step over them.
   options.table_properties_collector_factories.push_back(rocksdb::NewCompactOnDeletionCollectorFactory(512, 128, 0.2));
+  // Each flush and merge adds to the manifest; RocksDB's own bound, 1 GiB, is more than a small device has.
+  options.max_manifest_file_size = 1 << 20;
   options.max_background_jobs = static_cast<int>(wanted->background_jobs);
   options.compression = rocksdb::kLZ4Compression;
   options.info_log = std::make_shared<Teller>(notice, context);
@@ -217,7 +241,7 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
     status = rocksdb::DB::OpenForReadOnly(options, SliceOf(path).ToString(), &db);
     database->db.reset(db);
   } else {
-    status = rocksdb::TransactionDB::Open(options, transactions, SliceOf(path).ToString(), &database->transactions);
+    status = OpenTransactions(options, transactions, SliceOf(path).ToString(), &database->transactions);
     database->db.reset(database->transactions);
   }
   ToFailure(status, failure);
