@@ -18,8 +18,8 @@ use ferrite_net::wire::{OpenedFile, Reader, Request, SessionState, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Attr, Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenFlags, OpenMode, Opened, Position, ROOT_INO,
-    RenameMode, Result, SYSTEM,
+    Attr, Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenFile, OpenFlags, OpenMode, Opened, Position,
+    ROOT_INO, RenameMode, Result, SYSTEM,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -301,6 +301,67 @@ fn files_whose_locks_are_lost_are_stale() {
     assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
     assert_eq!(plain.file.read_at(SYSTEM, 0, &mut byte), Ok(0));
     assert_eq!(locked.file.write_at(SYSTEM, 0, b"x"), Err(FsError::Stale));
+}
+
+/// The first that a client does after its session has ended may be a change, which was under way then: on a file whose
+/// lock is lost, or that is gone, it is as stale as all that follow. On others nobody knows whether it was made.
+#[test]
+fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
+    let lease = Duration::from_millis(400);
+    let path = make_pool(16 << 20, 1000);
+    let (_server, address) = serve(
+        Arc::new(mount(&path)),
+        vec![export("")],
+        &ServerOptions::default().lease(lease),
+    );
+    for (submits, what) in [(false, "locked"), (true, "locked"), (false, "gone"), (false, "plain")] {
+        let network = Proxy::new(&address, Weather::default(), 1);
+        let (away, stays) = (connect_tcp(&network.address), connect(&address));
+        let file = away.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap().file;
+        file.write_at(SYSTEM, 0, b"before").unwrap();
+        let ino = file.ino();
+        match what {
+            "locked" => lock(&away, ino, 1, Wait::No).unwrap(),
+            "gone" => away.unlink(SYSTEM, ROOT_INO, b"file").unwrap(),
+            _ => {}
+        }
+        network.silence(true);
+        let _ = stays.lookup(SYSTEM, ROOT_INO, b"file");
+        // Its session has ended when another gets its lock.
+        match what {
+            "locked" => lock(&stays, ino, 2, Wait::Forever).unwrap(),
+            // Nothing shows it from outside.
+            _ => std::thread::sleep(4 * lease),
+        }
+        network.silence(false);
+        network.cut();
+        let first = match submits {
+            false => file.write_at(SYSTEM, 0, b"x").map(drop),
+            true => submitted(&file),
+        };
+        let expected = if what == "plain" {
+            FsError::Disconnected
+        } else {
+            FsError::Stale
+        };
+        assert_eq!(first, Err(expected), "{what}, submitted {submits}");
+        let second = file.write_at(SYSTEM, 0, b"x").map(drop);
+        assert_eq!(second.is_ok(), what == "plain", "{what}: {second:?}");
+        drop((file, away));
+        if what != "gone" {
+            stays.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+        }
+    }
+}
+
+/// The outcome of a write that is submitted.
+fn submitted(file: &Arc<dyn OpenFile>) -> Result<()> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let pool = ferrite_vfs::buffers::Pool::new(1 << 20).unwrap();
+    let buffer = pool.take(4).unwrap();
+    let done = move |_, written: Result<ferrite_vfs::Written>| drop(tell.send(written.map(drop)));
+    file.submit_write(SYSTEM, Position::At(0).into(), buffer, Box::new(done));
+    told.recv_timeout(Duration::from_secs(20)).unwrap()
 }
 
 /// Files without names that a server kept for sessions which have all ended are freed by the next.

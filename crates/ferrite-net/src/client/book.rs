@@ -51,7 +51,8 @@ pub(super) struct OpenedAs {
     pub(super) node: Node,
     pub(super) mode: OpenMode,
     pub(super) seal: u64,
-    /// A lock on its inode was lost: it is stale for its owner from then on, whatever the server would say.
+    /// A lock on its inode was lost, or the inode is gone: it is stale for its owner from then on, whatever the server
+    /// would say.
     pub(super) is_stale: bool,
 }
 
@@ -166,6 +167,17 @@ impl Book {
 
     pub(super) fn closed(&self, number: u64) {
         self.files.lock().remove(&number);
+    }
+
+    /// The server could not open it again: what it leads to is gone.
+    pub(super) fn file_is_gone(&self, number: u64) {
+        if let Some(opened) = self.files.lock().get_mut(&number) {
+            opened.is_stale = true;
+        }
+    }
+
+    pub(super) fn is_stale(&self, number: u64) -> bool {
+        self.files.lock().get(&number).is_some_and(|opened| opened.is_stale)
     }
 
     pub(super) fn locked(&self, key: LockKey, node: Node, step: LockStep) {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use ferrite_buffers::Buffer;
 use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_vfs::{
-    Attr, Ctx, FallocateMode, Ino, OpenFile, Position, ReadDone, Result, SetAttr, WriteDone, WriteMode, Written,
+    Attr, Ctx, FallocateMode, FsError, Ino, OpenFile, Position, ReadDone, Result, SetAttr, WriteDone, WriteMode,
+    Written,
 };
 
 use super::cache::{Cache, Changed, READ_BYTES_MAX};
@@ -36,7 +37,8 @@ impl RemoteFile {
     }
 
     fn change(&self, ctx: &Ctx, request: &Request<'_>, data: &[u8]) -> Result<Answer> {
-        self.link.change(ctx, request, Changed::One(self.node.ino), data)
+        let answer = self.link.change(ctx, request, Changed::One(self.node.ino), data);
+        answer.map_err(|error| stale_if_lost(&self.link, self.number, error))
     }
 
     fn cache(&self) -> Option<&Cache> {
@@ -55,6 +57,15 @@ impl RemoteFile {
         };
         let (offset, len) = self.change(ctx, &request, data)?.result::<(u64, u64)>()?;
         Ok(Written::new(offset, (len as usize).min(data.len())))
+    }
+}
+
+/// A change that was under way when its session ended may have been made. On a file that is stale since then, that is
+/// what its owner has to know: it would meet [`FsError::Stale`] with the next call.
+fn stale_if_lost(link: &Link, number: u64, error: FsError) -> FsError {
+    match error {
+        FsError::Disconnected if link.book.is_stale(number) => FsError::Stale,
+        error => error,
     }
 }
 
@@ -194,20 +205,25 @@ impl OpenFile for RemoteFile {
             file: self.number,
             mode,
         };
-        let changed = Changed::One(self.node.ino);
+        let (changed, has_cache) = (Changed::One(self.node.ino), self.link.cache.is_some());
         let may_be_lost = !self.link.promises().durable_operations;
         let unsynced = may_be_lost.then(|| (self.link.unsynced.era(), Arc::clone(&self.link.unsynced)));
-        let link = self.link.cache.as_ref().map(|cache| {
+        if let Some(cache) = &self.link.cache {
             cache.begin_change(changed);
-            Arc::downgrade(&self.link)
-        });
+        }
+        let (link, number) = (Arc::downgrade(&self.link), self.number);
         let then = move |answer: Result<Answer>, buffer: Option<Buffer>| {
-            if let Some(link) = link.and_then(|link| link.upgrade())
+            if has_cache
+                && let Some(link) = link.upgrade()
                 && let Some(cache) = &link.cache
                 && !may_be_made_later(&answer)
             {
                 cache.has_changed(changed);
             }
+            let answer = answer.map_err(|error| match link.upgrade() {
+                Some(link) => stale_if_lost(&link, number, error),
+                None => error,
+            });
             let written = answer.and_then(|answer| answer.result::<(u64, u64)>());
             if let (Some((era, unsynced)), Ok(_)) = (unsynced, &written) {
                 unsynced.changed(era);

@@ -163,6 +163,9 @@ impl Dialogue<'_> {
             })?;
             if let Err(error) = answer.result::<()>() {
                 tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
+                if error == FsError::Stale {
+                    book.file_is_gone(file);
+                }
             }
         }
         let locks = book.locks();
