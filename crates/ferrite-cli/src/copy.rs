@@ -218,7 +218,9 @@ fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
     }
     // A pool that is in use would lose its name, and its mount the file that other commands look for.
     match Region::open(to, Access::ReadWrite) {
-        Err(PmError::InUse { by, .. }) => refuse(&format!("is a pool in use by {by}; unmount it first")),
+        Err(PmError::InUse { by, .. }) => refuse(&format!(
+            "is a pool in use by {by}, which has it open; close it there, or end that process"
+        )),
         _ => Ok(()),
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn serve(
         true => None,
         false => Some(std::fs::metadata(&pool).map_err(about(&pool))?),
     };
-    warn_of_damage(&*volume, &pool, given_dir);
+    warn_of_damage(&*volume, &address.at(&pool), given_dir);
     for warning in volume.warnings() {
         complain(format_args!("ferrite: {}: {warning}", pool.display()));
     }
@@ -171,7 +171,7 @@ fn close(
 }
 
 /// Warns the user who mounts a damaged pool; the log has every finding.
-fn warn_of_damage(volume: &dyn Volume, pool: &Path, dir: &Path) {
+fn warn_of_damage(volume: &dyn Volume, pool: &Address, dir: &Path) {
     let damage = volume.damage();
     let Some(first) = damage.first() else { return };
     let count = damage.len();
@@ -182,7 +182,6 @@ fn warn_of_damage(volume: &dyn Volume, pool: &Path, dir: &Path) {
     complain(format_args!(
         "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To repair it: `ferrite umount \
          {dir}`, then `ferrite fsck --repair {pool}`",
-        pool = pool.display(),
         dir = dir.display(),
     ));
 }

@@ -95,7 +95,10 @@ impl Mkfs {
         if self.meta.is_some() || self.add.is_some() {
             return Err(Failure::new(
                 USAGE,
-                "--meta, --data and --add are for pools nvme:POOL.toml",
+                format!(
+                    "--meta, --data and --add are for pools on devices; name this one nvme:{}",
+                    self.pool.path().display()
+                ),
             ));
         }
         let pool = self.pool.path().to_path_buf();

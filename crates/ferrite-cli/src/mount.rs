@@ -121,8 +121,10 @@ impl Mount {
             && !self.daemon
             && let Some(why) = missing(&address)
         {
-            let pool = self.pool.path().display();
-            complain(format_args!("ferrite: {pool}: {why}, so it is not mounted (nofail)"));
+            complain(format_args!(
+                "ferrite: {}: {why}, so it is not mounted (nofail)",
+                self.pool
+            ));
             return Ok(0);
         }
         if options.engine.atime == AtimePolicy::Strict && !self.daemon {

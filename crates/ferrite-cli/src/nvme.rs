@@ -206,7 +206,10 @@ impl Checking<'_> {
         let state = match (mended.len(), left.len()) {
             (0, 0) => "sound".to_string(),
             (count, 0) => format!("sound after {count} repairs"),
-            (0, count) => format!("{count} errors; `ferrite fsck --repair` mends those that can be mended"),
+            (0, count) => format!(
+                "{count} errors; `ferrite fsck --repair nvme:{}` mends those that can be mended",
+                self.path.display()
+            ),
             (count, more) => format!("{count} repairs, {more} errors LEFT"),
         };
         say(format!(

@@ -38,9 +38,18 @@ pub(crate) fn place(address: &Address) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Accepts addresses, and so every path.
+/// Accepts addresses, and so every path but that of a file that describes a pool on devices: it lacks its scheme.
 pub(crate) fn address() -> impl TypedValueParser<Value = Address> {
-    OsStringValueParser::new().try_map(Address::parse)
+    OsStringValueParser::new().try_map(|text| {
+        let address = Address::parse(&text).map_err(|error| error.to_string())?;
+        match address.lacks_scheme() {
+            true => Err(format!(
+                "the file describes a pool on devices; name it nvme:{}",
+                text.to_string_lossy()
+            )),
+            false => Ok(address),
+        }
+    })
 }
 
 /// Accepts addresses of what is on this machine.

@@ -93,7 +93,7 @@ pub enum FabricError {
     #[error("the connection was closed by the other side")]
     Closed,
     /// The peer takes nothing.
-    #[error("the other side took no data for {0:?}")]
+    #[error("the other side took no data for {} s", .0.as_secs_f64())]
     Stuck(Duration),
     /// The peer announced a frame that no peer of ours sends.
     #[error(

@@ -103,6 +103,18 @@ pub enum Resource {
     LogSegment(UnitNo),
 }
 
+impl std::fmt::Display for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Resource::MapSlot(slot) => write!(f, "entry {slot} of the mapping"),
+            Resource::Block(block) => write!(f, "block {block}"),
+            Resource::Inode(ino) => write!(f, "inode {ino}"),
+            Resource::NameSlot(slot) => write!(f, "entry {slot} of the name table"),
+            Resource::LogSegment(unit) => write!(f, "the log segment at unit {unit}"),
+        }
+    }
+}
+
 /// A word of the pool with what is, or will be, stored there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredWord {

@@ -322,7 +322,7 @@ impl Core {
                 && let Some(other) = seen.users.insert(place, ino)
             {
                 report.found(
-                    format!("inodes {other} and {ino} both name {place:?}"),
+                    format!("inodes {other} and {ino} both name {place}"),
                     Some(Mend::Quarantine(ino.max(other))),
                 );
             }
@@ -341,12 +341,12 @@ impl Core {
             match (seen.users.contains_key(&place), seen.detached.contains(&place)) {
                 (true, false) | (false, true) => {}
                 (true, true) => report.found(
-                    format!("{place:?} is named by a node, and a record says it is not"),
+                    format!("{place} is named by a node, and a record says it is not"),
                     Some(Mend::Attach(place)),
                 ),
                 (false, false) => {
                     report.found(
-                        format!("nothing names {place:?}, and no record tells of it"),
+                        format!("nothing names {place}, and no record tells of it"),
                         Some(Mend::Detach(place)),
                     );
                 }

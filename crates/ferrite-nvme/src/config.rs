@@ -17,6 +17,7 @@
 //! Relative paths start at the file's directory. Words that are not known are refused: one that is misspelt might be
 //! the one that matters.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -184,7 +185,26 @@ impl Config {
         for data in &mut config.data {
             data.device = base.join(&data.device);
         }
-        Ok(config)
+        match config.device_named_twice() {
+            Some(device) => Err(format!("it names {} twice; name each device once", device.display())),
+            None => Ok(config),
+        }
+    }
+
+    /// A device that has two places in the pool, by whichever names.
+    fn device_named_twice(&self) -> Option<&Path> {
+        let devices = self
+            .metadata
+            .device
+            .iter()
+            .chain(self.data.iter().map(|data| &data.device));
+        let devices: Vec<&PathBuf> = devices.collect();
+        let mut before = HashSet::new();
+        let is_again = |device: &&&PathBuf| {
+            let place = std::fs::canonicalize(device).unwrap_or_else(|_| device.to_path_buf());
+            !before.insert(place)
+        };
+        devices.iter().find(is_again).map(|device| device.as_path())
     }
 
     /// Where the metadata is.

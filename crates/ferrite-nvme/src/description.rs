@@ -57,7 +57,10 @@ fn lock(path: &Path, file: &File, share: Share) -> Result<()> {
             continue;
         }
         let by = process.map_or("another process".into(), holder::describe);
-        let text = format!("{}: in use by {by}", path.display());
+        let text = format!(
+            "{}: in use by {by}, which has it open; close it there, or end that process",
+            path.display()
+        );
         return Err(refuse(VolumeErrorKind::InUse { by, process }, text).with_name_in_text());
     }
     Ok(())

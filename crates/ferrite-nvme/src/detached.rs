@@ -105,7 +105,7 @@ impl Core {
                 });
             match deleted {
                 Ok(()) => step.txn.delete(&key::detached(place))?,
-                Err(error) => tracing::warn!(?place, %error, "a blob that nothing names is deleted at the next start"),
+                Err(error) => tracing::warn!(%place, %error, "a blob that nothing names is deleted at the next start"),
             }
         }
         step.commit(|| ferrite_vfs::Outcome::Done)

@@ -269,6 +269,15 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     let record = open::read_record(&store).map_err(|error| of_fs(place, &error))?;
     let (has, named) = (usize::from(record.stores), config.data.len());
     let at = config.data.iter().position(|data| same_device(&data.device, device));
+    if config
+        .metadata
+        .device
+        .as_ref()
+        .is_some_and(|own| same_device(own, device))
+    {
+        let text = format!("{}: it holds the metadata of this pool", device.display());
+        return Err(invalid(text).with_name_in_text());
+    }
     let (index, is_named) = match at {
         // Somebody wrote it down, and it was never in use.
         Some(index) if index >= has && index + 1 == named => (index, true),

@@ -208,7 +208,8 @@ impl Core {
         self.put_lost(&mut step, dir, ino, format!("damaged-{ino}").as_bytes())?;
         step.commit(|| Outcome::Done)?;
         if !keeps {
-            tracing::warn!(ino, ?place, "a file has lost its content");
+            let blob = place.map_or_else(|| "no blob".to_owned(), |place| place.to_string());
+            tracing::warn!(ino, blob, "a file has lost its content");
         }
         Ok(())
     }

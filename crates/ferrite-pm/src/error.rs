@@ -21,7 +21,10 @@ pub enum PmError {
         source: io::Error,
     },
     /// Another process has the pool open.
-    #[error("{path}: in use by {by}; unmount it there first", path = path.display())]
+    #[error(
+        "{path}: in use by {by}, which has it open; close it there, or end that process",
+        path = path.display()
+    )]
     InUse {
         /// The pool.
         path: PathBuf,

@@ -476,6 +476,77 @@ fn unsafe_code_is_in_the_listed_files() {
     complain("unsafe code", &findings);
 }
 
+/// Crates whose texts only developers read.
+const OF_DEVELOPERS: &[&str] = &["ferrite-crash", "ferrite-lab", "ferrite-measure", "ferrite-testkit"];
+/// Macros whose texts only developers read.
+const FOR_DEVELOPERS: &[&str] = &[
+    "assert",
+    "panic!",
+    "unreachable!",
+    "debug!",
+    "trace!",
+    ".expect(",
+    "println!",
+];
+
+/// What of a source file formats something as Rust writes it down, where users read the result.
+fn debug_forms(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut statement = String::new();
+    let mut in_debug = false;
+    for line in text.lines() {
+        in_debug |= line.starts_with("impl") && line.contains("Debug for");
+        in_debug &= line != "}";
+        if line.trim_start().starts_with("//") {
+            continue;
+        }
+        statement.push_str(line);
+        let is_field = |level: &&str| {
+            let fields = statement.split_once(*level).map(|(_, fields)| fields);
+            fields.is_some_and(|fields| fields.contains("(?") || fields.contains(", ?"))
+        };
+        let is_form =
+            line.contains(":?}") || line.contains(":#?}") || ["warn!", "error!"].iter().any(|level| is_field(&level));
+        let is_exempt = in_debug || FOR_DEVELOPERS.iter().any(|word| statement.contains(word));
+        if is_form && !is_exempt {
+            found.push(line.trim().to_owned());
+        }
+        if line.ends_with([';', '{', '}']) {
+            statement.clear();
+        }
+    }
+    found
+}
+
+/// Messages are for people: no quoted strings with Rust's escapes, no names of types and fields.
+#[test]
+fn messages_have_no_debug_forms() {
+    let mut findings = Vec::new();
+    let mut looked_at = 0;
+    for path in sources() {
+        let name = path.strip_prefix(workspace().join("crates")).unwrap().to_str().unwrap();
+        let (krate, inner) = name.split_once('/').unwrap();
+        let is_test = inner.contains("/tests") || inner.contains("/testing") || inner.contains("/bench/");
+        if OF_DEVELOPERS.contains(&krate) || !inner.starts_with("src/") || is_test || inner == "src/hostile.rs" {
+            continue;
+        }
+        looked_at += 1;
+        let text = without_tests(&fs::read_to_string(&path).unwrap());
+        findings.extend(debug_forms(&text).into_iter().map(|line| format!("{name}: {line}")));
+    }
+    assert!(looked_at > 200, "only {looked_at} files seen");
+    complain("debug forms in texts that users read", &findings);
+    let seeded = [
+        "fn f() {\n    format!(\"{name:?}\");\n}",
+        "fn f() {\n    tracing::warn!(\n        ?place,\n        \"gone\"\n    );\n}",
+        "fn f() {\n    tracing::error!(ino, ?place, \"gone\");\n}",
+    ];
+    for text in seeded {
+        assert_eq!(debug_forms(text).len(), 1, "{text}");
+    }
+    assert!(debug_forms("fn f() {\n    assert!(x, \"{name:?}\");\n}").is_empty());
+}
+
 /// The names by which headings are linked to.
 fn headings(text: &str) -> BTreeSet<String> {
     text.lines()

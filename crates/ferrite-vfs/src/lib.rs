@@ -4,8 +4,8 @@
 //! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
 //! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
 //! traces of writes, for any engine ([`trace`]); what engines with other users vouch for ([`Vouching`]); files as
-//! memory regions ([`regions`]); threads for what may wait ([`workers`]); and an in-memory reference engine
-//! ([`memfs`]), which the tests use as their oracle.
+//! memory regions ([`regions`]); names in messages ([`Shown`]); threads for what may wait ([`workers`]); and an
+//! in-memory reference engine ([`memfs`]), which the tests use as their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
@@ -24,6 +24,7 @@ pub mod memfs;
 pub mod once;
 pub mod posix;
 pub mod regions;
+mod shown;
 pub mod trace;
 mod types;
 mod vfs;
@@ -37,6 +38,7 @@ pub use ferrite_buffers as buffers;
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};
 pub use once::{Once, Outcome};
+pub use shown::Shown;
 pub use types::*;
 pub use vfs::{Dir, Target, Vfs};
 pub use vouch::{TakeBack, Vouching};

@@ -8,6 +8,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -220,9 +221,46 @@ impl Address {
         self.scheme == OPENERS[0].scheme && pool::is_left_open(self.path())
     }
 
+    /// Whether it is the path alone of a file that describes a pool on devices, whose address begins with `nvme:`.
+    /// Reads the beginning of the file.
+    pub fn lacks_scheme(&self) -> bool {
+        let is_path_alone =
+            self.scheme == OPENERS[0].scheme && self.path().extension().is_some_and(|end| end == "toml");
+        let holds_tables = || {
+            let mut head = Vec::new();
+            let file = std::fs::File::open(self.path()).ok().filter(is_file)?;
+            file.take(DESCRIPTION_BYTES_MAX).read_to_end(&mut head).ok()?;
+            let text = String::from_utf8(head).ok()?;
+            Some(["[metadata]", "[[data]]"].iter().any(|table| text.contains(table)))
+        };
+        is_path_alone && holds_tables() == Some(true)
+    }
+
     /// Opens the volume, and recovers it first if it was not closed. Blocks.
     pub fn open(&self, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+        if self.lacks_scheme() {
+            let path = self.path().display();
+            let text = format!("{path}: the file describes a pool on devices; its address is nvme:{path}");
+            return Err(VolumeError::new(VolumeErrorKind::Invalid, text).with_name_in_text());
+        }
         (self.open)(self.path(), options)
+    }
+}
+
+/// How much of a file is looked at to tell whether it describes a pool.
+const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
+
+fn is_file(file: &std::fs::File) -> bool {
+    file.metadata().is_ok_and(|found| found.is_file())
+}
+
+/// As commands take it: a pool in memory or in a file is its path.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.is_remote() && self.scheme != OPENERS[0].scheme {
+            write!(f, "{}:", self.scheme)?;
+        }
+        self.path().display().fmt(f)
     }
 }
 

@@ -139,8 +139,8 @@ impl Watched {
             let is_held = peer.left.is_none() && is_dead(peer.process) && peer.page.is_locked();
             if has_lasted(&mut peer.locked, is_held, HELD_AT_DEATH) {
                 tracing::warn!(
-                    "process {:?} died with its own lock over shm, which is freed",
-                    peer.process
+                    "process {} died with its own lock over shm, which is freed",
+                    peer.process.as_raw_nonzero()
                 );
                 peer.page.unlock();
             }
@@ -154,14 +154,14 @@ impl Watched {
         let Some(dead) = dead.first() else { return };
         if let Some(kept) = alive.iter().find(|peer| is_kept_from_running(peer.process)) {
             tracing::warn!(
-                "a lock over shm is held; process {:?} is stopped, and may have it",
-                kept.process
+                "a lock over shm is held; process {} is stopped, and may have it",
+                kept.process.as_raw_nonzero()
             );
             return;
         }
         tracing::warn!(
-            "a process, probably {:?}, died with a lock over shm, which is freed; clients over shm connect again",
-            dead.process
+            "a process, probably {}, died with a lock over shm, which is freed; clients over shm connect again",
+            dead.process.as_raw_nonzero()
         );
         *locked = None;
         self.is_spoilt.store(true, Ordering::Release);

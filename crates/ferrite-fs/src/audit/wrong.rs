@@ -6,6 +6,7 @@
 use std::fmt;
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapEntry, NameSlotNo, PageId};
+use ferrite_vfs::Shown;
 
 use crate::format::data_sum;
 use crate::format::unit::Unit;
@@ -288,7 +289,9 @@ impl fmt::Display for Wrong {
             }
             Wrong::NamedBlock { dir, block } => write!(to, "directory {dir}: block {block} has a damaged header"),
             Wrong::DirEntry { dir, what } => write!(to, "directory {dir}: {what}"),
-            Wrong::Entry { dir, name, what } => write!(to, "entry {name:?} of directory {dir}: {what}"),
+            Wrong::Entry { dir, name, what } => {
+                write!(to, "entry {} of directory {dir}: {what}", Shown(name.as_bytes()))
+            }
             Wrong::EntryCount { dir, counted, found } => {
                 write!(to, "directory {dir}: counts {counted} entries, {found} found")
             }

@@ -276,7 +276,7 @@ impl Core {
 
     #[cold]
     fn freed_twice(&self, resource: Resource) {
-        self.stop_changes(format!("{resource:?} was freed twice"));
+        self.stop_changes(format!("{resource} was freed twice"));
     }
 
     fn inode_cursor(&self) -> &AtomicU64 {

@@ -9,7 +9,7 @@
 //! the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
-use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
+use ferrite_vfs::{DirEntry, FileKind, FsError, Result, Shown};
 
 use crate::cache::inodes::DirHints;
 use crate::file::cut;
@@ -382,8 +382,8 @@ fn check_absent(core: &Core, dir: Inum, inode: &Inode, name: &[u8]) -> Result<()
         return Err(lost_names(dir, left));
     }
     if is_there {
-        let name = String::from_utf8_lossy(name);
-        let what = format!("entry {name:?} is missing in the name table; run `ferrite fsck --repair`");
+        let name = Shown(name);
+        let what = format!("entry {name} is missing in the name table; run `ferrite fsck --repair`");
         return Err(FsError::damaged(u64::from(dir), what));
     }
     Ok(())

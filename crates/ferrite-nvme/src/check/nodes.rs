@@ -130,15 +130,15 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
         return;
     }
     if !seen.blobs.contains(&place) {
-        return report.found(format!("inode {ino}: its blob {place:?} is missing"), quarantine);
+        return report.found(format!("inode {ino}: its {place} is missing"), quarantine);
     }
     let metadata = match core.blobs.blob(place) {
         Ok(blob) => blob.metadata(),
-        Err(FsError::NotFound) => return report.found(format!("inode {ino}: its blob {place:?} is gone"), quarantine),
+        Err(FsError::NotFound) => return report.found(format!("inode {ino}: its {place} is gone"), quarantine),
         Err(error @ FsError::Damaged { .. }) => {
-            return report.found(format!("inode {ino}: its blob {place:?}: {error}"), quarantine);
+            return report.found(format!("inode {ino}: its {place}: {error}"), quarantine);
         }
-        Err(error) => return report.found(format!("inode {ino}: its blob {place:?}: {error}"), None),
+        Err(error) => return report.found(format!("inode {ino}: its {place}: {error}"), None),
     };
     let Some(tail) = Tail::decode(&metadata) else {
         let what = format!("inode {ino}: its blob does not know whose it is; its last bytes may be missing");

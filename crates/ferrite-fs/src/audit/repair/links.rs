@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ferrite_map::{Inum, Lblk, PageWord, StoredWord};
-use ferrite_vfs::FileKind;
+use ferrite_vfs::{FileKind, Shown};
 use rustc_hash::FxHashMap;
 
 use super::{DirBlock, Named, Repair, State};
@@ -50,11 +50,7 @@ impl Repair {
                 continue;
             }
             let was = own.first().map_or_else(String::new, |entry| {
-                format!(
-                    " ({:?} in directory {})",
-                    String::from_utf8_lossy(&self.name_of(entry)),
-                    entry.dir
-                )
+                format!(" ({} in directory {})", Shown(&self.name_of(entry)), entry.dir)
             });
             self.entries = others;
             own.iter().for_each(|entry| self.erase(entry));
