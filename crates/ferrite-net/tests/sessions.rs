@@ -339,12 +339,12 @@ fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
             false => file.write_at(SYSTEM, 0, b"x").map(drop),
             true => submitted(&file),
         };
-        let expected = if what == "plain" {
-            FsError::Disconnected
-        } else {
-            FsError::Stale
+        // It may have been sent after the client had noticed, too.
+        let is_right = match what {
+            "plain" => matches!(first, Ok(()) | Err(FsError::Disconnected)),
+            _ => first == Err(FsError::Stale),
         };
-        assert_eq!(first, Err(expected), "{what}, submitted {submits}");
+        assert!(is_right, "{what}, submitted {submits}: {first:?}");
         let second = file.write_at(SYSTEM, 0, b"x").map(drop);
         assert_eq!(second.is_ok(), what == "plain", "{what}: {second:?}");
         drop((file, away));
