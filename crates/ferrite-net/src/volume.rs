@@ -280,7 +280,8 @@ impl Volume for RemoteVolume {
             name: name.to_owned(),
             value,
         };
-        let (capacity_bytes, free_bytes) = (space.blocks * unit, space.blocks_free * unit);
+        let bytes = |blocks: u64| blocks.saturating_mul(unit);
+        let (capacity_bytes, free_bytes) = (bytes(space.blocks), bytes(space.blocks_free));
         let reconnects = self.fs.reconnects();
         let encryption = match self.fs.is_encrypted() {
             Some(true) => "on",
@@ -293,8 +294,8 @@ impl Volume for RemoteVolume {
             durability: durability.to_owned(),
             size_bytes: capacity_bytes,
             capacity_bytes,
-            used_bytes: capacity_bytes - free_bytes,
-            available_bytes: space.blocks_available * unit,
+            used_bytes: capacity_bytes.saturating_sub(free_bytes),
+            available_bytes: bytes(space.blocks_available),
             inodes: space.inodes,
             inodes_free: space.inodes_free,
             lines: vec![
@@ -322,7 +323,8 @@ impl Volume for RemoteVolume {
     }
 
     fn is_read_only(&self) -> bool {
-        false
+        // Of a server that cannot be asked nobody knows, and its changes do not come to an end either.
+        self.fs.is_read_only().unwrap_or(false)
     }
 
     fn freeze(&self) -> Result<(), VolumeError> {

@@ -2,6 +2,8 @@
 //!
 //! `FERRITE_SEED` replays one random input of each target; `FERRITE_SOAK=1` runs each for three minutes.
 
+#[path = "../../../fuzz/src/answers.rs"]
+mod answers;
 #[path = "../../../fuzz/src/handshake.rs"]
 mod handshake;
 #[path = "../../../fuzz/src/network.rs"]
@@ -15,10 +17,11 @@ use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 
 /// All targets.
-const TARGETS: [network::Target; 3] = [
+const TARGETS: [network::Target; 4] = [
     network::TARGETS[0],
     network::TARGETS[1],
     ("handshake", handshake::handshake),
+    ("client_answers", answers::client_answers),
 ];
 
 /// Seeds of a corpus.
@@ -67,6 +70,9 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
     if target == "handshake" {
         return handshake_input(random);
     }
+    if target == "client_answers" {
+        return answers_input(random);
+    }
     // Now and then without a greeting, or even without the handshake before it.
     let manners = random.below(16);
     let mut input = vec![if manners < 4 { manners as u8 } else { 0 }];
@@ -110,6 +116,19 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
     }
     let len = random.below(80);
     input.extend(bytes(random, len));
+    input
+}
+
+/// Mostly one small change of an answer, and now and then one of the greeting.
+fn answers_input(random: &mut Rng) -> Vec<u8> {
+    let mut input = vec![random.below(2) as u8];
+    for _ in 0..1 + random.below(4) {
+        let (is_long, is_greeting) = (random.chance(20), random.chance(10));
+        let len = 1 + random.below(if is_long { 60 } else { 10 });
+        let to = random.below(if is_greeting { 4 } else { 64 }) as u8;
+        input.extend([to, random.below(8) as u8, len as u8]);
+        input.extend(bytes(random, len));
+    }
     input
 }
 

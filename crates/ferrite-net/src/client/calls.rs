@@ -14,6 +14,7 @@ use super::file::RemoteFile;
 use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::unsynced::Era;
+use super::untrusted::{FileSeal, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
 use crate::wire::{Node, OpenedFile, Request, Told};
 
@@ -68,6 +69,27 @@ impl Client {
             file,
             created: opened.created,
         })
+    }
+
+    /// The flags with which a read-only client opens a file that should be made if it is missing: it opens one that is
+    /// there, and makes no other.
+    fn without_creation(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<OpenFlags> {
+        if !flags.create || !self.link.options.read_only {
+            return Ok(*flags);
+        }
+        let unpinned = Ctx {
+            pins: false,
+            ..ctx.clone()
+        };
+        match self.resolve(&unpinned, start, path, !flags.exclusive && !flags.no_follow) {
+            Ok(_) if flags.exclusive => Err(FsError::Exists),
+            Ok(_) => Ok(OpenFlags {
+                create: false,
+                ..*flags
+            }),
+            Err(FsError::NotFound) => Err(FsError::ReadOnly),
+            Err(error) => Err(error),
+        }
     }
 
     fn keep(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
@@ -186,7 +208,7 @@ impl FileSystem for Client {
         let node = self.node(ino)?;
         let answer = self.ask(ctx, &Request::Readlink { node })?;
         self.link.was_read(ino);
-        answer.result::<&[u8]>().map(<[u8]>::to_vec)
+        answer.result().map(|LinkTarget(target)| target.to_vec())
     }
 
     fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
@@ -267,7 +289,8 @@ impl FileSystem for Client {
             true => self.change(ctx, &request)?,
             false => self.ask(ctx, &request)?,
         };
-        Ok(self.keep(node, mode, answer.result()?, file))
+        let FileSeal(seal) = answer.result()?;
+        Ok(self.keep(node, mode, seal, file))
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
@@ -293,6 +316,7 @@ impl FileSystem for Client {
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
         let file = self.link.fresh_number();
+        let flags = &self.without_creation(ctx, start, path, flags)?;
         let request = Request::OpenPath {
             root: self.node(start.root)?,
             base: self.node(start.base)?,
@@ -310,7 +334,7 @@ impl FileSystem for Client {
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
         let answer = self.ask(ctx, &Request::Getxattr { node, name })?;
-        answer.result::<&[u8]>().map(<[u8]>::to_vec)
+        answer.result().map(|XattrValue(value)| value.to_vec())
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
@@ -327,7 +351,7 @@ impl FileSystem for Client {
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let node = self.node(ino)?;
         let answer = self.ask(ctx, &Request::Listxattr { node })?;
-        let names: Vec<&[u8]> = answer.result()?;
+        let XattrNames(names) = answer.result()?;
         Ok(names.into_iter().map(<[u8]>::to_vec).collect())
     }
 

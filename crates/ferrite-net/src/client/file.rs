@@ -15,6 +15,7 @@ use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::pieces;
 use super::submit::TRANSFER_BYTES_MAX;
+use super::untrusted::{FileOffset, WrittenTold, of_inode};
 use crate::wire::{Node, Request};
 
 /// Writes are not cut into smaller parts, however little an engine promises.
@@ -55,8 +56,8 @@ impl RemoteFile {
             file: self.number,
             mode,
         };
-        let (offset, len) = self.change(ctx, &request, data)?.result::<(u64, u64)>()?;
-        Ok(Written::new(offset, (len as usize).min(data.len())))
+        let told: WrittenTold = self.change(ctx, &request, data)?.result()?;
+        told.of(mode, data.len())
     }
 }
 
@@ -78,7 +79,7 @@ impl OpenFile for RemoteFile {
         let ask = || self.ask(ctx, &Request::FileGetattr { file: self.number });
         match self.cache() {
             Some(_) => self.link.attr(self.node, ask),
-            None => ask()?.result(),
+            None => of_inode(ask()?.result()?, self.node.ino),
         }
     }
 
@@ -224,12 +225,12 @@ impl OpenFile for RemoteFile {
                 Some(link) => stale_if_lost(&link, number, error),
                 None => error,
             });
-            let written = answer.and_then(|answer| answer.result::<(u64, u64)>());
+            let written = answer.and_then(|answer| answer.result::<WrittenTold>());
             if let (Some((era, unsynced)), Ok(_)) = (unsynced, &written) {
                 unsynced.changed(era);
             }
             if let Some(buffer) = buffer {
-                let written = written.map(|(offset, len)| Written::new(offset, (len as usize).min(buffer.len())));
+                let written = written.and_then(|told| told.of(mode, buffer.len()));
                 done(buffer, written);
             }
         };
@@ -251,7 +252,7 @@ impl OpenFile for RemoteFile {
             file: self.number,
             offset,
         };
-        self.ask(ctx, &request)?.result()
+        self.ask(ctx, &request)?.result::<FileOffset>()?.from(offset)
     }
 
     fn seek_hole(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
@@ -259,7 +260,7 @@ impl OpenFile for RemoteFile {
             file: self.number,
             offset,
         };
-        self.ask(ctx, &request)?.result()
+        self.ask(ctx, &request)?.result::<FileOffset>()?.from(offset)
     }
 
     fn fsync(&self, ctx: &Ctx) -> Result<()> {

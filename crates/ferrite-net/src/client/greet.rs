@@ -12,6 +12,7 @@ use super::book::Book;
 use super::message::{Answer, encode};
 use super::slots::Slots;
 use super::unsynced::Unsynced;
+use super::untrusted::{LeaseTerm, SlotsTold};
 use super::{ConnectError, own_head};
 use crate::wire::{MAGIC, Node, Request, SessionState, Ticket, VERSION, Welcome};
 
@@ -84,7 +85,8 @@ impl Greeting<'_> {
             SessionState::Alive => {}
             SessionState::ToReclaim => {
                 if self.slots.has_any() {
-                    let (number, slots) = dialogue.ask(&Request::ReclaimSlots {})?.result().unwrap_or_default();
+                    let told = dialogue.ask(&Request::ReclaimSlots {})?.result();
+                    let (number, slots) = told.map(|SlotsTold(told)| told).unwrap_or_default();
                     self.slots.reclaimed(number, slots);
                 }
                 dialogue.reclaim(true)?;
@@ -104,8 +106,8 @@ impl Greeting<'_> {
                 .ask(&Request::Leases {
                     relied_on: self.are_leases_relied_on,
                 })?
-                .result::<u32>()
-                .unwrap_or(0),
+                .result()
+                .map_or(0, |LeaseTerm(term_ms)| term_ms),
             false => 0,
         };
         let term = Duration::from_millis(u64::from(term_ms));
@@ -128,7 +130,8 @@ impl Dialogue<'_> {
         loop {
             match Answer::receive(self.receiver)? {
                 Some((answer, _)) if answer.id() == head.id => return Ok(answer),
-                None if Instant::now() >= self.ends => {
+                // Nor do answers that nobody asked for make the time longer.
+                _ if Instant::now() >= self.ends => {
                     return Err(ConnectError::Foreign {
                         address: self.greeting.address.to_owned(),
                         why: "it does not answer".into(),

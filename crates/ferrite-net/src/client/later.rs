@@ -32,6 +32,9 @@ impl Link {
     /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Does not wait for anything
     /// but room in the socket.
     pub(super) fn submit(&self, ctx: &Ctx, request: Request<'static>, buffer: Buffer, then: Then) {
+        if let Err(error) = self.options.permit(&request) {
+            return then(Err(error), Some(buffer));
+        }
         self.parking.push(Parked {
             head: head(ctx, &self.groups),
             request,

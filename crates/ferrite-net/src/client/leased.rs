@@ -7,14 +7,19 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ferrite_fabric::FabricError;
 use ferrite_vfs::{Attr, Ctx, FsError, Ino, Result, TakeBack, Vouching};
 
 use super::Client;
 use super::cache::{Cache, Changed};
 use super::link::{Link, Repeats};
 use super::message::Answer;
-use super::taking_back::Recall;
+use super::taking_back::{RECALLS_MAX, Recall};
+use super::untrusted::{RecallTold, of_inode};
 use crate::wire::{Node, Request};
+
+/// Recalls that one request answers.
+const RECALLS_AT_ONCE: usize = 4096;
 
 /// Takes back what recalls name, one after the other. One that fails is not answered: its lease ends by itself.
 fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack) {
@@ -78,14 +83,14 @@ impl Link {
     /// Attributes of an inode, from the cache or by `ask`, whose answer is kept.
     pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Answer>) -> Result<Attr> {
         let Some(cache) = &self.cache else {
-            return ask()?.result();
+            return of_inode(ask()?.result()?, node.ino);
         };
         if let Some(attr) = cache.attr(node) {
             return Ok(attr);
         }
         let asked = cache.ask();
         let answer = ask()?;
-        let attr = answer.result()?;
+        let attr = of_inode(answer.result()?, node.ino)?;
         if answer.is_leased() {
             cache.keep_attr(&asked, &attr);
         }
@@ -100,19 +105,29 @@ impl Link {
     }
 
     /// The server recalls a lease, in place of an answer.
-    pub(super) fn note_recall(&self, answer: &Answer) {
-        if let (Some(cache), Ok((recall, ino))) = (&self.cache, answer.result::<(u64, u64)>()) {
+    ///
+    /// # Errors
+    /// If it recalls more than a client could ever have to answer at a time; with the connection all leases end.
+    pub(super) fn note_recall(&self, answer: &Answer) -> std::result::Result<(), FabricError> {
+        if let (Some(cache), Ok(RecallTold((recall, ino)))) = (&self.cache, answer.result()) {
             cache.recall(ino);
-            if !self.taking_back.pass_on(Recall { number: recall, ino }) {
-                self.recalls.lock().push(recall);
+            let is_passed = self.taking_back.pass_on(Recall { number: recall, ino });
+            let mut recalls = self.recalls.lock();
+            match is_passed {
+                Some(true) => {}
+                Some(false) if recalls.len() < RECALLS_MAX => recalls.push(recall),
+                _ => return Err(FabricError::Foreign),
             }
         }
+        Ok(())
     }
 
     pub(super) fn answer_recalls(&self) {
         if self.cache.is_some() {
             let recalls = std::mem::take(&mut *self.recalls.lock());
-            if !recalls.is_empty() {
+            // One message does not hold all.
+            for recalls in recalls.chunks(RECALLS_AT_ONCE) {
+                let recalls = recalls.to_vec();
                 self.post(&Request::Recalled { recalls });
             }
         }

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::{Connection, Receiver};
-use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result};
 use parking_lot::{Condvar, Mutex};
@@ -27,13 +26,14 @@ use super::book::Book;
 use super::cache::Cache;
 use super::greet::Greeting;
 use super::groups::GroupCache;
-use super::message::{Answer, State, Waiter, encode};
+use super::message::{Answer, State, Waiter, check_length, encode};
 use super::outgoing::Outgoing;
 use super::requests::{Completion, Pending, Requests};
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
 use super::taking_back::TakingBack;
 use super::unsynced::Unsynced;
+use super::untrusted::SlotsTold;
 use super::{ClientOptions, ConnectError, head, own_head};
 use crate::wire::{Head, Promises, RECALL_ID, Request, Ticket};
 
@@ -45,6 +45,9 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 const LOOK_UP: Duration = Duration::from_millis(200);
 /// How often the watcher gives a sign of life, at least.
 const WATCH_MAX: Duration = Duration::from_secs(10);
+
+/// A server that says nothing for longer is gone, whatever lease it has promised.
+const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// A connection that works, or did.
 pub(super) struct Up {
@@ -87,15 +90,6 @@ pub(super) struct Link {
     pub(super) groups: GroupCache,
     watcher: Mutex<Option<JoinHandle<()>>>,
     pub(super) wake_watcher: Wake,
-}
-
-/// Refuses what the server would take for garbage. Only values, and names that no engine takes, are so long.
-fn check_length(body: &[u8], request: &Request<'_>) -> Result<()> {
-    match request {
-        _ if body.len() <= BODY_BYTES_MAX => Ok(()),
-        Request::Setxattr { .. } => Err(FsError::ValueTooLong),
-        _ => Err(FsError::NameTooLong),
-    }
 }
 
 /// Whether a request may be sent again though it may have taken effect.
@@ -245,6 +239,7 @@ impl Link {
         data: &[u8],
         into: &mut [u8],
     ) -> Result<Answer> {
+        self.options.permit(request)?;
         let deadline = self.options.patience.map(|patience| Instant::now() + patience);
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());
@@ -355,7 +350,8 @@ impl Link {
             count: self.options.slots,
         };
         let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
-        let (number, slots) = answer.result()?;
+        let SlotsTold((number, mut slots)) = answer.result()?;
+        slots.truncate(self.options.slots as usize);
         self.slots.fill(session, number, slots);
         Ok(())
     }
@@ -438,9 +434,8 @@ impl Link {
                         taken.map(|()| Some(answer))
                     }
                     _ if answer.id() == RECALL_ID => {
-                        self.note_recall(&answer);
                         has_completions = true;
-                        Ok(None)
+                        self.note_recall(&answer).map(|()| None)
                     }
                     _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_later| {
                         has_completions |= is_later;
@@ -634,7 +629,7 @@ impl Link {
         let mut line = self.line.lock();
         line.ticket = Some(welcome.ticket);
         line.promises = Some(welcome.promises);
-        line.lease = Duration::from_millis(u64::from(welcome.lease_ms));
+        line.lease = Duration::from_millis(u64::from(welcome.lease_ms)).min(LEASE_MAX);
         drop(line);
         Ok(Up {
             connection,

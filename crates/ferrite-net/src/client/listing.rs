@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ferrite_vfs::{Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Result};
 
 use super::Client;
+use super::untrusted::{Progress, refused};
 use crate::wire::{
     ENTRY_FOLLOWS, Entry, EntryTold, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Malformed, Reader, Request,
 };
@@ -57,37 +58,38 @@ impl Client {
         &self,
         ctx: &Ctx,
         dir: Ino,
-        mut cookie: u64,
+        cookie: u64,
         with_attributes: bool,
         take: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
     ) -> Result<()> {
         let dir = self.node(dir)?;
         let mut room = self.wishes.first(with_attributes);
         let mut taken_bytes = 0;
+        let mut progress = Progress::behind(cookie);
         loop {
             let request = Request::Readdir {
                 dir,
-                cookie,
+                cookie: progress.cookie(),
                 with_attributes,
                 room_bytes: room as u32,
             };
             let answer = self.ask(ctx, &request)?;
             self.link.was_read(dir.ino);
-            let malformed = |_| FsError::Io("the server sent a listing that makes no sense".into());
             let mut reader = Reader::new(answer.body()?);
             let mut goes_on = true;
             loop {
                 let before = reader.len_bytes();
-                match reader.get::<u8>().map_err(malformed)? {
+                match reader.get::<u8>().map_err(refused)? {
                     ENTRY_FOLLOWS => {}
-                    LISTING_GOES_ON if goes_on => break,
+                    LISTING_GOES_ON if goes_on => break progress.goes_on()?,
                     LISTING_ENDS | LISTING_GOES_ON => {
                         self.wishes.note(with_attributes, taken_bytes, !goes_on);
                         return Ok(());
                     }
-                    _ => return Err(malformed(Malformed("an unknown mark"))),
+                    _ => return Err(refused(Malformed("a listing has an unknown mark"))),
                 }
-                let entry: Entry<'_> = reader.get().map_err(malformed)?;
+                let entry: Entry<'_> = reader.get().map_err(refused)?;
+                progress.entry(&entry)?;
                 let (attr, pinned) = match entry.told {
                     EntryTold::Attributes(told) => {
                         self.link.book.learn(&told);
@@ -111,7 +113,6 @@ impl Client {
                     // What nobody took is not kept.
                     false => pinned.into_iter().for_each(|ino| self.unpin(ctx, ino, 1)),
                 }
-                cookie = entry.next_cookie;
             }
             room = (room * GROWTH).min(LISTING_BYTES_MAX);
         }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Receiver;
+use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_vfs::{FsError, Result};
 use parking_lot::{Condvar, Mutex};
 
+use super::untrusted::{Reply, refused};
 use crate::wire::{AnswerHead, Head, Malformed, Reader, Request, Wire};
 
 /// What an answer's head takes.
@@ -18,6 +20,15 @@ pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
     head.put(&mut body);
     request.put(&mut body);
     body
+}
+
+/// Refuses what the server would take for garbage. Only values, and names that no engine takes, are so long.
+pub(super) fn check_length(body: &[u8], request: &Request<'_>) -> Result<()> {
+    match request {
+        _ if body.len() <= BODY_BYTES_MAX => Ok(()),
+        Request::Setxattr { .. } => Err(FsError::ValueTooLong),
+        _ => Err(FsError::NameTooLong),
+    }
 }
 
 /// An answer.
@@ -99,14 +110,15 @@ impl Answer {
         self
     }
 
-    /// The result that it carries.
-    pub(super) fn result<'a, T: Wire<'a>>(&'a self) -> Result<T> {
-        let malformed = |error| FsError::Io(format!("the server sent something else than an answer: {error}"));
+    /// The result that it carries, checked.
+    pub(super) fn result<'a, T: Reply<'a>>(&'a self) -> Result<T> {
         let reader = Reader::new(&self.body);
-        match self.is_ok {
-            true => reader.last().map_err(malformed),
-            false => Err(reader.last::<FsError>().unwrap_or_else(malformed)),
+        if !self.is_ok {
+            return Err(reader.last::<FsError>().unwrap_or_else(refused));
         }
+        let reply: T = reader.last().map_err(refused)?;
+        reply.check().map_err(refused)?;
+        Ok(reply)
     }
 
     /// The body, or the error.

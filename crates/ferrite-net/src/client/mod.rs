@@ -26,13 +26,14 @@ mod slots;
 mod submit;
 mod taking_back;
 mod unsynced;
+mod untrusted;
 mod verbs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_fabric::secure::{Credentials, Encrypt, Key};
-use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, SYSTEM};
+use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, OpenMode, ROOT_INO, SYSTEM};
 use thiserror::Error;
 
 use crate::wire::{Activity, Caller, Head, Request};
@@ -61,6 +62,8 @@ pub struct ClientOptions {
     /// Keeps up to so many bytes of what the server has told, as long as nobody changes it. `None`: each call asks the
     /// server.
     pub cache_bytes: Option<usize>,
+    /// Every change is refused with `ReadOnly`, before the server is asked.
+    pub read_only: bool,
     /// How long at most a thread looks for its answer again and again before it sleeps, where that pays. Zero: it
     /// sleeps at once. Over a fabric [`Fabric::spin`] counts.
     pub spin: Duration,
@@ -75,6 +78,7 @@ impl Default for ClientOptions {
             credentials: Credentials::default(),
             fabric: None,
             cache_bytes: None,
+            read_only: false,
             spin: SPIN,
         }
     }
@@ -99,6 +103,12 @@ impl ClientOptions {
         ClientOptions { cache_bytes, ..self }
     }
 
+    /// Sets [`Self::read_only`].
+    #[must_use]
+    pub fn read_only(self, read_only: bool) -> Self {
+        ClientOptions { read_only, ..self }
+    }
+
     /// Sets [`Self::slots`].
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {
@@ -117,6 +127,14 @@ impl ClientOptions {
     pub fn encrypt(mut self, encrypt: Encrypt) -> Self {
         self.credentials.encrypt = encrypt;
         self
+    }
+
+    /// Refuses what a client that is read-only does not ask for.
+    fn permit(&self, request: &Request<'_>) -> Result<(), FsError> {
+        match self.read_only && (request.is_change() || request.opens_for_writing()) {
+            true => Err(FsError::ReadOnly),
+            false => Ok(()),
+        }
     }
 
     /// Sets [`Self::fabric`].
@@ -177,6 +195,27 @@ impl Client {
     /// Whether what travels is encrypted now; `None` while there is no connection.
     pub fn is_encrypted(&self) -> Option<bool> {
         self.link.is_encrypted()
+    }
+
+    /// Whether changes are refused, by this client or by the export. Blocks as every call.
+    ///
+    /// # Errors
+    /// If the server cannot be asked.
+    pub fn is_read_only(&self) -> Result<bool, FsError> {
+        if self.link.options.read_only {
+            return Ok(true);
+        }
+        // Directories cannot be opened for writing, so this changes nothing anywhere. That the export is read-only is
+        // what a server says first.
+        let request = Request::Open {
+            node: self.node(ROOT_INO)?,
+            mode: OpenMode::read_write(),
+            file: self.link.fresh_number(),
+        };
+        match self.ask(SYSTEM, &request)?.result::<untrusted::FileSeal>() {
+            Err(FsError::ReadOnly) => Ok(true),
+            _ => Ok(false),
+        }
     }
 
     /// Requests made so far.
@@ -255,7 +294,7 @@ fn limits(link: &Link) -> Limits {
     let message_bytes = ferrite_fabric::frame::DATA_BYTES_MAX as u64;
     let mut limits = Limits::local(
         promises.atomic_write_bytes.min(message_bytes),
-        promises.file_bytes_max,
+        promises.file_bytes_max.min(i64::MAX as u64),
         promises.durability,
     );
     limits.whole_write_bytes = promises.whole_write_bytes.min(message_bytes);

@@ -96,13 +96,29 @@ impl Pending {
     fn is_counted(&self) -> bool {
         !matches!(self, Pending::Later(..) | Pending::Cancels(..))
     }
+
+    /// What it takes, if nobody waits for it.
+    fn posted_bytes(&self) -> usize {
+        match self {
+            Pending::Posted(body) => body.len() + POSTED_BYTES,
+            _ => 0,
+        }
+    }
 }
+
+/// What requests take that nobody waits for, at most: a server that answers none of them must not fill the memory. Then
+/// the oldest are forgotten; their session ends with all that they would have ended.
+const POSTED_BYTES_MAX: usize = 64 << 20;
+/// What one takes beside its body, about.
+const POSTED_BYTES: usize = 160;
 
 /// All requests, and which of them count: there may be thousands of others.
 #[derive(Default)]
 struct All {
     by_number: BTreeMap<u64, Pending>,
     counted: BTreeSet<u64>,
+    /// What those take that nobody waits for.
+    posted_bytes: usize,
 }
 
 impl All {
@@ -110,12 +126,22 @@ impl All {
         if pending.is_counted() {
             self.counted.insert(number);
         }
+        self.posted_bytes += pending.posted_bytes();
         self.by_number.insert(number, pending);
+        while self.posted_bytes > POSTED_BYTES_MAX {
+            let is_posted = |(&number, pending): (&u64, &Pending)| (pending.posted_bytes() > 0).then_some(number);
+            let Some(oldest) = self.by_number.iter().find_map(is_posted) else {
+                break;
+            };
+            self.remove(oldest);
+        }
     }
 
     fn remove(&mut self, number: u64) -> Option<Pending> {
         self.counted.remove(&number);
-        self.by_number.remove(&number)
+        let removed = self.by_number.remove(&number)?;
+        self.posted_bytes -= removed.posted_bytes();
+        Some(removed)
     }
 }
 
@@ -336,6 +362,25 @@ mod tests {
 
     fn bodies(requests: &Requests) -> Vec<Vec<u8>> {
         requests.unanswered(0).into_iter().map(|(_, body, _)| body).collect()
+    }
+
+    /// A server that answers nothing that nobody waits for costs a bounded amount of memory.
+    #[test]
+    fn what_is_posted_is_forgotten_in_the_end() {
+        let requests = Requests::default();
+        let body = vec![0; 1 << 20];
+        for _ in 0..100 {
+            requests.enter(&mut own_head(0), |_| Pending::Posted(body.clone()));
+        }
+        assert!(
+            (50..64).contains(&bodies(&requests).len()),
+            "{}",
+            bodies(&requests).len()
+        );
+        let numbers: Vec<u64> = requests.unanswered(0).into_iter().map(|(number, ..)| number).collect();
+        assert_eq!(numbers.last(), Some(&100), "the latest stay");
+        numbers.into_iter().for_each(|number| drop(requests.settle(number)));
+        assert_eq!(requests.all.lock().posted_bytes, 0);
     }
 
     /// The server has taken the end of a wait, and is killed before it says how the wait ended. Its successor is asked

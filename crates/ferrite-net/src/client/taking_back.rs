@@ -6,10 +6,13 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use ferrite_vfs::Ino;
 use parking_lot::Mutex;
+
+/// Recalls that wait at a time. A server asks for one with each change that waits for it, so that so many are a flood.
+pub(super) const RECALLS_MAX: usize = 16 << 10;
 
 /// What the server has asked for.
 pub(super) struct Recall {
@@ -21,7 +24,7 @@ pub(super) struct Recall {
 #[derive(Default)]
 pub(super) struct TakingBack {
     is_on: AtomicBool,
-    recalls: Mutex<Option<Sender<Recall>>>,
+    recalls: Mutex<Option<SyncSender<Recall>>>,
 }
 
 impl TakingBack {
@@ -36,21 +39,47 @@ impl TakingBack {
         if self.is_on() {
             return Ok(());
         }
-        let (sender, recalls) = channel();
+        let (sender, recalls) = sync_channel(RECALLS_MAX);
         start(recalls)?;
         *passed_on = Some(sender);
         self.is_on.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// False if nobody relies on anything, so that the recall can be answered.
-    pub(super) fn pass_on(&self, recall: Recall) -> bool {
+    /// False if nobody relies on anything, so that the recall can be answered. `None` if too many wait.
+    pub(super) fn pass_on(&self, recall: Recall) -> Option<bool> {
         let recalls = self.recalls.lock();
-        recalls.as_ref().is_some_and(|recalls| recalls.send(recall).is_ok())
+        match recalls.as_ref().map(|recalls| recalls.try_send(recall)) {
+            Some(Ok(())) => Some(true),
+            Some(Err(TrySendError::Full(_))) => None,
+            Some(Err(TrySendError::Disconnected(_))) | None => Some(false),
+        }
     }
 
     /// The client is closed.
     pub(super) fn end(&self) {
         *self.recalls.lock() = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_recalls_is_noticed() {
+        let (way, mut kept) = (TakingBack::default(), None);
+        way.begin(|recalls| {
+            kept = Some(recalls);
+            Ok(())
+        })
+        .unwrap();
+        let recall = |number| Recall { number, ino: number };
+        for number in 0..RECALLS_MAX as u64 {
+            assert_eq!(way.pass_on(recall(number)), Some(true));
+        }
+        assert_eq!(way.pass_on(recall(0)), None, "nobody takes any");
+        drop(kept);
+        assert_eq!(way.pass_on(recall(0)), Some(false), "nobody relies on anything");
     }
 }

@@ -65,11 +65,12 @@ fields!(Counted {
 
 impl std::ops::AddAssign for Counted {
     fn add_assign(&mut self, other: Counted) {
-        self.requests += other.requests;
-        self.errors += other.errors;
-        self.received_bytes += other.received_bytes;
-        self.sent_bytes += other.sent_bytes;
-        self.busy_ns += other.busy_ns;
+        // The numbers may be another host's.
+        self.requests = self.requests.saturating_add(other.requests);
+        self.errors = self.errors.saturating_add(other.errors);
+        self.received_bytes = self.received_bytes.saturating_add(other.received_bytes);
+        self.sent_bytes = self.sent_bytes.saturating_add(other.sent_bytes);
+        self.busy_ns = self.busy_ns.saturating_add(other.busy_ns);
     }
 }
 

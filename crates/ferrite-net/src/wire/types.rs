@@ -236,6 +236,24 @@ fn cut(text: &str) -> &[u8] {
     &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)]
 }
 
+/// A text that another host sent, for messages of this one: of a bounded length, and without characters that control a
+/// terminal, begin a line of a log, or end the text.
+fn harmless(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for c in String::from_utf8_lossy(bytes).chars() {
+        let before = text.len();
+        match c.is_control() {
+            true => text.extend(c.escape_default()),
+            false => text.push(c),
+        }
+        if text.len() > TEXT_BYTES_MAX {
+            text.truncate(before);
+            break;
+        }
+    }
+    text
+}
+
 /// Cause and particulars as [`FsError::code`] numbers them; damage and failures have more.
 impl Wire<'_> for FsError {
     fn put(&self, out: &mut Vec<u8>) {
@@ -258,7 +276,7 @@ impl Wire<'_> for FsError {
     }
 
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let text = |from: &mut Reader<'_>| Ok(String::from_utf8_lossy(from.get::<&[u8]>()?).into_owned());
+        let text = |from: &mut Reader<'_>| Ok(harmless(from.get::<&[u8]>()?));
         Ok(match from.get()? {
             (DAMAGED, 0) => FsError::Damaged(Box::new(Corruption {
                 ino: from.get()?,
