@@ -58,7 +58,7 @@ pub(crate) fn serve(
         None => {}
     }
     let volume = match address.is_remote() {
-        true => opening::volume(address, &options.engine)?,
+        true => opening::volume(address, &options.of_export())?,
         false => opening::volume(&address.at(&pool), &options.engine)?,
     };
     let file = match address.is_remote() {

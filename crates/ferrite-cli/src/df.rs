@@ -173,9 +173,9 @@ fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
 fn told_by_kernel(mount: &MountPoint) -> Option<Row> {
     let fs = rustix::fs::statvfs(&mount.dir).ok()?;
     let space = Space {
-        size_bytes: fs.f_blocks * fs.f_frsize,
-        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree) * fs.f_frsize,
-        available_bytes: fs.f_bavail * fs.f_frsize,
+        size_bytes: fs.f_blocks.saturating_mul(fs.f_frsize),
+        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree).saturating_mul(fs.f_frsize),
+        available_bytes: fs.f_bavail.saturating_mul(fs.f_frsize),
         inodes: fs.f_files,
         inodes_free: fs.f_ffree,
     };

@@ -37,6 +37,12 @@ pub(crate) struct Options {
 impl Options {
     /// The address of a pool, with what these options say of how a server is reached.
     pub(crate) fn with_key(&self, address: &Address) -> Result<Address, Failure> {
+        if self.scrub.is_some() && address.is_remote() {
+            let export = address.path().display();
+            let text =
+                format!("{export}: `scrub` is for pools of this machine; omit it, and scrub on the server's host");
+            return Err(Failure::new(USAGE, text));
+        }
         if self.key.is_none() && self.encrypt.is_none() && self.cache.is_none() {
             return Ok(address.clone());
         }
@@ -50,6 +56,18 @@ impl Options {
         let (key, encrypt, cache) = (self.key.as_deref(), self.encrypt.as_deref(), self.cache.as_deref());
         let with = RemoteAddress::with(&text.to_string_lossy(), key, encrypt, cache);
         with.map(|with| address.at(with)).map_err(|why| wrong(&why))
+    }
+}
+
+impl Options {
+    /// Those of the engine, for an export: that no access times are noted is the mount's business then, and `sync` is
+    /// compared with what the server promises.
+    pub(crate) fn of_export(&self) -> MountOptions {
+        let (mut engine, default) = (self.engine, MountOptions::default());
+        if engine.atime == AtimePolicy::Never {
+            (engine.atime, engine.dir_atime) = (default.atime, default.dir_atime);
+        }
+        engine
     }
 }
 

@@ -201,6 +201,45 @@ impl MountOptions {
         self
     }
 
+    /// The names of the options that are not as by default. To look at a pool ([`Self::look`]) is to have it read-only.
+    pub fn given(&self) -> Vec<&'static str> {
+        let MountOptions {
+            read_only,
+            atime,
+            dir_atime,
+            durability,
+            accept_power_loss,
+            cleaner,
+            clean_low_percent,
+            clean_high_percent,
+            fold_read_entries,
+            cow_only,
+            keep_orphans,
+            forward_scan,
+            is_look,
+        } = *self;
+        let default = MountOptions::default();
+        let all = [
+            ("read_only", read_only != default.read_only),
+            ("atime", atime != default.atime),
+            ("dir_atime", dir_atime != default.dir_atime),
+            ("durability", durability != default.durability),
+            (
+                "accept_power_loss",
+                accept_power_loss != default.accept_power_loss && !is_look,
+            ),
+            ("cleaner", cleaner != default.cleaner),
+            ("clean_low_percent", clean_low_percent != default.clean_low_percent),
+            ("clean_high_percent", clean_high_percent != default.clean_high_percent),
+            ("fold_read_entries", fold_read_entries != default.fold_read_entries),
+            ("cow_only", cow_only != default.cow_only),
+            ("keep_orphans", keep_orphans != default.keep_orphans),
+            ("forward_scan", forward_scan != default.forward_scan),
+        ];
+        let given = all.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(name, _)| name).collect()
+    }
+
     /// To look at a pool in whatever state: read-only, after a power loss too, and not counted in
     /// [`PoolInfo::mounts`].
     #[must_use]

@@ -76,6 +76,14 @@ impl Fs {
         self.change(SET_MODE, path.as_ref(), &mode_request(mode), true)
     }
 
+    /// As [`Self::set_mode`]; does not follow a symbolic link.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a symbolic link, which has no permission bits.
+    pub fn set_mode_nofollow(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        self.change(SET_MODE, path.as_ref(), &mode_request(mode), false)
+    }
+
     /// As [`Self::set_mode`], with the standard library's type.
     pub fn set_permissions(&self, path: impl AsRef<Path>, permissions: Permissions) -> Result<()> {
         self.set_mode(path, permissions.mode())

@@ -41,8 +41,14 @@ macro_rules! as_fs {
 }
 
 impl Dir {
-    pub(crate) fn open(fs: &Fs, path: &Path) -> Result<Dir> {
-        let handle = fs.hand_out("open the directory", path, |vfs, path| vfs.open_dir(path).map(Arc::new))?;
+    pub(crate) fn open(fs: &Fs, path: &Path, follow: bool) -> Result<Dir> {
+        let handle = fs.hand_out("open the directory", path, |vfs, path| {
+            let dir = match follow {
+                true => vfs.open_dir(path)?,
+                false => vfs.open_dir_itself(path)?,
+            };
+            Ok(Arc::new(dir))
+        })?;
         Ok(Dir {
             fs: fs.at_dir(handle.peek(), path),
             handle,
@@ -135,6 +141,7 @@ impl Dir {
         open_file(path: impl AsRef<Path>) -> Result<File>;
         create_file(path: impl AsRef<Path>) -> Result<File>;
         open_dir(path: impl AsRef<Path>) -> Result<Dir>;
+        open_dir_nofollow(path: impl AsRef<Path>) -> Result<Dir>;
         read(path: impl AsRef<Path>) -> Result<Vec<u8>>;
         read_to_string(path: impl AsRef<Path>) -> Result<String>;
         write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()>;
@@ -156,6 +163,7 @@ impl Dir {
         try_exists(path: impl AsRef<Path>) -> Result<bool>;
         access(path: impl AsRef<Path>, want: Access) -> Result<()>;
         set_mode(path: impl AsRef<Path>, mode: u32) -> Result<()>;
+        set_mode_nofollow(path: impl AsRef<Path>, mode: u32) -> Result<()>;
         set_permissions(path: impl AsRef<Path>, permissions: Permissions) -> Result<()>;
         chown(path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> Result<()>;
         lchown(path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> Result<()>;

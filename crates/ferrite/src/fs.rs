@@ -106,7 +106,8 @@ impl Fs {
     ///
     /// # Errors
     /// Those of [`Self::open_with`], `InvalidInput` for an address without meaning, and `Unsupported` for one that
-    /// needs an engine that this build lacks.
+    /// needs an engine that this build lacks. `InvalidInput` also for the address of a server with any other option
+    /// than [`MountOptions::read_only`]: the server decides the others.
     pub fn open_volume_with(address: impl AsRef<OsStr>, options: &MountOptions) -> Result<Fs> {
         let address = address.as_ref();
         let found =

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferrite_vfs::FileKind;
+use ferrite_vfs::{FileKind, posix};
 
 use crate::error::{Cause, Error, Result};
 use crate::metadata::Metadata;
@@ -92,8 +92,13 @@ impl ReadDir {
 
     fn fetch(&self) -> Result<Vec<DirEntry>> {
         let fetch = || -> Result<Vec<DirEntry>, Cause> {
-            let mut batch = Vec::new();
+            let (mut batch, mut bad) = (Vec::new(), None);
             let mut take = |entry: &ferrite_vfs::DirEntry<'_>, metadata| {
+                // Users join it to paths.
+                if let Err(error) = posix::check_name(entry.name) {
+                    bad = Some(error);
+                    return false;
+                }
                 batch.push(DirEntry {
                     dir: Arc::clone(&self.path),
                     name: OsString::from_vec(entry.name.to_vec()),
@@ -109,7 +114,10 @@ impl ReadDir {
                 true => dir.readdir_plus(self.cookie, &mut |entry, attr| take(entry, attr.ok().map(Metadata)))?,
                 false => dir.readdir(self.cookie, &mut |entry| take(entry, None))?,
             }
-            Ok(batch)
+            match bad {
+                Some(error) => Err(error.into()),
+                None => Ok(batch),
+            }
         };
         fetch().map_err(|cause| Error::new("list", &*self.full, cause))
     }

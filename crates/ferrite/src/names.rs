@@ -48,7 +48,15 @@ impl Fs {
     /// # Errors
     /// `ENOTDIR`, and those of path resolution.
     pub fn open_dir(&self, path: impl AsRef<Path>) -> Result<Dir> {
-        Dir::open(self, path.as_ref())
+        Dir::open(self, path.as_ref(), true)
+    }
+
+    /// As [`Self::open_dir`], but a symbolic link as the last component of the path is not followed.
+    ///
+    /// # Errors
+    /// `ENOTDIR` also for a symbolic link.
+    pub fn open_dir_nofollow(&self, path: impl AsRef<Path>) -> Result<Dir> {
+        Dir::open(self, path.as_ref(), false)
     }
 
     /// The whole content of a file. Each read step is atomic, but a concurrent write may be visible in only a part of

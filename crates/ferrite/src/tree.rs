@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
 
-use ferrite_vfs::{Dir, FileKind, FsError, Result, Vfs};
+use ferrite_vfs::{Dir, FileKind, FsError, Result, Vfs, posix};
 
 use crate::fs::bytes;
 
@@ -48,8 +48,13 @@ impl Level {
 
     fn advance(&mut self) -> Result<Option<Entry>> {
         if self.batch.as_slice().is_empty() {
-            let mut batch = Vec::new();
+            let (mut batch, mut checked) = (Vec::new(), Ok(()));
             self.dir.readdir(self.cookie, &mut |entry| {
+                // It becomes a path from here, and what that leads to is removed.
+                checked = posix::check_name(entry.name);
+                if checked.is_err() {
+                    return false;
+                }
                 batch.push(Entry {
                     name: entry.name.to_vec(),
                     kind: entry.kind,
@@ -57,6 +62,7 @@ impl Level {
                 });
                 batch.len() < BATCH
             })?;
+            checked?;
             self.batch = batch.into_iter();
         }
         let entry = self.batch.next();

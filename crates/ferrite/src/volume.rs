@@ -38,10 +38,26 @@ const TCP: &str = "tcp";
 /// The scheme of servers that are reached over libfabric.
 const FABRIC: &str = "fabric";
 
-/// Connects to an export. Of the options, only that it is read-only has a meaning.
-fn open_remote(address: &Path, _: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+/// Connects to an export. Of the options, only that it is read-only has a meaning; the others are refused.
+fn open_remote(address: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let text = address.to_string_lossy();
-    Ok(Arc::new(RemoteVolume::open(&text, &ClientOptions::default())?))
+    let others: Vec<_> = options
+        .given()
+        .into_iter()
+        .filter(|&name| name != "read_only")
+        .collect();
+    if !others.is_empty() {
+        return Err(VolumeError::new(
+            VolumeErrorKind::Invalid,
+            format!(
+                "{text}: the options {} are for pools, and mean nothing for an export, of which the server decides; omit \
+                 them, or give them to `ferrite serve`",
+                others.join(", ")
+            ),
+        ));
+    }
+    let client = ClientOptions::default().read_only(options.read_only);
+    Ok(Arc::new(RemoteVolume::open(&text, &client)?))
 }
 
 /// The scheme of pools on devices.
