@@ -40,6 +40,7 @@ mod nvme;
 mod opening;
 mod output;
 mod pages;
+mod printable;
 mod progress;
 mod scrub;
 mod serve;

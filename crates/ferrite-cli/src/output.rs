@@ -5,10 +5,11 @@
 //! end ([`lost`]), and a command that had succeeded fails.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 
 use super::Failure;
+use super::printable::{harmless, harmless_json};
 
 /// Set once nothing more goes to standard output.
 static STOPPED: OnceLock<()> = OnceLock::new();
@@ -24,10 +25,14 @@ pub(crate) fn printed(result: std::io::Result<()>) {
     }
 }
 
-/// Prints a line to standard output.
+/// Prints a line to standard output; to a terminal, one that does not control it.
 pub(crate) fn say(line: impl Display) {
     if STOPPED.get().is_none() {
-        printed(writeln!(std::io::stdout(), "{line}"));
+        let mut stdout = std::io::stdout();
+        printed(match stdout.is_terminal() {
+            true => writeln!(stdout, "{}", harmless(&line.to_string())),
+            false => writeln!(stdout, "{line}"),
+        });
     }
 }
 
@@ -46,13 +51,14 @@ pub(crate) fn goes_on() -> bool {
 
 /// Prints a value as one line of JSON.
 pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    say(serde_json::to_string(value)?);
+    say(harmless_json(serde_json::to_string(value)?));
     Ok(())
 }
 
-/// Prints a line to standard error. A failure of that cannot be reported.
+/// Prints a line to standard error, without what controls a terminal: it may name files, and say what a server said. A
+/// failure of that cannot be reported.
 pub(crate) fn complain(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", harmless(&line.to_string()));
 }
 
 /// Why expected results could not be written, if so.

@@ -1,8 +1,10 @@
 //! `ferrite top`: what a server does with an export, for whom, and how long it takes; as the server tells its clients.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use ferrite::MountOptions;
@@ -10,6 +12,7 @@ use ferrite::volume::Address;
 use ferrite_net::volume::RemoteVolume;
 use ferrite_net::wire::{Activity, Counted, OperationActivity, Request, SHORTEST_LOG2};
 
+use super::printable::printable;
 use super::target::address;
 use super::{Failure, Outcome, USAGE, opening, output, say_json};
 
@@ -110,14 +113,16 @@ impl Row {
 
 /// What a part of the requests did not exceed, in microseconds.
 fn quantile(latency: &[u64], part: f64) -> Option<f64> {
-    let all: u64 = latency.iter().sum();
+    // The numbers are the server's.
+    let all = latency.iter().fold(0u64, |all, count| all.saturating_add(*count));
     let wanted = (all as f64 * part).ceil() as u64;
-    let mut below = 0;
+    let mut below = 0u64;
     let class = latency.iter().position(|count| {
-        below += count;
+        below = below.saturating_add(*count);
         below >= wanted && wanted > 0
     })?;
-    Some((1u64 << (class as u32 + SHORTEST_LOG2)) as f64 / 1e3)
+    let bound_ns = 1u64.checked_shl(class as u32 + SHORTEST_LOG2)?;
+    Some(bound_ns as f64 / 1e3)
 }
 
 fn look(activity: &Activity) -> Look {
@@ -134,7 +139,7 @@ fn look(activity: &Activity) -> Look {
             .iter()
             .map(|client| Client {
                 session: client.session,
-                address: String::from_utf8_lossy(&client.address).into_owned(),
+                address: printable(OsStr::from_bytes(&client.address)),
                 connected: client.is_connected,
                 connections: client.connections,
                 idle_ms: client.idle_ms,
@@ -251,7 +256,7 @@ fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String 
             .take(3)
             .filter_map(|(number, _)| Request::name_of(*number))
             .collect();
-        let address = String::from_utf8_lossy(&client.address);
+        let address = printable(OsStr::from_bytes(&client.address));
         let _ = writeln!(
             text,
             "{:<24} {:>8} {:>10.1} {:>8} {:>10.2} {:>10.2} {:>6} {:>7} {:>8}  {}",

@@ -128,7 +128,13 @@ fn everything_that_a_file_has_is_kept_on_request() {
             );
         }
         run(&["cp", "-rp", path(&scratch.join("d")), &volume.at("/d")]);
-        run(&["cp", "-rp", &volume.at("/d"), path(&scratch.join("back"))]);
+        run(&[
+            "cp",
+            "-rp",
+            "--privileges",
+            &volume.at("/d"),
+            path(&scratch.join("back")),
+        ]);
         let list = |dir: &str| {
             sh(
                 &scratch.join(dir),
@@ -233,11 +239,20 @@ fn files_are_replaced_whole_or_not_at_all() {
             &volume.at("/"),
         ]);
         assert_eq!(names(&volume, "/"), ["file", "new", "old"]);
-        // A tree into itself ends.
+        // A tree into itself is refused before anything is done.
         run(&["mkdir", "-p", &volume.at("/a/b/c")]);
-        let said = refused(&["cp", "-r", &volume.at("/a"), &volume.at("/a/b")]);
-        assert!(said.contains("is the copy that is being made"), "{said}");
-        assert_eq!(names(&volume, "/a/b/a/b"), ["c"]);
+        for to in ["/a/b", "/a/b/new", "/a/b/c"] {
+            let said = refused(&["cp", "-r", &volume.at("/a"), &volume.at(to)]);
+            assert!(said.contains("the copy would hold itself"), "{said}");
+        }
+        assert!(refused(&["cp", "-r", &volume.at("/"), &volume.at("/a")]).contains("would hold itself"));
+        assert_eq!(
+            run(&["ls", "-R", "-a", &volume.at("/a")])
+                .lines()
+                .filter(|line| !line.is_empty())
+                .count(),
+            5
+        );
     }
 }
 

@@ -27,6 +27,10 @@ A file has its name only once all of it is there: it is written as .ferrite-cp-.
 a file or a link that has the name. After a failure or an interruption the old file is still there; only a process that \
 is killed leaves the other. While a server cannot be reached, the copy waits for it, and goes on.
 
+Symbolic links are followed where they are named here, and nowhere below: a link in the target is replaced by a file, \
+and is in the way of a directory. What a server says is data alone: without --privileges none of its files gets rights \
+on this machine that its user lacks.
+
 Holes of sparse files stay holes. Files belong to who runs the command; the server decides which user that is."))]
 pub(crate) struct Cp {
     /// What to copy, and where to: a name, or a directory, which may take several
@@ -39,6 +43,9 @@ pub(crate) struct Cp {
     /// Keep permissions, times and extended attributes, and owners as far as the user may
     #[arg(short, long)]
     preserve: bool,
+    /// Also let files of a server be setuid, setgid, have capabilities and be devices, on this machine
+    #[arg(long)]
+    privileges: bool,
     /// Keep files that are there
     #[arg(short, long, conflicts_with = "force")]
     no_clobber: bool,
@@ -75,6 +82,7 @@ impl Cp {
             How {
                 recursive: self.recursive,
                 preserve: self.preserve,
+                privileges: self.privileges,
                 no_clobber: self.no_clobber,
                 force: self.force,
                 umask,

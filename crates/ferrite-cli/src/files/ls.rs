@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use ferrite::{FileKind, Metadata};
 
+use super::folder::NAMES_MAX;
 use super::place::Why;
 use super::show::{self, Json};
 use super::{OPERANDS, Opened, Operand, Volumes, shown};
+use crate::printable::printable;
 use crate::{FAILED, Failure, Outcome, complain, output, say_json};
 
 /// List directories of volumes that are not mounted
@@ -76,11 +78,8 @@ impl Ls {
                 match self.list(&listed, &path, is_given, &mut is_first) {
                     Ok(below) => todo.extend(below.into_iter().rev()),
                     Err(why) => {
-                        complain(format_args!(
-                            "ferrite: {}: {}",
-                            shown(prefix, &path).display(),
-                            why.text
-                        ));
+                        let (path, hint) = (printable(&shown(prefix, &path)), volume.hint(&why));
+                        complain(format_args!("ferrite: {path}: {}{hint}", why.text));
                         code = FAILED;
                     }
                 }
@@ -122,6 +121,11 @@ impl Ls {
         };
         for entry in listing {
             let entry = entry?;
+            if rows.len() == NAMES_MAX {
+                return Err(Why::new(format!(
+                    "has more than {NAMES_MAX} entries, and is not listed"
+                )));
+            }
             if self.all || !entry.file_name().as_encoded_bytes().starts_with(b".") {
                 rows.push(Row {
                     name: entry.file_name().to_owned(),

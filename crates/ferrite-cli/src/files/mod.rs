@@ -9,6 +9,7 @@
 mod cat;
 mod content;
 mod cp;
+mod folder;
 mod ls;
 mod names;
 mod place;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use ferrite::volume::{Address, Volume};
 use ferrite::{Cred, Fs, MountOptions};
+use rustix::io::Errno;
 
 use super::{Failure, mounts, opening};
 
@@ -32,6 +34,8 @@ pub(crate) use cp::Cp;
 pub(crate) use ls::Ls;
 pub(crate) use names::{Mkdir, Mv, Rm};
 pub(crate) use stat::Stat;
+
+use place::Why;
 
 /// What ends the address.
 const SEPARATOR: &[u8] = b":/";
@@ -153,6 +157,29 @@ impl Opened {
     /// Used as the user who runs the command.
     pub(crate) fn fs(&self) -> &Fs {
         &self.fs
+    }
+
+    /// What mends an error that comes of the volume being on a server, if it does.
+    fn hint(&self, why: &Why) -> &'static str {
+        if !self.address.is_remote() {
+            return "";
+        }
+        match why {
+            why if why.is_refusal() && rustix::process::geteuid().is_root() => {
+                "; root of another machine is nobody to a server, unless it was started with --no-root-squash"
+            }
+            why if why.is(Errno::ROFS) => "; the export is read-only, which the server's administrator decides",
+            why if why.is(Errno::STALE) => {
+                "; it was removed, or the server has lost the session meanwhile: run the command again"
+            }
+            why if why.is(Errno::NOTCONN) => {
+                "; the connection was lost: look what was done before you run the command again"
+            }
+            why if why.is(Errno::TIMEDOUT) => {
+                "; the server does not answer: is it running, and does a firewall let its port through?"
+            }
+            _ => "",
+        }
     }
 }
 

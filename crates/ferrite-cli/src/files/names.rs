@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::place::{Place, Why};
 use super::{OPERANDS, Operand, Volumes, umask};
+use crate::printable::printable;
 use crate::{FAILED, Failure, Outcome, complain};
 
 /// Reports what failed; the command goes on with the next.
@@ -66,7 +67,7 @@ impl Rm {
             match removed {
                 Err(error) if self.force && error.kind() == ErrorKind::NotFound => Ok(()),
                 Err(error) if error.path() != path => {
-                    Err(Why::new(format!("{}: {}", error.path().display(), error.cause())))
+                    Err(Why::new(format!("{}: {}", printable(error.path()), error.cause())))
                 }
                 removed => Ok(removed?),
             }
@@ -177,7 +178,7 @@ impl Mv {
         if volume.address != other.address {
             return Err(Why::new(format!(
                 "{} is in another volume, and mv renames within one; use `ferrite cp -r -p`, then `ferrite rm -r`",
-                to.shown().display()
+                printable(&to.shown())
             )));
         }
         match to.look() {
@@ -185,7 +186,7 @@ impl Mv {
             Ok(there)
                 if !there.is_dir() && !self.force && there.kind != ferrite::FileKind::Symlink && !to.may_write() =>
             {
-                let text = format!("{}: Permission denied; give -f to replace it", to.shown().display());
+                let text = format!("{}: Permission denied; give -f to replace it", printable(&to.shown()));
                 return Err(Why::new(text));
             }
             _ => {}

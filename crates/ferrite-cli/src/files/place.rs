@@ -1,23 +1,25 @@
-//! A place that a command reads or changes: a path on this machine, or one in a volume; the same calls for both.
+//! A place that a user names: a path on this machine, or one in a volume; the same calls for both. Everything below it
+//! is reached by [`super::folder`], which takes no paths.
 //!
-//! Invariant: nothing here follows a symbolic link at the end of a path, except [`Place::look_through`] and
-//! [`Place::open`].
+//! Invariant: nothing here follows a symbolic link at the end of a path, except [`Place::look_through`],
+//! [`Place::look_for`] and [`Place::open`].
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use ferrite::{FileKind, FileTimes, NewNode, RenameMode, XattrMode};
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
+use ferrite::{FileKind, RenameMode};
+use rustix::fs::{CWD, Timespec};
 use rustix::io::Errno;
 
 use super::{Opened, Operand, Volumes, shown};
 use crate::Failure;
+use crate::printable::printable;
 
 /// Why something failed, for the user.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ impl Why {
         self.errno == Some(errno.raw_os_error())
     }
 
-    fn is_refusal(&self) -> bool {
+    pub(super) fn is_refusal(&self) -> bool {
         self.is(Errno::ACCESS) || self.is(Errno::PERM)
     }
 }
@@ -79,13 +81,28 @@ pub(super) struct Found {
     pub(super) rdev: u64,
     /// Device and inode; the device of a volume is its number among those that are open.
     pub(super) identity: (u64, u64),
-    accessed: SystemTime,
-    modified: SystemTime,
+    pub(super) accessed: SystemTime,
+    pub(super) modified: SystemTime,
 }
 
 impl Found {
     pub(super) fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
+    }
+
+    /// What the system says of a file that is open, or of an entry of a directory.
+    pub(super) fn of_stat(found: &rustix::fs::Stat) -> Found {
+        let mode = found.st_mode;
+        Found {
+            kind: FileKind::from_mode(mode).unwrap_or(FileKind::File),
+            mode: mode & 0o7777,
+            uid: found.st_uid,
+            gid: found.st_gid,
+            rdev: found.st_rdev,
+            identity: (found.st_dev, found.st_ino),
+            accessed: time(found.st_atime, found.st_atime_nsec),
+            modified: time(found.st_mtime, found.st_mtime_nsec),
+        }
     }
 
     fn here(found: &fs::Metadata) -> Found {
@@ -110,10 +127,10 @@ impl Found {
         }
     }
 
-    fn there(volume: &Arc<Opened>, found: &ferrite::Metadata) -> Found {
+    pub(super) fn there(volume: &Arc<Opened>, found: &ferrite::Metadata) -> Found {
         Found {
             kind: found.kind(),
-            mode: found.mode(),
+            mode: found.mode() & 0o7777,
             uid: found.uid(),
             gid: found.gid(),
             rdev: found.rdev(),
@@ -183,16 +200,16 @@ impl Place {
 
     /// The message of something that failed here.
     pub(super) fn message(&self, why: &Why) -> String {
-        let shown = self.shown();
+        self.message_at(&self.shown(), why)
+    }
+
+    /// The message of something that failed at a path below this one.
+    pub(super) fn message_at(&self, at: &OsStr, why: &Why) -> String {
         let hint = match self {
-            Place::There { volume, .. }
-                if why.is_refusal() && volume.address.is_remote() && rustix::process::geteuid().is_root() =>
-            {
-                "; root of another machine is nobody to a server, unless it was started with --no-root-squash"
-            }
-            _ => "",
+            Place::There { volume, .. } => volume.hint(why),
+            Place::Here(_) => "",
         };
-        format!("{}: {}{hint}", shown.display(), why.text)
+        format!("{}: {}{hint}", printable(at), why.text)
     }
 
     /// An entry of the directory that is here.
@@ -236,41 +253,11 @@ impl Place {
         }
     }
 
-    /// The names in a directory.
-    pub(super) fn names(&self) -> Result<Vec<OsString>> {
-        let mut names: Vec<OsString> = match self {
-            Place::Here(path) => fs::read_dir(path)?
-                .map(|entry| entry.map(|entry| entry.file_name()))
-                .collect::<io::Result<_>>()?,
-            Place::There { volume, path, .. } => volume
-                .fs
-                .read_dir(path)?
-                .map(|entry| entry.map(|entry| entry.file_name().to_owned()))
-                .collect::<ferrite::Result<_>>()?,
-        };
-        names.sort_unstable();
-        Ok(names)
-    }
-
     /// Opens a file to read it.
     pub(super) fn open(&self) -> Result<Open> {
         Ok(match self {
             Place::Here(path) => Open::Here(fs::File::open(path)?),
             Place::There { volume, path, .. } => Open::There(volume.fs.open_file(path)?),
-        })
-    }
-
-    /// Makes a file, and opens it to write it.
-    pub(super) fn create_new(&self, mode: u32) -> Result<Open> {
-        Ok(match self {
-            Place::Here(path) => Open::Here(OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?),
-            Place::There { volume, path, .. } => Open::There(
-                ferrite::OpenOptions::new()
-                    .write(true)
-                    .create_new(true)
-                    .mode(mode)
-                    .open(&volume.fs, path)?,
-            ),
         })
     }
 
@@ -285,54 +272,6 @@ impl Place {
                 };
                 volume.fs.access(path, write).is_ok()
             }
-        }
-    }
-
-    pub(super) fn create_dir(&self, mode: u32) -> Result<()> {
-        match self {
-            Place::Here(path) => Ok(rustix::fs::mkdir(path, rustix::fs::Mode::from_raw_mode(mode))?),
-            Place::There { volume, path, .. } => Ok(volume.fs.create_dir_with(path, mode)?),
-        }
-    }
-
-    pub(super) fn read_link(&self) -> Result<PathBuf> {
-        match self {
-            Place::Here(path) => Ok(fs::read_link(path)?),
-            Place::There { volume, path, .. } => Ok(volume.fs.read_link(path)?),
-        }
-    }
-
-    pub(super) fn symlink(&self, target: &Path) -> Result<()> {
-        match self {
-            Place::Here(path) => Ok(std::os::unix::fs::symlink(target, path)?),
-            Place::There { volume, path, .. } => Ok(volume.fs.symlink(target, path)?),
-        }
-    }
-
-    /// Makes a special file as `like`.
-    pub(super) fn make_node(&self, like: &Found, mode: u32) -> Result<()> {
-        match self {
-            Place::Here(path) => {
-                let kind = rustix::fs::FileType::from_raw_mode(like.kind.mode_bits());
-                let mode = rustix::fs::Mode::from_raw_mode(mode);
-                Ok(rustix::fs::mknodat(CWD, path, kind, mode, like.rdev)?)
-            }
-            Place::There { volume, path, .. } => {
-                let rdev = u32::try_from(like.rdev).map_err(|_| Why::new("its device number is too large"))?;
-                let node = NewNode {
-                    kind: like.kind,
-                    mode,
-                    rdev,
-                };
-                Ok(volume.fs.mknod(path, &node)?)
-            }
-        }
-    }
-
-    pub(super) fn remove_file(&self) -> Result<()> {
-        match self {
-            Place::Here(path) => Ok(fs::remove_file(path)?),
-            Place::There { volume, path, .. } => Ok(volume.fs.remove_file(path)?),
         }
     }
 
@@ -363,102 +302,19 @@ impl Place {
             }
         }
     }
-
-    pub(super) fn set_mode(&self, mode: u32) -> Result<()> {
-        match self {
-            Place::Here(path) => Ok(fs::set_permissions(path, Permissions::from_mode(mode))?),
-            Place::There { volume, path, .. } => Ok(volume.fs.set_mode(path, mode)?),
-        }
-    }
-
-    /// Gives it owner, permissions, extended attributes and times of `from`, which `like` describes. What only
-    /// root may give is left out if the user may not.
-    pub(super) fn preserve(&self, from: &Place, like: &Found) -> Result<()> {
-        let owned = match self {
-            Place::Here(path) => std::os::unix::fs::lchown(path, Some(like.uid), Some(like.gid)).map_err(Why::from),
-            Place::There { volume, path, .. } => {
-                let chown = volume.fs.lchown(path, Some(like.uid), Some(like.gid));
-                chown.map_err(Why::from)
-            }
-        };
-        let is_owned = match owned {
-            Ok(()) => true,
-            Err(why) if why.is_refusal() || why.is(Errno::INVAL) => false,
-            Err(why) => return Err(why),
-        };
-        if like.kind != FileKind::Symlink {
-            // The bits that let others act as the owner are for the right owner only.
-            self.set_mode(if is_owned { like.mode } else { like.mode & 0o1777 })?;
-        }
-        self.copy_xattrs(from)?;
-        match self {
-            Place::Here(path) => {
-                let times = Timestamps {
-                    last_access: timespec(like.accessed),
-                    last_modification: timespec(like.modified),
-                };
-                Ok(rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
-            }
-            Place::There { volume, path, .. } => {
-                let times = FileTimes::new().set_accessed(like.accessed).set_modified(like.modified);
-                Ok(volume.fs.set_times_nofollow(path, times)?)
-            }
-        }
-    }
-
-    fn copy_xattrs(&self, from: &Place) -> Result<()> {
-        for name in from.xattr_names()? {
-            let set = from.xattr(&name).and_then(|value| self.set_xattr(&name, &value));
-            match set {
-                Ok(()) => {}
-                // Those of the system are the user's to give only sometimes.
-                Err(why) if !name.as_bytes().starts_with(b"user.") && (why.is_refusal() || is_unsupported(&why)) => {}
-                Err(why) => return Err(Why::new(format!("extended attribute {}: {}", name.display(), why.text))),
-            }
-        }
-        Ok(())
-    }
-
-    fn xattr_names(&self) -> Result<Vec<OsString>> {
-        match self {
-            Place::Here(path) => {
-                let mut names = vec![0; 1 << 16];
-                let len = match rustix::fs::llistxattr(path, &mut names[..]) {
-                    Err(Errno::OPNOTSUPP) => 0,
-                    listed => listed?,
-                };
-                let names = names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty());
-                Ok(names.map(|name| OsStr::from_bytes(name).to_owned()).collect())
-            }
-            Place::There { volume, path, .. } => Ok(volume.fs.list_xattrs_nofollow(path)?),
-        }
-    }
-
-    fn xattr(&self, name: &OsStr) -> Result<Vec<u8>> {
-        match self {
-            Place::Here(path) => {
-                let mut value = vec![0; 1 << 16];
-                let len = rustix::fs::lgetxattr(path, name, &mut value[..])?;
-                value.truncate(len);
-                Ok(value)
-            }
-            Place::There { volume, path, .. } => Ok(volume.fs.get_xattr_nofollow(path, name)?),
-        }
-    }
-
-    fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
-        match self {
-            Place::Here(path) => Ok(rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())?),
-            Place::There { volume, path, .. } => Ok(volume.fs.set_xattr_nofollow(path, name, value, XattrMode::Any)?),
-        }
-    }
 }
 
-fn is_unsupported(why: &Why) -> bool {
-    why.is(Errno::OPNOTSUPP) || why.is(Errno::NODATA)
+/// A time, as seconds and nanoseconds that count forward.
+fn time(seconds: i64, nanos: u64) -> SystemTime {
+    let whole = match u64::try_from(seconds) {
+        Ok(after) => SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(after)),
+        Err(_) => SystemTime::UNIX_EPOCH.checked_sub(Duration::from_secs(seconds.unsigned_abs())),
+    };
+    let time = whole.and_then(|whole| whole.checked_add(Duration::from_nanos(nanos)));
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-fn timespec(time: SystemTime) -> Timespec {
+pub(super) fn timespec(time: SystemTime) -> Timespec {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => Timespec {
             tv_sec: after.as_secs() as i64,
@@ -473,6 +329,13 @@ fn timespec(time: SystemTime) -> Timespec {
                 tv_nsec: if nanos > 0 { i64::from(1_000_000_000 - nanos) } else { 0 },
             }
         }
+    }
+}
+
+impl Place {
+    /// Whether it is on a server, and not on this machine.
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self, Place::There { volume, .. } if volume.address.is_remote())
     }
 }
 

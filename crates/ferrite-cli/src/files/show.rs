@@ -8,6 +8,8 @@ use std::time::SystemTime;
 use ferrite::{FileKind, Metadata};
 use jiff::{Timestamp, tz::TimeZone};
 
+use crate::printable::printable;
+
 /// The first column of `ls -l`: `drwxr-xr-x`.
 pub(super) fn mode(found: &Metadata) -> String {
     let kind = match found.kind() {
@@ -64,36 +66,9 @@ pub(super) fn time(time: SystemTime, format: &str) -> String {
 /// plain text, because a name must not control the terminal.
 pub(super) fn name(name: &OsStr) -> Vec<u8> {
     match std::io::stdout().is_terminal() {
-        true => quoted(name).into_bytes(),
+        true => printable(name).into_bytes(),
         false => name.as_bytes().to_vec(),
     }
-}
-
-fn quoted(name: &OsStr) -> String {
-    if let Some(text) = name.to_str()
-        && !text.chars().any(|c| c.is_control() || c == '\'')
-    {
-        return text.to_owned();
-    }
-    let mut text = String::from("$'");
-    for chunk in name.as_bytes().utf8_chunks() {
-        for c in chunk.valid().chars() {
-            match c {
-                '\'' | '\\' => text.extend(['\\', c]),
-                c if c.is_control() => c
-                    .encode_utf8(&mut [0; 4])
-                    .bytes()
-                    .for_each(|byte| text.push_str(&format!("\\x{byte:02x}"))),
-                c => text.push(c),
-            }
-        }
-        chunk
-            .invalid()
-            .iter()
-            .for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
-    }
-    text.push('\'');
-    text
 }
 
 /// What `--json` prints of a file.
@@ -137,7 +112,7 @@ impl<'f> Json<'f> {
             uid: found.uid(),
             gid: found.gid(),
             size_bytes: found.len(),
-            allocated_bytes: found.blocks() * 512,
+            allocated_bytes: found.blocks().saturating_mul(512),
             inode: found.ino(),
             device: found.rdev(),
             accessed: utc(found.accessed()),
@@ -145,23 +120,6 @@ impl<'f> Json<'f> {
             changed: utc(found.changed()),
             created: utc(found.created()),
             target: target.map(|target| target.to_string_lossy().into_owned()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_do_not_control_the_terminal() {
-        for (name, shown) in [
-            (&b"plain name"[..], "plain name"),
-            ("größe".as_bytes(), "größe"),
-            (b"a\n\x1b[2J", "$'a\\x0a\\x1b[2J'"),
-            (b"\xff'\\", "$'\\xff\\'\\\\'"),
-        ] {
-            assert_eq!(quoted(OsStr::from_bytes(name)), shown);
         }
     }
 }

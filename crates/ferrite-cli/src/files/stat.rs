@@ -1,9 +1,11 @@
 //! `ferrite stat`: show the attributes of files in volumes.
 
+use super::place::Why;
 use super::show::{self, Json};
 use ferrite_net::volume::RemoteVolume;
 
 use super::{OPERANDS, Opened, Operand, Volumes, shown};
+use crate::printable::printable;
 use crate::{FAILED, Outcome, complain, output, say_json};
 
 /// Show the attributes of files in volumes that are not mounted
@@ -31,7 +33,7 @@ fn region_of(volume: &Opened, ino: u64) -> Option<String> {
         0 => String::new(),
         lookups => format!(
             ", {} % of {lookups} translations from the cache",
-            100 * file.hits / lookups
+            u128::from(file.hits) * 100 / u128::from(lookups)
         ),
     };
     let of = told.counters;
@@ -68,7 +70,9 @@ impl Stat {
             let found = match looked {
                 Ok(found) => found,
                 Err(error) => {
-                    complain(format_args!("ferrite: {}: {}", name.display(), error.cause()));
+                    let why = Why::from(error);
+                    let hint = volume.hint(&why);
+                    complain(format_args!("ferrite: {}: {}{hint}", printable(&name), why.text));
                     code = FAILED;
                     continue;
                 }

@@ -1,21 +1,31 @@
 //! Copying files and trees from one place to another.
 //!
-//! Invariant: no file has its final name before it is whole; until then it has one that begins with [`TEMPORARY`]. What
-//! fails is reported and skipped, and the rest is copied.
+//! Invariants:
+//! * No file has its final name before it is whole; until then it has one that begins with [`TEMPORARY`]. What fails is
+//!   reported and skipped, and the rest is copied.
+//! * What a user names may be a symbolic link; below that nothing is followed ([`super::folder`]). An entry of the
+//!   target that is a link is replaced by a file, and is in the way of a directory.
+//! * A tree is walked with a list of levels, not with the stack of the thread, and few descriptors: how deep it is, is
+//!   somebody else's choice.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ferrite::FileKind;
 use rustix::io::Errno;
 
 use super::content::{self, Watch};
-use super::place::{Found, Place, Result, Why};
+use super::folder::{Folder, Kept, NAMES_MAX, Thing};
+use super::place::{Found, Open, Place, Result, Why};
 use crate::complain;
 
 /// How things are copied.
 pub(super) struct How {
     pub(super) recursive: bool,
     pub(super) preserve: bool,
+    /// A server's files may have privileges on this machine.
+    pub(super) privileges: bool,
     pub(super) no_clobber: bool,
     pub(super) force: bool,
     pub(super) umask: u32,
@@ -34,10 +44,140 @@ pub(super) struct Job {
 
 /// How the name begins of a file that is not whole yet.
 const TEMPORARY: &str = ".ferrite-cp-";
+/// Levels of a tree that are copied. A server can say that a directory has one in it again and again.
+const LEVELS_MAX: usize = 8192;
+/// Longest path of one below the top, for the same reason.
+const PATH_BYTES_MAX: usize = 64 << 10;
+/// Levels above the lowest whose directories stay open; those above are opened again on the way back.
+const OPEN_LEVELS: usize = 32;
 
-/// The message of something that failed at a place.
-fn at(place: &Place) -> impl FnOnce(Why) -> String + '_ {
-    move |why| place.message(&why)
+/// One of the two trees, as messages name what is in it.
+struct Side<'p> {
+    top: &'p Place,
+    path: Vec<u8>,
+}
+
+impl<'p> Side<'p> {
+    fn of(top: &'p Place) -> Side<'p> {
+        Side {
+            top,
+            path: top.shown().into_vec(),
+        }
+    }
+
+    fn message(&self, why: &Why) -> String {
+        self.top.message_at(OsStr::from_bytes(&self.path), why)
+    }
+
+    /// Goes to an entry; returns the way back.
+    fn push(&mut self, name: &OsStr) -> usize {
+        let len = self.path.len();
+        if !self.path.ends_with(b"/") {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name.as_bytes());
+        len
+    }
+}
+
+/// What is copied, and to where, as messages name them.
+struct Sides<'p> {
+    from: Side<'p>,
+    to: Side<'p>,
+}
+
+impl<'p> Sides<'p> {
+    fn of(from: &'p Place, to: &'p Place) -> Sides<'p> {
+        Sides {
+            from: Side::of(from),
+            to: Side::of(to),
+        }
+    }
+
+    fn failed_from(&self) -> impl FnOnce(Why) -> String + '_ {
+        move |why| self.from.message(&why)
+    }
+
+    fn failed_to(&self) -> impl FnOnce(Why) -> String + '_ {
+        move |why| self.to.message(&why)
+    }
+
+    /// A server's files come to this machine.
+    fn is_download(&self) -> bool {
+        self.from.top.is_remote() && !self.to.top.is_remote()
+    }
+
+    fn push(&mut self, name: &OsStr) -> (usize, usize) {
+        (self.from.push(name), self.to.push(name))
+    }
+
+    fn pop(&mut self, (from, to): (usize, usize)) {
+        self.from.path.truncate(from);
+        self.to.path.truncate(to);
+    }
+}
+
+/// A directory on the way down: open, or how it is known again.
+enum Level {
+    Open(Folder),
+    Closed((u64, u64)),
+}
+
+impl Level {
+    fn folder(&self) -> Result<&Folder> {
+        match self {
+            Level::Open(folder) => Ok(folder),
+            Level::Closed(_) => Err(Why::new("is not open any more")),
+        }
+    }
+
+    /// Gives its descriptor back, if it has one.
+    fn close(&mut self) -> Result<()> {
+        if let Level::Open(folder) = self
+            && folder.is_here()
+        {
+            *self = Level::Closed(folder.itself()?.identity);
+        }
+        Ok(())
+    }
+
+    /// Opens it again from `below`, a directory in it, if that has not been moved.
+    fn open_from(&mut self, below: &Folder) -> Result<()> {
+        if let Level::Closed(identity) = *self {
+            let above = below.above()?;
+            if above.itself()?.identity != identity {
+                return Err(Why::new(
+                    "was moved while it was copied, so the rest of what it was in is left out; copy it again",
+                ));
+            }
+            *self = Level::Open(above);
+        }
+        Ok(())
+    }
+}
+
+/// A directory that is being copied.
+struct Walk {
+    from: Level,
+    to: Level,
+    names: std::vec::IntoIter<OsString>,
+    found: Found,
+    is_new: bool,
+    /// The lengths of the paths of the level above.
+    back: (usize, usize),
+}
+
+/// Where content comes from.
+enum Source<'s> {
+    Input,
+    File(Open, &'s Found),
+}
+
+/// Where a copy goes: a directory, and the name there.
+#[derive(Clone, Copy)]
+struct Spot<'s> {
+    folder: &'s Folder,
+    name: &'s OsStr,
 }
 
 impl Job {
@@ -58,189 +198,419 @@ impl Job {
 
     /// Copies `from`, whose copy gets the name `to`.
     pub(super) fn copy(&mut self, from: &Place, to: &Place) {
-        let found = match self.how.recursive {
-            true => from.look(),
-            false => from.look_through(),
-        };
-        let copied = found
-            .map_err(at(from))
-            .and_then(|found| self.copy_found(from, &found, to, true));
-        if let Err(message) = copied {
+        if let Err(message) = self.copy_top(from, to) {
             self.report(&message);
         }
     }
 
     /// Copies standard input.
     pub(super) fn copy_input(&mut self, to: &Place) {
-        if let Err(message) = self.copy_file(None, to) {
+        let sides = Sides::of(to, to);
+        let copied = spot_of(to).and_then(|(folder, name)| {
+            let spot = Spot {
+                folder: &folder,
+                name: &name,
+            };
+            self.copy_file(Source::Input, spot, &sides)
+        });
+        if let Err(message) = copied {
             self.report(&message);
         }
     }
 
-    fn copy_found(&mut self, from: &Place, found: &Found, to: &Place, is_top: bool) -> Result<(), String> {
-        self.watch.check().map_err(at(from))?;
+    fn copy_top(&mut self, from: &Place, to: &Place) -> Result<(), String> {
+        let mut sides = Sides::of(from, to);
+        self.watch.check().map_err(sides.failed_from())?;
+        let found = match self.how.recursive {
+            true => from.look(),
+            false => from.look_through(),
+        };
+        let found = found.map_err(sides.failed_from())?;
         if found.is_dir() {
-            return self.copy_dir(from, found, to, is_top);
+            return self.copy_tree(from, to, &mut sides);
         }
         if to.ends_in_slash() {
             return Err(to.message(&Why::from(Errno::NOTDIR)));
         }
-        let is_content = found.kind == FileKind::File || !self.how.recursive;
-        if is_content {
-            return self.copy_file(Some((from, found)), to);
+        // The file itself under another name; below the target no link is followed to find that out.
+        let there = to.look_for().map_err(sides.failed_to())?;
+        if there.is_some_and(|there| there.identity == found.identity) {
+            return Err(to.message(&Why::new("is the file itself")));
         }
-        let Some(replace) = self.may_replace(Some(found), to)? else {
+        if found.kind == FileKind::File || !self.how.recursive {
+            // First, as users expect the complaint about what is not there.
+            let source = Source::File(from.open().map_err(sides.failed_from())?, &found);
+            let (folder, name) = spot_of(to)?;
+            let spot = Spot {
+                folder: &folder,
+                name: &name,
+            };
+            return self.copy_file(source, spot, &sides);
+        }
+        let (from_folder, from_name) = spot_of(from)?;
+        let (folder, name) = spot_of(to)?;
+        let spot = Spot {
+            folder: &folder,
+            name: &name,
+        };
+        self.copy_special(&from_folder, &from_name, &found, spot, &sides)
+    }
+
+    /// Copies a link or a special file.
+    fn copy_special(
+        &mut self,
+        from: &Folder,
+        name: &OsStr,
+        found: &Found,
+        to: Spot<'_>,
+        sides: &Sides<'_>,
+    ) -> Result<(), String> {
+        let is_device = matches!(found.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if is_device && sides.is_download() && !self.how.privileges {
+            return Err(sides.from.message(&Why::new(
+                "is a device, and a server's is not made on this machine; give --privileges to have it made",
+            )));
+        }
+        let Some(replace) = self.may_replace(Some(found), to, sides)? else {
             return Ok(());
         };
-        let mode = found.mode & !self.how.umask;
+        let mode = found.mode & 0o7777 & !self.how.umask;
         let new = match found.kind {
             FileKind::Symlink => {
-                let target = from.read_link().map_err(at(from))?;
-                self.make_temporary(to, |new| new.symlink(&target))?
+                let target = from.read_link(name).map_err(sides.failed_from())?;
+                self.make_temporary(sides, |new| to.folder.symlink(&target, new))?.0
             }
-            _ => self.make_temporary(to, |new| new.make_node(found, mode))?,
+            _ => {
+                self.make_temporary(sides, |new| to.folder.make_node(new, found, mode))?
+                    .0
+            }
         };
         let finished = match self.how.preserve {
-            true => new.0.preserve(from, found).map_err(at(to)),
+            true => to.folder.closed(&new, found.kind).and_then(|made| {
+                let from = from.closed(name, found.kind)?;
+                made.preserve(&from, found, self.kept(sides))
+            }),
             false => Ok(()),
         };
-        self.finish(finished, &new.0, to, replace.is_some())
+        self.finish(finished, &new, to, replace.is_some(), sides)
     }
 
     /// Copies content: that of a file, or standard input.
-    fn copy_file(&mut self, from: Option<(&Place, &Found)>, to: &Place) -> Result<(), String> {
-        // First, as users expect the complaint about what is not there.
-        let source = match from {
-            Some((place, _)) => Some((place, place.open().map_err(at(place))?)),
-            None => None,
+    fn copy_file(&mut self, source: Source<'_>, to: Spot<'_>, sides: &Sides<'_>) -> Result<(), String> {
+        let found = match &source {
+            Source::File(_, found) => Some(*found),
+            Source::Input => None,
         };
-        let Some(replace) = self.may_replace(from.map(|(_, found)| found), to)? else {
+        let Some(replace) = self.may_replace(found, to, sides)? else {
             return Ok(());
         };
-        let wanted = match (replace, from) {
+        let wanted = match (replace, found) {
             (Some(there), _) => there & 0o777,
-            (None, Some((_, found))) => found.mode & 0o777 & !self.how.umask,
+            (None, Some(found)) => found.mode & 0o777 & !self.how.umask,
             (None, None) => 0o666 & !self.how.umask,
         };
         // Open to nobody else before it has its owner.
         let mode = if self.how.preserve { 0o600 } else { wanted };
-        let (new, file) = self.make_temporary(to, |new| new.create_new(mode))?;
-        let copied = match &source {
-            Some((_, source)) => content::copy(source, &file, &self.watch),
-            None => content::copy_input(&file, &self.watch),
+        let (new, file) = self.make_temporary(sides, |new| to.folder.create_new(new, mode))?;
+        let finished = match &source {
+            Source::File(source, _) => content::copy(source, &file, &self.watch),
+            Source::Input => content::copy_input(&file, &self.watch),
         };
-        let mut finished = copied.map_err(at(to));
-        if let (Ok(()), Some((place, found)), true) = (&finished, from, self.how.preserve) {
-            finished = new.preserve(place, found).map_err(at(to));
-        } else if finished.is_ok() && replace.is_some() {
+        let finished = finished.and_then(|()| match &source {
+            Source::File(source, found) if self.how.preserve => {
+                file.thing().preserve(&source.thing(), found, self.kept(sides))
+            }
             // The umask is not for what was there.
-            finished = new.set_mode(wanted).map_err(at(to));
-        }
+            _ if replace.is_some() => file.thing().set_mode(wanted),
+            _ => Ok(()),
+        });
         drop(file);
-        self.finish(finished, &new, to, replace.is_some())
+        self.finish(finished, &new, to, replace.is_some(), sides)
+    }
+
+    fn kept(&self, sides: &Sides<'_>) -> Kept {
+        Kept {
+            privileges: self.how.privileges || !sides.is_download(),
+        }
     }
 
     /// Gives a file that is whole its name, or removes it.
-    fn finish(&self, finished: Result<(), String>, new: &Place, to: &Place, replaces: bool) -> Result<(), String> {
+    fn finish(
+        &self,
+        finished: Result<()>,
+        new: &OsStr,
+        to: Spot<'_>,
+        replaces: bool,
+        sides: &Sides<'_>,
+    ) -> Result<(), String> {
         let replace = replaces || !self.how.no_clobber;
-        let named = finished.and_then(|()| match new.rename(to, replace) {
+        let named = finished.and_then(|()| match to.folder.rename(new, to.name, replace) {
             // Somebody was faster.
-            Err(why) if !replace && why.is(Errno::EXIST) => new.remove_file().map_err(at(to)),
-            named => named.map_err(at(to)),
+            Err(why) if !replace && why.is(Errno::EXIST) => to.folder.remove_file(new),
+            named => named,
         });
         if named.is_err() {
             // It has failed already.
-            let _ = new.remove_file();
+            let _ = to.folder.remove_file(new);
         }
-        named
+        named.map_err(sides.failed_to())
     }
 
     /// The permission bits of the file that is replaced, or `Some(None)` if none is; `None` if it is to be kept.
-    fn may_replace(&self, from: Option<&Found>, to: &Place) -> Result<Option<Option<u32>>, String> {
-        let Some(there) = to.look_for().map_err(at(to))? else {
-            // There may be a symbolic link that leads nowhere, which is replaced.
-            return Ok(match self.how.no_clobber && to.look().is_ok() {
-                true => None,
-                false => Some(None),
-            });
+    fn may_replace(
+        &self,
+        from: Option<&Found>,
+        to: Spot<'_>,
+        sides: &Sides<'_>,
+    ) -> Result<Option<Option<u32>>, String> {
+        let Some(there) = to.folder.look_for(to.name).map_err(sides.failed_to())? else {
+            return Ok(Some(None));
         };
-        let refuse = |text: &str| Err(to.message(&Why::new(text)));
+        let refuse = |text: &str| Err(sides.to.message(&Why::new(text)));
         match from {
             Some(from) if from.identity == there.identity => return refuse("is the file itself"),
             _ if self.how.no_clobber => return Ok(None),
-            _ if there.is_dir() => return refuse("is a directory, and cannot be replaced by what is none"),
+            _ if there.is_dir() => return refuse("is a directory, and only a directory can take its place"),
+            // Where it leads to is left alone.
+            _ if there.kind == FileKind::Symlink => return Ok(Some(None)),
             _ if there.kind != FileKind::File => {
                 return refuse("is no regular file, and is not replaced; to write to standard output give `-`");
             }
             _ => {}
         }
         // It is replaced, not written; so this is not the system's rule, but what users expect.
-        match self.how.force || to.may_write() {
+        match self.how.force || to.folder.may_write(to.name) {
             true => Ok(Some(Some(there.mode))),
             false => refuse("Permission denied; give -f to replace it nevertheless"),
         }
     }
 
     /// Makes something next to `to`, under a name of its own.
-    fn make_temporary<T>(&mut self, to: &Place, make: impl Fn(&Place) -> Result<T>) -> Result<(Place, T), String> {
+    fn make_temporary<T>(
+        &mut self,
+        sides: &Sides<'_>,
+        make: impl Fn(&OsStr) -> Result<T>,
+    ) -> Result<(OsString, T), String> {
         let nanos = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |now| now.subsec_nanos());
         loop {
             self.temporaries += 1;
-            let name = format!("{TEMPORARY}{}-{nanos}-{}", std::process::id(), self.temporaries);
-            let new = to.parent().join(name.as_ref());
-            match make(&new) {
-                Ok(made) => return Ok((new, made)),
+            let name = OsString::from(format!(
+                "{TEMPORARY}{}-{nanos}-{}",
+                std::process::id(),
+                self.temporaries
+            ));
+            match make(&name) {
+                Ok(made) => return Ok((name, made)),
                 Err(why) if why.is(Errno::EXIST) => {}
-                Err(why) => return Err(to.message(&why)),
+                Err(why) => return Err(sides.to.message(&why)),
             }
         }
     }
 
-    fn copy_dir(&mut self, from: &Place, found: &Found, to: &Place, is_top: bool) -> Result<(), String> {
-        let refuse = |place: &Place, text: &str| Err(place.message(&Why::new(text)));
+    fn copy_tree(&mut self, from: &Place, to: &Place, sides: &mut Sides<'_>) -> Result<(), String> {
         if !self.how.recursive {
-            return refuse(from, "is a directory, and is left out; give -r to copy it");
+            let why = "is a directory, and is left out; give -r to copy it";
+            return Err(from.message(&Why::new(why)));
         }
-        if self.made.contains(&found.identity) {
-            return refuse(from, "is the copy that is being made, and is left out");
+        let from_folder = Folder::open(from).map_err(sides.failed_from())?;
+        let found = from_folder.itself().map_err(sides.failed_from())?;
+        let there = to.look_for().map_err(sides.failed_to())?;
+        if there.as_ref().is_some_and(|there| there.identity == found.identity) {
+            return Err(to.message(&Why::new("is the directory itself")));
         }
-        // Before it has another entry, which may be the copy.
-        let names = from.names().map_err(at(from))?;
-        let is_new = match to.look_for().map_err(at(to))? {
-            Some(there) if there.identity == found.identity => return refuse(to, "is the directory itself"),
-            Some(there) if there.is_dir() => false,
-            Some(_) => return refuse(to, "is no directory, and cannot be replaced by one"),
-            None => {
-                // Its owner must be able to fill it.
-                to.create_dir((found.mode & 0o777 & !self.how.umask) | 0o700)
-                    .map_err(at(to))?;
-                true
+        // Before anything is done.
+        let parent = match &there {
+            Some(there) if !there.is_dir() => {
+                return Err(to.message(&Why::new("is no directory, and cannot be replaced by one")));
+            }
+            Some(_) => (Folder::open(to).map_err(sides.failed_to())?, None),
+            None => spot_of(to).map(|(folder, name)| (folder, Some(name)))?,
+        };
+        if is_below(&parent.0, &found).map_err(sides.failed_to())? {
+            return Err(to.message(&Why::new(
+                "is below the directory that is copied, and the copy would hold itself; copy to somewhere else",
+            )));
+        }
+        let names = from_folder.names(NAMES_MAX, &self.watch).map_err(sides.failed_from())?;
+        let (to_folder, is_new) = match parent {
+            (folder, None) => (folder, false),
+            (folder, Some(name)) => {
+                let made = folder.make_dir(&name, self.new_dir_mode(&found));
+                (made.map_err(sides.failed_to())?, true)
             }
         };
-        if is_top {
-            self.made.push(to.look_through().map_err(at(to))?.identity);
-        }
-        for name in names {
-            let (from, to) = (from.join(&name), to.join(&name));
-            let copied = from
-                .look()
-                .map_err(at(&from))
-                .and_then(|found| self.copy_found(&from, &found, &to, false));
-            if let Err(message) = copied {
-                self.report(&message);
-            }
-            if self.watch.check().is_err() {
-                // It was reported.
-                return Ok(());
-            }
-        }
-        let mode = found.mode & 0o777 & !self.how.umask;
-        match (self.how.preserve, is_new) {
-            (true, _) => to.preserve(from, found).map_err(at(to)),
-            (false, true) if mode | 0o700 != mode => to.set_mode(mode).map_err(at(to)),
-            _ => Ok(()),
-        }
+        self.made.push(to_folder.itself().map_err(sides.failed_to())?.identity);
+        let top = Walk {
+            from: Level::Open(from_folder),
+            to: Level::Open(to_folder),
+            names: names.into_iter(),
+            found,
+            is_new,
+            back: (sides.from.path.len(), sides.to.path.len()),
+        };
+        self.walk(top, sides)
     }
+
+    /// Its owner must be able to fill it.
+    fn new_dir_mode(&self, found: &Found) -> u32 {
+        (found.mode & 0o777 & !self.how.umask) | 0o700
+    }
+
+    /// Copies what is in directories, depth first.
+    fn walk(&mut self, top: Walk, sides: &mut Sides<'_>) -> Result<(), String> {
+        let mut kept_names = top.names.len();
+        let mut levels = vec![top];
+        while let Some(level) = levels.last_mut() {
+            self.watch.check().map_err(sides.failed_from())?;
+            let Some(name) = level.names.next() else {
+                self.leave(&mut levels, sides)?;
+                continue;
+            };
+            kept_names -= 1;
+            let back = sides.push(&name);
+            let depth = levels.len();
+            let entered = self.copy_entry(&levels[depth - 1], &name, depth, NAMES_MAX - kept_names, sides);
+            match entered {
+                Ok(Some(next)) => {
+                    kept_names += next.names.len();
+                    levels.push(Walk { back, ..next });
+                    self.spare(&mut levels, sides)?;
+                }
+                Ok(None) => sides.pop(back),
+                Err(message) => {
+                    sides.pop(back);
+                    // An interruption is reported once, at the top of the loop.
+                    if self.watch.check().is_ok() {
+                        self.report(&message);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the directories of a level that is far above.
+    fn spare(&self, levels: &mut [Walk], sides: &Sides<'_>) -> Result<(), String> {
+        // The top has no directory below the target's that leads back to it for sure: a user's path may be a link.
+        if let Some(far) = levels.len().checked_sub(OPEN_LEVELS + 1).filter(|&far| far > 0) {
+            levels[far].from.close().map_err(sides.failed_from())?;
+            levels[far].to.close().map_err(sides.failed_to())?;
+        }
+        Ok(())
+    }
+
+    /// Copies an entry; a directory is made, and is to be walked next.
+    fn copy_entry(
+        &mut self,
+        level: &Walk,
+        name: &OsStr,
+        depth: usize,
+        names_max: usize,
+        sides: &Sides<'_>,
+    ) -> Result<Option<Walk>, String> {
+        let from = level.from.folder().map_err(sides.failed_from())?;
+        let to = Spot {
+            folder: level.to.folder().map_err(sides.failed_to())?,
+            name,
+        };
+        let found = from.look(name).map_err(sides.failed_from())?;
+        match found.kind {
+            FileKind::Directory => {}
+            FileKind::File => {
+                let source = Source::File(from.open_file(name, &found).map_err(sides.failed_from())?, &found);
+                return self.copy_file(source, to, sides).map(|()| None);
+            }
+            _ => return self.copy_special(from, name, &found, to, sides).map(|()| None),
+        }
+        let refuse = |side: &Side<'_>, text: &str| Err(side.message(&Why::new(text)));
+        if self.made.contains(&found.identity) {
+            return refuse(&sides.from, "is the copy that is being made, and is left out");
+        }
+        if depth >= LEVELS_MAX || sides.from.path.len() > PATH_BYTES_MAX {
+            let text = format!(
+                "is left out: a copy goes {LEVELS_MAX} levels and paths of {PATH_BYTES_MAX} bytes deep; copy from a \
+                 directory further down"
+            );
+            return refuse(&sides.from, &text);
+        }
+        let entered = from.enter(name).map_err(sides.failed_from())?;
+        if entered.itself().map_err(sides.failed_from())?.identity != found.identity {
+            return refuse(
+                &sides.from,
+                "was replaced by another directory while it was copied; copy it again",
+            );
+        }
+        // Before it has another entry, which may be the copy.
+        let names = entered.names(names_max, &self.watch).map_err(sides.failed_from())?;
+        let (made, is_new) = match to.folder.look_for(name).map_err(sides.failed_to())? {
+            Some(there) if there.identity == found.identity => return refuse(&sides.to, "is the directory itself"),
+            Some(there) if there.is_dir() => (to.folder.enter(name).map_err(sides.failed_to())?, false),
+            Some(there) if there.kind == FileKind::Symlink => {
+                let text = "is a symbolic link, which is not followed below the target; remove it, or copy to where \
+                            it leads";
+                return refuse(&sides.to, text);
+            }
+            Some(_) => return refuse(&sides.to, "is no directory, and cannot be replaced by one"),
+            None => {
+                let made = to.folder.make_dir(name, self.new_dir_mode(&found));
+                (made.map_err(sides.failed_to())?, true)
+            }
+        };
+        Ok(Some(Walk {
+            from: Level::Open(entered),
+            to: Level::Open(made),
+            names: names.into_iter(),
+            found,
+            is_new,
+            back: (0, 0),
+        }))
+    }
+
+    /// A directory is complete: it gets its attributes, and the one above is next.
+    fn leave(&mut self, levels: &mut Vec<Walk>, sides: &mut Sides<'_>) -> Result<(), String> {
+        let Some(level) = levels.pop() else {
+            return Ok(());
+        };
+        let (from, to) = (
+            level.from.folder().map_err(sides.failed_from())?,
+            level.to.folder().map_err(sides.failed_to())?,
+        );
+        let mode = level.found.mode & 0o777 & !self.how.umask;
+        let made: Thing<'_> = to.thing();
+        let finished = match (self.how.preserve, level.is_new) {
+            (true, _) => made.preserve(&from.thing(), &level.found, self.kept(sides)),
+            (false, true) if mode | 0o700 != mode => made.set_mode(mode),
+            _ => Ok(()),
+        };
+        if let Err(message) = finished.map_err(sides.failed_to()) {
+            self.report(&message);
+        }
+        if let Some(above) = levels.last_mut() {
+            above.from.open_from(from).map_err(sides.failed_from())?;
+            above.to.open_from(to).map_err(sides.failed_to())?;
+        }
+        sides.pop(level.back);
+        Ok(())
+    }
+}
+
+/// The directory that holds the end of a user's path, and the name in it.
+fn spot_of(place: &Place) -> Result<(Folder, OsString), String> {
+    let failed = |why: Why| place.message(&why);
+    let Some(name) = place.path().file_name() else {
+        return Err(place.message(&Why::new("is a directory, and only a directory can take its place")));
+    };
+    Ok((Folder::open(&place.parent()).map_err(failed)?, name.to_owned()))
+}
+
+/// Whether `folder` is the directory that was `found`, or below it.
+fn is_below(folder: &Folder, found: &Found) -> Result<bool> {
+    let mut is_below = false;
+    folder.up(LEVELS_MAX, |identity| {
+        is_below = identity == found.identity;
+        is_below
+    })?;
+    Ok(is_below)
 }
