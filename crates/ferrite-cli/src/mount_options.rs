@@ -261,6 +261,28 @@ mod tests {
         text.split(',').map(String::from).collect()
     }
 
+    /// What a mount does itself is not asked of a server, and everything else is passed on, to be refused by name.
+    #[test]
+    fn options_of_pools_stay_visible_for_exports() {
+        let of_export = |text: &str| parse(&words(text), false).unwrap().of_export().given();
+        assert!(of_export("rw,noatime,nodiratime,_netdev,sync,threads=2").is_empty());
+        assert_eq!(of_export("ro"), ["read_only"]);
+        for (word, name) in [
+            ("strictatime", "atime"),
+            ("nodiratime", "dir_atime"),
+            ("durability=fsync", "durability"),
+            ("accept_power_loss", "accept_power_loss"),
+            ("cleaner=off", "cleaner"),
+            ("fold_reads=7", "fold_read_entries"),
+            ("logs=off", "cow_only"),
+        ] {
+            assert_eq!(of_export(word), [name]);
+        }
+        let address = Address::parse("tcp://host/data").unwrap();
+        let failure = parse(&words("scrub=5"), false).unwrap().with_key(&address).unwrap_err();
+        assert!(failure.message.contains("scrub"), "{}", failure.message);
+    }
+
     #[test]
     fn fstab_options_are_accepted_and_unknown_ones_named() {
         let options = parse(&words("rw,nofail,x-systemd.automount,noatime,threads=3"), false).unwrap();

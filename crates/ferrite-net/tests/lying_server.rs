@@ -246,6 +246,23 @@ fn a_flood_of_recalls_keeps_nobody() {
     client.getattr(SYSTEM, ROOT_INO).unwrap();
 }
 
+/// A server that breaks every connection is not connected to without a pause.
+#[test]
+fn a_server_that_breaks_connections_costs_little() {
+    let liar = Liar::new(honest(), |asked, mut frame| {
+        if asked == number_of("Getattr") {
+            // No answer has these flags.
+            frame.body[HEAD_BYTES - 1] = 0xff;
+        }
+        vec![frame]
+    });
+    let options = ClientOptions::default().patience(Some(Duration::from_secs(1)));
+    let client = Client::connect(&liar.address, "", &options).unwrap();
+    assert!(client.getattr(SYSTEM, ROOT_INO).is_err());
+    let reconnects = client.reconnects();
+    assert!((2..80).contains(&reconnects), "{reconnects} in a second");
+}
+
 /// The greeting: a session that ends at once would have the client connect again for ever.
 #[test]
 fn a_greeting_that_cannot_be_is_refused() {

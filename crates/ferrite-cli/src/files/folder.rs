@@ -199,25 +199,25 @@ impl Folder {
         Ok(names)
     }
 
-    /// Opens a regular file to read it: the one that was `found`.
+    /// Opens a regular file to read it: on this machine, the one that was `found`. If a server has put another there, it
+    /// is data of the export all the same.
     pub(super) fn open_file(&self, name: &OsStr, found: &Found) -> Result<Open> {
         check_name(name)?;
-        let (open, now) = match self {
+        match self {
             Folder::Here(dir) => {
                 // Not blocking, should it be a pipe by now.
-                let file = fs::File::from(open_at(dir, name, OFlags::RDONLY | OFlags::NONBLOCK)?);
+                let file = open_at(dir, name, OFlags::RDONLY | OFlags::NONBLOCK)?;
                 let now = Found::of_stat(&rustix::fs::fstat(&file)?);
-                (Open::Here(file), now)
+                match now.identity == found.identity && now.kind == FileKind::File {
+                    true => Ok(Open::Here(file.into())),
+                    false => Err(replaced()),
+                }
             }
-            Folder::There(volume, dir) => {
-                let file = dir.open_with(name, ferrite::OpenOptions::new().read(true).no_follow(true))?;
-                let now = Found::there(volume, &file.metadata()?);
-                (Open::There(file), now)
+            Folder::There(_, dir) => {
+                let mut options = ferrite::OpenOptions::new();
+                options.read(true).no_follow(true);
+                Ok(Open::There(dir.open_with(name, &options)?))
             }
-        };
-        match now.identity == found.identity && now.kind == FileKind::File {
-            true => Ok(open),
-            false => Err(replaced()),
         }
     }
 

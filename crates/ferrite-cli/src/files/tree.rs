@@ -536,7 +536,7 @@ impl Job {
             return refuse(&sides.from, &text);
         }
         let entered = from.enter(name).map_err(sides.failed_from())?;
-        if entered.itself().map_err(sides.failed_from())?.identity != found.identity {
+        if entered.is_here() && entered.itself().map_err(sides.failed_from())?.identity != found.identity {
             return refuse(
                 &sides.from,
                 "was replaced by another directory while it was copied; copy it again",

@@ -28,6 +28,7 @@ use super::greet::Greeting;
 use super::groups::GroupCache;
 use super::message::{Answer, State, Waiter, check_length, encode};
 use super::outgoing::Outgoing;
+use super::pace::Pace;
 use super::requests::{Completion, Pending, Requests};
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
@@ -80,6 +81,7 @@ pub(super) struct Link {
     pub(super) requests: Requests,
     pub(super) parking: Parking,
     reconnects: AtomicU64,
+    pace: Pace,
     pub(super) book: Book,
     pub(super) cache: Option<Cache>,
     /// Recalls that are to be answered.
@@ -117,6 +119,7 @@ impl Link {
             requests: Requests::default(),
             parking: Parking::default(),
             reconnects: AtomicU64::new(0),
+            pace: Pace::default(),
             book: Book::default(),
             cache: options.cache_bytes.map(Cache::new),
             recalls: Mutex::default(),
@@ -286,9 +289,13 @@ impl Link {
             if was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
             }
-            if !was_sent && repeats == Repeats::WithToken && !self.is_current(slot.as_ref()) {
+            if !was_sent && repeats == Repeats::WithToken && !self.slots.is_current(slot.as_ref()) {
                 // Another session has begun since.
                 continue;
+            }
+            // A server that takes every connection and breaks it would keep the caller for ever.
+            if was_sent && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(FsError::TimedOut);
             }
             waiter.set(State::Waiting);
             // What was sent in part was not executed, but nobody knows which part it was.
@@ -304,14 +311,6 @@ impl Link {
                 self.note_unsynced(repeats, &answer, era);
                 return Ok(answer);
             }
-        }
-    }
-
-    /// Whether a change may be sent with this slot, or without any.
-    fn is_current(&self, slot: Option<&Slot<'_>>) -> bool {
-        match slot {
-            Some(slot) => self.slots.has(slot.once),
-            None => !self.slots.has_any(),
         }
     }
 
@@ -553,6 +552,7 @@ impl Link {
 
     fn connect_again(&self, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<()> {
         let mut backoff = BACKOFF.0;
+        self.pace.wait();
         loop {
             match self.greet(ticket, ATTEMPT) {
                 Ok(up) => {

@@ -20,6 +20,7 @@ mod listing;
 mod locks;
 mod message;
 mod outgoing;
+mod pace;
 mod pieces;
 mod requests;
 mod slots;

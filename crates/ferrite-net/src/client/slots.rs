@@ -96,6 +96,14 @@ impl Slots {
         kept.number == once.seq >> 32 && all.contains(&once.slot)
     }
 
+    /// Whether a change may be sent with this slot, or without any.
+    pub(super) fn is_current(&self, slot: Option<&Slot<'_>>) -> bool {
+        match slot {
+            Some(slot) => self.has(slot.once),
+            None => !self.has_any(),
+        }
+    }
+
     /// A token of a free slot, if there is one. [`Self::free`] frees it.
     pub(super) fn try_take(&self) -> Option<Once> {
         let mut kept = self.kept.lock();

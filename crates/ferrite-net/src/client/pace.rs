@@ -1,0 +1,29 @@
+//! How often a client connects again.
+//!
+//! A server that takes each connection and then breaks it, by malice or by a fault, would otherwise keep both hosts
+//! busy with nothing else: a call that waits connects again at once.
+//!
+//! What lives here: [`Pace`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without
+//! delay.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Attempts begin so far apart.
+const APART: Duration = Duration::from_millis(20);
+
+/// See the head of this module.
+#[derive(Default)]
+pub(super) struct Pace(Mutex<Option<Instant>>);
+
+impl Pace {
+    /// Waits until it is time for the next attempt, which begins when this returns.
+    pub(super) fn wait(&self) {
+        let mut last = self.0.lock();
+        if let Some(last) = *last {
+            std::thread::sleep(APART.saturating_sub(last.elapsed()));
+        }
+        *last = Some(Instant::now());
+    }
+}
