@@ -1,10 +1,13 @@
 //! Nothing outside of its root can be reached through [`Vfs::rooted`], and everything inside of it can.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Cred, FsError, OpenFlags, RenameMode, Result, Vfs};
+use ferrite_vfs::walk::STEPS_MAX;
+use ferrite_vfs::{
+    Attr, Cred, Ctx, FileSystem, FsError, Ino, Layer, OpenFlags, ROOT_INO, RenameMode, Result, SYSTEM, Start, Vfs,
+};
 
 /// `/in` with a tree in it, `/out` with a secret.
 fn world() -> Vfs {
@@ -168,4 +171,96 @@ fn a_walk_in_a_directory_that_moves_finds_no_secret() {
         stop.store(true, Ordering::Relaxed);
         assert!(found > 0, "nothing was ever inside");
     });
+}
+
+/// Counts the calls that walks make.
+struct Counting {
+    below: MemFs,
+    calls: AtomicUsize,
+}
+
+impl Layer for Counting {
+    fn below(&self) -> &dyn FileSystem {
+        &self.below
+    }
+
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.below.lookup(ctx, parent, name)
+    }
+
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.below.parent(ctx, dir)
+    }
+
+    fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
+        ferrite_vfs::walk::resolve(self, ctx, start, path, follow)
+    }
+
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<ferrite_vfs::Opened> {
+        ferrite_vfs::walk::open(self, ctx, start, path, flags)
+    }
+}
+
+const DEPTH: usize = 2000;
+/// As many fit the target of a link.
+const UP: usize = 1300;
+
+/// A chain of directories below `/in`, with a link at its end that climbs, and one where that leads back down.
+fn deep(fs: &dyn FileSystem) -> (Ino, Ino) {
+    let root = fs.mkdir(SYSTEM, ROOT_INO, b"in", 0o755).unwrap().ino;
+    let mut chain = vec![root];
+    for _ in 0..DEPTH {
+        let below = fs.mkdir(SYSTEM, *chain.last().unwrap(), b"a", 0o755).unwrap().ino;
+        chain.push(below);
+    }
+    let end = *chain.last().unwrap();
+    fs.symlink(SYSTEM, end, b"up", "../".repeat(UP).as_bytes()).unwrap();
+    let down = "a/".repeat(UP);
+    fs.symlink(SYSTEM, chain[DEPTH - UP], b"down", down.as_bytes()).unwrap();
+    (root, end)
+}
+
+/// Links that climb and descend cost what their components are, once, and have a bound together: in the whole file
+/// system as within a root, and whatever the walk is for.
+#[test]
+fn links_up_and_down_have_a_budget() {
+    let counting = Counting {
+        below: MemFs::new(),
+        calls: AtomicUsize::new(0),
+    };
+    let fs: &dyn FileSystem = &counting;
+    let (root, end) = deep(fs);
+    let calls = |walk: &dyn Fn() -> Result<Attr>| {
+        let before = counting.calls.load(Ordering::Relaxed);
+        let result = walk().map(|attr| attr.ino);
+        (result, counting.calls.load(Ordering::Relaxed) - before)
+    };
+    for top in [root, ROOT_INO] {
+        let start = Start { root: top, base: end };
+        let resolve = |path: &str| fs.resolve(SYSTEM, &start, path.as_bytes(), true);
+        let (up, count) = calls(&|| resolve("up"));
+        assert!(up.is_ok());
+        assert!(count <= DEPTH + UP + 10, "a climb costs {count} calls");
+        let (again, count) = calls(&|| resolve(&format!("up{}", "/down/up".repeat(19))));
+        assert!(count <= STEPS_MAX + 100, "one path costs {count} calls");
+        assert_eq!(again, Err(FsError::Loop));
+        let flags = OpenFlags {
+            write: true,
+            create: true,
+            mode: 0o644,
+            ..OpenFlags::default()
+        };
+        let path = format!("up{}/new", "/down/up".repeat(19));
+        for flags in [flags, OpenFlags { create: false, ..flags }] {
+            let open = || {
+                fs.open_path(SYSTEM, &start, path.as_bytes(), &flags)
+                    .map(|opened| opened.attr)
+            };
+            let (opened, count) = calls(&open);
+            assert!(count <= STEPS_MAX + 100, "an open costs {count} calls");
+            assert_eq!(opened, Err(FsError::Loop));
+        }
+    }
 }

@@ -7,11 +7,15 @@
 //! Otherwise a number that is freed and reused in between would lead into another directory.
 //!
 //! Invariant: nothing outside of [`Start::root`] is reached. Absolute paths and links begin there. Within another root
-//! than the file system's own, `..` leads back along the walk itself, or, above its start, to a parent from which
-//! parents lead to the root; so a directory that is moved out meanwhile takes nobody with it.
+//! than the file system's own, `..` leads back along the walk itself, or, above its start, along the parents that lead
+//! to the root; so a directory that is moved out meanwhile takes nobody with it.
+//!
+//! Invariant: a walk, with all its restarts, takes at most [`STEPS_MAX`] steps, each a few calls of the engine, whatever
+//! paths and links say.
 
 use std::borrow::Cow;
-use std::ops::Deref;
+use std::cell::Cell;
+use std::ops::{Deref, Range};
 
 use crate::{
     Attr, BadArgument, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, OpenFlags, Opened, PATH_MAX, ROOT_INO, Result,
@@ -21,8 +25,10 @@ use crate::{
 /// How often a walk restarts because something on its way was removed meanwhile, before it returns `NotFound`. Also how
 /// often an open restarts because the file was created or removed meanwhile.
 const RACES_MAX: usize = 64;
-/// Longest way up from a start to its root.
-const DEPTH_MAX: usize = PATH_MAX;
+/// Most steps of a walk: names that are looked up, `..`, and directories on the way up from a start to its root. A path
+/// without links has 2048 components at most, so this leaves room for links; without a bound, 40 links of 4095 bytes
+/// would make 80,000 steps of one request. With one more the walk is `Loop`, as with one link too many.
+pub const STEPS_MAX: usize = 8192;
 
 /// An inode that stays what it is, and its attributes as last read. The root needs no pin: it is never freed.
 struct Held<'v, F: FileSystem + ?Sized> {
@@ -56,10 +62,66 @@ impl<F: FileSystem + ?Sized> Held<'_, F> {
     }
 }
 
-/// Where the last component of a path lies.
-struct Place<'v, 'p, F: FileSystem + ?Sized> {
-    parent: Held<'v, F>,
-    name: &'p [u8],
+/// What one walk may spend. It is shared by all attempts of a walk that restarts, so that a caller who makes it restart
+/// gains nothing.
+struct Budget {
+    steps: Cell<usize>,
+}
+
+impl Budget {
+    fn new() -> Budget {
+        Budget {
+            steps: Cell::new(STEPS_MAX),
+        }
+    }
+
+    /// Takes one step. `Loop` when none is left.
+    fn step(&self) -> Result<()> {
+        let left = self.steps.get().checked_sub(1).ok_or(FsError::Loop)?;
+        self.steps.set(left);
+        Ok(())
+    }
+}
+
+/// Where a walk is, and how it got there.
+struct Place<'v, F: FileSystem + ?Sized> {
+    at: Held<'v, F>,
+    /// The way back for `..` within a root: the directories above `at`, the nearest last. A climb from the start to the
+    /// root completes it, so that a walk climbs at most once. In the whole file system the engine knows parents best,
+    /// and this stays empty.
+    way: Vec<Held<'v, F>>,
+    /// Symbolic links that were followed.
+    links: usize,
+}
+
+/// A path that is being walked, and how far that is. The path of a link stands above the one that led to the link.
+struct Rest<'p> {
+    path: Cow<'p, [u8]>,
+    done: usize,
+}
+
+impl Rest<'_> {
+    fn new(path: Cow<'_, [u8]>) -> Result<Rest<'_>> {
+        check_path(&path)?;
+        Ok(Rest { path, done: 0 })
+    }
+
+    /// The next component.
+    fn next(&mut self) -> Option<Range<usize>> {
+        let from = self.done + self.path[self.done..].iter().position(|&byte| byte != b'/')?;
+        let len = self.path[from..].iter().position(|&byte| byte == b'/');
+        self.done = len.map_or(self.path.len(), |len| from + len);
+        Some(from..self.done)
+    }
+
+    /// Whether no component follows.
+    fn is_done(&self) -> bool {
+        self.path[self.done..].iter().all(|&byte| byte == b'/')
+    }
+
+    fn ends_in_slash(&self) -> bool {
+        self.path.ends_with(b"/")
+    }
 }
 
 /// One walk: who goes, and from where.
@@ -68,6 +130,7 @@ struct Walk<'v, F: FileSystem + ?Sized> {
     /// Asks for pins.
     ctx: &'v Ctx,
     start: Start,
+    budget: Budget,
 }
 
 /// A path in two: the directory of the last component, and its name, which is empty for the root.
@@ -113,7 +176,12 @@ pub(crate) fn retry<T>(mut walk: impl FnMut() -> Result<T>) -> Result<T> {
 pub fn resolve<F: FileSystem + ?Sized>(fs: &F, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
     let pinning = pinning(ctx);
     let (ctx, start, keeps) = (&*pinning, *start, ctx.pins);
-    let walk = Walk { fs, ctx, start };
+    let walk = Walk {
+        fs,
+        ctx,
+        start,
+        budget: Budget::new(),
+    };
     retry(|| {
         let found = walk.to(path, follow)?;
         Ok(if keeps { found.keep() } else { *found })
@@ -130,7 +198,12 @@ pub fn open<F: FileSystem + ?Sized>(
 ) -> Result<Opened> {
     let pinning = pinning(ctx);
     let (ctx, start, keeps) = (&*pinning, *start, ctx.pins);
-    let walk = Walk { fs, ctx, start };
+    let walk = Walk {
+        fs,
+        ctx,
+        start,
+        budget: Budget::new(),
+    };
     for _ in 0..RACES_MAX {
         let opened = match flags.create {
             true => walk.create(path, flags),
@@ -176,89 +249,111 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
     }
 
     /// Where a path begins.
-    fn begin(&self, path: &[u8]) -> Result<Held<'v, F>> {
+    fn begin(&self, path: &[u8]) -> Result<Place<'v, F>> {
         let absolute = path.starts_with(b"/");
-        self.pin(if absolute { self.start.root } else { self.start.base })
+        Ok(Place {
+            at: self.pin(if absolute { self.start.root } else { self.start.base })?,
+            way: Vec::new(),
+            links: 0,
+        })
     }
 
-    /// `..` of a directory at which the walk knows no way back.
-    fn up(&self, dir: &Attr) -> Result<Held<'v, F>> {
-        if dir.ino == self.start.root {
-            return self.pin(dir.ino);
-        }
-        let parent = self.pin(self.fs.parent(self.ctx, dir.ino)?)?;
-        if self.start.root != ROOT_INO {
-            let mut at = parent.ino;
-            for _ in 0..DEPTH_MAX {
-                if at == self.start.root {
-                    return Ok(parent);
-                }
-                if at == ROOT_INO {
-                    break;
-                }
-                at = self.fs.parent(self.ctx, at).map_err(gone)?;
+    fn is_confined(&self) -> bool {
+        self.start.root != ROOT_INO
+    }
+
+    /// The directories from the root down to the parent of `dir`, each pinned before its own parent is looked for.
+    fn climb(&self, dir: Ino) -> Result<Vec<Held<'v, F>>> {
+        let mut way = Vec::new();
+        let mut at = dir;
+        while at != self.start.root {
+            if at == ROOT_INO {
+                // It was moved out of the root, so its parent is not there for this caller.
+                return Err(FsError::NotFound);
             }
-            // It was moved out of the root, so its parent is not there for this caller.
-            return Err(FsError::NotFound);
+            self.budget.step()?;
+            let parent = self.pin(self.fs.parent(self.ctx, at)?)?;
+            at = parent.ino;
+            way.push(parent);
         }
-        Ok(parent)
+        way.reverse();
+        Ok(way)
+    }
+
+    /// `..`
+    fn up(&self, to: &mut Place<'v, F>) -> Result<()> {
+        if to.at.ino == self.start.root {
+            return Ok(());
+        }
+        if !self.is_confined() {
+            to.at = self.pin(self.fs.parent(self.ctx, to.at.ino)?)?;
+            return Ok(());
+        }
+        if to.way.is_empty() {
+            to.way = self.climb(to.at.ino)?;
+        }
+        if let Some(back) = to.way.pop() {
+            to.at = back;
+        }
+        Ok(())
     }
 
     fn to(&self, path: &[u8], follow: bool) -> Result<Held<'v, F>> {
-        self.from(self.begin(path)?, path, follow, &mut 0)
+        Ok(self.from(self.begin(path)?, path, follow)?.at)
     }
 
-    /// Walks from `base`, which is also where an absolute path has begun.
-    fn from(&self, base: Held<'v, F>, path: &[u8], follow: bool, links: &mut usize) -> Result<Held<'v, F>> {
-        check_path(path)?;
-        // The way back, for `..` within a root. In the whole file system, the engine knows parents best.
-        let mut way: Vec<Held<'v, F>> = Vec::new();
-        let confined = self.start.root != ROOT_INO;
-        let mut at = base;
-        let trailing = path.ends_with(b"/");
-        let mut parts = path
-            .split(|&byte| byte == b'/')
-            .filter(|part| !part.is_empty())
-            .peekable();
-        while let Some(part) = parts.next() {
-            let last = parts.peek().is_none();
-            let mut next = match part {
+    /// Walks on from where an absolute path has begun already.
+    fn from(&self, mut to: Place<'v, F>, path: &[u8], follow: bool) -> Result<Place<'v, F>> {
+        let mut rests = vec![Rest::new(Cow::Borrowed(path))?];
+        loop {
+            let is_links = rests.len() > 1;
+            let Some(rest) = rests.last_mut() else {
+                return Ok(to);
+            };
+            let Some(part) = rest.next() else {
+                if rest.ends_in_slash() && to.at.kind != FileKind::Directory {
+                    return Err(FsError::NotDirectory);
+                }
+                rests.pop();
+                continue;
+            };
+            self.budget.step()?;
+            let next = match &rest.path[part] {
                 b"." => {
-                    self.search(&at)?;
+                    self.search(&to.at)?;
                     continue;
                 }
                 b".." => {
-                    self.search(&at)?;
-                    at = match way.pop() {
-                        Some(back) => back,
-                        None => self.up(&at)?,
-                    };
+                    self.search(&to.at)?;
+                    self.up(&mut to)?;
                     continue;
                 }
-                name => self.lookup(at.ino, name)?,
+                name => self.lookup(to.at.ino, name)?,
             };
-            if next.kind == FileKind::Symlink && (!last || follow || trailing) {
-                *links += 1;
-                if *links > SYMLOOP_MAX {
-                    return Err(FsError::Loop);
-                }
-                let target = self.fs.readlink(self.ctx, next.ino)?;
-                let from = match target.starts_with(b"/") {
-                    true => self.begin(&target)?,
-                    false => self.pin(at.ino)?,
-                };
-                next = self.from(from, &target, true, links)?;
-                // The link's way is not this walk's way back.
-                way.clear();
-            } else if confined && !last {
-                way.push(at);
+            if next.kind == FileKind::Symlink && (is_links || follow || !rest.is_done() || rest.ends_in_slash()) {
+                let target = self.follow(&mut to, &next)?;
+                rests.push(Rest::new(Cow::Owned(target))?);
+                continue;
             }
-            if last && trailing && next.kind != FileKind::Directory {
-                return Err(FsError::NotDirectory);
+            let left = std::mem::replace(&mut to.at, next);
+            if self.is_confined() {
+                to.way.push(left);
             }
-            at = next;
         }
-        Ok(at)
+    }
+
+    /// The target of a link in the directory at which the walk is, from where the walk goes on, or from the root.
+    fn follow(&self, to: &mut Place<'v, F>, link: &Attr) -> Result<Vec<u8>> {
+        to.links += 1;
+        if to.links > SYMLOOP_MAX {
+            return Err(FsError::Loop);
+        }
+        let target = self.fs.readlink(self.ctx, link.ino)?;
+        if target.starts_with(b"/") {
+            to.at = self.pin(self.start.root)?;
+            to.way.clear();
+        }
+        Ok(target)
     }
 
     fn open(&self, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
@@ -282,49 +377,33 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
             exclusive: flags.exclusive,
         };
         let mut path = Cow::Borrowed(path);
-        let mut base = self.begin(&path)?;
-        for _ in 0..=SYMLOOP_MAX {
+        let mut to = self.begin(&path)?;
+        loop {
             check_path(&path)?;
             let (dir, name) = split(&path);
             if name.is_empty() || is_dots(name) || path.ends_with(b"/") {
                 // No file can have such a path.
-                return match self.from(base, &path, true, &mut 0) {
+                return match self.from(to, &path, true) {
                     Ok(_) if flags.exclusive => Err(FsError::Exists),
                     Ok(_) | Err(FsError::NotFound) => Err(FsError::IsDirectory),
                     Err(error) => Err(error),
                 };
             }
-            let place = Place {
-                parent: match dir.is_empty() {
-                    true => base,
-                    false => self.from(base, dir, true, &mut 0)?,
-                },
-                name,
-            };
-            match self.fs.create(self.ctx, place.parent.ino, place.name, &new) {
+            if !dir.is_empty() {
+                to = self.from(to, dir, true)?;
+            }
+            self.budget.step()?;
+            match self.fs.create(self.ctx, to.at.ino, name, &new) {
                 // A link, perhaps to what is missing: then that is the file to create.
                 Err(FsError::Loop) if !flags.no_follow => {}
                 other => return other,
             }
-            let link = self.lookup(place.parent.ino, place.name)?;
+            let link = self.lookup(to.at.ino, name)?;
             if link.kind != FileKind::Symlink {
                 return Err(FsError::Stale);
             }
-            let target = self.fs.readlink(self.ctx, link.ino)?;
-            base = match target.starts_with(b"/") {
-                true => self.begin(&target)?,
-                false => place.parent,
-            };
+            let target = self.follow(&mut to, &link)?;
             path = Cow::Owned(target);
         }
-        Err(FsError::Loop)
-    }
-}
-
-/// What an inode that is gone means on a walk: the name that led to it was removed.
-fn gone(error: FsError) -> FsError {
-    match error {
-        FsError::Stale => FsError::NotFound,
-        other => other,
     }
 }
