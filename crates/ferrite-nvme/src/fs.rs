@@ -368,8 +368,7 @@ impl FileSystem for NvmeFs {
     }
 
     fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
-        self.0.locks.unlock(ctx, ino, owner, what);
-        Ok(())
+        self.0.locks.unlock(ctx, ino, owner, what)
     }
 
     fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {

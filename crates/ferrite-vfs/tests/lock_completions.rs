@@ -63,9 +63,9 @@ fn what_does_not_wait_is_settled_when_the_call_returns() {
     assert_eq!(seen.take(), [("refused", Err(FsError::WouldBlock))]);
     assert!(table.lock(SYSTEM, FILE, &byte, true, seen.of("waits")).is_some());
     assert_eq!(seen.take(), []);
-    table.unlock(SYSTEM, FILE, A, Unlock::All);
+    table.unlock(SYSTEM, FILE, A, Unlock::All).unwrap();
     assert_eq!(seen.take(), [("waits", Ok(()))]);
-    table.unlock(SYSTEM, FILE, B, Unlock::All);
+    table.unlock(SYSTEM, FILE, B, Unlock::All).unwrap();
     assert!(table.is_empty());
     assert_eq!(seen.take(), []);
 }
@@ -79,9 +79,9 @@ fn requests_get_their_turn_in_order() {
     flock(C, Shared, "c");
     flock(LockOwner(4), Shared, "d");
     assert_eq!(seen.take(), [("a", Ok(()))]);
-    table.unlock(SYSTEM, FILE, A, Unlock::Flock);
+    table.unlock(SYSTEM, FILE, A, Unlock::Flock).unwrap();
     assert_eq!(seen.take(), [("b", Ok(()))]);
-    table.unlock(SYSTEM, FILE, B, Unlock::Flock);
+    table.unlock(SYSTEM, FILE, B, Unlock::Flock).unwrap();
     assert_eq!(seen.take(), [("c", Ok(())), ("d", Ok(()))]);
 }
 
@@ -99,13 +99,13 @@ fn a_cancelled_request_is_interrupted_and_gets_nothing() {
     table.cancel(SYSTEM, b);
     table.cancel(SYSTEM, b);
     assert_eq!(seen.take(), [("b", Err(FsError::Interrupted))]);
-    table.unlock(SYSTEM, FILE, A, Unlock::All);
+    table.unlock(SYSTEM, FILE, A, Unlock::All).unwrap();
     assert_eq!(seen.take(), [("c", Ok(()))]);
     table.cancel(SYSTEM, c);
     table.cancel(SYSTEM, LockTicket(1 << 40));
     assert_eq!(seen.take(), [], "a granted lock is not taken away");
     assert_eq!(table.records(FILE).len(), 1);
-    table.unlock(SYSTEM, FILE, C, Unlock::All);
+    table.unlock(SYSTEM, FILE, C, Unlock::All).unwrap();
     assert!(table.is_empty());
 }
 
@@ -163,8 +163,8 @@ fn a_ring_that_a_later_grant_closes_is_refused() {
     let refused = Err(FsError::Deadlock);
     // One of the two is enough: the older.
     assert_eq!(seen.take(), [("a has 31", Ok(())), ("a wants 20", refused)]);
-    table.unlock(SYSTEM, FILE, A, Unlock::All);
-    table.unlock(SYSTEM, FILE, B, Unlock::All);
+    table.unlock(SYSTEM, FILE, A, Unlock::All).unwrap();
+    table.unlock(SYSTEM, FILE, B, Unlock::All).unwrap();
     assert_eq!(seen.take(), [("c wants 30 and 31", Ok(()))]);
 }
 
@@ -185,12 +185,12 @@ fn a_long_row_of_completions_runs_one_after_the_other() {
             }
             assert_eq!(depth.fetch_add(1, Ordering::SeqCst), 0, "within another completion");
             assert_eq!(turn.fetch_add(1, Ordering::SeqCst) + 1, number);
-            again.unlock(SYSTEM, FILE, owner, Unlock::Flock);
+            again.unlock(SYSTEM, FILE, owner, Unlock::Flock).unwrap();
             depth.fetch_sub(1, Ordering::SeqCst);
         });
         table.lock(SYSTEM, FILE, &LockRequest::Flock(owner, Exclusive), true, done);
     }
-    table.unlock(SYSTEM, FILE, LockOwner(0), Unlock::Flock);
+    table.unlock(SYSTEM, FILE, LockOwner(0), Unlock::Flock).unwrap();
     assert_eq!(turn.load(Ordering::SeqCst), ROW - 1);
     assert!(table.is_empty());
 }
@@ -239,7 +239,7 @@ fn many_threads_get_one_outcome_for_each_request() {
                                         thread::yield_now();
                                         assert_eq!(holders[ino as usize].fetch_sub(1, Ordering::SeqCst), 1);
                                     }
-                                    table.unlock(&ctx, ino, owner, Unlock::All);
+                                    table.unlock(&ctx, ino, owner, Unlock::All).unwrap();
                                 }
                                 Err(FsError::Interrupted | FsError::WouldBlock) => {}
                                 Err(error) => panic!("{error}"),

@@ -44,15 +44,15 @@ impl Table {
     }
 
     fn funlock(&self, ino: u64, owner: LockOwner) {
-        self.0.unlock(SYSTEM, ino, owner, Unlock::Flock);
+        self.0.unlock(SYSTEM, ino, owner, Unlock::Flock).unwrap();
     }
 
     fn unlock(&self, ino: u64, owner: LockOwner, range: ByteRange) {
-        self.0.unlock(SYSTEM, ino, owner, Unlock::Range(range));
+        self.0.unlock(SYSTEM, ino, owner, Unlock::Range(range)).unwrap();
     }
 
     fn release_file(&self, ino: u64, owner: LockOwner) {
-        self.0.unlock(SYSTEM, ino, owner, Unlock::All);
+        self.0.unlock(SYSTEM, ino, owner, Unlock::All).unwrap();
     }
 
     fn conflict(&self, ino: u64, lock: &RecordLock) -> Option<RecordLock> {

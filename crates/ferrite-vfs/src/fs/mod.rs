@@ -179,10 +179,12 @@ pub trait FileSystem: Send + Sync {
     ///
     /// The outcome is `WouldBlock` when others hold it and it may not wait; `Deadlock` when they, along some chain,
     /// wait for this owner (record locks only); `Interrupted` after [`Self::cancel_lock`]; `Disconnected` after
-    /// [`Self::release_client`]; `NoSpace` with too many locks ([`crate::locks::RECORD_LOCKS_MAX`]).
+    /// [`Self::release_client`]; `NoSpace` with too many locks or too many requests that wait (see the bounds in
+    /// [`crate::locks`]).
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
 
     /// Releases what an owner holds on a file. What it waits for it still waits for. No error if nothing is held.
+    /// `NoSpace` if the middle of a lock is to be released, which leaves two, and there are too many locks.
     fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
 
     /// A lock that conflicts with `lock`, as `fcntl(F_GETLK)`; if there are several, one that starts first.
@@ -191,8 +193,7 @@ pub trait FileSystem: Send + Sync {
     /// Ends a request of [`Ctx::client`] that waits, with `Interrupted`. No effect if it is settled already.
     fn cancel_lock(&self, ctx: &Ctx, ticket: LockTicket);
 
-    /// Releases every lock of [`Ctx::client`], which is gone, and ends its requests with `Disconnected`. Visits all
-    /// locked files.
+    /// Releases every lock of [`Ctx::client`], which is gone, and ends its requests with `Disconnected`.
     fn release_client(&self, ctx: &Ctx);
 }
 

@@ -1,8 +1,9 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
 //! What lives here: the words of the lock calls of [`crate::FileSystem`]; [`LockTable`] (`table`), with which an
-//! engine answers them; waiting with a thread, [`wait_for`] (`blocking`), for callers that have one. The ranges of one
-//! file are in `ranges`. Locks live in DRAM and end with the process.
+//! engine answers them; waiting with a thread, [`wait_for`] (`blocking`), for callers that have one. Below the table are
+//! its `state`, the locks of one `file`, its `ranges` with an index of `intervals`, and completions to call (`settled`).
+//! Locks live in DRAM and end with the process.
 //!
 //! A request that has to wait is no parked thread but a completion: [`LockDone`]. It is called exactly once, whatever
 //! happens, and with no lock of the table held, on the thread whose call settled the request. It must not block and
@@ -13,7 +14,11 @@
 //! another file.
 
 mod blocking;
+mod file;
+mod intervals;
 mod ranges;
+mod settled;
+mod state;
 mod table;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +30,14 @@ pub use table::LockTable;
 
 use crate::Result;
 
-/// Most record locks and waiting requests that a table holds together, so that no client can fill the memory with them.
+/// Most locks that a table holds, so that no client can fill the memory with them.
 pub const RECORD_LOCKS_MAX: usize = 1 << 20;
+/// Most locks on one file: what a call costs depends on them.
+pub const FILE_LOCKS_MAX: usize = 1 << 14;
+/// Most requests that wait, in a table.
+pub const WAITING_MAX: usize = 1 << 16;
+/// Most requests that wait on one file. Also bounds what a release costs.
+pub const FILE_WAITING_MAX: usize = 1 << 13;
 
 /// Who holds a lock: an open file (`flock`, open-file-description locks) or a process (`fcntl`). The numbers are the
 /// client's: owners of two clients are never the same.

@@ -1,10 +1,16 @@
 //! The record locks of one file: which owner holds which bytes, and how.
 //!
 //! Invariants: the ranges of one owner do not overlap, and those that touch differ in kind or process (neighbours that
-//! can be merged are). No range is empty. Only [`super::LockTable`] calls this; it checks for conflicts before it sets.
+//! can be merged are). No range is empty. Each lock is in `held` and, by its place, among those of its kind. Only
+//! [`super::LockTable`] calls this; it checks for conflicts before it sets.
+//!
+//! A search for conflicts visits the locks that overlap, of the kinds that conflict; a change visits those of its owner
+//! that overlap.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
+use super::intervals::Intervals;
 use super::{LockKind, LockOwner, RecordLock};
 use crate::{BadArgument, ClientId, FsError, Result};
 
@@ -14,9 +20,9 @@ pub(super) type Holder = (ClientId, LockOwner);
 /// A range of bytes, never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ByteRange {
-    start: u64,
+    pub(super) start: u64,
     /// One past the last byte; `u64::MAX` is past the last byte of any file.
-    end: u64,
+    pub(super) end: u64,
 }
 
 impl ByteRange {
@@ -71,6 +77,8 @@ struct Held {
 pub(super) struct RangeSet {
     /// By owner and start.
     held: BTreeMap<(Holder, u64), Held>,
+    shared: Intervals<Holder>,
+    exclusive: Intervals<Holder>,
 }
 
 impl RangeSet {
@@ -83,45 +91,111 @@ impl RangeSet {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Holder, RecordLock)> + '_ {
-        self.held.iter().map(|(&(holder, start), &Held { end, kind, pid })| {
-            let lock = RecordLock {
-                owner: holder.1,
-                pid,
-                kind,
-                range: ByteRange { start, end },
-            };
-            (holder, lock)
-        })
+        self.held
+            .iter()
+            .map(|(&(holder, start), held)| (holder, held.lock(holder, start)))
     }
 
-    fn against<'a>(&'a self, holder: Holder, lock: &'a RecordLock) -> impl Iterator<Item = (Holder, RecordLock)> + 'a {
-        self.iter().filter(move |(other, held)| {
-            *other != holder && held.kind.conflicts(lock.kind) && held.range.overlaps(&lock.range)
-        })
+    /// Whether an owner of `client` has a lock.
+    pub(super) fn has_client(&self, client: ClientId) -> bool {
+        self.held.range(all_of(client)).next().is_some()
+    }
+
+    fn of_kind(&mut self, kind: LockKind) -> &mut Intervals<Holder> {
+        match kind {
+            LockKind::Shared => &mut self.shared,
+            LockKind::Exclusive => &mut self.exclusive,
+        }
+    }
+
+    fn insert(&mut self, holder: Holder, start: u64, held: Held) {
+        let range = ByteRange { start, end: held.end };
+        self.of_kind(held.kind).insert(range, holder);
+        self.held.insert((holder, start), held);
+    }
+
+    fn remove(&mut self, holder: Holder, start: u64) -> Option<Held> {
+        let held = self.held.remove(&(holder, start))?;
+        self.of_kind(held.kind).remove(start, holder);
+        Some(held)
+    }
+
+    /// Visits what conflicts with `lock` of `holder`, shared and exclusive locks each by start, until `each` breaks.
+    /// Takes one from `work` for each lock on the way, the holder's own too.
+    fn against<B>(
+        &self,
+        holder: Holder,
+        lock: &RecordLock,
+        work: &mut usize,
+        mut each: impl FnMut(Holder) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        let mut foreign = |_: ByteRange, other: Holder| {
+            *work = work.saturating_sub(1);
+            match other == holder {
+                true => ControlFlow::Continue(()),
+                false => each(other),
+            }
+        };
+        self.exclusive.visit(&lock.range, &mut foreign)?;
+        match lock.kind {
+            LockKind::Exclusive => self.shared.visit(&lock.range, &mut foreign),
+            LockKind::Shared => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Whether a lock conflicts with `lock` of `holder`. Takes from `work` what that costs.
+    pub(super) fn conflicts(&self, holder: Holder, lock: &RecordLock, work: &mut usize) -> bool {
+        self.against(holder, lock, work, |_| ControlFlow::Break(())).is_break()
     }
 
     /// The lock that conflicts with `lock` of `holder` and starts first.
     pub(super) fn conflict(&self, holder: Holder, lock: &RecordLock) -> Option<RecordLock> {
-        let against = self.against(holder, lock).map(|(_, held)| held);
-        against.min_by_key(|held| held.range.start)
+        let first = |of: &Intervals<Holder>| {
+            let found = of.visit(&lock.range, |range, other| match other == holder {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break((range.start, other)),
+            });
+            found.break_value()
+        };
+        let shared = (lock.kind == LockKind::Exclusive)
+            .then(|| first(&self.shared))
+            .flatten();
+        let (start, other) = [first(&self.exclusive), shared].into_iter().flatten().min()?;
+        let held = self.held.get(&(other, start))?;
+        Some(held.lock(other, start))
     }
 
-    /// Those whose locks conflict with `lock` of `holder`.
-    pub(super) fn blockers(&self, holder: Holder, lock: &RecordLock) -> Vec<Holder> {
-        let mut holders: Vec<Holder> = self.against(holder, lock).map(|(other, _)| other).collect();
-        // Ordered by holder already.
-        holders.dedup();
-        holders
+    /// Adds those whose locks conflict with `lock` of `holder` to `found`, as far as `work` lasts.
+    pub(super) fn blockers(&self, holder: Holder, lock: &RecordLock, work: &mut usize, found: &mut Vec<Holder>) {
+        let most = found.len() + *work;
+        let _ = self.against(holder, lock, work, |other| {
+            if found.len() >= most {
+                return ControlFlow::Break(());
+            }
+            if found.last() != Some(&other) {
+                found.push(other);
+            }
+            ControlFlow::Continue(())
+        });
     }
 
-    /// Removes `range` from what `holder` has.
-    pub(super) fn clear(&mut self, holder: Holder, range: ByteRange) {
-        self.carve(holder, range);
+    /// Whether [`Self::clear`] would leave two parts of one lock.
+    pub(super) fn splits(&self, holder: Holder, range: ByteRange) -> bool {
+        let around = self.held.range(..(holder, range.start)).next_back();
+        around.is_some_and(|(key, held)| key.0 == holder && held.end > range.end)
     }
 
-    /// Removes all that the owners of a client have.
-    pub(super) fn clear_client(&mut self, client: ClientId) {
-        self.held.retain(|&((holder, _), _), _| holder != client);
+    /// Removes `range` from what `holder` has. False if it had nothing there.
+    pub(super) fn clear(&mut self, holder: Holder, range: ByteRange) -> bool {
+        !self.carve(holder, range).is_empty()
+    }
+
+    /// Removes all that the owners of a client have; returns where that was.
+    pub(super) fn clear_client(&mut self, client: ClientId) -> Vec<ByteRange> {
+        let keys: Vec<(Holder, u64)> = self.held.range(all_of(client)).map(|(&key, _)| key).collect();
+        let removed = |(holder, start)| Some((start, self.remove(holder, start)?.end));
+        let ranges = keys.into_iter().filter_map(removed);
+        ranges.map(|(start, end)| ByteRange { start, end }).collect()
     }
 
     /// Sets `lock` for `owner`, replacing what that one holds in the range. True if part of that was stronger.
@@ -130,21 +204,21 @@ impl RangeSet {
         let (kind, pid) = (lock.kind, lock.pid);
         let replaced = self.carve(owner, lock.range);
         let alike = |held: &Held| held.kind == kind && held.pid == pid;
-        if let Some((&key, before)) = self.held.range(..(owner, start)).next_back()
-            && key.0 == owner
+        if let Some((&(holder, from), before)) = self.held.range(..(owner, start)).next_back()
+            && holder == owner
             && before.end == start
             && alike(before)
         {
-            start = key.1;
+            self.remove(owner, from);
+            start = from;
         }
-        if let Some(after) = self.held.get(&(owner, end))
-            && alike(after)
+        if let Some(after) = self.held.get(&(owner, end)).copied()
+            && alike(&after)
         {
-            let key = (owner, end);
+            self.remove(owner, end);
             end = after.end;
-            self.held.remove(&key);
         }
-        self.held.insert((owner, start), Held { end, kind, pid });
+        self.insert(owner, start, Held { end, kind, pid });
         replaced
             .iter()
             .any(|old| *old == LockKind::Exclusive && kind == LockKind::Shared)
@@ -153,21 +227,38 @@ impl RangeSet {
     /// Removes the part in `range` of every lock of `owner`; returns their kinds.
     fn carve(&mut self, owner: Holder, range: ByteRange) -> Vec<LockKind> {
         let ByteRange { start, end } = range;
-        let hit: Vec<(u64, Held)> = self
-            .held
-            .range((owner, 0)..(owner, end))
-            .filter(|(_, held)| held.end > start)
+        let before = self.held.range(..(owner, start)).next_back();
+        let reaching = before.filter(|(key, held)| key.0 == owner && held.end > start);
+        let hit: Vec<(u64, Held)> = reaching
+            .into_iter()
+            .chain(self.held.range((owner, start)..(owner, end)))
             .map(|(&(_, from), &held)| (from, held))
             .collect();
         for &(from, held) in &hit {
-            self.held.remove(&(owner, from));
+            self.remove(owner, from);
             if from < start {
-                self.held.insert((owner, from), Held { end: start, ..held });
+                self.insert(owner, from, Held { end: start, ..held });
             }
             if held.end > end {
-                self.held.insert((owner, end), held);
+                self.insert(owner, end, held);
             }
         }
         hit.iter().map(|(_, held)| held.kind).collect()
     }
+}
+
+impl Held {
+    fn lock(&self, holder: Holder, start: u64) -> RecordLock {
+        RecordLock {
+            owner: holder.1,
+            pid: self.pid,
+            kind: self.kind,
+            range: ByteRange { start, end: self.end },
+        }
+    }
+}
+
+/// The keys of all locks of a client.
+fn all_of(client: ClientId) -> std::ops::RangeInclusive<(Holder, u64)> {
+    ((client, LockOwner(0)), 0)..=((client, LockOwner(u64::MAX)), u64::MAX)
 }

@@ -473,8 +473,7 @@ impl FileSystem for MemFs {
     }
 
     fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
-        self.locks.unlock(ctx, ino, owner, what);
-        Ok(())
+        self.locks.unlock(ctx, ino, owner, what)
     }
 
     fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
