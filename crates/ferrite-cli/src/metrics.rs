@@ -200,6 +200,20 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
     ] {
         one(&mut text, name, "gauge", help, value as f64);
     }
+    one(
+        &mut text,
+        "ferrite_longest_turn_seconds",
+        "gauge",
+        "The longest time that a turn of one connection kept a thread from the others, since the start.",
+        metrics.turns.longest.as_secs_f64(),
+    );
+    one(
+        &mut text,
+        "ferrite_long_turns_total",
+        "counter",
+        "Turns of a connection that took 10 ms or more.",
+        metrics.turns.long as f64,
+    );
     exports(&mut text, metrics);
     clients(&mut text, metrics);
     operations(&mut text, metrics);

@@ -10,7 +10,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -77,6 +77,10 @@ struct LinkState {
     waker: Arc<Waker>,
     mailbox: Mutex<Outbox>,
     is_closed: AtomicBool,
+    /// How often somebody wanted to know whether all that the client has sent is read.
+    asked: AtomicU64,
+    /// The last of these that was answered: at some moment after it, nothing was left unread.
+    drained: AtomicU64,
 }
 
 /// A connection as other threads see it: they can answer through it, and close it.
@@ -90,7 +94,38 @@ impl Link {
             waker: Arc::clone(waker),
             mailbox: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
         }))
+    }
+
+    /// Whether both are of one connection.
+    pub fn is_same(&self, other: &Link) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Has the connection's thread read what the client has sent. Returns the number to ask [`Self::is_drained`] with.
+    pub fn drain(&self) -> u64 {
+        let number = self.0.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        self.ring();
+        number
+    }
+
+    /// Whether, at some moment after the call of [`Self::drain`] that returned `number`, nothing that the client has
+    /// sent was unread or unserved, unless the client keeps the server from reading.
+    pub fn is_drained(&self, number: u64) -> bool {
+        self.0.drained.load(Ordering::Acquire) >= number
+    }
+
+    /// The number of the last call of [`Self::drain`] that waits for an answer.
+    pub(crate) fn is_to_drain(&self) -> Option<u64> {
+        let asked = self.0.asked.load(Ordering::Acquire);
+        (asked > self.0.drained.load(Ordering::Relaxed)).then_some(asked)
+    }
+
+    /// What [`Self::is_to_drain`] returned has been done since.
+    pub(crate) fn mark_drained(&self, number: u64) {
+        self.0.drained.store(number, Ordering::Release);
     }
 
     /// Moves the mail to where it is sent from.

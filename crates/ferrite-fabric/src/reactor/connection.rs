@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ferrite_buffers::lent::{self, Sent};
 use ferrite_buffers::{Buffer, Pool};
 use rustix::event::epoll::EventFlags;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::wired::Wired;
 use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
@@ -23,6 +24,10 @@ use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
 const SEALED_BYTES: usize = 128 << 10;
 /// A connection with nothing to send keeps no more memory for records than this.
 const KEPT_BYTES: usize = 16 << 10;
+
+/// A turn ends when it has taken so long, though more has come; the rest is served when the others had theirs. On the
+/// coarse clock, which moves every 4 ms and is cheap to read.
+const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// With a buffer that others need, a client must send at least so much a second.
 const SLOWEST_BYTES_PER_S: usize = 256 << 10;
@@ -57,6 +62,10 @@ pub(super) struct Connection<P> {
     pub(super) interest: EventFlags,
     /// It found no buffer.
     pub(super) is_starved: bool,
+    /// Its turn has ended before all that came was served.
+    pub(super) is_cut_short: bool,
+    /// What its client had taken when it was last looked at for [`Link::drain`].
+    drained_at: u64,
     /// The service takes nothing from it now.
     pub(super) is_held: bool,
     /// When its client last took something of what it was sent.
@@ -89,6 +98,25 @@ enum Step {
     Held,
 }
 
+/// When a turn has taken long enough.
+pub(super) struct TurnEnd(Duration);
+
+impl TurnEnd {
+    fn now() -> Duration {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    }
+
+    /// For a turn that begins now.
+    pub(super) fn new() -> TurnEnd {
+        TurnEnd(TurnEnd::now() + TURN_TIME)
+    }
+
+    pub(super) fn has_come(&self) -> bool {
+        TurnEnd::now() >= self.0
+    }
+}
+
 impl<P> Connection<P> {
     pub(super) fn new(stream: TcpStream, link: Link, peer: P, records: Option<(Sealer, Opener)>) -> Connection<P> {
         let stream = Arc::new(stream);
@@ -114,6 +142,8 @@ impl<P> Connection<P> {
             stream,
             interest: EventFlags::IN,
             is_starved: false,
+            is_cut_short: false,
+            drained_at: 0,
             is_held: false,
             took: Instant::now(),
             taken_bytes: 0,
@@ -143,7 +173,25 @@ impl<P> Connection<P> {
 
     /// Whether more is to be received from it now.
     pub(super) fn takes_more(&self) -> bool {
-        !self.is_crowded() && !self.is_starved && !self.is_held
+        !self.is_crowded() && !self.is_starved && !self.is_held && !self.is_cut_short
+    }
+
+    /// Whether it is to have another turn though nothing may come.
+    pub(super) fn waits_for_turn(&self) -> bool {
+        self.is_starved || self.is_cut_short
+    }
+
+    /// Whether nothing that its client has sent waits for the server; the connection has just had a turn. A client that
+    /// takes none of its answers is not read from, which is its own doing.
+    pub(super) fn is_drained(&mut self) -> bool {
+        if self.is_starved || self.is_held || self.is_cut_short {
+            return false;
+        }
+        if self.is_crowded() || self.wired.as_ref().is_some_and(|wired| !wired.takes_bulk()) {
+            let taken = self.out.gone_bytes();
+            return std::mem::replace(&mut self.drained_at, taken) == taken;
+        }
+        self.wired.is_some() || rustix::io::ioctl_fionread(&*self.stream).is_ok_and(|unread| unread == 0)
     }
 
     /// Whether something waits to be sent.
@@ -177,9 +225,13 @@ impl<P> Connection<P> {
 
     /// Serves the complete messages in `bytes`; returns how many bytes those were.
     fn serve<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, bytes: &[u8]) -> Result<(usize, Step), Close> {
-        let mut at = 0;
+        let (mut at, end) = (0, TurnEnd::new());
         loop {
             if self.is_crowded() {
+                return Ok((at, Step::Held));
+            }
+            if at > 0 && end.has_come() && at < bytes.len() {
+                self.is_cut_short = true;
                 return Ok((at, Step::Held));
             }
             if !service.is_ready(&self.peer) {
@@ -238,6 +290,7 @@ impl<P> Connection<P> {
     pub(super) fn serve_received<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool) -> Result<(), Close> {
         self.is_starved = false;
         self.is_held = false;
+        self.is_cut_short = false;
         if self.received.is_empty() || self.arriving.is_some() {
             return Ok(());
         }

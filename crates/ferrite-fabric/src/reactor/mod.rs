@@ -14,6 +14,7 @@
 
 mod connection;
 mod newcomer;
+mod turns;
 #[cfg(not(feature = "fabric"))]
 #[path = "unwired.rs"]
 mod wired;
@@ -45,10 +46,12 @@ use crate::spin::{SPIN, Spin};
 
 use connection::Connection;
 use newcomer::{Newcomer, Turn};
+use turns::Clock;
 
 use wired::Fabrics;
 
 pub use crate::link::Link;
+pub use turns::{LONG, TurnCounts, Turns};
 
 /// With as many bytes to send, a connection is not read from.
 pub const QUEUED_BYTES_MAX: usize = 1 << 20;
@@ -172,6 +175,8 @@ pub struct Options {
     pub gate: Arc<Gate>,
     /// Lets clients go on over a fabric.
     pub fabric: Option<FabricOptions>,
+    /// Where threads note how long they are at work.
+    pub turns: Arc<Turns>,
 }
 
 impl Default for Options {
@@ -182,6 +187,7 @@ impl Default for Options {
             connections_max: 16_384,
             gate: Arc::new(Gate::new(true)),
             fabric: None,
+            turns: Arc::default(),
         }
     }
 }
@@ -195,6 +201,7 @@ struct Shared {
     busy: Duration,
     stop: AtomicBool,
     pool: Pool,
+    turns: Arc<Turns>,
 }
 
 /// Running threads that serve connections.
@@ -226,6 +233,7 @@ impl Reactors {
             busy: options.busy,
             stop: AtomicBool::new(false),
             pool: pool.clone(),
+            turns: Arc::clone(&options.turns),
         });
         let mut listeners = Some(listeners);
         let mut running = Reactors {
@@ -276,6 +284,8 @@ struct Reactor<S: Service> {
     /// By number, so by age.
     newcomers: BTreeMap<u64, Newcomer>,
     next_number: u64,
+    /// Connections that wait for a buffer, or whose turn was cut short.
+    waiting: Vec<u64>,
     room: Vec<u8>,
     /// Nothing is accepted before that.
     rests_until: Option<Instant>,
@@ -309,6 +319,7 @@ impl<S: Service> Reactor<S> {
             connections: HashMap::new(),
             newcomers: BTreeMap::new(),
             next_number: 0,
+            waiting: Vec::new(),
             room: vec![0; TURN_BYTES],
             rests_until: None,
             sealed_room: Vec::new(),
@@ -319,37 +330,37 @@ impl<S: Service> Reactor<S> {
         let mut events = Vec::with_capacity(EVENTS);
         let mut spin = Spin::new(self.shared.busy);
         let mut last_look = Instant::now();
-        let mut has_starved = false;
+        let mut clock = self.shared.turns.clock();
         while !self.shared.stop.load(Ordering::Acquire) {
             self.look();
-            let wait = match () {
-                () if has_starved => STARVED,
-                () if self.rests_until.is_some() => ACCEPT_REST,
-                () => IDLE,
-            };
             let pause = self.fabrics.pause();
+            if pause != Duration::MAX {
+                clock.turn(None);
+            }
+            let waiting = std::mem::take(&mut self.waiting);
+            let wait = self.wait_for(&waiting);
             // Fabrics have to be looked at, too, and say how often.
             let spin = if pause == Duration::MAX { Some(&mut spin) } else { None };
             let wait = wait.min(pause);
+            clock.end();
             if let Err(error) = self.await_events(&mut events, wait, spin) {
                 tracing::error!("waiting for sockets failed: {error}; this server stops");
                 break;
             }
+            clock.begin();
             for event in &events {
                 let (number, flags) = (event.data.u64(), event.flags);
                 match number {
-                    WAKER => self.read_inbox(),
+                    WAKER => self.read_inbox(&mut clock),
                     LISTENERS.. => self.accept((number - LISTENERS) as usize),
                     _ => self.serve(number, flags),
                 }
+                clock.turn(Some(number));
             }
-            if has_starved {
-                let starved: Vec<u64> = self.starved().collect();
-                starved
-                    .into_iter()
-                    .for_each(|number| self.serve(number, EventFlags::empty()));
+            for number in waiting {
+                self.serve(number, EventFlags::empty());
+                clock.turn(Some(number));
             }
-            has_starved = self.starved().next().is_some();
             if self.rests_until.is_some_and(|until| Instant::now() >= until) {
                 self.rest(None);
             }
@@ -367,6 +378,17 @@ impl<S: Service> Reactor<S> {
         numbers.into_iter().for_each(|number| self.drop_connection(number));
         let numbers: Vec<u64> = self.newcomers.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.drop_newcomer(number));
+    }
+
+    /// How long to wait for events, at most, while these connections wait for another turn.
+    fn wait_for(&self, waiting: &[u64]) -> Duration {
+        let is_cut_short = |number| self.connections.get(number).is_some_and(|it| it.is_cut_short);
+        match () {
+            () if waiting.iter().any(is_cut_short) => Duration::ZERO,
+            () if !waiting.is_empty() => STARVED,
+            () if self.rests_until.is_some() => ACCEPT_REST,
+            () => IDLE,
+        }
     }
 
     /// Waits until there are events, for `wait` at most.
@@ -397,11 +419,6 @@ impl<S: Service> Reactor<S> {
             (waited, has_come)
         });
         Ok(waited.map(drop)?)
-    }
-
-    fn starved(&self) -> impl Iterator<Item = u64> {
-        let starved = self.connections.iter().filter(|(_, connection)| connection.is_starved);
-        starved.map(|(&number, _)| number)
     }
 
     fn drop_which(&mut self, is_one: impl Fn(&Connection<S::Peer>) -> bool) {
@@ -531,13 +548,41 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    fn read_inbox(&mut self) {
+    fn read_inbox(&mut self, clock: &mut Clock) {
         let Inbox { accepted, mail } = self.waker.take();
         accepted
             .into_iter()
             .for_each(|(stream, address)| self.adopt(stream, address));
-        mail.into_iter()
-            .for_each(|number| self.serve(number, EventFlags::empty()));
+        for number in mail {
+            self.serve(number, EventFlags::empty());
+            self.drain(number);
+            clock.turn(Some(number));
+        }
+    }
+
+    /// Reads what has come over a connection, if somebody wants to know whether that was all.
+    fn drain(&mut self, number: u64) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let Some(asked) = connection.link.is_to_drain() else {
+            return;
+        };
+        let has_all_come = match connection.wired.is_some() {
+            true => self.look(),
+            false => {
+                let reads = connection.takes_more();
+                let flags = if reads { EventFlags::IN } else { EventFlags::empty() };
+                self.serve(number, flags);
+                true
+            }
+        };
+        if let Some(connection) = self.connections.get_mut(&number)
+            && has_all_come
+            && connection.is_drained()
+        {
+            connection.link.mark_drained(asked);
+        }
     }
 
     /// A turn of a connection: takes its mail, receives if there is something, serves, sends.
@@ -573,6 +618,9 @@ impl<S: Service> Reactor<S> {
         }
         if served.is_err() || connection.link.is_closed() {
             return self.drop_connection(number);
+        }
+        if connection.waits_for_turn() {
+            self.waiting.push(number);
         }
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, connection.takes_more());

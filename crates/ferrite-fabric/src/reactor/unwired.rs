@@ -21,6 +21,10 @@ impl Wired {
     pub(super) fn is_stuck(&self) -> bool {
         match self.0 {}
     }
+
+    pub(super) fn takes_bulk(&self) -> bool {
+        match self.0 {}
+    }
 }
 
 /// No thread has any.
@@ -41,7 +45,9 @@ impl Fabrics {
 }
 
 impl<S: Service> Reactor<S> {
-    pub(super) fn look(&mut self) {}
+    pub(super) fn look(&mut self) -> bool {
+        true
+    }
 
     pub(super) fn serve_wired(&mut self, _: u64, _: EventFlags) {}
 

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::{BUFFER_BYTES_MAX, Buffer, Pool};
 
+use super::connection::TurnEnd;
 use super::{Close, Data, FabricOptions, QUEUED_BYTES_MAX, Served, Service};
 use crate::FabricError;
 use crate::fabric::channel::{Channel, number_of};
@@ -522,8 +523,11 @@ impl Fabrics {
         bytes: &[u8],
         out: &mut Outbox,
     ) -> Result<(usize, Held), Close> {
-        let mut at = 0;
+        let (mut at, end) = (0, TurnEnd::new());
         let held = loop {
+            if at > 0 && at < bytes.len() && end.has_come() {
+                break Held::CutShort;
+            }
             if out.queued_bytes() > QUEUED_BYTES_MAX || !wired.takes_bulk() {
                 break Held::Crowded;
             }
@@ -670,4 +674,6 @@ pub(super) enum Held {
     ByService,
     /// There is no buffer.
     Starved,
+    /// The turn took long enough.
+    CutShort,
 }

@@ -1,19 +1,29 @@
 //! What happens without a request: sessions end whose clients are gone, and times of grace.
 //!
+//! Invariant: no session ends for silence while bytes of its client lie unread, because the server was busy. One with a
+//! connection ends only when the connection was found drained after the lease had run out ([`Link::drain`]). One
+//! without is excused while a thread is busy for long: its client may wait to be accepted, or to be greeted.
+//!
 //! Invariant: locks that a session had in an earlier run, and did not claim in time, are not its any more, in the pool
 //! too, before others get them.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ferrite_fabric::reactor::Link;
 use ferrite_vfs::{FileSystem, SYSTEM};
+use rustc_hash::FxHashMap;
 
 use super::Inner;
 use super::export::Store;
 use super::session::Session;
 
-/// How often the keeper looks for terms that are over while changes wait for that.
+/// Connections that are being drained before their sessions end, by session, with the number of that.
+type Drained = FxHashMap<(usize, u64), (Link, u64)>;
+
+/// How often the keeper looks for terms that are over while changes wait for that, or for connections to be drained.
 const TERM_TICK: Duration = Duration::from_millis(10);
 /// After so many ticks without a turn of the keeper, of at least ten in a lease, the process has stood still, or the
 /// keeper has worked long, which does nobody harm. Clients give a sign of life twice in a lease, so that this much of
@@ -25,8 +35,10 @@ impl Inner {
     pub(super) fn keep(self: &Arc<Inner>) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let mut turn = Instant::now();
+        let mut drained = Drained::default();
         while !self.stop.load(Ordering::Acquire) {
             let waits = self.stores.iter().any(|store| store.leases.has_waiting());
+            let waits = waits || !drained.is_empty();
             std::thread::park_timeout(if waits { TERM_TICK } else { tick });
             for store in &self.stores {
                 let due = store.leases.due(&*store.fs);
@@ -35,16 +47,10 @@ impl Inner {
             let last = std::mem::replace(&mut turn, Instant::now());
             let now_ms = self.now_ms();
             self.excuse_unheard(turn - last > tick * TICKS_MAX, now_ms);
-            let lease_ms = self.lease.as_millis() as u64;
-            let is_gone = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
-            let gone: Vec<Arc<Session>> = {
-                let mut sessions = self.sessions.lock();
-                sessions
-                    .extract_if(|_, session| is_gone(session))
-                    .inspect(|(_, session)| session.expire())
-                    .map(|(_, session)| session)
-                    .collect()
-            };
+            if self.turns.busy_for() > tick * TICKS_MAX {
+                self.excuse_unconnected(now_ms);
+            }
+            let gone = self.take_gone(now_ms, &mut drained);
             for session in gone {
                 tracing::info!("session {} has ended: its client is gone", session.ticket.session);
                 match self.has_keys(&session) {
@@ -80,6 +86,57 @@ impl Inner {
                 session.seen(now_ms);
             }
         }
+    }
+
+    /// Signs of life of those who have no connection may wait where nobody has looked.
+    fn excuse_unconnected(&self, now_ms: u64) {
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        let unconnected = sessions.iter().filter(|session| !session.is_connected());
+        unconnected.for_each(|session| session.seen(now_ms));
+    }
+
+    /// Takes the sessions out of the list whose clients are gone, and has the connections of those drained that may be.
+    fn take_gone(&self, now_ms: u64, drained: &mut Drained) -> Vec<Arc<Session>> {
+        let lease_ms = self.lease.as_millis() as u64;
+        let is_silent = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
+        let silent: Vec<((usize, u64), Arc<Session>)> = {
+            let sessions = self.sessions.lock();
+            let silent = sessions.iter().filter(|(_, session)| is_silent(session));
+            silent.map(|(&key, session)| (key, Arc::clone(session))).collect()
+        };
+        let mut asked = Drained::default();
+        let mut gone = Vec::new();
+        for (key, session) in silent {
+            let link = session.link.lock().clone().filter(|link| !link.is_closed());
+            let before = drained.get(&key);
+            match (link, before) {
+                (None, _) => gone.push(key),
+                (Some(link), Some((of, number))) if of.is_same(&link) => match link.is_drained(*number) {
+                    true => gone.push(key),
+                    false => {
+                        link.drain();
+                        asked.insert(key, (link, *number));
+                    }
+                },
+                (Some(link), _) => {
+                    let number = link.drain();
+                    asked.insert(key, (link, number));
+                }
+            }
+        }
+        *drained = asked;
+        let mut sessions = self.sessions.lock();
+        let mut ended = Vec::new();
+        for key in gone {
+            // What came before the connection was drained was a sign of life.
+            if let Entry::Occupied(place) = sessions.entry(key)
+                && is_silent(place.get())
+            {
+                place.get().expire();
+                ended.push(place.remove());
+            }
+        }
+        ended
     }
 
     fn end_grace(&self, store: &Store) {

@@ -15,7 +15,7 @@ use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::Data;
+use ferrite_fabric::reactor::{Data, TurnCounts};
 use parking_lot::Mutex;
 
 use super::Inner;
@@ -248,6 +248,8 @@ pub struct Metrics {
     pub buffers_bytes: u64,
     /// How much of it is in use.
     pub buffers_used_bytes: u64,
+    /// How long the threads that serve connections took for a turn of one.
+    pub turns: TurnCounts,
     /// By the name of the export.
     pub exports: Vec<(String, Activity)>,
     /// What the RDMA adapter has done, if there is one.

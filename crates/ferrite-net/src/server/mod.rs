@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service};
+use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
 use ferrite_fabric::secure::{Gate, KeyId};
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
@@ -87,6 +87,8 @@ struct Inner {
     /// More than one thread answers without a worker, so that a request may still be under way when its repetition
     /// comes over another connection.
     may_overlap: bool,
+    /// How long the threads of the reactor are at work.
+    turns: Arc<Turns>,
     stop: AtomicBool,
 }
 
@@ -151,6 +153,7 @@ impl Server {
             keeper: OnceLock::new(),
             verbs: options.rdma.clone().map(Verbs::new),
             may_overlap: options.threads > 1,
+            turns: Arc::default(),
             stop: AtomicBool::new(false),
         });
         let service = Arc::new(Front(Arc::clone(&inner)));
@@ -159,6 +162,7 @@ impl Server {
             busy: options.busy,
             gate: Arc::new(gate),
             fabric: options.fabric.clone(),
+            turns: Arc::clone(&inner.turns),
             ..reactor::Options::default()
         };
         let reactors = Reactors::start(listeners, &service, &pool, &reactor_options);

@@ -81,6 +81,7 @@ impl Inner {
             strangers: self.strangers.lock().len() as u64,
             buffers_bytes: self.pool.len_bytes() as u64,
             buffers_used_bytes: (self.pool.len_bytes() - self.pool.free_bytes()) as u64,
+            turns: self.turns.counts(),
             rdma: self.verbs.as_ref().map(Verbs::counters),
             bound: self.bound_files(),
             exports,

@@ -15,10 +15,11 @@ use crate::reactor::connection::Connection;
 use crate::reactor::{Close, Data, QUEUED_BYTES_MAX, Reactor, Service};
 
 impl<S: Service> Reactor<S> {
-    /// Looks for what came over fabrics, a number of times if anybody uses them, and serves it.
-    pub(in crate::reactor) fn look(&mut self) {
+    /// Looks for what came over fabrics, a number of times if anybody uses them, and serves it. False if more may have
+    /// come.
+    pub(in crate::reactor) fn look(&mut self) -> bool {
         if !self.fabrics.is_used() {
-            return;
+            return true;
         }
         let mut idle = 0;
         for _ in 0..LOOKS_MAX {
@@ -35,13 +36,14 @@ impl<S: Service> Reactor<S> {
             }
             idle = if has_worked { 0 } else { idle + 1 };
             if idle >= LOOKS {
-                return;
+                return true;
             }
             if !has_worked {
                 // The client that is to send something may need this very core.
                 std::thread::yield_now();
             }
         }
+        false
     }
 
     fn handle(&mut self, event: Event, touched: &mut Vec<u64>) {
@@ -148,6 +150,8 @@ impl<S: Service> Reactor<S> {
         }
         if served.is_err() || connection.link.is_closed() {
             self.drop_connection(number);
+        } else if connection.waits_for_turn() {
+            self.waiting.push(number);
         }
     }
 }
@@ -169,6 +173,7 @@ fn serve_stream<S: Service>(
         connection.received = received;
     }
     connection.is_starved = held == Held::Starved;
+    connection.is_cut_short = held == Held::CutShort;
     connection.is_held = held == Held::ByService;
     Ok(())
 }
