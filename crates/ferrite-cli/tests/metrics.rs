@@ -115,6 +115,8 @@ fn a_scrape_has_what_was_done_and_is_consistent() {
     assert_eq!(of("ferrite_errors_total", "OpenPath"), 1.0);
     assert_eq!(some.value("ferrite_sessions_begun_total{export=\"da\\\"ta\"}"), 3.0);
     assert_eq!(some.value("ferrite_buffers_used_bytes"), 0.0);
+    assert!(some.value("ferrite_longest_turn_seconds") < 60.0);
+    assert!(some.value("ferrite_long_turns_total") >= 0.0);
 
     // Histograms.
     let mut checked = 0;

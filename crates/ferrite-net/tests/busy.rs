@@ -79,13 +79,13 @@ fn still_has_its_file(raw: &mut Raw) {
 fn signs_of_life_that_lie_unread_count() {
     let (server, address, slow) = server();
     let (mut honest, _) = client(&address, b"honest");
-    let (mut away, welcome) = client(&address, b"away");
+    let (away, welcome) = client(&address, b"away");
     let (mut other, _) = Raw::greeted(&address, "");
     slow.ms.store(BUSY.as_millis() as u64, Ordering::Relaxed);
     let request = other.body(&Request::Statfs {});
     let began = Instant::now();
     assert!(other.send(&request, &[]));
-    // One goes on saying that it lives; one loses its connection and is back at once, to be heard later.
+    // One keeps saying that it lives; one loses its connection and is back at once, to be heard later.
     std::thread::sleep(LEASE / 5);
     let back = {
         let address = address.clone();
@@ -104,7 +104,7 @@ fn signs_of_life_that_lie_unread_count() {
         std::thread::sleep(LEASE / 5);
     }
     for _ in 0..sent {
-        honest.receive().expect("its session goes on").1.unwrap();
+        honest.receive().expect("its session lives").1.unwrap();
     }
     still_has_its_file(&mut honest);
     let (mut back, welcome) = back.join().unwrap();

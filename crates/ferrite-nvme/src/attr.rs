@@ -51,6 +51,7 @@ fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
 impl Core {
     /// The node after a change of attributes that the rules allow.
     fn changed(&self, ctx: &Ctx, held: &Held, state: &State, set: &SetAttr, opened: bool) -> Result<(Node, SetAttr)> {
+        posix::check_owner(set)?;
         let set = match ctx.check {
             true => posix::may_setattr(&self.attr(held, state), &ctx.cred, set, opened)?,
             false => *set,

@@ -12,6 +12,9 @@ const S_ISVTX: u32 = 0o1000;
 const S_IXGRP: u32 = 0o010;
 const DAY_NS: i64 = 86_400 * 1_000_000_000;
 
+/// What `chown(2)` means "no change" with, and a kernel "nobody that is known": the number of no user and no group.
+pub const NO_ID: u32 = u32::MAX;
+
 /// What an access check asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access {
@@ -142,6 +145,15 @@ pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
         return Err(FsError::NotPermitted);
     }
     Ok(())
+}
+
+/// Refuses an owner or group that is none, whoever asks: the kernel and `chown(2)` mean "no change" with it, and a file
+/// that had it would belong to callers whose user is unknown.
+pub fn check_owner(set: &SetAttr) -> Result<()> {
+    match set.uid == Some(NO_ID) || set.gid == Some(NO_ID) {
+        true => Err(FsError::Invalid(BadArgument::NoId)),
+        false => Ok(()),
+    }
 }
 
 /// Checks a change of attributes by `cred`, and returns it with its consequences. A chown clears setuid and setgid

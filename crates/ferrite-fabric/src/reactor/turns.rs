@@ -1,7 +1,7 @@
 //! How long the threads of a server are at work between two waits for their sockets.
 //!
-//! What lives here: [`Turns`], what is known of all threads; [`Clock`], with which a thread measures itself. While one
-//! connection has a turn, what all others of its thread have sent lies unread.
+//! [`Turns`] has the measures of all threads; with a [`Clock`] a thread measures itself. While one connection has a
+//! turn, nobody reads what the others of its thread have sent.
 //!
 //! Measuring costs a look at the clock for each turn. Only turns of [`LONG`] or more touch shared counters.
 
@@ -34,7 +34,7 @@ pub struct Turns {
     threads: Mutex<Vec<Arc<Thread>>>,
 }
 
-/// What is known of turns since a server was started.
+/// Turns since a server was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TurnCounts {
     /// The longest turn.
@@ -52,7 +52,7 @@ fn stamp(at: Instant) -> u64 {
 }
 
 impl Turns {
-    /// What was counted.
+    /// The counts so far.
     pub fn counts(&self) -> TurnCounts {
         let threads = self.threads.lock();
         let longest = threads.iter().map(|of| of.longest.load(Ordering::Relaxed)).max();

@@ -25,6 +25,7 @@ pub(crate) enum Through {
 /// then the first record carries the new size and the intent to free the rest (see [`cut`]).
 pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: Through) -> Result<Attr> {
     core.check_writable()?;
+    posix::check_owner(set)?;
     retry::with_space(core, Need::FEW, || {
         let inode = core.inode(ino)?;
         let _lock = inode.write();

@@ -17,6 +17,9 @@ use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 use crate::space::names::Found;
 
+/// Most directories above one that a directory is moved to. A look at each takes a fraction of a microsecond.
+const DEPTH_MAX: usize = 1 << 15;
+
 /// One side of a rename.
 struct Side<'a> {
     dir: Arc<InodeMem>,
@@ -167,13 +170,13 @@ fn check(
         posix::may_rename(from, to, &ctx.cred, mode)?;
     }
     let source_is_dir = source_entry.kind == FileKind::Directory;
-    if source_is_dir && is_below(core, to.dir.ino, source.ino) {
+    if source_is_dir && is_below(core, to.dir.ino, source.ino)? {
         return Err(FsError::Invalid(BadArgument::BelowItself));
     }
     let target_is_dir = target.is_some_and(|(found, _)| found.kind == FileKind::Directory);
     match (mode, target) {
         (RenameMode::Exchange, Some((found, _))) => {
-            if target_is_dir && is_below(core, from.dir.ino, found.ino) {
+            if target_is_dir && is_below(core, from.dir.ino, found.ino)? {
                 return Err(FsError::Invalid(BadArgument::BelowItself));
             }
         }
@@ -203,20 +206,21 @@ fn check(
 }
 
 /// Whether directory `dir` is `ancestor` or is below it. Parents change only under the rename lock, which the caller
-/// holds if the answer can matter (within one directory nothing can move below itself except by name).
-fn is_below(core: &Core, dir: Inum, ancestor: Inum) -> bool {
+/// holds if the answer can matter (within one directory nothing can move below itself except by name). `Loop` if the
+/// root is farther away than [`DEPTH_MAX`], as in a damaged pool with a cycle of directories: the lock must not be held
+/// for long.
+fn is_below(core: &Core, dir: Inum, ancestor: Inum) -> Result<bool> {
     let mut at = dir;
-    // A damaged pool may contain a cycle of directories; no path is longer than there are inodes.
-    for _ in 0..core.superblock.inodes {
+    for _ in 0..DEPTH_MAX {
         if at == ancestor {
-            return true;
+            return Ok(true);
         }
         if at == ROOT || at == Inum::NONE || u64::from(at) >= core.superblock.inodes {
-            return false;
+            return Ok(false);
         }
         at = core.load(at).parent();
     }
-    true
+    Err(FsError::Loop)
 }
 
 /// Removes the source's entry, and makes the target's entry name the source's inode, or adds a new entry.

@@ -17,7 +17,7 @@ use crate::wire::{Head, Request};
 
 impl Link {
     /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
-    pub(super) fn call_later(&self, request: &Request<'_>, then: Then) -> u64 {
+    pub(super) fn call_later(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
         let later = |body| Later {
             body,
             buffer: None,
@@ -26,7 +26,7 @@ impl Link {
             deadline: None,
             then,
         };
-        self.send_later(own_head(0), request, later)
+        self.send_later(head(ctx, &self.groups), request, later)
     }
 
     /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Does not wait for anything

@@ -46,7 +46,7 @@ pub(super) fn lock(
         is_claim: false,
     };
     if !may_wait {
-        let answer = link.call(SYSTEM, &request, Repeats::Yes, &[], &mut []);
+        let answer = link.call(ctx, &request, Repeats::Yes, &[], &mut []);
         let result = answer.and_then(|answer| answer.result::<()>());
         if result.is_ok() {
             link.book.locked(key, node, LockStep::Locked(lock));
@@ -57,6 +57,7 @@ pub(super) fn lock(
     let number = {
         let book = Arc::downgrade(link);
         link.call_later(
+            ctx,
             &request,
             Box::new(move |answer, _| {
                 let result = answer.and_then(|answer| answer.result::<()>());
@@ -95,7 +96,7 @@ pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -
         client: ctx.client.0,
         lock: *lock,
     };
-    link.call(SYSTEM, &request, Repeats::Yes, &[], &mut [])?.result()
+    link.call(ctx, &request, Repeats::Yes, &[], &mut [])?.result()
 }
 
 /// See [`ferrite_vfs::FileSystem::cancel_lock`].

@@ -118,7 +118,7 @@ impl<'s> Answering<'s> {
     fn opened(&self, opened: Opened, mode: OpenMode, number: u64) -> Result<OpenedFile> {
         let attr = opened.attr;
         let told = self.told(attr);
-        if let Err(error) = self.session.keep_file(number, opened.file) {
+        if let Err(error) = self.session.keep_file(number, opened.file, mode) {
             self.session.undo(self.id);
             return Err(error);
         }
@@ -492,7 +492,7 @@ impl<'s> Answering<'s> {
             }
             opened => opened?,
         };
-        self.session.keep_file(number, file)?;
+        self.session.keep_file(number, file, mode)?;
         Ok(self.file_seal(held.ino, node.generation, mode))
     }
 
@@ -513,7 +513,7 @@ impl<'s> Answering<'s> {
             ..mode
         };
         let file = self.session.export.fs().open(SYSTEM, held.ino, mode)?;
-        self.session.keep_file(number, file)
+        self.session.keep_file(number, file, mode)
     }
 
     /// Has no effect if there is no buffer.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use ferrite_fabric::secure::{Encryption, Key, KeyId};
+use ferrite_vfs::walk::STEPS_MAX;
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
 use super::leases::Leases;
@@ -202,15 +203,18 @@ impl Export {
         }
     }
 
-    /// Whether a directory of the engine lies below the root, or is it.
+    /// Whether a directory of the engine lies below the root, or is it. `Loop` if that is too far away, as for a walk.
     pub(super) fn contains(&self, dir: Ino) -> Result<bool> {
+        if self.root == ROOT_INO {
+            return Ok(true);
+        }
         let mut dir = dir;
-        while dir != self.root {
-            if dir == ROOT_INO {
-                return Ok(false);
+        for _ in 0..STEPS_MAX {
+            if dir == self.root || dir == ROOT_INO {
+                return Ok(dir == self.root);
             }
             dir = self.fs().parent(SYSTEM, dir)?;
         }
-        Ok(true)
+        Err(FsError::Loop)
     }
 }

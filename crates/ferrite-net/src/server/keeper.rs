@@ -128,7 +128,7 @@ impl Inner {
         let mut sessions = self.sessions.lock();
         let mut ended = Vec::new();
         for key in gone {
-            // What came before the connection was drained was a sign of life.
+            // Bytes that came before the connection was drained were a sign of life.
             if let Entry::Occupied(place) = sessions.entry(key)
                 && is_silent(place.get())
             {

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, Served};
-use ferrite_vfs::workers::Workers;
 
 use super::Inner;
 use super::answer::put;
+use super::aside::Holds;
 use super::ends::End;
-use super::leases::Passing;
 use super::meter::{Asked, Received};
 use super::session::Session;
 use crate::wire::{AnswerHead, Head, Reader, Request, Wire};
@@ -93,11 +92,10 @@ impl Inner {
     /// that done.
     pub(super) fn give(
         self: &Arc<Self>,
-        workers: &Workers,
         session: &Arc<Session>,
         id: u64,
         received: Received<'_>,
-        passing: Option<Passing>,
+        holds: Holds,
         is_end: bool,
     ) {
         if !session.give(id) {
@@ -112,10 +110,10 @@ impl Inner {
             body: received.body.to_vec(),
             asked: received.asked,
             data: received.data.into(),
-            passing,
+            holds,
             starved: None,
         };
-        workers.give(move || given.answer());
+        self.workers_of(&session.export.store).give(move || given.answer());
     }
 }
 
@@ -154,7 +152,7 @@ struct Given {
     /// What was being ended when it came.
     before: Option<u64>,
     end: Option<End>,
-    passing: Option<Passing>,
+    holds: Holds,
     /// When it last found no buffer for its answer.
     starved: Option<Instant>,
 }
@@ -174,15 +172,12 @@ impl Given {
             Ok((head, request)) => inner.answer(&session, head, request, data, &mut out),
             Err(_) => Served::Yes,
         };
-        if served == Served::Starved
-            && !session.is_over()
-            && let Some(workers) = &inner.workers
-        {
+        if served == Served::Starved && !session.is_over() {
             // Behind the others: the buffers may be theirs, and come free when a worker gets to them.
             self.starved = Some(Instant::now());
-            return workers.add(move || self.answer());
+            return inner.workers_of(&session.export.store).add(move || self.answer());
         }
-        drop((self.passing, self.end));
+        drop((self.holds, self.end));
         session.taken_back(self.id);
         asked.count_if_answered(&session.meter, &out);
         session.send(|to| to.append(&mut out));

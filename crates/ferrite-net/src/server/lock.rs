@@ -1,10 +1,16 @@
 //! Locks of a session's clients. A request that waits is answered when it is settled, by whatever connection the client
 //! has then.
+//!
+//! A lock needs a right to the file, as NFS demands it: an exclusive one that the session has the file open for writing,
+//! or that the caller may write it; a shared one that the session has it open, or that the caller may read it. Which
+//! descriptor a lock is for, the client's kernel has checked. A claim was granted before the restart; clients that are
+//! trusted with permissions are trusted with locks. Through a read-only export there are no exclusive locks: they would
+//! keep out those that may write.
 
 use std::sync::Arc;
 
-use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
-use ferrite_vfs::{ClientId, Ctx, FsError, Result, SYSTEM};
+use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, RecordLock, Unlock};
+use ferrite_vfs::{ClientId, Ctx, FsError, Ino, Result, SYSTEM, posix};
 
 use super::answer::put;
 use super::session::{Cancelled, Session};
@@ -15,6 +21,23 @@ fn ctx(session: &Session, client: u64) -> Ctx {
     SYSTEM
         .clone()
         .of_client(session.known_client(client).unwrap_or_else(ClientId::fresh))
+}
+
+/// Refuses a lock to which `caller` has no right. See the head of this module.
+fn permit(session: &Session, caller: &Ctx, ino: Ino, kind: LockKind) -> Result<()> {
+    if kind == LockKind::Exclusive && session.export.options.read_only {
+        return Err(FsError::ReadOnly);
+    }
+    if !caller.check || session.may_lock(ino, kind) {
+        return Ok(());
+    }
+    let attr = session.export.fs().getattr(SYSTEM, ino)?;
+    let wanted = match kind {
+        LockKind::Shared => posix::Access::READ,
+        LockKind::Exclusive => posix::Access::WRITE,
+    };
+    // As on NFS: programs that use `flock` open the file anew for it.
+    posix::may_access(&attr, &caller.cred, wanted).map_err(|_| FsError::BadHandle)
 }
 
 /// Begins a request for a lock; false if there is nothing to do. A request that is repeated while it waits has no
@@ -29,15 +52,29 @@ pub(super) fn begin(session: &Session, id: u64, client: u64, is_deferred: bool) 
     }
 }
 
+/// A lock that is asked for, and by whom.
+pub(super) struct Wanted {
+    pub(super) node: Node,
+    pub(super) lock: LockRequest,
+    pub(super) may_wait: bool,
+    /// Of a claim not checked.
+    pub(super) caller: Ctx,
+}
+
 /// Asks for a lock, and answers the request `id`, which has begun, when that is settled.
-pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, lock: &LockRequest, may_wait: bool) {
+pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
     let client = match session.resume_wait(id) {
         Ok(Some(client)) => client,
         // It was cancelled, or the session has ended.
         Ok(None) => return,
         Err(error) => return session.send(|out| put::<()>(out, id, Err(error))),
     };
-    let held = match session.hold(node) {
+    let (LockRequest::Flock(_, kind) | LockRequest::Record(RecordLock { kind, .. })) = wanted.lock;
+    let held = session.hold(wanted.node).and_then(|held| {
+        permit(session, &wanted.caller, held.ino, kind)?;
+        Ok(held)
+    });
+    let held = match held {
         Ok(held) => held,
         Err(error) => {
             session.end_wait(id);
@@ -52,7 +89,10 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, lock: &LockReque
             session.send(|out| put(out, id, result));
         })
     };
-    if let Some(ticket) = session.export.fs().lock(&ctx, held.ino, lock, may_wait, done)
+    if let Some(ticket) = session
+        .export
+        .fs()
+        .lock(&ctx, held.ino, &wanted.lock, wanted.may_wait, done)
         && session.waits(id, ticket)
     {
         session.export.fs().cancel_lock(&ctx, ticket);
@@ -69,9 +109,16 @@ pub(super) fn unlock(session: &Session, node: Node, client: u64, owner: LockOwne
     session.export.fs().unlock(&ctx(session, client), held.ino, owner, what)
 }
 
-/// A lock that is in the way.
-pub(super) fn conflicting(session: &Session, node: Node, client: u64, lock: &RecordLock) -> Result<Option<RecordLock>> {
+/// A lock that is in the way. Asking needs the right to the weaker lock.
+pub(super) fn conflicting(
+    session: &Session,
+    caller: &Ctx,
+    (node, client): (Node, u64),
+    lock: &RecordLock,
+) -> Result<Option<RecordLock>> {
     let held = session.hold(node)?;
+    permit(session, caller, held.ino, LockKind::Shared)
+        .or_else(|_| permit(session, caller, held.ino, LockKind::Exclusive))?;
     session
         .export
         .fs()

@@ -11,6 +11,7 @@
 //! Invariant: what a client sends can end its own connection, and nothing else.
 
 mod answer;
+mod aside;
 mod change;
 mod ends;
 mod export;
@@ -45,6 +46,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use answer::{Answering, put};
+use aside::Aside;
 use export::{Export, Store};
 use grace::Grace;
 use keeper::drop_orphans;
@@ -79,6 +81,8 @@ struct Inner {
     lease: Duration,
     pool: Pool,
     workers: Option<Workers>,
+    /// For what may take long of an engine that answers at once.
+    aside: Aside,
     /// For changes that had to wait for leases.
     patient: Workers,
     keeper: OnceLock<std::thread::Thread>,
@@ -149,6 +153,7 @@ impl Server {
             lease: options.lease,
             pool: pool.clone(),
             workers: workers.map_err(|error| no_resources(&error))?,
+            aside: Aside::start().map_err(|error| no_resources(&error))?,
             patient: Workers::start(1).map_err(|error| no_resources(&error))?,
             keeper: OnceLock::new(),
             verbs: options.rdma.clone().map(Verbs::new),
@@ -311,6 +316,10 @@ impl Service for Front {
                 if !session.is_attached(*attachment) {
                     return Err(Close);
                 }
+                if let Err(error) = head.caller.check() {
+                    put::<()>(out, head.id, Err(error));
+                    return Ok(Served::Yes);
+                }
                 let received = Received::new(request.number(), body, data, out);
                 let asked = received.asked;
                 session.seen(asked.since.duration_since(inner.began).as_millis() as u64);
@@ -445,7 +454,11 @@ impl Inner {
     fn locks_are_back(&self, session: &Session) {
         let store = &session.export.store;
         for work in self.grace(store).locks_are_back(session.ticket.session) {
-            self.work(store, work);
+            match store.limits.may_block {
+                true => self.work(store, work),
+                // There may be many.
+                false => self.go_on(work),
+            }
         }
     }
 
@@ -482,14 +495,13 @@ impl Inner {
         match request {
             Request::Hello { .. } => return Err(Close),
             Request::Ping {} => put(out, id, Ok(())),
-            Request::Activity {} => put(out, id, Ok(self.activity(&session.export))),
             Request::Goodbye {} => {
                 let (inner, session) = (Arc::clone(self), Arc::clone(session));
                 let ready = store.leases.end(&*session);
                 ready.into_iter().for_each(|work| self.go_on(work));
-                match self.has_keys(&session) {
-                    true => self.go_on(Box::new(move || inner.end(&session))),
-                    false => self.work(store, move || inner.end(&session)),
+                match store.limits.may_block && !self.has_keys(&session) {
+                    true => self.work(store, move || inner.end(&session)),
+                    false => self.go_on(Box::new(move || inner.end(&session))),
                 }
                 return Err(Close);
             }
@@ -497,10 +509,6 @@ impl Inner {
                 session.has_reclaimed();
                 session.keeps_its_locks();
                 self.locks_are_back(session);
-                put(out, id, Ok(()));
-            }
-            Request::Abandon { request, file } => {
-                lock::abandon(session, request, file);
                 put(out, id, Ok(()));
             }
             Request::CancelLock { request } => {
@@ -523,8 +531,16 @@ impl Inner {
                 if !lock::begin(session, id, client, is_deferred) {
                     return Ok(Served::Yes);
                 }
+                let mut caller = session.export.ctx(head.caller, head.check, false);
+                caller.check &= !is_claim;
+                let wanted = lock::Wanted {
+                    node,
+                    lock,
+                    may_wait,
+                    caller,
+                };
                 let session = Arc::clone(session);
-                let work = move || lock::lock(&session, id, node, &lock, may_wait);
+                let work = move || lock::lock(&session, id, &wanted);
                 let work: grace::Deferred = Box::new(work);
                 let work = match is_deferred {
                     true => self.grace(store).put_off(work),
@@ -543,23 +559,7 @@ impl Inner {
             Request::Bind { .. } | Request::ReleaseKey { .. } | Request::Unbind { .. } => {
                 change::begin(self, session, id, received, true);
             }
-            request => {
-                let passing = request.is_change().then(|| store.leases.pass());
-                if let Some(None) = passing {
-                    change::begin(self, session, id, received, false);
-                    return Ok(Served::Yes);
-                }
-                if store.limits.submits && self.submit(session, &head, &request, &received) {
-                    return Ok(Served::Yes);
-                }
-                if let Some(workers) = self.workers.as_ref().filter(|_| store.limits.may_block) {
-                    let is_end = matches!(request, Request::Close { .. } | Request::Release { .. });
-                    self.give(workers, session, id, received, passing.flatten(), is_end);
-                } else {
-                    let _turn = self.may_overlap.then(|| session.begin_alone(id));
-                    return Ok(self.answer(session, head, request, received.data.bytes(), out));
-                }
-            }
+            request => return Ok(self.ask_engine(session, head, request, received, out)),
         }
         Ok(Served::Yes)
     }
@@ -582,6 +582,11 @@ impl Inner {
                 put(out, id, Ok(term.as_millis() as u32));
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
+            Request::Activity {} => put(out, id, Ok(self.activity(&session.export))),
+            Request::Abandon { request, file } => {
+                lock::abandon(session, request, file);
+                put(out, id, Ok(()));
+            }
             Request::Slots { count } => put(out, id, Ok(session.slots(count as usize))),
             Request::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots())),
             Request::Unlock {
@@ -591,7 +596,8 @@ impl Inner {
                 what,
             } => put(out, id, lock::unlock(session, node, client, owner, what)),
             Request::ConflictingLock { node, client, lock } => {
-                put(out, id, lock::conflicting(session, node, client, &lock));
+                let caller = session.export.ctx(head.caller, head.check, false);
+                put(out, id, lock::conflicting(session, &caller, (node, client), &lock));
             }
             Request::ReleaseClient { client } => put(out, id, lock::release_client(session, client)),
             request @ (Request::Rdma {}

@@ -11,6 +11,7 @@
 //! pinned until the request is done, whatever the client releases meanwhile.
 
 mod locks;
+mod opened;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +19,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
-use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, Unsupported};
+use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, OpenMode, Result, SYSTEM, Unsupported};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(super) use locks::Cancelled;
 use locks::Waiting;
+use opened::Opened;
 
 use super::ends::Ends;
 use super::export::Export;
@@ -62,7 +64,9 @@ enum Effect {
 struct Kept {
     pins: FxHashMap<Ino, Pinned>,
     effects: BTreeMap<u64, Effect>,
-    files: FxHashMap<u64, Arc<dyn OpenFile>>,
+    files: FxHashMap<u64, (Arc<dyn OpenFile>, OpenMode)>,
+    /// How often each inode is open, and how.
+    opened: Opened,
     slots: Vec<u32>,
     /// What the tokens of its slots carry in their upper half.
     number: u64,
@@ -70,7 +74,9 @@ struct Kept {
     waiting: FxHashMap<u64, Waiting>,
     /// Requests that the engine works on.
     under_way: FxHashSet<u64>,
-    /// Those among them whose clients have given up, each with the number of the file that it opens.
+    /// Those among them that workers have.
+    with_workers: FxHashSet<u64>,
+    /// Those under way whose clients have given up, each with the number of the file that it opens.
     abandoned: FxHashMap<u64, u64>,
     /// It has had a lock, which is noted in the pool.
     is_locker: bool,
@@ -357,16 +363,29 @@ impl Session {
 
     /// A request is given to a worker. False if one has it already, whose answer the client will get.
     pub(super) fn give(&self, request: u64) -> bool {
-        let is_new = self.kept.lock().under_way.insert(request);
+        let mut kept = self.kept.lock();
+        let is_new = kept.under_way.insert(request);
         if is_new {
+            kept.with_workers.insert(request);
             self.given.fetch_add(1, Ordering::AcqRel);
         }
         is_new
     }
 
+    /// Whether workers have requests of it.
+    pub(super) fn has_given(&self) -> bool {
+        self.given.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a worker has this request, whose answer the client will get.
+    pub(super) fn is_given(&self, request: u64) -> bool {
+        self.has_given() && self.kept.lock().with_workers.contains(&request)
+    }
+
     /// The worker is done, and is about to send the answer. In this order: what comes again now, because the
     /// connection has changed, is answered anew, and what came before gets this answer.
     pub(super) fn taken_back(&self, request: u64) {
+        self.kept.lock().with_workers.remove(&request);
         self.finish(request);
         self.given.fetch_sub(1, Ordering::AcqRel);
     }
@@ -467,20 +486,26 @@ impl Session {
     /// Keeps an open file under the client's number. If there is one with this number, the same request opened it
     /// before. It stays, unless the request has found another file this time: the client has had no answer but the one
     /// that it gets now.
-    pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>) -> Result<()> {
+    pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>, mode: OpenMode) -> Result<()> {
         let mut kept = self.kept.lock();
         if kept.is_over || kept.files.len() >= FILES_MAX {
             drop(kept);
             drop(file);
             return Err(FsError::TooManyOpen);
         }
-        let extra = match kept.files.entry(number) {
-            std::collections::hash_map::Entry::Occupied(mut place) if place.get().ino() != file.ino() => {
-                Some(place.insert(file))
+        let Kept { files, opened, .. } = &mut *kept;
+        let ino = file.ino();
+        let extra = match files.entry(number) {
+            std::collections::hash_map::Entry::Occupied(mut place) if place.get().0.ino() != ino => {
+                opened.add(ino, mode);
+                let (old, as_mode) = place.insert((file, mode));
+                opened.remove(old.ino(), as_mode);
+                Some(old)
             }
             std::collections::hash_map::Entry::Occupied(_) => Some(file),
             std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(file);
+                opened.add(ino, mode);
+                place.insert((file, mode));
                 None
             }
         };
@@ -491,13 +516,20 @@ impl Session {
 
     /// An open file; `Stale` if the session has none of this number, which it lost when the server was restarted.
     pub(super) fn file(&self, number: u64) -> Result<Arc<dyn OpenFile>> {
-        self.kept.lock().files.get(&number).cloned().ok_or(FsError::Stale)
+        let kept = self.kept.lock();
+        let file = kept.files.get(&number).map(|(file, _)| Arc::clone(file));
+        file.ok_or(FsError::Stale)
     }
 
     pub(super) fn close_files(&self, numbers: &[u64]) {
         for number in numbers {
-            let file = self.kept.lock().files.remove(number);
-            drop(file);
+            let mut kept = self.kept.lock();
+            let closed = kept.files.remove(number);
+            if let Some((file, mode)) = &closed {
+                kept.opened.remove(file.ino(), *mode);
+            }
+            drop(kept);
+            drop(closed);
         }
     }
 
@@ -557,6 +589,7 @@ impl Session {
         self.begin_to_end();
         let mut kept = self.kept.lock();
         let files = std::mem::take(&mut kept.files);
+        kept.opened = Opened::default();
         let clients = std::mem::take(&mut kept.clients);
         kept.slots = Vec::new();
         let pins: Vec<(Ino, u64)> = kept.pins.iter().map(|(&ino, pinned)| (ino, pinned.pins)).collect();

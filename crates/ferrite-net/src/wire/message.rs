@@ -2,8 +2,8 @@
 
 use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, Durability, FallocateMode, FileKind, FsError, Ino, NewFile, NewNode, Once, OpenFlags, OpenMode, RenameMode,
-    SetAttr, WriteMode, XattrMode,
+    Attr, BadArgument, Durability, FallocateMode, FileKind, FsError, Ino, NewFile, NewNode, Once, OpenFlags, OpenMode,
+    RenameMode, SetAttr, WriteMode, XattrMode, posix,
 };
 
 use super::codec::{Malformed, Reader, Wire, fields};
@@ -237,6 +237,17 @@ pub struct Caller {
 }
 
 fields!(Caller { uid, gid, groups });
+
+impl Caller {
+    /// Refuses one whose user or groups are none ([`posix::NO_ID`]): what it creates would be nobody's.
+    pub fn check(&self) -> Result<(), FsError> {
+        let groups = self.groups.iter().copied();
+        match groups.chain([self.uid, self.gid]).any(|id| id == posix::NO_ID) {
+            true => Err(FsError::Invalid(BadArgument::NoId)),
+            false => Ok(()),
+        }
+    }
+}
 
 /// What precedes every request.
 #[derive(Debug, Clone, PartialEq, Eq)]

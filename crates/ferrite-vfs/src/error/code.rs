@@ -44,7 +44,7 @@ const SPACE: [SpaceOf; 6] = [
     SpaceOf::RecordLocks,
 ];
 
-const ARGUMENTS: [BadArgument; 22] = [
+const ARGUMENTS: [BadArgument; 23] = [
     BadArgument::ReservedName,
     BadArgument::NameBytes,
     BadArgument::PathBytes,
@@ -67,6 +67,7 @@ const ARGUMENTS: [BadArgument; 22] = [
     BadArgument::RegionKind,
     BadArgument::RegionGrows,
     BadArgument::RegionPage,
+    BadArgument::NoId,
 ];
 
 const UNSUPPORTED: [Unsupported; 6] = [

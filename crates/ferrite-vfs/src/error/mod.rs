@@ -111,6 +111,9 @@ pub enum BadArgument {
     /// A page that is none of the pool's data.
     #[error("a page of a memory region that holds no data")]
     RegionPage,
+    /// The number that stands for "no change" and "nobody" where users and groups are numbers.
+    #[error("4294967295 (-1) is no user or group; leave out what is not to change")]
+    NoId,
 }
 
 /// What is not supported, see [`FsError::NotSupported`].

@@ -11,7 +11,7 @@ use super::ranges::{Holder, RangeSet};
 use super::{ByteRange, LockKind, LockOwner, LockRequest, LockTicket};
 use crate::ClientId;
 
-/// What became of an attempt.
+/// The outcome of an attempt.
 #[derive(PartialEq, Eq)]
 pub(super) enum Attempt {
     Granted {

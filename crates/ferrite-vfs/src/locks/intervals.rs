@@ -1,6 +1,6 @@
 //! [`Intervals`]: ranges of bytes that may overlap, found by what they overlap.
 //!
-//! What lives here: a treap by start and tag in which each node knows the largest end below it. Adding, removing, and
+//! It is a treap by start and tag in which each node knows the largest end below it. Adding, removing, and
 //! finding the first overlap take logarithmic time; a visit takes that and the overlaps. Used by the lock table only.
 //!
 //! Invariants: no two entries have the same start and tag. A node's priority is not smaller than its children's, and

@@ -1,10 +1,10 @@
-//! What a [`super::LockTable`] has under its mutex: all files with locks, and all requests that wait.
+//! The state of a [`super::LockTable`], under its mutex: all files with locks, and all requests that wait.
 //!
 //! Invariants: see [`super::table`]. A client is in `clients` with every file on which it holds a lock or waits for
 //! one, and with no other. Each request that waits is in `waiting`, in `waiting_of`, and with its file.
 //!
-//! What a call costs: a grant, a refusal and a request that waits cost the locks that overlap; a release costs these,
-//! and an attempt for each request that overlaps. What goes beyond (rows of requests that set each other free, rings)
+//! A grant, a refusal and a request that waits cost a visit of the locks that overlap; a release costs these, and an
+//! attempt for each request that overlaps. Anything beyond that (rows of requests that set each other free, rings)
 //! has a budget of [`WORK_MAX`] or [`SEARCH_MAX`] for the whole call.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{ClientId, FsError, Ino, Result, SpaceOf};
 
-/// What one call may spend on requests that may be granted now, in visits of a lock: several milliseconds. One attempt
+/// One call may spend so much on requests that may be granted now, in visits of a lock: several milliseconds. One attempt
 /// for each request on a file fits. More is only needed where each request that is granted sets others free, again and
 /// again; requests that are not reached then are refused.
 const WORK_MAX: usize = 1 << 19;
-/// What an attempt costs besides the locks that it visits.
+/// The price of an attempt besides the locks that it visits.
 const ATTEMPT: usize = 32;
-/// What it costs to find a request.
+/// The price of finding a request.
 const FIND: usize = 8;
 const _: () = assert!(FILE_WAITING_MAX * (ATTEMPT + FIND) < WORK_MAX);
 /// The same for a search for a ring. A ring that is not found by then is not refused, as in Linux, which gives up much
@@ -75,14 +75,14 @@ impl fmt::Debug for Waiting {
     }
 }
 
-/// What may have become free.
+/// Something that may have become free.
 pub(super) enum Freed {
     Flock,
     Range(ByteRange),
 }
 
 impl Freed {
-    /// What a grant of this request frees, if it makes a lock weaker.
+    /// A grant of this request frees this, if it makes a lock weaker.
     pub(super) fn by(request: &LockRequest) -> Freed {
         match request {
             LockRequest::Flock(..) => Freed::Flock,

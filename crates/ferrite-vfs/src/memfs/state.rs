@@ -319,6 +319,7 @@ impl State {
     }
 
     pub(super) fn setattr(&mut self, ctx: &Ctx, ino: Ino, set: &SetAttr, opened_for_writing: bool) -> Result<Attr> {
+        posix::check_owner(set)?;
         let now = self.now();
         let node = self.node(ino)?;
         let set = match ctx.check {

@@ -7,6 +7,8 @@ use super::Session;
 
 /// Most of those whom a client serves that have locks.
 const CLIENTS_MAX: usize = 1 << 16;
+/// Most requests for locks of a session that wait, for others or for the time of grace to end.
+const WAITING_MAX: usize = 4096;
 
 /// A request for a lock that is not settled.
 pub(super) struct Waiting {
@@ -93,6 +95,9 @@ impl Session {
         let mut kept = self.kept.lock();
         if kept.is_over || kept.waiting.contains_key(&request) {
             return Ok(false);
+        }
+        if kept.waiting.len() >= WAITING_MAX {
+            return Err(FsError::NoSpace(SpaceOf::RecordLocks));
         }
         if kept.clients.len() >= CLIENTS_MAX && !kept.clients.contains_key(&client) {
             return Err(FsError::NoSpace(SpaceOf::RecordLocks));
