@@ -6,13 +6,14 @@ use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_fabric::secure::{Encrypt, Key};
 
 use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,
 };
-use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM};
+use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM, Waits};
 use parking_lot::Mutex;
 use thiserror::Error;
 
@@ -48,6 +49,9 @@ pub enum Caching {
 
 /// What an export that is opened by its address keeps at most.
 pub const CACHE_BYTES: usize = 64 << 20;
+
+/// How long a server may take to say how much space there is.
+const INFO_WITHIN: Duration = Duration::from_secs(2);
 
 /// The port of a server, where an address names none.
 pub const PORT: u16 = 7447;
@@ -268,7 +272,9 @@ impl Volume for RemoteVolume {
     }
 
     fn info(&self) -> Result<VolumeInfo, VolumeError> {
-        let space = self.fs.statfs(SYSTEM).map_err(failed)?;
+        // Whoever asks does not wait for a server that is away, and must not leave a thread behind that does.
+        let ctx = SYSTEM.clone().waiting(Waits::within(INFO_WITHIN));
+        let space = self.fs.statfs(&ctx).map_err(failed)?;
         let limits = self.fs.limits();
         let unit = u64::from(space.block_bytes);
         let durability = match limits.durability {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Once;
+use crate::{Once, Waits};
 
 /// The supplementary groups of a caller.
 #[derive(Clone, Default)]
@@ -127,6 +127,8 @@ pub struct Ctx {
     pub once: Option<Once>,
     /// Whose locks are meant.
     pub client: ClientId,
+    /// How long it may wait for what is away.
+    pub waits: Waits,
 }
 
 /// An operation by the program itself: as root, unchecked.
@@ -137,6 +139,7 @@ pub const SYSTEM: &Ctx = &Ctx {
     no_atime: false,
     once: None,
     client: ClientId::LOCAL,
+    waits: Waits::FOREVER,
 };
 
 impl Ctx {
@@ -149,6 +152,7 @@ impl Ctx {
             no_atime: false,
             once: None,
             client: ClientId::LOCAL,
+            waits: Waits::FOREVER,
         }
     }
 
@@ -161,12 +165,18 @@ impl Ctx {
             no_atime: false,
             once: None,
             client: ClientId::LOCAL,
+            waits: Waits::FOREVER,
         }
     }
 
     /// The same, of another client.
     pub fn of_client(self, client: ClientId) -> Ctx {
         Ctx { client, ..self }
+    }
+
+    /// The same, which waits no longer than this for what is away.
+    pub fn waiting(self, waits: Waits) -> Ctx {
+        Ctx { waits, ..self }
     }
 
     /// The same, with [`Self::pins`].

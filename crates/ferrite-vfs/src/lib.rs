@@ -4,8 +4,9 @@
 //! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
 //! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
 //! traces of writes, for any engine ([`trace`]); what engines with other users vouch for ([`Vouching`]); files as
-//! memory regions ([`regions`]); names in messages ([`Shown`]); threads for what may wait ([`workers`]); and an
-//! in-memory reference engine ([`memfs`]), which the tests use as their oracle.
+//! memory regions ([`regions`]); names in messages ([`Shown`]); threads for what may wait ([`workers`]); how long calls
+//! may wait for what is away ([`Waits`]); and an in-memory reference engine ([`memfs`]), which the tests use as their
+//! oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
@@ -30,6 +31,7 @@ mod types;
 mod vfs;
 pub mod volume;
 mod vouch;
+mod waits;
 pub mod workers;
 
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
@@ -42,3 +44,4 @@ pub use shown::Shown;
 pub use types::*;
 pub use vfs::{Dir, Target, Vfs};
 pub use vouch::{TakeBack, Vouching};
+pub use waits::{WaitingCaller, Waits};

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use ferrite_buffers::Buffer;
-use ferrite_vfs::{Ctx, FsError};
+use ferrite_vfs::{Ctx, FsError, Waits};
 
 use super::link::Link;
 use super::message::encode;
@@ -142,7 +142,7 @@ impl Link {
         if self.parking.has_some() {
             if self.promises().has_slots && self.slots.are_wanted() {
                 // Without any, they go without.
-                let asked = self.ask_for_slots();
+                let asked = self.ask_for_slots(Waits::FOREVER);
                 tracing::trace!("slots: {asked:?}");
             }
             self.send_parked();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::watch::Wake;
-use ferrite_vfs::{Ctx, FsError, Result};
+use ferrite_vfs::{Ctx, FsError, Result, Waits};
 use parking_lot::{Condvar, Mutex};
 
 use super::book::Book;
@@ -27,6 +27,8 @@ use super::cache::Cache;
 use super::greet::Greeting;
 use super::groups::GroupCache;
 use super::message::{Answer, State, Waiter, check_length, encode};
+use super::limit::Limit;
+use super::message::{Answer, State, Waiter, encode};
 use super::outgoing::Outgoing;
 use super::pace::Pace;
 use super::requests::{Completion, Pending, Requests};
@@ -53,7 +55,7 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 /// A connection that works, or did.
 pub(super) struct Up {
     pub(super) connection: Connection,
-    receiver: Mutex<Receiver>,
+    pub(super) receiver: Mutex<Receiver>,
     is_broken: AtomicBool,
     pub(super) outgoing: Outgoing,
     /// When something was received last.
@@ -69,6 +71,8 @@ pub(super) struct Line {
     lease: Duration,
     /// The client is closed.
     pub(super) is_over: bool,
+    /// How often the server has refused to go on with the session, and why last.
+    refusals: (u64, Option<FsError>),
 }
 
 /// See the head of this module.
@@ -77,7 +81,7 @@ pub(super) struct Link {
     export: String,
     pub(super) options: ClientOptions,
     pub(super) line: Mutex<Line>,
-    changed: Condvar,
+    pub(super) changed: Condvar,
     pub(super) requests: Requests,
     pub(super) parking: Parking,
     reconnects: AtomicU64,
@@ -90,7 +94,7 @@ pub(super) struct Link {
     pub(super) slots: Slots,
     pub(super) unsynced: Arc<Unsynced>,
     pub(super) groups: GroupCache,
-    watcher: Mutex<Option<JoinHandle<()>>>,
+    pub(super) watcher: Mutex<Option<JoinHandle<()>>>,
     pub(super) wake_watcher: Wake,
 }
 
@@ -181,58 +185,6 @@ impl Link {
         }
     }
 
-    /// Ends the session.
-    pub(super) fn close(&self) {
-        let up = {
-            let mut line = self.line.lock();
-            line.is_over = true;
-            self.changed.notify_all();
-            line.up.take()
-        };
-        if let Some(cache) = &self.cache {
-            // The server takes the goodbye for the end of all leases.
-            cache.disconnected();
-        }
-        if let Some(up) = up {
-            let goodbye = encode(&own_head(self.fresh_number()), &Request::Goodbye {});
-            // If it does not arrive the session ends with its lease.
-            let _ = up.connection.send(&goodbye, &[]);
-            // Its answer is the end of the connection.
-            if let Some(mut receiver) = up.receiver.try_lock_for(LOOK_UP) {
-                for _ in 0..4 {
-                    if !matches!(Answer::receive(&mut receiver), Ok(Some(_))) {
-                        break;
-                    }
-                }
-            }
-            up.connection.close();
-        }
-        self.taking_back.end();
-        self.fail_pending();
-        self.wake_watcher.ring();
-        let watcher = self.watcher.lock().take();
-        if let Some(watcher) = watcher
-            && watcher.thread().id() != std::thread::current().id()
-        {
-            let ends = Instant::now() + LOOK_UP;
-            while !watcher.is_finished() && Instant::now() < ends {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            // One that is connecting to a silent server ends by itself. A panic was reported when it happened.
-            if watcher.is_finished() {
-                let _ = watcher.join();
-            }
-        }
-    }
-
-    fn fail_pending(&self) {
-        self.requests.fail();
-        for parked in self.parking.take(None) {
-            parked.fail(FsError::Disconnected);
-        }
-        self.call_completions();
-    }
-
     /// Makes a request and waits for its answer; data of the answer goes into `into`, as much as it holds.
     pub(super) fn call(
         &self,
@@ -247,13 +199,19 @@ impl Link {
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());
         self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
-        let answer = self.call_until_answered(&mut head, request, repeats, &waiter, deadline, (data, into));
+        let answer = self.call_until_answered(
+            (&mut head, &mut was_sent),
+            (request, repeats),
+            &waiter,
+            &limit,
+            (data, into),
+        );
         self.requests.leave(head.id);
         if self.parking.has_some() {
             // It may have had the slot that another waits for.
             self.send_parked();
         }
-        if matches!(answer, Err(FsError::TimedOut)) {
+        if was_sent && matches!(answer, Err(FsError::TimedOut | FsError::Interrupted)) {
             // It may still have an effect on the session, of which nobody here would know.
             self.post(&Request::Abandon {
                 request: head.id,
@@ -265,43 +223,41 @@ impl Link {
 
     fn call_until_answered(
         &self,
-        head: &mut Head,
-        request: &Request<'_>,
-        repeats: Repeats,
+        (head, was_sent): (&mut Head, &mut bool),
+        (request, repeats): (&Request<'_>, Repeats),
         waiter: &Arc<Waiter>,
-        deadline: Option<Instant>,
+        limit: &Limit,
         (data, into): (&[u8], &mut [u8]),
     ) -> Result<Answer> {
         let mut slot = None;
         let mut body = Vec::new();
-        let mut was_sent = false;
         loop {
-            if !was_sent {
+            if !*was_sent {
                 if repeats == Repeats::WithToken {
-                    slot = self.slot(deadline)?;
+                    slot = self.slot(limit)?;
                     head.once = slot.as_ref().map(|slot: &Slot<'_>| slot.once);
                 }
                 body = encode(head, request);
                 check_length(&body, request)?;
             }
-            let up = self.up(deadline)?;
+            let up = self.up(limit)?;
             let era = self.unsynced.era();
-            if was_sent && !self.may_repeat(repeats, head) {
+            if *was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
             }
-            if !was_sent && repeats == Repeats::WithToken && !self.slots.is_current(slot.as_ref()) {
+            if !*was_sent && repeats == Repeats::WithToken && !self.is_current(slot.as_ref()) {
                 // Another session has begun since.
                 continue;
             }
             // A server that takes every connection and breaks it would keep the caller for ever.
-            if was_sent && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(FsError::TimedOut);
+            if *was_sent {
+                limit.check()?;
             }
             waiter.set(State::Waiting);
             // What was sent in part was not executed, but nobody knows which part it was.
-            was_sent = true;
+            *was_sent = true;
             let answer = match up.connection.ask(&body, data, into.len()) {
-                Ok(()) => self.wait(&up, waiter, head.id, deadline, into),
+                Ok(()) => self.wait(&up, waiter, head.id, limit, into),
                 Err(_) => {
                     self.lost(&up);
                     Ok(None)
@@ -343,28 +299,28 @@ impl Link {
         }
     }
 
-    pub(super) fn ask_for_slots(&self) -> Result<()> {
+    pub(super) fn ask_for_slots(&self, waits: Waits) -> Result<()> {
         let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
         let request = Request::Slots {
             count: self.options.slots,
         };
-        let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
-        let SlotsTold((number, mut slots)) = answer.result()?;
-        slots.truncate(self.options.slots as usize);
+        let ctx = ferrite_vfs::SYSTEM.clone().waiting(waits);
+        let answer = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
+        let (number, slots) = answer.result()?;
         self.slots.fill(session, number, slots);
         Ok(())
     }
 
     /// A slot for a change; `None` if the server has none.
-    fn slot(&self, deadline: Option<Instant>) -> Result<Option<Slot<'_>>> {
+    fn slot(&self, limit: &Limit) -> Result<Option<Slot<'_>>> {
         if !self.promises().has_slots {
             return Ok(None);
         }
         loop {
             if self.slots.are_wanted() {
-                self.ask_for_slots()?;
+                self.ask_for_slots(limit.rest())?;
             }
-            let slot = self.slots.take(deadline)?;
+            let slot = self.slots.take(limit)?;
             // With the session the slots may have gone.
             if slot.is_some() || !self.slots.are_wanted() {
                 return Ok(slot);
@@ -378,7 +334,7 @@ impl Link {
         up: &Arc<Up>,
         waiter: &Waiter,
         id: u64,
-        deadline: Option<Instant>,
+        limit: &Limit,
         into: &mut [u8],
     ) -> Result<Option<Answer>> {
         loop {
@@ -393,7 +349,7 @@ impl Link {
                 let received = match state {
                     State::Answered(answer) => Ok(Some(answer.with_data(into))),
                     State::Broken => Ok(None),
-                    _ => self.receive(up, &mut receiver, Some((id, &mut *into)), deadline),
+                    _ => self.receive(up, &mut receiver, Some((id, &mut *into)), limit),
                 };
                 drop(receiver);
                 self.call_another(id);
@@ -406,20 +362,18 @@ impl Link {
             } else {
                 waiter.sleep(LOOK_UP);
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(FsError::TimedOut);
-            }
+            limit.check()?;
         }
     }
 
     /// Receives for all who wait, until the answer to the request `mine` is there. `None` if the connection broke, or
-    /// nothing came for a while and it is time to look at the deadline, or completions are to be called.
+    /// nothing came for a while and nobody waits here, or completions are to be called.
     fn receive(
         &self,
         up: &Arc<Up>,
         receiver: &mut Receiver,
         mut mine: Option<(u64, &mut [u8])>,
-        deadline: Option<Instant>,
+        limit: &Limit,
     ) -> Result<Option<Answer>> {
         let mut has_completions = false;
         loop {
@@ -442,8 +396,11 @@ impl Link {
                     }),
                 },
                 Ok(None) => match mine {
-                    Some(_) if deadline.is_none_or(|deadline| Instant::now() < deadline) => continue,
-                    _ => return Ok(None),
+                    Some(_) => {
+                        limit.check()?;
+                        continue;
+                    }
+                    None => return Ok(None),
                 },
                 Err(error) => Err(error),
             };
@@ -518,9 +475,10 @@ impl Link {
         self.wake_watcher.ring();
     }
 
-    /// The connection; makes it, or waits until it is made.
-    pub(super) fn up(&self, deadline: Option<Instant>) -> Result<Arc<Up>> {
+    /// The connection; makes it, or waits until it is made. A caller that may give up leaves making it to the watcher.
+    pub(super) fn up(&self, limit: &Limit) -> Result<Arc<Up>> {
         let mut line = self.line.lock();
+        let refusals = line.refusals.0;
         loop {
             if line.is_over {
                 return Err(FsError::Disconnected);
@@ -528,25 +486,33 @@ impl Link {
             if let Some(up) = &line.up {
                 return Ok(Arc::clone(up));
             }
-            if !line.is_connecting {
+            if line.refusals.0 != refusals {
+                return Err(line.refusals.1.clone().unwrap_or(FsError::Disconnected));
+            }
+            if !line.is_connecting && !limit.is_short() {
                 line.is_connecting = true;
                 let ticket = line.ticket;
                 drop(line);
-                let made = self.connect_again(ticket, deadline);
+                let made = self.connect_again(ticket, limit.deadline());
                 line = self.line.lock();
                 line.is_connecting = false;
+                if let Err(why) = &made
+                    && !matches!(why, FsError::TimedOut | FsError::Disconnected)
+                {
+                    line.refusals = (line.refusals.0 + 1, Some(why.clone()));
+                }
                 self.changed.notify_all();
                 made?;
                 continue;
             }
-            match deadline {
-                None => self.changed.wait(&mut line),
-                Some(deadline) => {
-                    if self.changed.wait_until(&mut line, deadline).timed_out() {
-                        return Err(FsError::TimedOut);
-                    }
-                }
+            if !line.is_connecting {
+                self.wake_watcher.ring();
             }
+            match limit.next_check() {
+                None => self.changed.wait(&mut line),
+                Some(at) => drop(self.changed.wait_until(&mut line, at)),
+            }
+            limit.check()?;
         }
     }
 
@@ -655,7 +621,7 @@ impl Link {
         let waits = self.cache.is_some() || self.requests.await_later();
         let Some(up) = up else {
             // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
-            if self.up(Some(Instant::now() + ATTEMPT)).is_err() {
+            if self.up(&Limit::until(Some(Instant::now() + ATTEMPT))).is_err() {
                 // A server that refuses does so at once.
                 self.wake_watcher.wait(None, BACKOFF.1);
             }
@@ -677,7 +643,7 @@ impl Link {
         if waits || silence >= tick {
             if let Some(mut receiver) = up.receiver.try_lock_for(tick) {
                 // It returns when nothing has come for a while, and then others have their turn.
-                let _ = self.receive(&up, &mut receiver, None, None);
+                let _ = self.receive(&up, &mut receiver, None, &Limit::until(None));
                 drop(receiver);
                 self.call_another(0);
                 self.complete(&up);

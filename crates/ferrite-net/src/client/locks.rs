@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
-use ferrite_vfs::{Ctx, Ino, Result, SYSTEM};
+use ferrite_vfs::{Ctx, FsError, Ino, Result, SYSTEM};
 
 use super::book::{LockKey, LockStep};
 use super::link::{Link, Repeats};
@@ -73,7 +73,7 @@ pub(super) fn lock(
     Some(LockTicket(number))
 }
 
-/// See [`ferrite_vfs::FileSystem::unlock`].
+/// See [`ferrite_vfs::FileSystem::unlock`]. Whoever does not wait for the answer has unlocked all the same.
 pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
     let (node, client) = (link.book.node(ino)?, ctx.client.0);
     let request = Request::Unlock {
@@ -82,11 +82,19 @@ pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: U
         owner,
         what,
     };
-    link.call(SYSTEM, &request, Repeats::Yes, &[], &mut [])?
-        .result::<()>()?;
+    match link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []) {
+        // It reaches the server when that is back, or its session ends, and the locks with it.
+        Err(FsError::TimedOut | FsError::Interrupted) => link.post(&request),
+        answer => answer?.result::<()>()?,
+    }
     let key = LockKey { client, ino, owner };
     link.book.locked(key, node, LockStep::Unlocked(what));
     Ok(())
+}
+
+/// The client itself asks, and waits no longer than its caller does.
+fn of_itself(ctx: &Ctx) -> Ctx {
+    SYSTEM.clone().waiting(ctx.waits)
 }
 
 /// See [`ferrite_vfs::FileSystem::conflicting_lock`].
@@ -96,7 +104,8 @@ pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -
         client: ctx.client.0,
         lock: *lock,
     };
-    link.call(ctx, &request, Repeats::Yes, &[], &mut [])?.result()
+    link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut [])?
+        .result()
 }
 
 /// See [`ferrite_vfs::FileSystem::cancel_lock`].
@@ -109,5 +118,6 @@ pub(super) fn release_client(link: &Link, ctx: &Ctx) {
     let client = ctx.client.0;
     link.book.client_released(client);
     // Nobody hears of an error: without a connection the lease ends them.
-    let _ = link.call(SYSTEM, &Request::ReleaseClient { client }, Repeats::Yes, &[], &mut []);
+    let request = Request::ReleaseClient { client };
+    let _ = link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []);
 }

@@ -10,11 +10,13 @@
 mod book;
 mod cache;
 mod calls;
+mod ending;
 mod file;
 mod greet;
 mod groups;
 mod later;
 mod leased;
+mod limit;
 mod link;
 mod listing;
 mod locks;

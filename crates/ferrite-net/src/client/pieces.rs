@@ -9,11 +9,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use ferrite_vfs::{Ctx, Result};
 
 use super::head;
+use super::limit::Limit;
 use super::link::{Link, Up};
 use super::message::{Waiter, encode};
 use super::requests::Pending;
@@ -43,8 +43,8 @@ impl Link {
     /// Reads at `offset` of an open file; fewer bytes than `buf` has only at its end. `None` if that did not work, for
     /// whatever reason: then it is to be read in one request.
     pub(super) fn read_in_pieces(&self, ctx: &Ctx, file: u64, offset: u64, buf: &mut [u8]) -> Result<Option<usize>> {
-        let deadline = self.options.patience.map(|patience| Instant::now() + patience);
-        let up = self.up(deadline)?;
+        let limit = Limit::of(self.options.patience, &ctx.waits);
+        let up = self.up(&limit)?;
         if up.connection.places_data() {
             return Ok(None);
         }
@@ -72,7 +72,7 @@ impl Link {
             let Some((asked, part)) = under_way.pop_front() else {
                 return Ok(Some(total));
             };
-            let Some(answer) = self.wait(&up, &asked.waiter, asked.number, deadline, part)? else {
+            let Some(answer) = self.wait(&up, &asked.waiter, asked.number, &limit, part)? else {
                 return Ok(None);
             };
             match answer.result::<Piece>() {

@@ -5,8 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use ferrite_vfs::{FsError, Once, Result};
+use ferrite_vfs::{Once, Result};
 use parking_lot::{Condvar, Mutex};
+
+use super::limit::Limit;
 
 /// A server that had no slots to spare is asked again after so long.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
@@ -125,7 +127,7 @@ impl Slots {
     }
 
     /// A free slot; waits for one. `None` if the session has none at all, or they are unknown.
-    pub(super) fn take(&self, deadline: Option<Instant>) -> Result<Option<Slot<'_>>> {
+    pub(super) fn take(&self, limit: &Limit) -> Result<Option<Slot<'_>>> {
         let mut kept = self.kept.lock();
         loop {
             if kept.all.as_ref().is_none_or(Vec::is_empty) {
@@ -138,14 +140,11 @@ impl Slots {
                     once: Once { slot, seq },
                 }));
             }
-            match deadline {
+            match limit.next_check() {
                 None => self.freed.wait(&mut kept),
-                Some(deadline) => {
-                    if self.freed.wait_until(&mut kept, deadline).timed_out() {
-                        return Err(FsError::TimedOut);
-                    }
-                }
+                Some(at) => drop(self.freed.wait_until(&mut kept, at)),
             }
+            limit.check()?;
         }
     }
 }
@@ -158,10 +157,12 @@ impl Drop for Slot<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ferrite_vfs::FsError;
+
     use super::*;
 
     fn take(slots: &Slots) -> Option<Slot<'_>> {
-        slots.take(None).unwrap()
+        slots.take(&Limit::until(None)).unwrap()
     }
 
     #[test]
@@ -211,7 +212,10 @@ mod tests {
         slots.fill(1, 1, vec![0]);
         let _one = take(&slots);
         let deadline = Instant::now() + Duration::from_millis(20);
-        assert!(matches!(slots.take(Some(deadline)), Err(FsError::TimedOut)));
+        assert!(matches!(
+            slots.take(&Limit::until(Some(deadline))),
+            Err(FsError::TimedOut)
+        ));
     }
 
     #[test]

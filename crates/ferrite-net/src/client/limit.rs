@@ -1,0 +1,151 @@
+//! How long a call waits for a server that is away, or does not answer.
+//!
+//! What lives here: [`Limit`], which each wait of a call asks.
+//!
+//! Invariant: a caller is asked whether it gives up only while its call waits, a few times a second. So a call that is
+//! answered at once costs nothing here, not even a look at the clock.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use ferrite_vfs::{FsError, Result, WaitingCaller, Waits};
+
+/// Time between two looks at a caller.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// See the head of this module.
+pub(super) struct Limit {
+    deadline: Option<Instant>,
+    caller: Option<WaitingCaller>,
+    /// The caller has a limit of its own, or may give up.
+    is_short: bool,
+    /// When the caller was looked at; first, when its call began to wait.
+    looked: Cell<Option<Instant>>,
+    /// What the last look found.
+    gave_up: Cell<bool>,
+}
+
+impl Limit {
+    /// That of a call by somebody who may have a limit of its own.
+    pub(super) fn of(patience: Option<Duration>, waits: &Waits) -> Limit {
+        let within = match (patience, waits.within) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        Limit {
+            caller: waits.caller,
+            is_short: waits.caller.is_some() || waits.within.is_some(),
+            ..Limit::until(within.map(|within| Instant::now() + within))
+        }
+    }
+
+    pub(super) fn until(deadline: Option<Instant>) -> Limit {
+        Limit {
+            deadline,
+            caller: None,
+            is_short: false,
+            looked: Cell::new(None),
+            gave_up: Cell::new(false),
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether its thread must not do what takes long, and cannot be broken off.
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// What is left of it, for a call that is made on the way.
+    pub(super) fn rest(&self) -> Waits {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        Waits {
+            within: self.deadline.map(left),
+            caller: self.caller,
+        }
+    }
+
+    /// An error if the call is to wait no longer.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.deadline.is_none() && self.caller.is_none() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            return Err(FsError::TimedOut);
+        }
+        let Some(caller) = self.caller else { return Ok(()) };
+        match self.looked.get() {
+            Some(looked) if now < looked + LOOK_EVERY => return Ok(()),
+            Some(_) => {
+                let gives_up = (caller.gives_up)(caller.id);
+                // Twice: what it sees may be meant for another thread of the caller's process, which takes it soon.
+                if self.gave_up.replace(gives_up) && gives_up {
+                    return Err(FsError::Interrupted);
+                }
+            }
+            None => {}
+        }
+        self.looked.set(Some(now));
+        Ok(())
+    }
+
+    /// When a wait has to end for [`Self::check`].
+    pub(super) fn next_check(&self) -> Option<Instant> {
+        let look = self.caller.map(|_| Instant::now() + LOOK_EVERY);
+        match (self.deadline, look) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_shorter_limit_counts() {
+        let (short, long) = (Duration::ZERO, Duration::from_secs(1000));
+        for (patience, within) in [
+            (Some(short), Some(long)),
+            (Some(long), Some(short)),
+            (None, Some(short)),
+        ] {
+            let limit = Limit::of(patience, &Waits { within, caller: None });
+            assert_eq!(limit.check(), Err(FsError::TimedOut));
+        }
+        assert_eq!(Limit::of(Some(long), &Waits::FOREVER).check(), Ok(()));
+        assert!(Limit::of(None, &Waits::FOREVER).next_check().is_none());
+    }
+
+    #[test]
+    fn a_caller_is_looked_at_twice_and_not_at_once() {
+        static LOOKS: AtomicU32 = AtomicU32::new(0);
+        let caller = WaitingCaller {
+            id: 7,
+            gives_up: |id| {
+                LOOKS.fetch_add(1, Ordering::Relaxed);
+                id == 7
+            },
+        };
+        let waits = Waits {
+            within: None,
+            caller: Some(caller),
+        };
+        let limit = Limit::of(None, &waits);
+        assert!(limit.check().is_ok() && LOOKS.load(Ordering::Relaxed) == 0);
+        let start = Instant::now();
+        while limit.check().is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            let wake = limit.next_check().unwrap();
+            std::thread::sleep(wake.saturating_duration_since(Instant::now()));
+        }
+        assert_eq!((limit.check(), LOOKS.load(Ordering::Relaxed)), (Ok(()), 2));
+        assert!(start.elapsed() >= 2 * LOOK_EVERY);
+    }
+}

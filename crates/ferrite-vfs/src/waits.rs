@@ -1,0 +1,42 @@
+//! How long a call may wait for what is away, such as a server that cannot be reached.
+//!
+//! What lives here: [`Waits`], a part of [`crate::Ctx`]. An engine that never waits for anything but its own device
+//! ignores it.
+
+use std::time::Duration;
+
+/// For whom a call waits, and how long.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Waits {
+    /// After so long the call fails with [`crate::FsError::TimedOut`]; a change may have been made. `None`: the
+    /// engine's own limit holds, if it has one.
+    pub within: Option<Duration>,
+    /// The caller may give up; the call fails with [`crate::FsError::Interrupted`] then, and a change may have been
+    /// made. Nothing is made twice.
+    pub caller: Option<WaitingCaller>,
+}
+
+impl Waits {
+    /// Until the answer is there.
+    pub const FOREVER: Waits = Waits {
+        within: None,
+        caller: None,
+    };
+
+    /// At most so long, for whoever that is.
+    pub const fn within(most: Duration) -> Waits {
+        Waits {
+            within: Some(most),
+            caller: None,
+        }
+    }
+}
+
+/// A caller that can be asked whether it still wants the answer.
+#[derive(Debug, Clone, Copy)]
+pub struct WaitingCaller {
+    /// Its number, as `gives_up` knows it.
+    pub id: u32,
+    /// Whether it wants the call to end. Called a few times a second while the call waits, and never before that.
+    pub gives_up: fn(id: u32) -> bool,
+}
