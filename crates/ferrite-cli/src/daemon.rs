@@ -15,7 +15,7 @@ use ferrite_vfs::trace::{TraceWriter, Traced};
 use ferrite_vfs::{FileSystem, Shared};
 
 use super::frost::Frost;
-use super::mount_options::Options;
+use super::mount_options::{Kind, Options, kind_of};
 use super::target::{absolute, place};
 use super::{
     FAILED, Failure, Outcome, about, complain, control, dead, log, memory, mounts, opening, signals, trace_file,
@@ -66,11 +66,12 @@ pub(crate) fn serve(
         false => Some(std::fs::metadata(&pool).map_err(about(&pool))?),
     };
     warn_of_damage(&*volume, &address.at(&pool), given_dir);
-    for warning in volume.warnings() {
+    let kind = kind_of(address, volume.fs().limits().may_block);
+    let warnings = options.settle(kind, rustix::process::geteuid().is_root())?;
+    for warning in volume.warnings().into_iter().chain(warnings) {
         complain(format_args!("ferrite: {}: {warning}", pool.display()));
     }
-    let is_of_file = !address.is_remote() && address.scheme() == Address::of_pool("").scheme();
-    if is_of_file && !options.says_durability && !volume.is_read_only() && volume.fs().limits().may_block {
+    if kind == Kind::Disk && !options.says_durability && !volume.is_read_only() {
         complain(format_args!(
             "ferrite: {}: on a disk file each operation waits for the disk (durability=strict); with -o \
              durability=fsync only fsync does",
@@ -89,11 +90,6 @@ pub(crate) fn serve(
         ));
     }
     options.fuse.read_only |= volume.is_read_only();
-    if address.is_remote() {
-        options.fuse.read_only |= options.engine.read_only;
-        // Other clients' locks are known to the server alone.
-        options.fuse.engine_locks = true;
-    }
     options.fuse.source = pool.display().to_string();
     // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
     let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
@@ -123,6 +119,10 @@ pub(crate) fn serve(
             None => Ok(()),
         })
         .and_then(|()| memory::give_back(Arc::clone(&volume)))
+        .and_then(|()| match is_remote {
+            true => leave_server_when_gone(&mounted, Arc::clone(&volume)),
+            false => Ok(()),
+        })
         .and_then(|()| match (&trace, &options.trace) {
             (Some(file), Some(path)) => trace_file::empty(file).map_err(about(path)),
             _ => Ok(()),
@@ -151,6 +151,17 @@ pub(crate) fn serve(
         Ok(()) => tracing::info!("unmounted"),
     }
     ended.map(|()| 0)
+}
+
+/// Ends the calls that wait for a server when the kernel has ended the connection: nobody wants their answers, and the
+/// daemon would stay until the server is back.
+fn leave_server_when_gone(mounted: &ferrite_fuse::Mounted, volume: Arc<dyn Volume>) -> Result<(), Failure> {
+    let leave = move || {
+        if let Err(error) = volume.close() {
+            tracing::warn!(%error, "cannot leave the server");
+        }
+    };
+    Ok(mounted.when_gone(leave)?)
 }
 
 /// Ends a trace and closes the pool, whatever happened to the mount; returns the first error.

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ferrite::AtimePolicy;
 use ferrite::volume::Address;
 use ferrite_net::volume::RemoteAddress;
 
@@ -27,55 +26,7 @@ const REACHED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Options for -o:
-  ro                   refuse changes; a crashed pool is recovered in memory, nothing is written
-  remount,ro           refuse changes on an existing mount; remount,rw: allow them again
-  noatime, strictatime never, or always, update access times [default: as relatime]; reads from
-                       the kernel's cache never do
-  nodiratime           do not update access times of directories
-  allow_other          allow access by other users [default for root]
-  nosuid, nodev        ignore setuid bits and device files [default unless root]
-  noexec               do not execute programs
-  durability=fsync     on a disk file: operations stay atomic and in order, and are durable after
-                       an fsync of any file or directory, an unmount, or five seconds; a power loss
-                       leaves a state of the whole file system from before it [default:
-                       durability=strict, at once]
-  durability=process   on a disk file: faster still, but survives only killed processes, not power
-                       losses
-  accept_power_loss    mount although the machine went down in that mode
-  clean_low=N          fold page logs when less than N % of the space is free [default: 5]
-  clean_high=N         until N % is free [default: 10]
-  fold_reads=N         a read that walks N entries of a page's log folds it; 0: never [default: 4]
-  cleaner=off          fold page logs only on writes and reads, and when space runs out
-  logs=off             copy a page for every unaligned write instead of logging it
-  locks=engine         the engine keeps locks, not the kernel: they hold against other users of the
-                       engine, too; each lock and each close costs a request
-  direct_io            the kernel keeps no data of files: long reads and writes take half the time,
-                       and no memory for copies; repeated short reads take longer
-  scrub=MIB            verify all checksums once a day, reading MIB MiB a second; findings go to
-                       the log and to `ferrite info`
-  log=FILE             as --log
-  rings=on|off|auto    answer requests on the CPU where they are asked, over io_uring; auto: if the
-                       kernel offers it, see `ferrite doctor`, and the pool is in memory [default:
-                       auto, or what the environment's FERRITE_RINGS says]
-  threads=N            serve requests with N threads [default: one per CPU]; with rings: those that
-                       wait for a device or a server [default: 8, or one per CPU]
-  trace=FILE           record which parts of which files are written (no names, no content);
-                       replaces an existing trace
-  nofail               a missing pool is not an error, nor is a server that cannot be reached
-  key=FILE             of a server's export: its key, as in tcp://HOST:PORT/NAME?key=FILE
-  encrypt=on|off|auto  encrypt what travels; auto: unless the server is on this host [default:
-                       auto]. If the server insists, it is encrypted in any case
-  cache=leased|off     of a server's export: keep attributes, names and data until the server takes
-                       them back, which it does before it lets others change anything [default: off]
-
-Also accepted, as /etc/fstab may have them: defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, \
-discard, user_xattr, x-*
-
-In /etc/fstab:
-  /var/lib/data.pool      /data    ferrite  noatime  0 0
-  tcp://server:7447/data  /shared  ferrite  _netdev,nofail,key=/etc/ferrite/data.key  0 0")]
+#[command(after_help = super::mount_options::help())]
 pub(crate) struct Mount {
     /// Pool to mount
     #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
@@ -126,12 +77,6 @@ impl Mount {
                 self.pool
             ));
             return Ok(0);
-        }
-        if options.engine.atime == AtimePolicy::Strict && !self.daemon {
-            complain(
-                "ferrite: strictatime: reads that the kernel serves from its cache do not update access times, as on \
-                any FUSE mount",
-            );
         }
         if self.foreground || self.daemon {
             daemon::serve(

@@ -1,14 +1,22 @@
 //! What `mount -o` accepts, and what it refuses with a reason.
+//!
+//! What lives here: [`parse`], [`Options`], and [`Options::settle`], which says what the words mean for what is
+//! mounted. The words are in [`words`].
 
-use std::fmt::Display;
+mod words;
+
+use std::fmt::{Display, Write};
 use std::path::PathBuf;
 
 use ferrite::volume::Address;
-use ferrite::{AtimePolicy, Durability, MountOptions};
+use ferrite::{Durability, MountOptions};
 use ferrite_fuse::{FuseOptions, Rings};
-use ferrite_net::volume::{RemoteAddress, parse_caching, parse_encrypt};
+use ferrite_net::volume::{Caching, RemoteAddress};
 
+use self::words::{Effect, Word};
 use super::{Failure, USAGE, scrub};
+
+pub(crate) use self::words::Kind;
 
 /// The options of a mount, parsed.
 pub(crate) struct Options {
@@ -32,6 +40,31 @@ pub(crate) struct Options {
     pub(crate) encrypt: Option<String>,
     /// What to keep of what a server tells: the word that was given.
     pub(crate) cache: Option<String>,
+    suid: Option<bool>,
+    dev: Option<bool>,
+    /// The words that count, as given.
+    given: Vec<(&'static Word, String)>,
+}
+
+/// Options that are being read.
+#[derive(Default)]
+struct Draft {
+    remount: bool,
+    nofail: bool,
+    engine: MountOptions,
+    fuse: FuseOptions,
+    suid: Option<bool>,
+    dev: Option<bool>,
+    durability: Option<Durability>,
+    /// The word that asks for strict durability.
+    sync: Option<&'static str>,
+    clean_high: Option<u8>,
+    daily: Option<u64>,
+    trace: Option<PathBuf>,
+    log: Option<PathBuf>,
+    key: Option<PathBuf>,
+    encrypt: Option<String>,
+    cache: Option<String>,
 }
 
 impl Options {
@@ -57,6 +90,77 @@ impl Options {
         let with = RemoteAddress::with(&text.to_string_lossy(), key, encrypt, cache);
         with.map(|with| address.at(with)).map_err(|why| wrong(&why))
     }
+
+    /// Makes of the words what they mean for what is mounted; returns the warnings. Refuses what has no effect there.
+    pub(crate) fn settle(&mut self, kind: Kind, is_root: bool) -> Result<Vec<String>, Failure> {
+        let mut warnings = Vec::new();
+        for (word, given) in &self.given {
+            match word.on(kind) {
+                Effect::Does | Effect::Is => {}
+                Effect::Warns(why) => warnings.push(format!("mount option `{given}`: {why}")),
+                Effect::Refused(why) => return Err(wrong_option(given, why)),
+            }
+        }
+        let is_servers = matches!(kind, Kind::Export | Kind::Leased);
+        // Another client may have made them, or the server.
+        let default = is_root && !is_servers;
+        for (word, wanted, on) in [
+            ("suid", self.suid, &mut self.fuse.suid),
+            ("dev", self.dev, &mut self.fuse.dev),
+        ] {
+            if wanted == Some(true) && !is_root {
+                return Err(wrong_option(word, "needs root; omit it"));
+            }
+            *on = wanted.unwrap_or(default);
+        }
+        // Other clients' locks are known to the server alone.
+        self.fuse.engine_locks |= is_servers;
+        Ok(warnings)
+    }
+}
+
+/// What is mounted from an address; a pool that may wait for a disk or not.
+pub(crate) fn kind_of(address: &Address, may_block: bool) -> Kind {
+    let text = address.path().to_string_lossy();
+    let is_leased = || RemoteAddress::parse(&text).is_ok_and(|remote| remote.cache == Some(Caching::Leased));
+    match address.is_remote() {
+        true if is_leased() => Kind::Leased,
+        true => Kind::Export,
+        false if address.scheme() != Address::of_pool("").scheme() => Kind::Devices,
+        false if may_block => Kind::Disk,
+        false => Kind::Memory,
+    }
+}
+
+/// What `ferrite mount --help` says of the words.
+pub(crate) fn help() -> String {
+    /// Where the explanations begin, and how wide the text is.
+    const INDENT: usize = 23;
+    const WIDTH: usize = 100;
+    let mut text = String::from("Options for -o:\n");
+    let silent: Vec<&str> = words::all()
+        .filter(|word| word.help.0.is_empty() && word.never().is_none() && word.group.is_empty())
+        .map(|word| word.name)
+        .filter(|name| !name.is_empty() && !name.contains("_id="))
+        .collect();
+    for Word { help: (name, says), .. } in words::all().filter(|word| !word.help.0.is_empty()) {
+        let mut line = format!("  {name:<width$}", width = INDENT - 3);
+        for part in says.split_whitespace() {
+            if line.len() + 1 + part.len() > WIDTH {
+                let _ = writeln!(text, "{}", line.trim_end());
+                line = " ".repeat(INDENT - 1);
+            }
+            let _ = write!(line, " {part}");
+        }
+        let _ = writeln!(text, "{line}");
+    }
+    let _ = write!(
+        text,
+        "\nAlso accepted, as /etc/fstab may have them: {}\n\nIn /etc/fstab:\n  /var/lib/data.pool      /data    ferrite  \
+         noatime  0 0\n  tcp://server:7447/data  /shared  ferrite  _netdev,nofail,key=/etc/ferrite/data.key  0 0",
+        silent.join(", ")
+    );
+    text
 }
 
 impl Options {
@@ -101,160 +205,93 @@ fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, F
         .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from {least} to {most}")))
 }
 
-/// Why an option known from other file systems cannot be honoured here.
-fn untrue(word: &str) -> Option<&'static str> {
-    Some(match word {
-        "acl" | "posixacl" => "access control lists are not supported; omit it",
-        "nouser_xattr" => "extended attributes cannot be turned off; omit it",
-        "nobarrier" | "barrier=0" => {
-            "completed operations are durable; on disk files `durability=fsync` makes only fsync wait for \
-            that, and `durability=process` trades power-loss safety for speed"
-        }
-        "errors=continue" | "errors=panic" => "after a medium failure all changes are always refused; omit it",
-        "quota" | "usrquota" | "grpquota" | "prjquota" | "uquota" | "gquota" | "pquota" => {
-            "quotas are not supported; omit it"
-        }
-        _ => return None,
-    })
+fn wrong(word: &str, mend: &str) -> Failure {
+    Failure::new(USAGE, format!("`{word}`: {mend}"))
+}
+
+fn wrong_option(word: &str, why: &str) -> Failure {
+    Failure::new(USAGE, format!("mount option `{word}`: {why}"))
 }
 
 /// Parses the words between the commas. With `sloppy` an unknown word is not an error.
-pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
-    let root = rustix::process::geteuid().is_root();
-    let mut engine = MountOptions::default();
-    let mut fuse = FuseOptions {
-        allow_other: root,
-        suid_dev: root,
-        rings: rings_default()?,
-        ..FuseOptions::default()
-    };
-    let (mut daily, mut trace, mut log) = (None, None, None);
-    let (mut key, mut encrypt, mut cache) = (None, None, None);
-    let (mut remount, mut nofail, mut clean_high) = (false, false, None);
-    let (mut durability, mut sync) = (None, None);
-    for word in words {
-        match word.as_str() {
-            "ro" => engine.read_only = true,
-            // The last one counts: mount(8) puts the requested options after those that the mount has.
-            "rw" => engine.read_only = false,
-            "remount" => remount = true,
-            "noatime" => engine.atime = AtimePolicy::Never,
-            "relatime" => engine.atime = AtimePolicy::Relative,
-            "strictatime" => engine.atime = AtimePolicy::Strict,
-            "allow_other" => fuse.allow_other = true,
-            "nosuid" | "nodev" => fuse.suid_dev = false,
-            "noexec" => fuse.noexec = true,
-            "durability=strict" => durability = Some(Durability::Strict),
-            "durability=process" => durability = Some(Durability::Process),
-            "durability=fsync" => durability = Some(Durability::OnSync),
-            "sync" | "dirsync" => sync = Some(word),
-            "accept_power_loss" => engine.accept_power_loss = true,
-            "nofail" => nofail = true,
-            "nodiratime" => engine.dir_atime = false,
-            "diratime" => engine.dir_atime = true,
-            // What they ask for is true anyway (a change is durable when it returns, attributes are kept, a failed
-            // medium stops changes), or is for mount(8), or is a permission that is not used.
-            "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
-            "group" | "owner" | "lazytime" | "nolazytime" | "discard" | "nodiscard" | "silent" | "loud" => {}
-            word if let Some(why) = untrue(word) => {
-                return Err(Failure::new(USAGE, format!("mount option `{word}`: {why}")));
+pub(crate) fn parse(texts: &[String], sloppy: bool) -> Result<Options, Failure> {
+    let mut draft = Draft::default();
+    draft.fuse.allow_other = rustix::process::geteuid().is_root();
+    draft.fuse.rings = rings_default()?;
+    let mut given: Vec<(&'static Word, String)> = Vec::new();
+    for text in texts {
+        let Some((word, value)) = words::all().find_map(|word| Some((word, word.matches(text)?))) else {
+            if sloppy {
+                continue;
             }
-            "defaults"
-            | "_netdev"
-            | "auto"
-            | "noauto"
-            | "user"
-            | "nouser"
-            | "users"
-            | "exec"
-            | "suid"
-            | "dev"
-            | "async"
-            | "atime"
-            | "default_permissions"
-            | "" => {}
-            word if word.starts_with("x-") || word.starts_with("comment=") => {}
-            // The kernel shows these for a mount, so mount(8) passes them back at a remount.
-            word if word.starts_with("user_id=") || word.starts_with("group_id=") => {}
-            "cleaner=on" => engine.cleaner = true,
-            "cleaner=off" => engine.cleaner = false,
-            "logs=off" => engine.cow_only = true,
-            "locks=engine" => fuse.engine_locks = true,
-            "locks=kernel" => fuse.engine_locks = false,
-            "direct_io" => fuse.direct_io = true,
-            "logs=on" => engine.cow_only = false,
-            word => match word.split_once('=') {
-                Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
-                Some(("scrub", value)) => daily = Some(number(word, value, 1, scrub::MIB_MAX as usize)? as u64),
-                Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
-                Some(("clean_high", value)) => clean_high = Some(number(word, value, 0, 90)? as u8),
-                Some(("trace", "")) => return Err(Failure::new(USAGE, "`trace=`: give a file")),
-                Some(("trace", value)) => trace = Some(PathBuf::from(value)),
-                Some(("log", "")) => return Err(Failure::new(USAGE, "`log=`: give a file")),
-                Some(("log", value)) => log = Some(PathBuf::from(value)),
-                Some(("key", "")) => return Err(Failure::new(USAGE, "`key=`: give a file")),
-                Some(("key", value)) => key = Some(PathBuf::from(value)),
-                Some(("encrypt", value)) => match parse_encrypt(value) {
-                    Some(_) => encrypt = Some(value.to_owned()),
-                    None => return Err(Failure::new(USAGE, format!("`{word}`: give on, off or auto"))),
-                },
-                Some(("cache", value)) => match parse_caching(value) {
-                    Some(_) => cache = Some(value.to_owned()),
-                    None => return Err(Failure::new(USAGE, format!("`{word}`: give leased or off"))),
-                },
-                Some(("rings", value)) => match rings(value) {
-                    Some(rings) => fuse.rings = rings,
-                    None => return Err(Failure::new(USAGE, format!("`{word}`: give on, off or auto"))),
-                },
-                Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
-                _ if sloppy => {}
-                _ => {
-                    return Err(Failure::new(
-                        USAGE,
-                        format!("unknown mount option `{word}`; see `ferrite mount --help`"),
-                    ));
-                }
-            },
+            return Err(Failure::new(
+                USAGE,
+                format!("unknown mount option `{text}`; see `ferrite mount --help`"),
+            ));
+        };
+        if let Some(why) = word.never() {
+            return Err(wrong_option(text, why));
         }
+        match word.set {
+            words::Set::Nothing => {}
+            words::Set::Plain(set) => set(&mut draft),
+            words::Set::Value(set) => set(&mut draft, text, value)?,
+        }
+        // A later word of the same group takes its place.
+        given.retain(|(before, _)| word.group.is_empty() || before.group != word.group);
+        given.push((word, text.clone()));
     }
-    engine.durability = durability.unwrap_or_default();
-    if let (Some(word), Durability::OnSync | Durability::Process) = (sync, engine.durability) {
-        return Err(Failure::new(
-            USAGE,
-            format!("mount option `{word}`: asks for durability=strict, and another durability is asked for as well"),
-        ));
+    draft.finish(given)
+}
+
+impl Draft {
+    fn finish(self, given: Vec<(&'static Word, String)>) -> Result<Options, Failure> {
+        let (mut engine, mut fuse) = (self.engine, self.fuse);
+        engine.durability = self.durability.unwrap_or_default();
+        if let (Some(word), Durability::OnSync | Durability::Process) = (self.sync, engine.durability) {
+            return Err(wrong_option(
+                word,
+                "asks for durability=strict, and another durability is asked for as well",
+            ));
+        }
+        let low = engine.clean_low_percent;
+        // If only one was given, the other follows it.
+        let high = self.clean_high.unwrap_or(engine.clean_high_percent.max(low));
+        engine.clean_high_percent = high;
+        if low > high {
+            return Err(Failure::new(
+                USAGE,
+                format!(
+                    "clean_low={low} is above clean_high={high}: the cleaner starts below clean_low and stops at \
+                     clean_high"
+                ),
+            ));
+        }
+        fuse.read_only = engine.read_only;
+        fuse.noatime = engine.atime == ferrite::AtimePolicy::Never;
+        Ok(Options {
+            remount: self.remount,
+            nofail: self.nofail,
+            engine,
+            fuse,
+            says_durability: self.durability.is_some() || self.sync.is_some(),
+            scrub: self.daily.map(scrub::bytes),
+            trace: self.trace,
+            log: self.log,
+            key: self.key,
+            encrypt: self.encrypt,
+            cache: self.cache,
+            suid: self.suid,
+            dev: self.dev,
+            given,
+        })
     }
-    let low = engine.clean_low_percent;
-    // If only one was given, the other follows it.
-    let high = clean_high.unwrap_or(engine.clean_high_percent.max(low));
-    engine.clean_high_percent = high;
-    if low > high {
-        return Err(Failure::new(
-            USAGE,
-            format!(
-                "clean_low={low} is above clean_high={high}: the cleaner starts below clean_low and stops at clean_high"
-            ),
-        ));
-    }
-    fuse.read_only = engine.read_only;
-    fuse.noatime = engine.atime == AtimePolicy::Never;
-    Ok(Options {
-        remount,
-        nofail,
-        engine,
-        fuse,
-        says_durability: durability.is_some() || sync.is_some(),
-        scrub: daily.map(scrub::bytes),
-        trace,
-        log,
-        key,
-        encrypt,
-        cache,
-    })
 }
 
 #[cfg(test)]
 mod tests {
+    use ferrite::AtimePolicy;
+
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -345,5 +382,120 @@ mod tests {
         let options = parse(&words("rw,relatime,user_id=0,group_id=0,allow_other,remount,ro"), false).unwrap();
         assert!(options.remount && options.engine.read_only);
         assert!(!parse(&words("ro,remount,rw"), false).unwrap().engine.read_only);
+    }
+
+    const KINDS: [Kind; 5] = [Kind::Memory, Kind::Disk, Kind::Devices, Kind::Export, Kind::Leased];
+
+    /// A word as somebody may give it.
+    fn sample(word: &Word) -> String {
+        let value = match word.name {
+            "encrypt=" | "rings=" => "auto",
+            "cache=" => "off",
+            "key=" | "log=" | "trace=" => "/file",
+            name if name.ends_with('=') => "7",
+            _ => "",
+        };
+        format!("{}{value}", word.name.trim_end_matches('*'))
+    }
+
+    /// No word is accepted in silence where it does nothing: each does what it says, asks for what is so anyway, warns,
+    /// or is refused, on every kind of mount; and the message names it.
+    #[test]
+    fn each_word_has_an_effect_or_a_message_on_each_kind_of_mount() {
+        for word in words::all() {
+            let text = sample(word);
+            let parsed = parse(std::slice::from_ref(&text), false);
+            if let Some(why) = word.never() {
+                let failure = parsed.err().unwrap();
+                assert!(failure.code == USAGE && failure.message.contains(&text) && failure.message.contains(why));
+                continue;
+            }
+            drop(parsed);
+            for kind in KINDS {
+                let mut options = parse(std::slice::from_ref(&text), false).unwrap();
+                let settled = options.settle(kind, true).map_err(|failure| failure.message);
+                let said = match (word.on(kind), &settled) {
+                    (Effect::Does | Effect::Is, Ok(warnings)) => {
+                        assert!(warnings.is_empty(), "{text} on {kind:?}: {warnings:?}");
+                        continue;
+                    }
+                    (Effect::Warns(_), Ok(warnings)) => warnings.concat(),
+                    (Effect::Refused(_), Err(message)) => message.clone(),
+                    (effect, settled) => panic!("{text} on {kind:?}: {effect:?}, but {settled:?}"),
+                };
+                assert!(said.contains(&text) && said.contains(": "), "{said}");
+            }
+        }
+    }
+
+    /// What sets nothing claims no more than that it is so anyway; what is shown has an explanation.
+    #[test]
+    fn words_say_what_they_do() {
+        for word in words::all() {
+            let sets_nothing = matches!(word.set, words::Set::Nothing);
+            assert!(
+                !(sets_nothing && KINDS.iter().any(|&kind| word.on(kind) == Effect::Does)),
+                "{}",
+                word.name
+            );
+            let (name, says) = word.help;
+            assert_eq!(name.is_empty(), says.is_empty(), "{}", word.name);
+            assert!(name.is_empty() || help().contains(name), "{name}");
+            let same: Vec<&str> = words::all()
+                .filter(|other| other.name == word.name)
+                .map(|it| it.name)
+                .collect();
+            assert_eq!(same.len(), 1, "{} is listed twice", word.name);
+        }
+        assert!(
+            help()
+                .lines()
+                .filter(|line| !line.starts_with("Also"))
+                .all(|line| line.len() <= 100)
+        );
+    }
+
+    #[test]
+    fn of_words_that_contradict_each_other_the_last_one_counts() {
+        let mut options = parse(&words("strictatime,locks=kernel,noatime,locks=engine"), false).unwrap();
+        assert!(
+            options
+                .settle(Kind::Export, true)
+                .is_ok_and(|warnings| warnings.len() == 1)
+        );
+        assert!(
+            parse(&words("noatime,strictatime"), false)
+                .unwrap()
+                .settle(Kind::Devices, true)
+                .is_err()
+        );
+    }
+
+    /// Any client of a server with its key, and the server itself, can make a setuid file of any user.
+    #[test]
+    fn what_a_server_has_made_gives_no_privileges_unless_that_is_asked_for() {
+        let settled = |text: &str, kind, is_root| {
+            let mut options = parse(&words(text), false).unwrap();
+            options
+                .settle(kind, is_root)
+                .map(|_| (options.fuse.suid, options.fuse.dev))
+                .ok()
+        };
+        for kind in [Kind::Export, Kind::Leased] {
+            assert_eq!(settled("rw", kind, true), Some((false, false)));
+            assert_eq!(settled("suid", kind, true), Some((true, false)));
+            assert_eq!(settled("allow_suid,allow_dev", kind, true), Some((true, true)));
+            assert_eq!(settled("nosuid,suid,dev", kind, true), Some((true, true)));
+            assert_eq!(settled("suid,dev,nosuid", kind, true), Some((false, true)));
+        }
+        for kind in [Kind::Memory, Kind::Disk, Kind::Devices] {
+            assert_eq!(settled("rw", kind, true), Some((true, true)));
+            assert_eq!(settled("nosuid", kind, true), Some((false, true)));
+            assert_eq!(settled("nodev", kind, true), Some((true, false)));
+        }
+        for kind in KINDS {
+            assert_eq!(settled("rw", kind, false), Some((false, false)));
+            assert_eq!(settled("suid", kind, false), None);
+        }
     }
 }

@@ -24,8 +24,9 @@ use crate::caller;
 use crate::convert::{absent, file_attr, file_type, set_time, unknown};
 use crate::locks::{Asker, Wire};
 use crate::ring::{MAX_WRITE_BYTES, Rings};
-use crate::service::{Answer, Entry, Service};
+use crate::service::{Answer, Entry, Known, Service};
 use crate::space::{Change, Patience, go_on, is_no_space, when_open};
+use crate::spare::Spare;
 
 thread_local! {
     /// The buffer from which reads are answered.
@@ -43,12 +44,15 @@ fn ctx(req: &Request) -> ferrite_vfs::Ctx {
     caller::ctx(req.pid(), req.uid(), req.gid())
 }
 
-/// Makes a change with `$make`, and answers with `$reply`: at once, when the mount is thawed, or when there is space.
-/// What is borrowed from the request is named, and copied if the change has to wait.
+/// Makes a change with `$make`, and answers with `$reply`: at once, when the mount is thawed, when there is space, or
+/// on a spare thread ([`crate::spare`]). What is borrowed from the request is named, and copied if the change has to
+/// wait.
 macro_rules! change {
     ($this:ident, [$($borrowed:ident),*], |$service:ident| $make:expr, |$made:pat_param| $reply:expr) => {{
+        let busy = $this.service.spare().map(Spare::enter);
+        let owed = busy.as_ref().is_none_or(|busy| !busy.is_last());
         let $service = &*$this.service;
-        let tried = $service.freezer().pass().map(|_passage| $make);
+        let tried = owed.then(|| $service.freezer().pass().map(|_passage| $make)).flatten();
         let reply = takes(&tried, move |$made| $reply);
         match tried {
             Some(made) if !is_no_space(&made) => reply(made),
@@ -61,13 +65,39 @@ macro_rules! change {
                 };
                 let (service, patience) = (Arc::clone(&$this.service), Patience::default());
                 let change = Change::new(tried, make, reply);
-                match was_tried {
-                    true => go_on(service, change, patience),
-                    false => when_open(service, change, patience),
+                match ($this.service.spare(), was_tried) {
+                    (_, true) => go_on(service, change, patience),
+                    (Some(spare), false) if !owed => spare.pass_on(move || when_open(service, change, patience)),
+                    (_, false) => when_open(service, change, patience),
                 }
             }
         }
     }};
+}
+
+/// Asks with `$ask`, and answers with `$reply`: at once, or on a spare thread. As for [`change!`].
+macro_rules! ask {
+    ($this:ident, [$($borrowed:ident),*], |$service:ident| $ask:expr, |$told:pat_param| $reply:expr) => {{
+        match $this.service.spare().map(|spare| (spare, spare.enter())) {
+            Some((spare, busy)) if busy.is_last() => {
+                $(let $borrowed = $borrowed.to_owned();)*
+                let service = Arc::clone(&$this.service);
+                spare.pass_on(move || {
+                    $(let $borrowed = &*$borrowed;)*
+                    let $service = &*service;
+                    then($ask, move |$told| $reply);
+                });
+            }
+            _busy => {
+                let $service = &*$this.service;
+                then($ask, move |$told| $reply);
+            }
+        }
+    }};
+}
+
+fn then<T>(answer: Answer<T>, reply: impl FnOnce(Answer<T>)) {
+    reply(answer);
 }
 
 /// Has the compiler know early what `reply` takes.
@@ -155,7 +185,13 @@ impl Filesystem for Bridge {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        reply_entry(reply, self.service.lookup(&ctx(req), parent.0, name.as_bytes()));
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [name],
+            |service| service.lookup(&ctx, parent.0, name.as_bytes()),
+            |found| reply_entry(reply, found)
+        );
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
@@ -171,9 +207,15 @@ impl Filesystem for Bridge {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.service.getattr(&ctx(req), ino.0), known => {
-            reply.attr(&known.ttl, &file_attr(&known.attr));
-        });
+        let ctx = ctx(req);
+        let show = move |told: Answer<Known>| {
+            answer!(reply, told, known => reply.attr(&known.ttl, &file_attr(&known.attr)));
+        };
+        if ino == INodeNo::ROOT {
+            // It is answered soon, whatever the engine does.
+            return show(self.service.getattr(&ctx, ino.0));
+        }
+        ask!(self, [], |service| service.getattr(&ctx, ino.0), |told| show(told));
     }
 
     fn setattr(
@@ -215,7 +257,13 @@ impl Filesystem for Bridge {
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
-        answer!(reply, self.service.readlink(&ctx(req), ino.0), target => reply.data(&target));
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.readlink(&ctx, ino.0),
+            |told| answer!(reply, told, target => reply.data(&target))
+        );
     }
 
     fn mknod(
@@ -311,9 +359,13 @@ impl Filesystem for Bridge {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        answer!(reply, self.service.open(&ctx(req), ino.0, flags.0), opened => {
-            reply.opened(FileHandle(opened.fh), opened.flags);
-        });
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.open(&ctx, ino.0, flags.0),
+            |told| answer!(reply, told, opened => reply.opened(FileHandle(opened.fh), opened.flags))
+        );
     }
 
     fn create(
@@ -350,13 +402,18 @@ impl Filesystem for Bridge {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        READ_BUFFER.with_borrow_mut(|buffer| {
-            if buffer.len() < size as usize {
-                buffer.resize(size as usize, 0);
-            }
-            let result = self.service.read(&ctx(req), fh.0, offset, &mut buffer[..size as usize]);
-            answer!(reply, result, count => reply.data(&buffer[..count]));
-        });
+        let ctx = ctx(req);
+        let read = move |service: &Service| {
+            READ_BUFFER.with_borrow_mut(|buffer| {
+                if buffer.len() < size as usize {
+                    buffer.resize(size as usize, 0);
+                }
+                let result = service.read(&ctx, fh.0, offset, &mut buffer[..size as usize]);
+                answer!(reply, result, count => reply.data(&buffer[..count]));
+            });
+            Ok(())
+        };
+        ask!(self, [], |service| read(service), |_told| ());
     }
 
     fn write(
@@ -380,13 +437,19 @@ impl Filesystem for Bridge {
         );
     }
 
-    fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
-        answer!(reply, self.service.flush(ino.0, fh.0, lock_owner.0), () => reply.ok());
+    fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.flush(&ctx, ino.0, fh.0, lock_owner.0),
+            |told| answer!(reply, told, () => reply.ok())
+        );
     }
 
     fn getlk(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         lock_owner: LockOwner,
@@ -397,9 +460,13 @@ impl Filesystem for Bridge {
         reply: ReplyLock,
     ) {
         let wanted = Wire { start, last, kind, pid };
-        answer!(reply, self.service.getlk(ino.0, lock_owner.0, wanted), found => {
-            reply.locked(found.start, found.last, found.kind, found.pid);
-        });
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.getlk(&ctx, ino.0, lock_owner.0, wanted),
+            |told| answer!(reply, told, found => reply.locked(found.start, found.last, found.kind, found.pid))
+        );
     }
 
     fn setlk(
@@ -422,7 +489,11 @@ impl Filesystem for Bridge {
             is_flock: None,
         };
         let done = move |outcome: Answer<()>| answer!(reply, outcome, () => reply.ok());
-        self.service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
+        let set = move |service: &Service| {
+            service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
+            Ok(())
+        };
+        ask!(self, [], |service| set(service), |_told| ());
     }
 
     fn release(
@@ -435,24 +506,38 @@ impl Filesystem for Bridge {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.service.release_locks(ino.0, fh.0);
-        change!(
-            self,
-            [],
-            |service| {
+        let release = move |service: &Arc<Service>| {
+            service.release_locks(ino.0, fh.0);
+            let close = move |service: &Service| {
                 service.release(fh.0);
                 Ok(())
-            },
-            |_made| reply.ok()
-        );
+            };
+            let change = Change::new(None, close, |_made: Answer<()>| reply.ok());
+            when_open(Arc::clone(service), change, Patience::default());
+            Ok(())
+        };
+        let service = Arc::clone(&self.service);
+        ask!(self, [], |_service| release(&service), |_told| ());
     }
 
     fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        answer!(reply, self.service.fsync(&ctx(req), fh.0), () => reply.ok());
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.fsync(&ctx, fh.0),
+            |told| answer!(reply, told, () => reply.ok())
+        );
     }
 
     fn fsyncdir(&self, req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        answer!(reply, self.service.fsyncdir(&ctx(req)), () => reply.ok());
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.fsyncdir(&ctx),
+            |told| answer!(reply, told, () => reply.ok())
+        );
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -461,26 +546,31 @@ impl Filesystem for Bridge {
     }
 
     fn readdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let add = |ino, next, kind: FileKind, name: &[u8]| {
-            !reply.add(INodeNo(ino), next, file_type(kind), OsStr::from_bytes(name))
+        let ctx = ctx(req);
+        let list = move |service: &Service| {
+            let add = |ino, next, kind: FileKind, name: &[u8]| {
+                !reply.add(INodeNo(ino), next, file_type(kind), OsStr::from_bytes(name))
+            };
+            let listed = service.readdir(&ctx, ino.0, offset, add);
+            answer!(reply, listed, () => reply.ok());
+            Ok(())
         };
-        answer!(reply, self.service.readdir(&ctx(req), ino.0, offset, add), () => reply.ok());
+        ask!(self, [], |service| list(service), |_told| ());
     }
 
     fn readdirplus(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let listed = self.service.readdirplus(&ctx(req), ino.0, offset, |it| {
-            let generation = Generation(it.attr.map_or(0, |attr| u64::from(attr.generation)));
-            let attr = it.attr.as_ref().map_or_else(|| unknown(it.ino, it.kind), file_attr);
-            !reply.add(
-                INodeNo(it.ino),
-                it.next,
-                OsStr::from_bytes(it.name),
-                &it.ttl,
-                &attr,
-                generation,
-            )
-        });
-        answer!(reply, listed, () => reply.ok());
+        let ctx = ctx(req);
+        let list = move |service: &Service| {
+            let listed = service.readdirplus(&ctx, ino.0, offset, |it| {
+                let generation = Generation(it.attr.map_or(0, |attr| u64::from(attr.generation)));
+                let attr = it.attr.as_ref().map_or_else(|| unknown(it.ino, it.kind), file_attr);
+                let name = OsStr::from_bytes(it.name);
+                !reply.add(INodeNo(it.ino), it.next, name, &it.ttl, &attr, generation)
+            });
+            answer!(reply, listed, () => reply.ok());
+            Ok(())
+        };
+        ask!(self, [], |service| list(service), |_told| ());
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -516,11 +606,20 @@ impl Filesystem for Bridge {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(reply, size, self.service.getxattr(&ctx(req), ino.0, name.as_bytes()));
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [name],
+            |service| service.getxattr(&ctx, ino.0, name.as_bytes()),
+            |told| reply_xattr(reply, size, told)
+        );
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        reply_xattr(reply, size, self.service.listxattr(&ctx(req), ino.0));
+        let ctx = ctx(req);
+        ask!(self, [], |service| service.listxattr(&ctx, ino.0), |told| reply_xattr(
+            reply, size, told
+        ));
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -568,7 +667,12 @@ impl Filesystem for Bridge {
     }
 
     fn lseek(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let result = self.service.lseek(&ctx(req), fh.0, offset, whence);
-        answer!(reply, result, offset => reply.offset(offset as i64));
+        let ctx = ctx(req);
+        ask!(
+            self,
+            [],
+            |service| service.lseek(&ctx, fh.0, offset, whence),
+            |told| answer!(reply, told, offset => reply.offset(offset as i64))
+        );
     }
 }

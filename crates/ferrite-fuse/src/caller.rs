@@ -2,6 +2,8 @@
 
 use ferrite_vfs::{Cred, Ctx, Groups};
 
+use crate::interrupts;
+
 /// The context of a request by process `pid` of this user and group: the kernel has checked permissions, and keeps the
 /// numbers it is told. It names one group of the caller; the others are looked up if a rule asks for them.
 pub(crate) fn ctx(pid: u32, uid: u32, gid: u32) -> Ctx {
@@ -10,7 +12,7 @@ pub(crate) fn ctx(pid: u32, uid: u32, gid: u32) -> Ctx {
         groups,
         ..Cred::new(uid, gid)
     };
-    Ctx::trusted(cred).pinning()
+    Ctx::trusted(cred).pinning().waiting(interrupts::waits(pid))
 }
 
 /// The supplementary groups of a process; none if they cannot be found out.

@@ -1,18 +1,31 @@
 //! Open files by number: what the kernel calls `fh`.
 //!
-//! Invariant: a number names one handle from `insert` to `remove`; a number never given, or taken back, names none.
+//! Invariants:
+//! * A number names one handle from `insert` to `remove`; a number never given, or taken back, names none.
+//! * An inode counts as written from the `insert` of its first handle that may write to the `remove` of its last. The
+//!   kernel releases a handle only when its last mapping is gone, so a shared mapping that can be stored into keeps its
+//!   inode among them, whether its descriptor is closed or not.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use ferrite_vfs::OpenFile;
+use ferrite_vfs::{Ino, OpenFile};
 use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
 
+/// An open file, and whether it may be written to.
+struct Handle {
+    file: Arc<dyn OpenFile>,
+    writes: bool,
+}
+
 #[derive(Default)]
 struct Shard {
-    slots: Vec<Option<Arc<dyn OpenFile>>>,
+    slots: Vec<Option<Handle>>,
     free: Vec<usize>,
+    /// How many handles may write, by inode. A shard has all handles of its inodes.
+    writers: HashMap<Ino, usize>,
 }
 
 /// The open files of one mount. Sharded, so that threads working on different files seldom contend.
@@ -22,22 +35,33 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Adds a handle; returns its number.
-    pub(crate) fn insert(&self, file: Arc<dyn OpenFile>) -> u64 {
-        let shard_number = file.ino() as usize % SHARDS;
+    /// Adds a handle that may be written to, or not; returns its number.
+    pub(crate) fn insert(&self, file: Arc<dyn OpenFile>, writes: bool) -> u64 {
+        let ino = file.ino();
+        let shard_number = ino as usize % SHARDS;
         let mut shard = self.shards[shard_number].lock();
+        if writes {
+            *shard.writers.entry(ino).or_default() += 1;
+        }
         let slot = shard.free.pop().unwrap_or_else(|| {
             shard.slots.push(None);
             shard.slots.len() - 1
         });
-        shard.slots[slot] = Some(file);
+        shard.slots[slot] = Some(Handle { file, writes });
         (slot * SHARDS + shard_number) as u64
     }
 
     /// The handle of a number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;
-        self.shards[number % SHARDS].lock().slots.get(number / SHARDS)?.clone()
+        let shard = self.shards[number % SHARDS].lock();
+        let handle = shard.slots.get(number / SHARDS)?.as_ref()?;
+        Some(Arc::clone(&handle.file))
+    }
+
+    /// Whether a handle of an inode may be written to, and so a mapping may have stored what only the kernel has.
+    pub(crate) fn may_be_written(&self, ino: Ino) -> bool {
+        self.shards[ino as usize % SHARDS].lock().writers.contains_key(&ino)
     }
 
     /// How many there are.
@@ -53,8 +77,15 @@ impl Handles {
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;
         let mut shard = self.shards[number % SHARDS].lock();
-        let file = shard.slots.get_mut(number / SHARDS)?.take()?;
+        let Handle { file, writes } = shard.slots.get_mut(number / SHARDS)?.take()?;
         shard.free.push(number / SHARDS);
+        let ino = file.ino();
+        if writes && let Some(count) = shard.writers.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                shard.writers.remove(&ino);
+            }
+        }
         Some(file)
     }
 }

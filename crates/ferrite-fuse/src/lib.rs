@@ -10,11 +10,13 @@
 //! | `caller` | who makes a request |
 //! | `convert` | attributes and errors, ours to theirs |
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
+//! | `interrupts` | callers that give up while their request waits for a server |
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `locks` | record locks that the engine keeps |
 //! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
 //! | `retries` | a thread that does again what could not be done |
 //! | `space` | changes that find no space, and are tried again |
+//! | `spare` | threads for the requests that would keep the last one that reads them |
 //! | `vouched` | what the kernel keeps until an engine that others use takes it back |
 //!
 //! Decisions, with reasons:
@@ -42,6 +44,7 @@ mod caller;
 mod convert;
 mod freezer;
 mod handles;
+mod interrupts;
 mod locks;
 mod mount;
 mod notify;
@@ -50,6 +53,7 @@ mod retries;
 mod ring;
 mod service;
 mod space;
+mod spare;
 mod vouched;
 
 #[cfg(doc)]

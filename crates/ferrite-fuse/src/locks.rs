@@ -25,14 +25,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::{ByteRange, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
-use ferrite_vfs::{BadArgument, ClientId, Cred, Ctx, FileSystem, FsError, Ino, Result};
+use ferrite_vfs::{BadArgument, ClientId, Cred, Ctx, FileSystem, FsError, Ino, Result, Waits};
 use parking_lot::Mutex;
+
+use crate::interrupts;
 
 /// Time between two looks at the signals of callers that wait.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 /// How often, and how long, is looked whether a caller sleeps.
 const ASLEEP_EVERY: Duration = Duration::from_micros(20);
 const ASLEEP_WITHIN: Duration = Duration::from_secs(5);
+/// How long a server may take to hear that locks have ended.
+const RELEASE_WITHIN: Duration = Duration::from_millis(500);
 /// The capability to look at every process.
 const CAP_SYS_PTRACE: u32 = 19;
 /// Last byte of a range without an end, in a request.
@@ -154,7 +158,7 @@ impl Locks {
     }
 
     /// A lock that conflicts; none is `F_UNLCK`.
-    pub(crate) fn get(&self, ino: Ino, owner: u64, lock: Wire) -> Result<Wire> {
+    pub(crate) fn get(&self, ctx: &Ctx, ino: Ino, owner: u64, lock: Wire) -> Result<Wire> {
         let free = Wire {
             kind: libc::F_UNLCK,
             ..lock
@@ -162,7 +166,8 @@ impl Locks {
         let Some(wanted) = lock.record(owner)? else {
             return Ok(free);
         };
-        let found = self.fs.conflicting_lock(&self.ctx, ino, &wanted)?;
+        let ctx = self.ctx.clone().waiting(ctx.waits);
+        let found = self.fs.conflicting_lock(&ctx, ino, &wanted)?;
         Ok(found.map_or(free, |found| Wire::of(&found)))
     }
 
@@ -184,14 +189,15 @@ impl Locks {
             }
             // Who cannot be seen any more gives back all that it may mean.
             (Ok(None), _) => {
+                let ctx = self.ctx.clone().waiting(interrupts::waits(thread));
                 let flock = || match is_flock {
                     Some(false) => Ok(()),
-                    _ => self.fs.unlock(&self.ctx, ino, LockOwner(fh), Unlock::Flock),
+                    _ => self.fs.unlock(&ctx, ino, LockOwner(fh), Unlock::Flock),
                 };
                 let record = || match is_flock {
                     Some(true) => Ok(()),
                     _ => {
-                        let unlock = |range| self.fs.unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(range));
+                        let unlock = |range| self.fs.unlock(&ctx, ino, LockOwner(owner), Unlock::Range(range));
                         lock.range().and_then(unlock)
                     }
                 };
@@ -221,7 +227,8 @@ impl Locks {
     }
 
     /// An owner has closed one of its descriptors: all its locks on the file end, as POSIX has it.
-    pub(crate) fn flush(&self, ino: Ino, fh: u64, owner: u64) -> Result<()> {
+    /// A caller that gives up, or exits, has unlocked all the same.
+    pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Result<()> {
         let mut owners = self.owners.lock();
         if let Some(of_handle) = owners.get_mut(&fh) {
             of_handle.remove(&owner);
@@ -230,27 +237,31 @@ impl Locks {
             }
         }
         drop(owners);
+        let ctx = self.ctx.clone().waiting(ctx.waits);
         self.fs
-            .unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL))
+            .unlock(&ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL))
     }
 
     /// Nobody has the handle any more. Its file must still be open.
     pub(crate) fn release(&self, ino: Ino, fh: u64) {
+        // Nobody waits for it, and a server that is away is told later.
+        let ctx = self.ctx.clone().waiting(Waits::within(RELEASE_WITHIN));
         if self.flocked.lock().remove(&fh) {
-            let _ = self.fs.unlock(&self.ctx, ino, LockOwner(fh), Unlock::Flock);
+            let _ = self.fs.unlock(&ctx, ino, LockOwner(fh), Unlock::Flock);
         }
         let left = self.owners.lock().remove(&fh);
         for owner in left.into_iter().flatten() {
             // An engine out of reach has none to release.
             let _ = self
                 .fs
-                .unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL));
+                .unlock(&ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL));
         }
     }
 
     /// The mount is gone.
     pub(crate) fn end(&self) {
-        self.fs.release_client(&self.ctx);
+        let ctx = self.ctx.clone().waiting(Waits::within(RELEASE_WITHIN));
+        self.fs.release_client(&ctx);
     }
 
     fn watch(self: &Arc<Self>, waiter: Waiter) {

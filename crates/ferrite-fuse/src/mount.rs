@@ -7,9 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_vfs::FileSystem;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::StatVfsMountFlags;
 use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
@@ -19,6 +21,7 @@ use crate::freezer::Freezer;
 use crate::notify::Notifications;
 use crate::options::{FuseOptions, Rings};
 use crate::service::Service;
+use crate::spare::Spare;
 use crate::{ring, vouched};
 
 /// By which way a mount gets its requests.
@@ -170,6 +173,8 @@ fn mount_in(
         }
         Err(why) => (None, why),
     };
+    let readers = service.spare().map_or(options.readers(), Spare::readers);
+    let config = config(options, readers);
     let bridge = Bridge::new(service, rings.clone());
     let mounted = if user.is_root() {
         // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
@@ -177,7 +182,7 @@ fn mount_in(
         let device = OwnedFd::from(device);
         kernel_mount(&device, &dir, options)?;
         let acl = choose_acl(options.allow_other);
-        match Session::from_fd(bridge, device, acl, config(options)) {
+        match Session::from_fd(bridge, device, acl, config) {
             Ok(session) => Ok((session, Some(dir))),
             Err(error) => {
                 let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
@@ -186,7 +191,7 @@ fn mount_in(
         }
     } else {
         drop(device);
-        Session::new(bridge, dir, &config(options)).map(|session| (session, None))
+        Session::new(bridge, dir, &config).map(|session| (session, None))
     };
     let (session, dir) = mounted?;
     let way = match &rings {
@@ -230,7 +235,8 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
     flags.set(MountFlags::RDONLY, options.read_only);
     flags.set(MountFlags::NOATIME, options.noatime);
     flags.set(MountFlags::NOEXEC, options.noexec);
-    flags.set(MountFlags::NOSUID | MountFlags::NODEV, !options.suid_dev);
+    flags.set(MountFlags::NOSUID, !options.suid);
+    flags.set(MountFlags::NODEV, !options.dev);
     let data = CString::new(data).map_err(io::Error::from)?;
     rustix::mount::mount(options.source.as_str(), dir, "fuse.ferrite", flags, data.as_c_str()).map_err(|error| {
         FuseError::MountPoint {
@@ -271,7 +277,7 @@ pub fn remount(dir: &Path, read_only: bool) -> Result<(), FuseError> {
     rustix::mount::mount_remount(dir, flags, c"").map_err(wrong)
 }
 
-fn config(options: &FuseOptions) -> Config {
+fn config(options: &FuseOptions, readers: usize) -> Config {
     let choose = |condition, yes, no| if condition { yes } else { no };
     let mut config = Config::default();
     config.mount_options = vec![
@@ -279,8 +285,8 @@ fn config(options: &FuseOptions) -> Config {
         MountOption::FSName(options.source.clone()),
         MountOption::Subtype("ferrite".into()),
         choose(options.read_only, MountOption::RO, MountOption::RW),
-        choose(options.suid_dev, MountOption::Suid, MountOption::NoSuid),
-        choose(options.suid_dev, MountOption::Dev, MountOption::NoDev),
+        choose(options.suid, MountOption::Suid, MountOption::NoSuid),
+        choose(options.dev, MountOption::Dev, MountOption::NoDev),
     ];
     if options.noatime {
         config.mount_options.push(MountOption::NoAtime);
@@ -289,8 +295,7 @@ fn config(options: &FuseOptions) -> Config {
         config.mount_options.push(MountOption::NoExec);
     }
     config.acl = choose_acl(options.allow_other);
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    config.n_threads = Some(if options.threads == 0 { cpus } else { options.threads });
+    config.n_threads = Some(readers);
     // One queue for all threads: with a cloned descriptor, requests could be stuck behind a sleeping thread.
     config.clone_fd = false;
     config
@@ -302,6 +307,16 @@ fn choose_acl(allow_other: bool) -> SessionACL {
     } else {
         SessionACL::Owner
     }
+}
+
+/// How often [`Mounted::when_gone`] looks. A thread that waited for the event would be woken by each request, too.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Whether the kernel has ended the connection of this descriptor.
+fn is_gone(device: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(device, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::ERR)
 }
 
 impl Mounted {
@@ -316,6 +331,21 @@ impl Mounted {
             Some(dir) => Undo::Ours(dir.clone()),
             None => Undo::Helper(Arc::new(parking_lot::Mutex::new(self.session.unmount_callable()))),
         })
+    }
+
+    /// Has `end` called when the kernel has ended the connection, however that came to pass: by an unmount, by `umount
+    /// -f`, or by an administrator. Nobody waits for answers any more then, but [`Self::serve`] returns only when the
+    /// engine has given those that it owes.
+    pub fn when_gone(&self, end: impl FnOnce() + Send + 'static) -> Result<(), FuseError> {
+        let device = self.session.as_fd().try_clone_to_owned()?;
+        let watching = std::thread::Builder::new().name("ferrite-gone".into());
+        watching.spawn(move || {
+            while !is_gone(&device) {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            end();
+        })?;
+        Ok(())
     }
 
     /// By which way requests come.

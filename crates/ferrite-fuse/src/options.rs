@@ -9,8 +9,10 @@ pub struct FuseOptions {
     pub noatime: bool,
     /// Allow other users; needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// Honour setuid bits and device files on the mount (needs root).
-    pub suid_dev: bool,
+    /// Honour setuid and setgid bits and file capabilities (needs root).
+    pub suid: bool,
+    /// Honour device files (needs root).
+    pub dev: bool,
     /// Refuse to execute programs.
     pub noexec: bool,
     /// Threads that serve requests in the classic way, or call an engine that may block; 0 means a number that suits.
@@ -26,6 +28,16 @@ pub struct FuseOptions {
     pub rings: Rings,
     /// What `df` and `/proc/mounts` show as the source.
     pub source: String,
+}
+
+impl FuseOptions {
+    /// How many threads read requests in the classic way.
+    pub(crate) fn readers(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads => threads,
+        }
+    }
 }
 
 /// Whether a mount uses FUSE over io_uring.
@@ -48,7 +60,8 @@ impl Default for FuseOptions {
             read_only: false,
             noatime: false,
             allow_other: false,
-            suid_dev: false,
+            suid: false,
+            dev: false,
             noexec: false,
             threads: 0,
             engine_locks: false,

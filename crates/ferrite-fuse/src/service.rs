@@ -7,6 +7,7 @@
 //! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
 //! never pinned. Nothing here asks the freezer: an edge calls what may change something only with a passage.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -16,10 +17,11 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode,
-    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, WriteMode, XattrMode, posix,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, WriteMode, XattrMode, posix,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
+use self::away::Away;
 use crate::convert::{Refused, asked_mode, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
@@ -82,8 +84,12 @@ pub(crate) struct Service {
     /// What the kernel may do with the data of open files.
     opened: FopenFlags,
     freezer: Freezer,
+    /// Reads move no access times: the mount is read-only, or asked for that.
+    no_atime: bool,
     /// If the engine keeps record locks, and not the kernel.
     locks: Option<Arc<Locks>>,
+    /// If the engine is a server, which may be away.
+    away: Option<Away>,
     /// If the engine vouches for what it tells, until it takes that back.
     vouched: Option<Arc<Vouched>>,
 }
@@ -118,6 +124,9 @@ impl Service {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, options: &FuseOptions) -> Service {
         let limits = fs.limits();
         let vouched = fs.vouching().map(|_| Arc::default());
+        // Others use it, too, so it is somewhere else.
+        let may_be_away = limits.trust.is_zero() || vouched.is_some();
+        let away = may_be_away.then(|| Away::new(&*fs, options.readers() + 1));
         let locks = options.engine_locks.then(|| Locks::new(Arc::clone(&fs)));
         Service {
             fs,
@@ -135,7 +144,9 @@ impl Service {
                 (false, false) => FopenFlags::FOPEN_KEEP_CACHE,
             },
             freezer,
+            no_atime: options.noatime || options.read_only,
             locks,
+            away,
             vouched,
         }
     }
@@ -181,11 +192,17 @@ impl Service {
         self.retries.end();
     }
 
+    fn known(&self, attr: Attr, ttl: Duration) -> Known {
+        let (attr, ttl) = self.shown(attr, ttl);
+        Known { attr, ttl }
+    }
+
     fn entry(&self, result: Result<Attr>) -> Answer<Entry> {
-        told(result).map(|attr| Entry {
+        let (attr, attr_ttl) = self.shown(told(result)?, self.trust);
+        Ok(Entry {
             attr: Some(attr),
             name_ttl: self.trust,
-            attr_ttl: self.trust,
+            attr_ttl,
         })
     }
 
@@ -193,9 +210,15 @@ impl Service {
         self.handles.get(fh).ok_or(FsError::BadHandle)
     }
 
-    fn insert(&self, file: Arc<dyn OpenFile>) -> Opened {
-        let fh = self.handles.insert(file);
-        Opened { fh, flags: self.opened }
+    /// Adds an open file, by the flags of `open`.
+    fn insert(&self, file: Arc<dyn OpenFile>, flags: i32) -> Opened {
+        let writes = asked_mode(OpenFlags(flags)).write;
+        let mut opened = self.opened;
+        // Its close has nothing to flush. That of one which may be mapped for writing must reach us: its answer tells
+        // the program that the daemon lives, and so that what the kernel wrote before has arrived.
+        opened.set(FopenFlags::FOPEN_NOFLUSH, !writes && self.locks.is_none());
+        let fh = self.handles.insert(file, writes);
+        Opened { fh, flags: opened }
     }
 
     pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<Entry> {
@@ -205,15 +228,18 @@ impl Service {
             Some(vouched) => vouched.name(&*self.fs, parent, OsStr::from_bytes(name), found),
             None => self.trust,
         };
-        let attr = match looked {
-            Ok(attr) => Some(attr),
-            Err(FsError::NotFound) => None,
+        let (attr, attr_ttl) = match looked {
+            Ok(attr) => {
+                let (attr, ttl) = self.shown(attr, self.trust);
+                (Some(attr), ttl)
+            }
+            Err(FsError::NotFound) => (None, self.trust),
             Err(error) => return Err(Refused::from(&error)),
         };
         Ok(Entry {
             attr,
             name_ttl,
-            attr_ttl: self.trust,
+            attr_ttl,
         })
     }
 
@@ -253,13 +279,12 @@ impl Service {
         }
     }
 
-    pub(crate) fn getattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Known> {
-        let attr = told(self.fs.getattr(ctx, ino))?;
-        let ttl = match &self.vouched {
-            Some(_) => Vouched::attr(&*self.fs, &attr),
+    /// For how long the kernel may keep attributes that the engine has just told.
+    fn attr_ttl(&self, attr: &Attr) -> Duration {
+        match &self.vouched {
+            Some(_) => Vouched::attr(&*self.fs, attr),
             None => self.trust,
-        };
-        Ok(Known { attr, ttl })
+        }
     }
 
     /// `set` as the request has it, of a file that was opened as `fh` if one is given.
@@ -281,12 +306,11 @@ impl Service {
             None | Some(Err(FsError::Invalid(BadArgument::NotWritable))) => self.fs.setattr(ctx, ino, &set),
             Some(made) => made,
         };
-        let attr = told(made)?;
-        Ok(Known { attr, ttl: self.trust })
+        Ok(self.known(told(made)?, self.trust))
     }
 
     pub(crate) fn readlink(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
-        told(self.fs.readlink(ctx, ino))
+        told(self.fs.readlink(&self.reading(ctx), ino))
     }
 
     pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Answer<Entry> {
@@ -334,7 +358,7 @@ impl Service {
     }
 
     fn open_mode(&self, flags: i32) -> OpenMode {
-        match self.is_trusted() {
+        let mode = match self.is_trusted() {
             true => open_mode(OpenFlags(flags)),
             // Others have it, too, and may check again what this kernel has checked: nothing but that is asked for. It
             // reads no page to write a part of it, since it keeps none.
@@ -342,12 +366,36 @@ impl Service {
                 truncate: false,
                 ..asked_mode(OpenFlags(flags))
             },
+        };
+        OpenMode {
+            no_atime: mode.no_atime || self.no_atime,
+            ..mode
+        }
+    }
+
+    /// The context of what reads without an open file.
+    fn reading<'c>(&self, ctx: &'c Ctx) -> Cow<'c, Ctx> {
+        match self.no_atime {
+            true => Cow::Owned(Ctx {
+                no_atime: true,
+                ..ctx.clone()
+            }),
+            false => Cow::Borrowed(ctx),
         }
     }
 
     /// `flags` as `open` has them.
     pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Answer<Opened> {
-        told(self.fs.open(ctx, ino, self.open_mode(flags))).map(|file| self.insert(file))
+        let mode = self.open_mode(flags);
+        let opened = match self.fs.open(ctx, ino, mode) {
+            // An engine that checks callers lets only owners leave access times alone, and the caller did not ask.
+            Err(FsError::NotPermitted) if mode.no_atime && flags & libc::O_NOATIME == 0 => {
+                let no_atime = false;
+                self.fs.open(ctx, ino, OpenMode { no_atime, ..mode })
+            }
+            opened => opened,
+        };
+        told(opened).map(|file| self.insert(file, flags))
     }
 
     pub(crate) fn create(
@@ -377,11 +425,8 @@ impl Service {
                 }
             }
         }
-        let known = Known {
-            attr: made.attr,
-            ttl: self.trust,
-        };
-        Ok((known, self.insert(made.file)))
+        let opened = self.insert(made.file, flags);
+        Ok((self.known(made.attr, self.trust), opened))
     }
 
     /// Does for a file that was there before what the kernel leaves out for one that it believes to be new: checks
@@ -433,15 +478,17 @@ impl Service {
         Ok(written.len_bytes as u32)
     }
 
-    pub(crate) fn flush(&self, ino: Ino, fh: u64, owner: u64) -> Answer<()> {
-        // Without locks there is nothing to flush; after one such reply the kernel stops asking.
-        let locks = self.locks.as_ref().ok_or(Errno::ENOSYS)?;
-        told(locks.flush(ino, fh, owner))
+    pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Answer<()> {
+        match &self.locks {
+            Some(locks) => told(locks.flush(ctx, ino, fh, owner)),
+            // Nothing is to be done. `ENOSYS` would have the kernel ask no more, and answer for us when we are gone.
+            None => Ok(()),
+        }
     }
 
-    pub(crate) fn getlk(&self, ino: Ino, owner: u64, wanted: Wire) -> Answer<Wire> {
-        let locks = self.locks.as_ref().ok_or(Errno::ENOSYS)?;
-        told(locks.get(ino, owner, wanted))
+    pub(crate) fn getlk(&self, ctx: &Ctx, ino: Ino, owner: u64, wanted: Wire) -> Answer<Wire> {
+        let locks = self.locks.as_ref().ok_or(Errno::ENOLCK)?;
+        told(locks.get(ctx, ino, owner, wanted))
     }
 
     /// Locks or unlocks. `done` may be called later, by another thread. Locks change nothing on the medium, so no
@@ -455,7 +502,7 @@ impl Service {
         done: impl FnOnce(Answer<()>) + Send + 'static,
     ) {
         let Some(locks) = &self.locks else {
-            return done(Err(Errno::ENOSYS.into()));
+            return done(Err(Errno::ENOLCK.into()));
         };
         let done: LockDone = Box::new(move |outcome| done(told(outcome)));
         locks.set(file, owner, wanted, asker, done);
@@ -473,15 +520,10 @@ impl Service {
         drop(self.handles.remove(fh));
     }
 
+    /// Answered though all may be durable already: after `ENOSYS` the kernel would ask no more, and report success for
+    /// what it could not write when the daemon is gone.
     pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Answer<()> {
-        told(self.handle(fh).and_then(|file| file.fsync(ctx)))?;
-        // All is durable already. After one such reply the kernel stops asking, which saves a database one round trip
-        // per commit. A server may be followed by one that promises less.
-        let is_for_good = self.is_trusted() && self.vouched.is_none();
-        match is_for_good && self.is_durable() {
-            true => Err(Errno::ENOSYS.into()),
-            false => Ok(()),
-        }
+        told(self.handle(fh).and_then(|file| file.fsync(ctx)))
     }
 
     pub(crate) fn fsyncdir(&self, ctx: &Ctx) -> Answer<()> {
@@ -516,7 +558,7 @@ impl Service {
             return Ok(());
         }
         let start = offset.saturating_sub(FIRST_COOKIE);
-        told(self.fs.readdir(ctx, ino, start, &mut |entry| {
+        told(self.fs.readdir(&self.reading(ctx), ino, start, &mut |entry| {
             add(entry.ino, entry.next_cookie + FIRST_COOKIE, entry.kind, entry.name)
         }))
     }
@@ -543,22 +585,21 @@ impl Service {
             return Ok(());
         }
         let start = offset.saturating_sub(FIRST_COOKIE);
-        told(self.fs.readdir_plus(ctx, ino, start, &mut |entry, attr| {
-            // A damaged inode still has a name: a program that copies the directory must fail on it.
-            let attr = attr.ok();
-            add(&Listed {
-                ino: entry.ino,
-                next: entry.next_cookie + FIRST_COOKIE,
-                kind: entry.kind,
-                name: entry.name,
-                ttl: attr.map_or(Duration::ZERO, |_| self.trust),
-                attr,
-            })
-        }))
-    }
-
-    pub(crate) fn statfs(&self, ctx: &Ctx) -> Answer<StatFs> {
-        told(self.fs.statfs(ctx))
+        told(
+            self.fs
+                .readdir_plus(&self.reading(ctx), ino, start, &mut |entry, attr| {
+                    // A damaged inode still has a name: a program that copies the directory must fail on it.
+                    let shown = attr.ok().map(|attr| self.shown(attr, self.trust));
+                    add(&Listed {
+                        ino: entry.ino,
+                        next: entry.next_cookie + FIRST_COOKIE,
+                        kind: entry.kind,
+                        name: entry.name,
+                        ttl: shown.map_or(Duration::ZERO, |(_, ttl)| ttl),
+                        attr: shown.map(|(attr, _)| attr),
+                    })
+                }),
+        )
     }
 
     pub(crate) fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Answer<()> {
@@ -602,16 +643,9 @@ impl Service {
                 .and_then(|file| file.fallocate(ctx, mode, offset, length)),
         )
     }
-
-    pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
-        let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
-        told(self.handle(fh).and_then(|file| match whence {
-            libc::SEEK_DATA => file.seek_data(ctx, offset),
-            libc::SEEK_HOLE => file.seek_hole(ctx, offset),
-            _ => Err(FsError::Invalid(BadArgument::SeekKind)),
-        }))
-    }
 }
 
+mod away;
+mod dirty;
 #[cfg(test)]
 mod tests;

@@ -396,6 +396,11 @@ pub(crate) fn asks_engine(opcode: u32) -> bool {
     !matches!(opcode, opcode::OPENDIR | opcode::RELEASEDIR | opcode::IOCTL)
 }
 
+/// Whether there is an answer even while the engine gives none.
+pub(crate) fn is_answered_in_any_case(asked: &InHeader) -> bool {
+    asked.opcode == opcode::STATFS || asked.opcode == opcode::GETATTR && asked.ino == ferrite_vfs::ROOT_INO
+}
+
 /// Understands a request, whose payload is all of `payload`.
 pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;

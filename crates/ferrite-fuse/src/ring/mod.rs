@@ -109,6 +109,8 @@ impl Rings {
         let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
         let count = count_cpus(&list).ok_or_else(|| io::Error::other(format!("possible CPUs: {}", list.trim())))?;
         let workers = match (service.may_block(), workers) {
+            // What a server answers has threads as they are needed.
+            (_, _) if service.spare().is_some() => None,
             (false, _) => None,
             (true, 0) => Some(Workers::start(WORKERS_MIN.max(usize::from(count)))?),
             (true, workers) => Some(Workers::start(workers)?),

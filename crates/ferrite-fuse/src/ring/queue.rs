@@ -186,20 +186,26 @@ impl Queue<'_> {
             return Some(slot);
         }
         let inbox = Arc::clone(&self.inbox);
-        match &self.task.workers {
-            Some(workers) if abi::asks_engine(asked.opcode) => {
-                let service = Arc::clone(&self.task.service);
-                // Their number is that of the slots.
-                workers.add(move || {
-                    let later = Arc::clone(&inbox);
-                    if let Some(slot) = serve(&service, slot, move |slot| later.give(slot)) {
-                        inbox.give(slot);
-                    }
-                });
-                None
-            }
-            _ => serve(&self.task.service, slot, move |slot| inbox.give(slot)),
+        let (spare, workers) = (self.task.service.spare(), &self.task.workers);
+        // Where all threads wait for a server, what needs none must not wait for them.
+        let is_at_hand = spare.is_some_and(|spare| abi::is_answered_in_any_case(&asked) && spare.is_full());
+        if spare.is_none() && workers.is_none() || is_at_hand || !abi::asks_engine(asked.opcode) {
+            return serve(&self.task.service, slot, move |slot| inbox.give(slot));
         }
+        let service = Arc::clone(&self.task.service);
+        // The number of these is that of the slots.
+        let work = move || {
+            let later = Arc::clone(&inbox);
+            if let Some(slot) = serve(&service, slot, move |slot| later.give(slot)) {
+                inbox.give(slot);
+            }
+        };
+        match (spare, workers) {
+            (Some(spare), _) => spare.pass_on(work),
+            (None, Some(workers)) => workers.add(work),
+            (None, None) => work(),
+        }
+        None
     }
 
     fn empty_inbox(&mut self) -> io::Result<()> {

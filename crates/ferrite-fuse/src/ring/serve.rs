@@ -190,7 +190,7 @@ fn perform(
             reply(names.map(|names| Xattr(names, len_bytes)), payload)
         }
         Request::RemoveXattr(name) => reply(service.removexattr(ctx, ino, name), payload),
-        Request::Flush { fh, owner } => reply(service.flush(ino, fh, owner), payload),
+        Request::Flush { fh, owner } => reply(service.flush(ctx, ino, fh, owner), payload),
         Request::OpenDir => reply(Ok(service.opendir()), payload),
         Request::ReadDir { offset, len_bytes } => {
             let mut list = Reply::within(payload, len_bytes);
@@ -206,7 +206,7 @@ fn perform(
         }
         Request::ReleaseDir => Ok(0),
         Request::FSyncDir => reply(service.fsyncdir(ctx), payload),
-        Request::GetLk { owner, wanted } => reply(service.getlk(ino, owner, wanted), payload),
+        Request::GetLk { owner, wanted } => reply(service.getlk(ctx, ino, owner, wanted), payload),
         // The caller of this does that.
         Request::SetLk { .. } => Err(Errno::EIO.into()),
         Request::Fallocate {

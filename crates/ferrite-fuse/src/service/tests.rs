@@ -161,19 +161,118 @@ fn releases_are_compared_by_number() {
     }
 }
 
-/// After one such answer the kernel never asks again.
+/// After `ENOSYS` the kernel never asks again, and answers for a daemon that is gone.
 #[test]
-fn only_an_engine_of_ones_own_is_durable_for_good() {
+fn what_reports_lost_writes_is_always_answered() {
     let (_, service) = with_file(0o644);
-    let opened = service
-        .open(&user(OWNER), attr_of_root_file(&service), libc::O_RDWR)
-        .unwrap();
-    assert_eq!(service.fsync(&user(OWNER), opened.fh), Err(Errno::ENOSYS.into()));
+    let ino = ino_of_file(&service);
+    let opened = service.open(&user(OWNER), ino, libc::O_RDWR).unwrap();
+    assert_eq!(service.fsync(&user(OWNER), opened.fh), Ok(()));
+    assert_eq!(service.flush(&user(OWNER), ino, opened.fh, 7), Ok(()));
+    assert_eq!(service.fsyncdir(&user(OWNER)), Ok(()));
+    assert!(!opened.flags.contains(FopenFlags::FOPEN_NOFLUSH));
+    let reader = service.open(&user(OWNER), ino, libc::O_RDONLY).unwrap();
+    assert!(
+        reader.flags.contains(FopenFlags::FOPEN_NOFLUSH),
+        "it can have stored nothing"
+    );
     let (ctx, service, _, fh) = checking(0o644, libc::O_RDWR);
     assert_eq!(service.fsync(&ctx, fh), Ok(()));
 }
 
-fn attr_of_root_file(service: &Service) -> Ino {
+/// Of all that a mount is asked for, nothing is answered with `ENOSYS`, however wrong it is: see the table "What the
+/// kernel remembers of a daemon" in docs/semantics.md.
+#[test]
+fn nothing_makes_the_kernel_stop_asking() {
+    const BAD: u64 = 1 << 40;
+    let (_, service) = with_file(0o644);
+    let (ctx, set, name) = (&user(OWNER), SetAttr::default(), &b"f"[..]);
+    let wire = Wire {
+        start: 0,
+        last: 1,
+        kind: libc::F_RDLCK,
+        pid: 1,
+    };
+    let answers: [Option<Refused>; 23] = [
+        service.lookup(ctx, BAD, name).err(),
+        service.getattr(ctx, BAD).err(),
+        service.setattr(ctx, BAD, Some(BAD), &set).err(),
+        service.readlink(ctx, BAD).err(),
+        service.mknod(ctx, (BAD, name), libc::S_IFBLK, 0).err(),
+        service.mkdir(ctx, BAD, name, 0).err(),
+        service.unlink(ctx, BAD, name).err(),
+        service.rmdir(ctx, BAD, name).err(),
+        service.symlink(ctx, BAD, name, name).err(),
+        service.rename(ctx, (BAD, name), (BAD, name), u32::MAX).err(),
+        service.link(ctx, BAD, BAD, name).err(),
+        service.open(ctx, BAD, libc::O_RDWR).err(),
+        service.create(ctx, (BAD, name), 0, libc::O_RDWR).err(),
+        service.read(ctx, BAD, 0, &mut [0]).err(),
+        service.write(ctx, (BAD, 0), TEXT, WriteFlags::empty(), 0).err(),
+        service.fsync(ctx, BAD).err(),
+        service.readdir(ctx, BAD, FIRST_COOKIE, |_, _, _, _| true).err(),
+        service.readdirplus(ctx, BAD, FIRST_COOKIE, |_| true).err(),
+        service.setxattr(ctx, BAD, b"user.x", TEXT, 0).err(),
+        service.getxattr(ctx, BAD, b"user.x").err(),
+        service.fallocate(ctx, BAD, 0, 1, i32::MAX).err(),
+        service.lseek(ctx, BAD, 0, libc::SEEK_DATA).err(),
+        service.getlk(ctx, BAD, 1, wire).err(),
+    ];
+    for (number, answer) in answers.into_iter().enumerate() {
+        assert_ne!(answer.map(|refused| refused.errno), Some(Errno::ENOSYS), "{number}");
+    }
+    assert!(answers.iter().flatten().count() > 20, "they are wrong");
+    assert_eq!(service.flush(ctx, BAD, BAD, 1), Ok(()));
+    assert_eq!((service.fsyncdir(ctx), service.statfs(ctx).is_ok()), (Ok(()), true));
+}
+
+/// A mapping may have stored into pages of which the engine knows nothing yet.
+#[test]
+fn a_file_that_may_be_written_has_no_holes() {
+    const LEN: u64 = 1 << 20;
+    let (_, service) = with_file(0o644);
+    let (ino, owner) = (ino_of_file(&service), user(OWNER));
+    let reader = service.open(&owner, ino, libc::O_RDONLY).unwrap().fh;
+    let resize = |size| {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        service.setattr(&owner, ino, None, &set).unwrap()
+    };
+    resize(0);
+    let known = resize(LEN);
+    assert_eq!((known.attr.blocks, known.ttl), (0, Duration::ZERO));
+    let seek = |whence, offset| service.lseek(&owner, reader, offset, whence);
+    let ends = |error: FsError| Err(Refused::from(&error));
+    assert_eq!(seek(libc::SEEK_DATA, 5), ends(FsError::NoSuchAddress));
+    let writers = [libc::O_RDWR, libc::O_WRONLY].map(|flags| service.open(&owner, ino, flags).unwrap().fh);
+    for writer in writers {
+        assert_eq!((seek(libc::SEEK_DATA, 5), seek(libc::SEEK_HOLE, 5)), (Ok(5), Ok(LEN)));
+        for whence in [libc::SEEK_DATA, libc::SEEK_HOLE] {
+            assert_eq!(seek(whence, LEN as i64), ends(FsError::NoSuchAddress));
+            assert_eq!(seek(whence, -1), ends(FsError::NoSuchAddress));
+        }
+        let known = service.getattr(&owner, ino).unwrap();
+        assert_eq!((known.attr.blocks, known.ttl), (1, Duration::ZERO));
+        let entry = service.lookup(&owner, ROOT_INO, b"f").unwrap();
+        assert_eq!((entry.attr.unwrap().blocks, entry.attr_ttl), (1, Duration::ZERO));
+        let mut listed = 0;
+        service
+            .readdirplus(&owner, ROOT_INO, FIRST_COOKIE, |it| {
+                listed += 1;
+                assert_eq!((it.attr.unwrap().blocks, it.ttl), (1, Duration::ZERO));
+                true
+            })
+            .unwrap();
+        assert_eq!(listed, 1);
+        service.release(writer);
+    }
+    assert_eq!(seek(libc::SEEK_DATA, 5), ends(FsError::NoSuchAddress));
+    assert_eq!(service.getattr(&owner, ino).unwrap().attr.blocks, 0);
+}
+
+fn ino_of_file(service: &Service) -> Ino {
     let found = service.lookup(&user(OWNER), ROOT_INO, b"f").unwrap();
     found.attr.unwrap().ino
 }

@@ -26,9 +26,8 @@ use super::book::Book;
 use super::cache::Cache;
 use super::greet::Greeting;
 use super::groups::GroupCache;
-use super::message::{Answer, State, Waiter, check_length, encode};
 use super::limit::Limit;
-use super::message::{Answer, State, Waiter, encode};
+use super::message::{Answer, State, Waiter, check_length, encode};
 use super::outgoing::Outgoing;
 use super::pace::Pace;
 use super::requests::{Completion, Pending, Requests};
@@ -195,7 +194,8 @@ impl Link {
         into: &mut [u8],
     ) -> Result<Answer> {
         self.options.permit(request)?;
-        let deadline = self.options.patience.map(|patience| Instant::now() + patience);
+        let limit = Limit::of(self.options.patience, &ctx.waits);
+        let mut was_sent = false;
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());
         self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
@@ -245,7 +245,7 @@ impl Link {
             if *was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
             }
-            if !*was_sent && repeats == Repeats::WithToken && !self.is_current(slot.as_ref()) {
+            if !*was_sent && repeats == Repeats::WithToken && !self.slots.is_current(slot.as_ref()) {
                 // Another session has begun since.
                 continue;
             }
@@ -306,7 +306,8 @@ impl Link {
         };
         let ctx = ferrite_vfs::SYSTEM.clone().waiting(waits);
         let answer = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
-        let (number, slots) = answer.result()?;
+        let SlotsTold((number, mut slots)) = answer.result()?;
+        slots.truncate(self.options.slots as usize);
         self.slots.fill(session, number, slots);
         Ok(())
     }

@@ -1,0 +1,115 @@
+//! Callers that give up while their request waits for a server.
+//!
+//! What lives here: [`waits`], by which an engine asks whether a caller still wants its answer. The kernel would say so
+//! (`FUSE_INTERRUPT`), but fuser 0.18 refuses the notice, and then the kernel asks no more and waits for the answer
+//! whatever happens, even of a process that was killed. So the signals of the caller are looked at in `/proc`, only
+//! while its call waits.
+//!
+//! A wait ends with a signal that ends the process, and with SIGINT, SIGQUIT, SIGTERM and SIGHUP also if the program
+//! handles them. Other signals that a program handles do not: timers and profilers send them all the time, and few programs
+//! expect `EINTR` of a file system. A thread that is exiting does not want the answer to a `close` either.
+
+use ferrite_vfs::{WaitingCaller, Waits};
+
+/// A flag of a thread in `/proc/PID/stat`: it is exiting.
+const PF_EXITING: u64 = 4;
+/// Which field has the flags, behind the name of the program.
+const FLAGS_FIELD: usize = 6;
+
+/// How long the request of a thread may wait. The kernel's own requests have none, and wait as long as it takes.
+pub(crate) fn waits(thread: u32) -> Waits {
+    let caller = WaitingCaller { id: thread, gives_up };
+    Waits {
+        within: None,
+        caller: (thread != 0).then_some(caller),
+    }
+}
+
+/// Whether a thread, which sleeps until its request is answered, is to end.
+fn gives_up(thread: u32) -> bool {
+    let read = |name| std::fs::read_to_string(format!("/proc/{thread}/{name}")).unwrap_or_default();
+    has_ending_signal(&read("status")) || is_exiting(&read("stat"))
+}
+
+const fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Those that do nothing, or stop the process, unless a program handles them.
+const HARMLESS: u64 = bit(libc::SIGCHLD)
+    | bit(libc::SIGCONT)
+    | bit(libc::SIGURG)
+    | bit(libc::SIGWINCH)
+    | bit(libc::SIGSTOP)
+    | bit(libc::SIGTSTP)
+    | bit(libc::SIGTTIN)
+    | bit(libc::SIGTTOU);
+/// Those by which users and services ask a program to end.
+const REQUESTS: u64 = bit(libc::SIGINT) | bit(libc::SIGQUIT) | bit(libc::SIGTERM) | bit(libc::SIGHUP);
+
+fn has_ending_signal(status: &str) -> bool {
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+    };
+    let masks = ["SigPnd:", "ShdPnd:", "SigBlk:", "SigIgn:", "SigCgt:"].map(mask);
+    let [Some(own), Some(shared), Some(blocked), Some(ignored), Some(caught)] = masks else {
+        return false;
+    };
+    let pending = (own | shared) & !blocked & !ignored;
+    pending & REQUESTS != 0 || pending & !caught & !HARMLESS != 0
+}
+
+fn is_exiting(stat: &str) -> bool {
+    // The program's name may have anything in it but this.
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace());
+    let flags = fields.and_then(|mut fields| fields.nth(FLAGS_FIELD)?.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(own: u64, shared: u64, blocked: u64, ignored: u64, caught: u64) -> String {
+        format!(
+            "Name:\tx\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\n\
+             SigCgt:\t{caught:016x}\n"
+        )
+    }
+
+    #[test]
+    fn signals_that_end_a_program_end_its_wait() {
+        let (int, alarm, kill) = (bit(libc::SIGINT), bit(libc::SIGALRM), bit(libc::SIGKILL));
+        for (own, shared, blocked, ignored, caught, ends) in [
+            (0, 0, 0, 0, 0, false),
+            (0, int, 0, 0, 0, true),
+            (int, 0, 0, 0, int, true),
+            (int, 0, int, 0, int, false),
+            (int, 0, 0, int, 0, false),
+            (kill, 0, 0, 0, 0, true),
+            (0, alarm, 0, 0, 0, true),
+            (0, alarm, 0, 0, alarm, false),
+            (HARMLESS, HARMLESS, 0, 0, 0, false),
+            (bit(libc::SIGCHLD), 0, 0, 0, bit(libc::SIGCHLD), false),
+            (0, 1 << 40, 0, 0, 0, true),
+        ] {
+            let text = status(own, shared, blocked, ignored, caught);
+            assert_eq!(has_ending_signal(&text), ends, "{text}");
+        }
+        assert!(!has_ending_signal("") && !has_ending_signal("SigPnd:\tzz\n"));
+    }
+
+    #[test]
+    fn a_thread_that_exits_is_known_by_its_flags() {
+        let stat = |flags: u64| format!("7 (a) b)) D 1 7 7 0 -1 {flags} 0 0");
+        assert!(is_exiting(&stat(4194304 | PF_EXITING)) && !is_exiting(&stat(4194304)));
+        assert!(!is_exiting("") && !is_exiting("7 (x) S"));
+        assert!(!gives_up(std::process::id()), "this one goes on, and is not signalled");
+    }
+
+    #[test]
+    fn the_kernel_itself_never_gives_up() {
+        assert!(waits(0).caller.is_none() && waits(7).caller.is_some_and(|caller| caller.id == 7));
+    }
+}

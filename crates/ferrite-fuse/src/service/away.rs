@@ -1,0 +1,93 @@
+//! What is answered while the server of a mount is away, so that not everything that looks at the mount waits for it.
+//!
+//! What lives here: [`Away`], for engines that others use, too. A program that lists all mounts of a machine (`df`, a
+//! monitor, a desktop) asks each for its space and for the attributes of its root. While the server does not answer,
+//! it gets what was last known. Everything else waits, until the caller gives up ([`crate::interrupts`]).
+//!
+//! Invariant: what is kept here is an answer only after the server was asked, and was silent.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, ROOT_INO, Result, StatFs, Waits};
+use parking_lot::Mutex;
+
+use super::{Answer, Known, Service, told};
+use crate::spare::Spare;
+
+/// How long the server may take to answer.
+const SILENT_AFTER: Duration = Duration::from_secs(2);
+/// How long once it was silent, until it answers again.
+const STILL_SILENT: Duration = Duration::from_millis(100);
+
+/// See the head of this module.
+pub(super) struct Away {
+    pub(super) spare: Spare,
+    is_silent: AtomicBool,
+    space: Mutex<Option<StatFs>>,
+    root: Mutex<Option<Attr>>,
+}
+
+impl Away {
+    /// For a mount with so many readers; asks the engine what may be needed later.
+    pub(super) fn new(fs: &dyn FileSystem, readers: usize) -> Away {
+        let away = Away {
+            spare: Spare::new(readers),
+            is_silent: AtomicBool::new(false),
+            space: Mutex::new(None),
+            root: Mutex::new(None),
+        };
+        let ctx = ferrite_vfs::SYSTEM;
+        // Without them the first answers are errors, should the server be away by then.
+        let _ = away.ask(ctx, &away.space, |ctx| fs.statfs(ctx));
+        let _ = away.ask(ctx, &away.root, |ctx| fs.getattr(ctx, ROOT_INO));
+        away
+    }
+
+    /// Asks, for a while, and keeps the answer in `last`; or returns the one before.
+    fn ask<T: Copy>(&self, ctx: &Ctx, last: &Mutex<Option<T>>, ask: impl FnOnce(&Ctx) -> Result<T>) -> Result<T> {
+        let known = || last.lock().ok_or(FsError::TimedOut);
+        if self.spare.is_full() {
+            return known();
+        }
+        let within = match self.is_silent.load(Ordering::Relaxed) {
+            true => STILL_SILENT,
+            false => SILENT_AFTER,
+        };
+        let waits = Waits {
+            within: Some(within),
+            ..ctx.waits
+        };
+        let answer = ask(&ctx.clone().waiting(waits));
+        let is_silent = matches!(answer, Err(FsError::TimedOut));
+        self.is_silent.store(is_silent, Ordering::Relaxed);
+        match answer {
+            Ok(answer) => *last.lock() = Some(answer),
+            Err(FsError::TimedOut) => return known(),
+            Err(_) => {}
+        }
+        answer
+    }
+}
+
+impl Service {
+    /// Threads for requests that would keep the last reader, if the engine may be away.
+    pub(crate) fn spare(&self) -> Option<&Spare> {
+        self.away.as_ref().map(|away| &away.spare)
+    }
+
+    pub(crate) fn statfs(&self, ctx: &Ctx) -> Answer<StatFs> {
+        told(match &self.away {
+            Some(away) => away.ask(ctx, &away.space, |ctx| self.fs.statfs(ctx)),
+            None => self.fs.statfs(ctx),
+        })
+    }
+
+    pub(crate) fn getattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Known> {
+        let attr = told(match &self.away {
+            Some(away) if ino == ROOT_INO => away.ask(ctx, &away.root, |ctx| self.fs.getattr(ctx, ino)),
+            _ => self.fs.getattr(ctx, ino),
+        })?;
+        Ok(self.known(attr, self.attr_ttl(&attr)))
+    }
+}

@@ -1,0 +1,47 @@
+//! Pages that a shared mapping has made dirty, of which the engine knows nothing before the kernel writes them.
+//!
+//! What lives here: the answers that would deny such pages: where data and holes are, and that a file has no blocks at
+//! all. Programs that copy (`cp`, `tar -S`) believe both, and would leave out what was stored.
+//!
+//! Invariant: while a handle of an inode may be written to, no part of its file is called a hole, and its block count
+//! is not 0. The kernel releases such a handle after the last mapping made through it, so what it has not written by
+//! then does not exist. Only this mount's handles count: no other kernel's pages can be read here either.
+
+use std::time::Duration;
+
+use ferrite_vfs::{Attr, BadArgument, Ctx, FileKind, FsError};
+
+use super::{Answer, Service, told};
+use crate::convert::Refused;
+
+/// The unit of block counts. Programs do not look for holes in shorter files.
+const BLOCK_BYTES: u64 = 512;
+
+impl Service {
+    /// Where the next data or the next hole begins. POSIX allows an answer that calls the whole file data.
+    pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
+        let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
+        let file = told(self.handle(fh))?;
+        let is_data = self.handles.may_be_written(file.ino());
+        told(match (whence, is_data) {
+            (libc::SEEK_DATA, false) => file.seek_data(ctx, offset),
+            (libc::SEEK_HOLE, false) => file.seek_hole(ctx, offset),
+            (libc::SEEK_DATA | libc::SEEK_HOLE, true) => file.getattr(ctx).and_then(|attr| match whence {
+                _ if offset >= attr.size => Err(FsError::NoSuchAddress),
+                libc::SEEK_DATA => Ok(offset),
+                _ => Ok(attr.size),
+            }),
+            _ => Err(FsError::Invalid(BadArgument::SeekKind)),
+        })
+    }
+
+    /// Attributes as the kernel is told of them, and for how long it may keep them. A file that is all holes may become
+    /// one that a mapping writes to at any time, and the other way round, so its attributes are not kept.
+    pub(super) fn shown(&self, mut attr: Attr, ttl: Duration) -> (Attr, Duration) {
+        if attr.blocks != 0 || attr.size < BLOCK_BYTES || attr.kind != FileKind::File {
+            return (attr, ttl);
+        }
+        attr.blocks = u64::from(self.handles.may_be_written(attr.ino));
+        (attr, Duration::ZERO)
+    }
+}
