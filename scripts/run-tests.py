@@ -25,11 +25,12 @@ import time
 # The longest start first, so that none runs alone at the end.
 LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "ageing"]
 # These compare times or memory, or take CPUs away, so nothing else runs at the same time.
-ALONE = ["recovery_time", "quick", "mount_basic", "rings"]
+ALONE = ["recovery_time", "quick", "mount_memory", "rings"]
 # These mount, and run once more in the classic way where the kernel offers FUSE over io_uring. With FERRITE_RINGS set,
 # nothing runs twice. `real_programs` takes minutes; `make soak` has it both ways.
 BOTH_WAYS = [
     "mount_basic",
+    "mount_memory",
     "posix_mount",
     "mount_locks",
     "loops_mount",

@@ -5,15 +5,18 @@
 //! calls fail from then on, and the daemon closes the pool. No operation that returned is lost; stores to shared
 //! mappings are written out before.
 //!
-//! Invariant: nothing here waits for a server. One that is away must not keep the daemon: what would be written out to
-//! it is given up, and so are the calls that wait for it.
+//! Invariant: nothing here waits for a server that does not answer. It must not keep the daemon: what would be written
+//! out to it is given up, and so are the calls that wait for it. So the daemon of a mount whose server is away ends
+//! within [`GRACE`] and the moment that closing takes.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use ferrite::volume::Volume;
 use ferrite_fuse::Unmounter;
+use ferrite_vfs::Waits;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Failure;
@@ -26,6 +29,9 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long the volume must have been idle before everything that the kernel was to write out has arrived.
 const QUIET: Duration = Duration::from_millis(300);
+
+/// How long a server may take to answer that is believed to be there.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(300);
 
 /// How long what is stored may take to be written out to a server: a little longer than it does if that answers.
 const WRITE_OUT_MAX: Duration = Duration::from_secs(4);
@@ -51,17 +57,15 @@ pub(crate) fn end_on_signal(
 }
 
 fn end(unmounter: &Unmounter, dir: &Path, volume: &Arc<dyn Volume>, is_remote: bool) {
-    let start = Instant::now();
-    let error = loop {
-        match unmounter.unmount() {
-            Ok(()) => return,
-            Err(error) if start.elapsed() >= GRACE => break error,
-            Err(_) => std::thread::sleep(ASK_EVERY),
-        }
+    let unmounted = match is_remote {
+        true => unmount_from_server(unmounter, || answers(&**volume)),
+        false => unmount(unmounter),
     };
+    let Err(error) = unmounted else { return };
     tracing::warn!(%error, "still in use; cutting off its users");
     let is_cut_off = match is_remote {
         false => part(|| write_out(dir, &**volume), || unmounter.cut_off()),
+        true if !answers(&**volume) => part(|| Err(ErrorKind::NotConnected.into()), || unmounter.cut_off()),
         true => {
             let (dir, volume) = (dir.to_path_buf(), Arc::clone(volume));
             let write_out = move || write_out(&dir, &*volume);
@@ -76,7 +80,42 @@ fn end(unmounter: &Unmounter, dir: &Path, volume: &Arc<dyn Volume>, is_remote: b
     }
 }
 
-/// What `work` returns, or an error if it takes longer than this; it then goes on by itself.
+/// Unmounts as soon as nobody uses the mount any more, within [`GRACE`].
+fn unmount(unmounter: &Unmounter) -> std::io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match unmounter.unmount() {
+            Err(_) if start.elapsed() < GRACE => std::thread::sleep(ASK_EVERY),
+            ended => return ended,
+        }
+    }
+}
+
+/// The same for a mount of a server. The kernel may wait within the unmount for what it writes out, so that another
+/// thread has to ask it. That is waited for as long as the server answers.
+fn unmount_from_server(unmounter: &Unmounter, answers: impl Fn() -> bool) -> std::io::Result<()> {
+    let unmounter = unmounter.clone();
+    let (done, outcome) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("unmount".into())
+        .spawn(move || done.send(unmount(&unmounter)))?;
+    let mut patience = GRACE + ASK_EVERY;
+    loop {
+        match outcome.recv_timeout(patience) {
+            Ok(ended) => return ended,
+            Err(mpsc::RecvTimeoutError::Timeout) if answers() => patience = ASK_EVERY,
+            Err(_) => return Err(ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+/// Whether the server answers.
+fn answers(volume: &dyn Volume) -> bool {
+    let ctx = ferrite_vfs::SYSTEM.clone().waiting(Waits::within(ANSWERS_WITHIN));
+    volume.fs().statfs(&ctx).is_ok()
+}
+
+/// What `work` returns, or an error if it takes longer than this; its thread then continues.
 fn in_time(most: Duration, work: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> std::io::Result<()> {
     let (done, outcome) = mpsc::channel();
     std::thread::Builder::new()
@@ -84,7 +123,7 @@ fn in_time(most: Duration, work: impl FnOnce() -> std::io::Result<()> + Send + '
         .spawn(move || done.send(work()))?;
     outcome
         .recv_timeout(most)
-        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+        .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 
 /// Cuts the users off after all that can be written out was. What fails to be, or failed long ago, as the kernel tells
@@ -124,7 +163,7 @@ fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Error, ErrorKind};
+    use std::io::Error;
 
     use super::*;
 

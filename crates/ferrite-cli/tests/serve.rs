@@ -405,8 +405,9 @@ fn sigterm_ends_a_busy_daemon_whose_server_is_away() {
             ok(Command::new("umount").args(["-f", "-l"]).arg(&dir));
         }
         ok(Command::new("kill").arg(daemon.trim()));
+        // Three seconds of grace, and moments.
         assert!(
-            becomes_so(Duration::from_secs(20), || !process.exists()),
+            becomes_so(Duration::from_secs(8), || !process.exists()),
             "the daemon is there, unmounted by force: {is_unmounted}"
         );
         assert!(becomes_so(Duration::from_secs(2), || waits
@@ -500,8 +501,8 @@ fn killed_again_and_again(mut served: Served) {
     drop(holder.stdin.take());
     holder.wait().unwrap();
     assert!(try_lock(&two), "who held it is gone");
-    ok(ferrite().arg("umount").arg(&one));
-    ok(ferrite().arg("umount").arg(&two));
+    common::umount(&one);
+    common::umount(&two);
     served.stop();
     ok(ferrite().arg("fsck").arg(&served.pool));
 }

@@ -161,6 +161,21 @@ pub(crate) fn damage_block(pool: &Path, page: &[u8]) {
     file.write_all_at(&[image[at] ^ 1], at as u64).unwrap();
 }
 
+/// Unmounts a directory. A process that another test is just starting has all files of this one, until it runs its
+/// program; and closing them takes as long as a server needs to answer that was just started again.
+pub(crate) fn umount(dir: &Path) {
+    let start = Instant::now();
+    loop {
+        let output = ferrite().arg("umount").arg(dir).output().unwrap();
+        if output.status.success() {
+            return;
+        }
+        let (said, late) = (text(&output), start.elapsed().as_secs() >= 5);
+        assert!(said.contains("busy") && !late, "{}: {said}", dir.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A private pool and a directory to mount it on.
 pub(crate) struct TestPool {
     base: TempDir,
@@ -240,18 +255,9 @@ impl TestPool {
         ok(ferrite().arg("mount").arg(source).arg(dir).args(words));
     }
 
-    /// Unmounts. A process that another test is just starting has all files of this one, until it runs its program.
+    /// Unmounts, as [`umount`].
     pub(crate) fn umount(&self) {
-        let start = std::time::Instant::now();
-        loop {
-            let output = ferrite().arg("umount").arg(&self.dir).output().unwrap();
-            if output.status.success() {
-                return;
-            }
-            let (said, late) = (text(&output), start.elapsed().as_secs() >= 5);
-            assert!(said.contains("busy") && !late, "{}: {said}", self.dir.display());
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        umount(&self.dir);
     }
 
     pub(crate) fn remount(&self) {
