@@ -164,14 +164,10 @@ pub(crate) fn help() -> String {
 }
 
 impl Options {
-    /// Those of the engine, for an export: that no access times are noted is the mount's business then, and `sync` is
-    /// compared with what the server promises.
+    /// Those of the engine, for an export: a server decides everything else. [`Options::settle`] refuses what it is
+    /// asked in vain.
     pub(crate) fn of_export(&self) -> MountOptions {
-        let (mut engine, default) = (self.engine, MountOptions::default());
-        if engine.atime == AtimePolicy::Never {
-            (engine.atime, engine.dir_atime) = (default.atime, default.dir_atime);
-        }
-        engine
+        MountOptions::default().read_only(self.engine.read_only)
     }
 }
 
@@ -298,22 +294,25 @@ mod tests {
         text.split(',').map(String::from).collect()
     }
 
-    /// What a mount does itself is not asked of a server, and everything else is passed on, to be refused by name.
+    /// No option of a pool reaches a server, and none is dropped without a word.
     #[test]
-    fn options_of_pools_stay_visible_for_exports() {
+    fn options_of_pools_are_refused_for_exports() {
         let of_export = |text: &str| parse(&words(text), false).unwrap().of_export().given();
-        assert!(of_export("rw,noatime,nodiratime,_netdev,sync,threads=2").is_empty());
+        assert!(of_export("rw,noatime,_netdev,sync,threads=2").is_empty());
         assert_eq!(of_export("ro"), ["read_only"]);
-        for (word, name) in [
-            ("strictatime", "atime"),
-            ("nodiratime", "dir_atime"),
-            ("durability=fsync", "durability"),
-            ("accept_power_loss", "accept_power_loss"),
-            ("cleaner=off", "cleaner"),
-            ("fold_reads=7", "fold_read_entries"),
-            ("logs=off", "cow_only"),
+        for word in [
+            "strictatime",
+            "durability=fsync",
+            "accept_power_loss",
+            "cleaner=off",
+            "fold_reads=7",
+            "logs=off",
         ] {
-            assert_eq!(of_export(word), [name]);
+            assert!(of_export(word).is_empty());
+            let refused = parse(&words(word), false).unwrap().settle(Kind::Export, true);
+            let name = word.split('=').next().unwrap();
+            let failure = refused.expect_err(word);
+            assert!(failure.message.contains(name), "{}", failure.message);
         }
         let address = Address::parse("tcp://host/data").unwrap();
         let failure = parse(&words("scrub=5"), false).unwrap().with_key(&address).unwrap_err();
