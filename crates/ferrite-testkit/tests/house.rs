@@ -500,13 +500,10 @@ fn debug_forms(text: &str) -> Vec<String> {
         if line.trim_start().starts_with("//") {
             continue;
         }
-        statement.push_str(line);
-        let is_field = |level: &&str| {
-            let fields = statement.split_once(*level).map(|(_, fields)| fields);
-            fields.is_some_and(|fields| fields.contains("(?") || fields.contains(", ?"))
-        };
-        let is_form =
-            line.contains(":?}") || line.contains(":#?}") || ["warn!", "error!"].iter().any(|level| is_field(&level));
+        statement.push_str(line.trim());
+        let is_told = ["warn!(", "error!("].iter().any(|level| statement.contains(level));
+        let has_field = line.trim_start().starts_with('?') || line.contains("(?") || line.contains(", ?");
+        let is_form = line.contains(":?}") || line.contains(":#?}") || is_told && has_field;
         let is_exempt = in_debug || FOR_DEVELOPERS.iter().any(|word| statement.contains(word));
         if is_form && !is_exempt {
             found.push(line.trim().to_owned());
