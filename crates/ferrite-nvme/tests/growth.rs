@@ -5,7 +5,7 @@
 mod common;
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use common::{HOMES, Home, Memory};
@@ -15,6 +15,9 @@ use ferrite_meta::{MetaStore, RocksStore};
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::growth::{Taken, files_in};
 use ferrite_vfs::{FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM};
+
+/// Held by each test: they look at what the whole process takes.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const FILE: NewNode = NewNode {
     kind: FileKind::File,
@@ -85,6 +88,7 @@ fn opened_and_closed(home: Home, cycles: u64) {
 
 #[test]
 fn a_pool_that_is_opened_and_closed_for_ever_takes_no_more() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for &home in HOMES {
         // `ferrite-meta/tests/growth.rs` opens the stores more often.
         let is_long = home == Home::Memory || std::env::var_os("FERRITE_SOAK").is_some();
@@ -95,6 +99,7 @@ fn a_pool_that_is_opened_and_closed_for_ever_takes_no_more() {
 /// One that nobody uses stores what there is to be stored, and then nothing.
 #[test]
 fn a_pool_that_idles_writes_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for &home in HOMES {
         let pool = Memory::at(home, 1, 20, 62);
         work(pool.fs(), 1);
@@ -121,6 +126,7 @@ fn open_meta(device: &Arc<Device>, create: bool) -> RocksStore {
 /// The smallest devices for metadata: each file takes a cluster, so that a few that are left behind fill them.
 #[test]
 fn sessions_do_not_fill_a_small_metadata_device() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for (mib, cycles, crashes) in [(24, 150, false), (64, 60, false), (24, 80, true)] {
         let mut device = Arc::new(Device::new(mib << 20));
         let options = FormatOptions {
