@@ -199,8 +199,8 @@ impl Folder {
         Ok(names)
     }
 
-    /// Opens a regular file to read it: on this machine, the one that was `found`. If a server has put another there, it
-    /// is data of the export all the same.
+    /// Opens a regular file to read it: on this machine, the one that was `found`. If a server has put another there,
+    /// it is data of the export all the same.
     pub(super) fn open_file(&self, name: &OsStr, found: &Found) -> Result<Open> {
         check_name(name)?;
         match self {
