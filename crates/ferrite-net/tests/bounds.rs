@@ -342,7 +342,8 @@ fn of_old_names(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
             measured(&mut world.raw, &Request::Lookup { parent, name });
         }
         "Unlink" => {
-            let name = &world.large_file().0[..];
+            let (name, _) = world.large_file();
+            let name = &name[..];
             measured(&mut world.raw, &Request::Unlink { parent, name });
         }
         "Rmdir" => {
@@ -599,7 +600,7 @@ fn slowest(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
         of_new_names,
         of_attributes,
     ];
-    groups.iter().any(|group| group(world, kind, measured))
+    groups.iter().any(|group| group(world, kind, &mut *measured))
 }
 
 #[test]
