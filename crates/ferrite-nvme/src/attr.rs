@@ -24,6 +24,7 @@ use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::names::missing;
+use crate::rights::Left;
 use crate::table::State;
 
 /// Space for extended attributes of one inode: the sum of 4 + name + value over all.
@@ -120,6 +121,10 @@ impl Core {
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<Attr> {
         let (mut node, set) = self.changed(ctx, held, state, set, opened)?;
+        let left = match posix::takes_capability(&set) {
+            true => self.without_capability(held.ino, state, &mut node),
+            false => Left::default(),
+        };
         let old_size = state.node.size;
         let grows_to = set.size.filter(|&size| size > old_size);
         if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
@@ -129,7 +134,8 @@ impl Core {
             let attr = node.attr(held.ino);
             let change = Change {
                 node,
-                changes_mode: false,
+                left,
+                takes_rights: false,
                 is_in_place: false,
                 room_bytes: size,
             };
@@ -179,6 +185,7 @@ impl Core {
                 Content::Blob(_) => {}
             }
         }
+        left.put(&mut step, held.ino)?;
         step.txn.put(&key::node(held.ino), &node.encode())?;
         let attr = node.attr(held.ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
@@ -249,7 +256,7 @@ impl Core {
         Err(FsError::Busy)
     }
 
-    fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+    pub(crate) fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         if !node.has_xattrs {
             return Ok(BTreeMap::new());
         }
@@ -337,6 +344,7 @@ impl Core {
         }
         step.txn.put(&key::node(ino), &node.encode())?;
         step.commit(|| Outcome::Done)?;
+        state.lacks_capability = false;
         held.adopt(&mut state, node);
         Ok(())
     }
@@ -394,7 +402,7 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
     }
 }
 
-fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
+pub(crate) fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
     let mut value = Vec::new();
     for (name, content) in xattrs {
         value.extend_from_slice(&(name.len() as u16).to_le_bytes());

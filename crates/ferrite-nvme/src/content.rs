@@ -18,6 +18,7 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
+use crate::attr::encode_xattrs;
 use crate::blobs::cut_to;
 use crate::core::{Core, Step, TIME_STEP};
 use crate::data;
@@ -26,6 +27,7 @@ use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::planted::{Planted, is_planted};
+use crate::rights::{Left, Xattrs};
 use crate::table::State;
 
 /// An open file.
@@ -126,8 +128,10 @@ impl NvmeFile {
 /// What a change of content does to a node.
 pub(crate) struct Change {
     pub(crate) node: Node,
-    /// The mode changes, which the blob does not know.
-    pub(crate) changes_mode: bool,
+    /// What it leaves of the extended attributes.
+    pub(crate) left: Left,
+    /// It takes setuid, setgid or the capability, of which the blob does not know.
+    pub(crate) takes_rights: bool,
     /// It overwrites content that there is.
     pub(crate) is_in_place: bool,
     /// What a blob must have room for, if the file has none yet.
@@ -150,7 +154,7 @@ impl Core {
         Ok(state.blob.get_or_init(|| blob))
     }
 
-    fn change_of(&self, ctx: &Ctx, held: &Held, state: &State, kill_priv: bool, size: u64) -> Change {
+    fn change_of(&self, ctx: &Ctx, held: &Held, state: &mut State, kill_priv: bool, size: u64) -> Change {
         let mut node = held.present(state);
         let now = self.now();
         (node.mtime, node.ctime, node.change) = (now, now, self.next_change());
@@ -158,8 +162,10 @@ impl Core {
         if kill_priv || ctx.kills_priv() {
             node.mode = posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid);
         }
+        let left = self.without_capability(held.ino, state, &mut node);
         Change {
-            changes_mode: node.mode != state.node.mode,
+            takes_rights: node.mode != state.node.mode || left.is_less(),
+            left,
             is_in_place: false,
             room_bytes: 0,
             node,
@@ -179,23 +185,34 @@ impl Core {
         Ok(())
     }
 
-    /// Stores a mode with less rights, by a step of its own.
-    fn take_rights(&self, held: &Held, state: &mut State, change: &Node) -> Result<()> {
+    /// Stores that a change takes rights, by a step of its own.
+    fn take_rights(&self, held: &Held, state: &mut State, change: &Node, left: &Left) -> Result<()> {
         let mut node = held.present(state);
         (node.mode, node.ctime, node.change) = (change.mode, change.ctime, change.change);
+        node.has_xattrs = change.has_xattrs;
         let mut step = self.own_step()?;
+        left.put(&mut step, held.ino)?;
         step.txn.put(&key::node(held.ino), &node.encode())?;
         step.commit(|| Outcome::Done)?;
         held.adopt(state, node);
         Ok(())
     }
 
-    /// Gives back what [`Self::take_rights`] took for a change that has not happened: `before` is the node of then.
-    fn give_rights_back(&self, held: &Held, state: &mut State, mut before: Node) -> Result<()> {
+    /// Gives back what [`Self::take_rights`] took for a change that has not happened: the node of before, and the
+    /// extended attributes if they were fewer meanwhile.
+    fn give_rights_back(
+        &self,
+        held: &Held,
+        state: &mut State,
+        (mut before, xattrs): (Node, Option<Xattrs>),
+    ) -> Result<()> {
         before.change = self.next_change();
         let mut step = self.own_step()?;
-        // One that deletes has room left in a full store.
+        // A step that deletes has space left in a full store.
         step.txn.delete(&key::node(held.ino))?;
+        if let Some(xattrs) = &xattrs {
+            step.txn.put(&key::xattrs(held.ino), &encode_xattrs(xattrs))?;
+        }
         step.txn.put(&key::node(held.ino), &before.encode())?;
         step.commit(|| Outcome::Done)?;
         held.adopt(state, before);
@@ -216,8 +233,8 @@ impl Core {
         outcome: impl FnOnce() -> Outcome,
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
-        let rights_first = change.changes_mode && change.is_in_place && !is_planted(Planted::RightsLast);
-        let in_step = step.has_token() || change.changes_mode && !rights_first;
+        let rights_first = change.takes_rights && change.is_in_place && !is_planted(Planted::RightsLast);
+        let in_step = step.has_token() || change.takes_rights && !rights_first;
         if in_step {
             // The commit comes when the content has changed, too late to be refused.
             step.admit()?;
@@ -225,14 +242,17 @@ impl Core {
         if change.node.size > state.node.size {
             cut_to(self.content(held.ino, state)?, state.node.size)?;
         }
-        let before = rights_first.then(|| held.present(state));
+        let mut before = None;
         if rights_first {
-            self.take_rights(held, state, &change.node)?;
+            let xattrs = change.left.is_less().then(|| self.xattrs(held.ino, &state.node));
+            before = Some((held.present(state), xattrs.transpose()?));
+            self.take_rights(held, state, &change.node, &change.left)?;
+            change.left = Left::default();
             // What the blob knows from here on is later than the node.
             change.node.change = self.next_change();
         }
         let done = match in_step {
-            true => self.change_with_node(step, held, state, change.node, outcome, work),
+            true => self.change_with_node(step, held, state, change, outcome, work),
             false => {
                 drop(step);
                 self.change_ahead(held, state, &change.node, work)
@@ -241,7 +261,7 @@ impl Core {
         if let (Err(FsError::NoSpace(_)), Some(before)) = (&done, before)
             && let Err(error) = self.give_rights_back(held, state, before)
         {
-            tracing::warn!(ino = held.ino, %error, "a write that was refused has taken setuid or setgid");
+            tracing::warn!(ino = held.ino, %error, "a write that was refused has taken rights");
         }
         done
     }
@@ -252,13 +272,14 @@ impl Core {
         mut step: Step<'_>,
         held: &Held,
         state: &mut State,
-        mut node: Node,
+        Change { mut node, left, .. }: Change,
         outcome: impl FnOnce() -> Outcome,
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
         let blob = self.content(held.ino, state)?.clone();
         work(&blob, None)?;
         node.allocated_bytes = blob.allocated_bytes();
+        left.put(&mut step, held.ino)?;
         step.txn.put(&key::node(held.ino), &node.encode())?;
         step.commit(outcome)?;
         held.adopt(state, node);
@@ -311,7 +332,10 @@ impl Core {
         work: impl FnOnce(&Blob) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
         let Change {
-            mut node, room_bytes, ..
+            mut node,
+            left,
+            room_bytes,
+            ..
         } = change;
         let bytes = self.small(held.ino, &state.node)?;
         let (place, blob) = self.take_blob(room_bytes + bytes.len() as u64)?;
@@ -324,6 +348,7 @@ impl Core {
             blob.set_metadata(&Tail::of(held.ino, &node).encode())?;
             node.content = Content::Blob(place);
             node.allocated_bytes = blob.allocated_bytes();
+            left.put(&mut step, held.ino)?;
             step.txn.put(&key::node(held.ino), &node.encode())?;
             if !is_planted(Planted::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
@@ -353,10 +378,12 @@ impl Core {
         mut step: Step<'_>,
         held: &Held,
         state: &mut State,
-        mut node: Node,
+        change: Change,
         bytes: Vec<u8>,
         outcome: impl FnOnce() -> Outcome,
     ) -> Result<()> {
+        let Change { mut node, left, .. } = change;
+        left.put(&mut step, held.ino)?;
         node.content = self.put_small(&mut step, held.ino, &state.node.content, bytes)?;
         step.txn.put(&key::node(held.ino), &node.encode())?;
         step.commit(outcome)?;
@@ -385,7 +412,7 @@ impl Core {
         let end = offset.checked_add(data.len() as u64);
         let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
         let size = state.node.size.max(end);
-        let mut change = self.change_of(ctx, held, &state, mode.kill_priv, size);
+        let mut change = self.change_of(ctx, held, &mut state, mode.kill_priv, size);
         (change.room_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
         match &state.node.content {
             Content::Inline(_) | Content::Beside(_) if self.is_small(end.max(state.node.content.small_bytes())) => {
@@ -399,7 +426,7 @@ impl Core {
                     bytes.resize(to, 0);
                 }
                 bytes[from..to].copy_from_slice(data);
-                self.change_small(step, held, &mut state, change.node, bytes, outcome)?;
+                self.change_small(step, held, &mut state, change, bytes, outcome)?;
             }
             Content::Inline(_) | Content::Beside(_) => {
                 self.move_out(step, held, &mut state, change, outcome, |blob| {
@@ -437,7 +464,7 @@ impl Core {
             true => state.node.size,
             false => state.node.size.max(end),
         };
-        let mut change = self.change_of(ctx, held, &state, false, size);
+        let mut change = self.change_of(ctx, held, &mut state, false, size);
         if mode != FallocateMode::PunchHole {
             change.room_bytes = len;
         }
@@ -457,7 +484,7 @@ impl Core {
                     true => bytes.truncate(from),
                     false => bytes[from..to].fill(0),
                 }
-                self.change_small(step, held, &mut state, change.node, bytes, outcome)
+                self.change_small(step, held, &mut state, change, bytes, outcome)
             }
             Content::Inline(_) | Content::Beside(_) => {
                 self.move_out(step, held, &mut state, change, outcome, |blob| work(blob, None))

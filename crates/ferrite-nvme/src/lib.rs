@@ -6,7 +6,7 @@
 //!
 //! The floors, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
 //! `housekeeper` (a list of work), `gate`; `core` (what all operations share: steps, tokens, numbers); `held`,
-//! `detached`, `tidy`, `small` (content without a blob); `names` (edges, creating, removing, renaming), `attr`,
+//! `detached`, `tidy`, `rights` (the capability), `small` (content without a blob); `names` (edges, creating, removing, renaming), `attr`,
 //! `data` (damaged content), `content` (open files); `check`, `repair`; `fs` (the trait); `open` (making, opening,
 //! recovery); `refusal`, `config`, `description`, `home`, `pool`, `volume` (pools of real parts).
 //!
@@ -45,6 +45,7 @@ mod pool;
 #[cfg(feature = "rocksdb")]
 mod refusal;
 mod repair;
+mod rights;
 mod small;
 mod table;
 mod tidy;

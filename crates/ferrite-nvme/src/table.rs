@@ -48,6 +48,8 @@ pub(crate) struct State {
     /// Its blob may know more, and could not be asked when the pool was opened. It must not change: a change would make
     /// the node the newer of the two.
     pub(crate) is_behind: bool,
+    /// Its extended attributes were read, and there is no capability among them.
+    pub(crate) lacks_capability: bool,
     /// Its content, if it has been asked for.
     pub(crate) blob: OnceLock<Blob>,
 }
@@ -59,6 +61,7 @@ impl State {
             is_gone: false,
             is_ahead,
             is_behind: false,
+            lacks_capability: false,
             blob: OnceLock::new(),
         }
     }

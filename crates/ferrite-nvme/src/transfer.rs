@@ -1,6 +1,6 @@
 //! Reads, and overwrites in place, of files that others use at the same time; and those for which nobody waits.
 //!
-//! An overwrite that changes neither size nor mode shares its file with reads and others of its kind: the blob sees to
+//! An overwrite that changes neither size nor rights shares its file with reads and others of its kind: the blob sees to
 //! it that those of the same pages take turns. Anything else has the file alone (`content`). Times that are due are
 //! stored after the content, by one for all that have been waiting.
 //!
@@ -32,12 +32,15 @@ impl Core {
         };
         let node = &state.node;
         let is_there = matches!(node.content, Content::Blob(_)) && offset.checked_add(len as u64)? <= node.size;
-        let keeps_mode = || {
+        let keeps_rights = || {
+            if node.has_xattrs && !state.lacks_capability {
+                return false;
+            }
             let kills = mode.kill_priv || ctx.kills_priv();
             !kills || posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid) == node.mode
         };
         // Without the record that it is ahead, times could not be stored in the blob.
-        (ctx.once.is_none() && len > 0 && is_there && state.is_ahead && keeps_mode()).then_some(offset)
+        (ctx.once.is_none() && len > 0 && is_there && state.is_ahead && keeps_rights()).then_some(offset)
     }
 
     /// Called when nobody reads what is about to change, and before it does.

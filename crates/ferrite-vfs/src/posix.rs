@@ -6,8 +6,12 @@ use crate::{
     Unsupported,
 };
 
-const S_ISUID: u32 = 0o4000;
-const S_ISGID: u32 = 0o2000;
+/// The file runs with its owner's rights.
+pub const S_ISUID: u32 = 0o4000;
+/// The file runs with its group's rights; of a directory: what is made in it gets its group.
+pub const S_ISGID: u32 = 0o2000;
+/// The extended attribute with the capabilities of those who run a file.
+pub const CAPABILITY: &[u8] = b"security.capability";
 const S_ISVTX: u32 = 0o1000;
 const S_IXGRP: u32 = 0o010;
 const DAY_NS: i64 = 86_400 * 1_000_000_000;
@@ -110,6 +114,12 @@ pub fn kill_priv_by(cred: &Cred, kind: FileKind, mode: u32, gid: u32) -> u32 {
     let depends = kind != FileKind::Directory && mode & (S_ISGID | S_IXGRP) == S_ISGID;
     let by_stranger = depends && !cred.is_root() && !cred.in_group(gid);
     kill_priv(kind, mode, by_stranger)
+}
+
+/// Whether a change of attributes takes the capability of what is no directory ([`CAPABILITY`]): a new size does, and any
+/// change of the owner, whoever makes it. So does every write that is not empty, and every `fallocate`.
+pub fn takes_capability(set: &SetAttr) -> bool {
+    set.size.is_some() || set.uid.is_some() || set.gid.is_some() || set.kill_priv
 }
 
 /// Checks permission bits: owner, then group, then others. Root may do anything except execute a file that nobody may

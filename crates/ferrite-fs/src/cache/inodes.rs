@@ -245,6 +245,8 @@ pub(crate) struct InodeMem {
     dead: AtomicBool,
     /// Counted as news of the shard.
     news: AtomicBool,
+    /// Its extended attributes were read, and there is no capability among them.
+    lacks_capability: AtomicBool,
     /// Where it may have pages.
     pub(crate) spread: Spread,
 }
@@ -262,6 +264,7 @@ impl InodeMem {
             verified: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             news: AtomicBool::new(true),
+            lacks_capability: AtomicBool::new(false),
             spread,
         }
     }
@@ -370,6 +373,16 @@ impl InodeMem {
             Some(left)
         });
         left == 0
+    }
+
+    /// Whether it is known that no capability is among its extended attributes; the caller holds the lock.
+    pub(crate) fn lacks_capability(&self) -> bool {
+        self.lacks_capability.load(Ordering::Relaxed)
+    }
+
+    /// The caller holds the exclusive lock.
+    pub(crate) fn set_lacks_capability(&self, lacks: bool) {
+        self.lacks_capability.store(lacks, Ordering::Relaxed);
     }
 
     fn is_news(&self) -> bool {

@@ -16,7 +16,7 @@ use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
 use super::cut;
-use super::{arrange, bound, inline};
+use super::{arrange, bound, inline, rights};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
@@ -65,6 +65,10 @@ pub(crate) fn bind(
         // What damage has made a hole must not be filled, and no adapter asks whether a page is damaged.
         core.damage.check_holes(mem.ino)?;
         core.damage.check_pages(mem.ino)?;
+        let inode = match how.writable {
+            true => rights::take_for_region(core, ctx, mem, inode)?,
+            false => inode,
+        };
         let inode = match inode.is_bound() {
             true => inode,
             false => make_bound(core, mem, inode)?,

@@ -12,5 +12,6 @@ mod lend;
 pub(crate) mod read;
 pub(crate) mod region;
 pub(crate) mod reserve;
+pub(crate) mod rights;
 mod seek;
 pub(crate) mod write;

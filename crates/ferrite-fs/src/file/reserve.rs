@@ -11,6 +11,7 @@ use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, Spa
 use super::bound;
 use super::cut::{self, Edge, Stretch};
 use super::inline;
+use super::rights;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::lblks;
@@ -30,7 +31,7 @@ const INSERT_WORDS: usize = 8;
 #[derive(Clone, Copy)]
 struct Stamp<'a> {
     size: u64,
-    /// Decides whether setuid and setgid are cleared.
+    /// Decides whether setuid and setgid are cleared. The capability goes in any case ([`rights`]).
     ctx: &'a Ctx,
 }
 
@@ -145,6 +146,7 @@ fn zero_reserved(
             scan::free(core, &mut tx, PageId::new(mem.ino, Lblk::at(lblk)), word)?;
         }
     }
+    rights::take(core, &mut tx, mem, inode)?;
     stamp(inode, becomes);
     tx.put_inode(mem.ino, inode);
     tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
@@ -180,6 +182,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         }
         later = cut::punch(core, &mut tx, mem, inode, stretch.pages)?;
     }
+    rights::take(core, &mut tx, mem, inode)?;
     stamp(inode, becomes);
     tx.put_inode(mem.ino, inode);
     tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
@@ -205,6 +208,7 @@ fn reserve(
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
         stamp(inode, becomes);
         let mut tx = Tx::new(core);
+        rights::take(core, &mut tx, mem, inode)?;
         tx.put_inode(mem.ino, inode);
         tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
         tx.commit(&[mem])

@@ -2,7 +2,8 @@
 //!
 //! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros), or after the end of
 //! logs; one record then sets all page words, size and times. Old blocks are freed by that record, so they stay
-//! unchanged until it is retired. A write of up to [`ATOMIC_BYTES`] is one record.
+//! unchanged until it is retired. A write of up to [`ATOMIC_BYTES`] is one record, which takes setuid, setgid and the
+//! capability as well ([`rights`]).
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use ferrite_vfs::{
     BadArgument, Ctx, FsError, Outcome, Position, Result, SYSTEM, Unsupported, WriteMode, Written, posix,
 };
 
-use super::{bound, inline};
+use super::{bound, inline, rights};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, lblks};
@@ -134,9 +135,13 @@ fn write_atomic(
             len_bytes: data.len() as u64,
         })
     })?;
+    rights::take(core, &mut tx, mem, &mut new)?;
     if old.is_inline() && end <= INLINE_BYTES as u64 {
         new.write_inline(offset as usize, data);
-    } else if !old.is_inline() && write_lone_part(core, &mut tx, mem.ino, (&old, &mut new), offset, data)? {
+    } else if !old.is_inline()
+        && !tx.awaits_fence()
+        && write_lone_part(core, &mut tx, mem.ino, (&old, &mut new), offset, data)?
+    {
         tx.commit(&[mem])?;
         return Ok(offset);
     } else {
@@ -223,6 +228,7 @@ fn write_pages(
     if data.len() == PAGE
         && offset.is_multiple_of(BLOCK_BYTES)
         && offset + BLOCK_BYTES <= old.size()
+        && !tx.awaits_fence()
         && let Ok(block) = tx.alloc_block()
     {
         tx.expect_few_blocks();

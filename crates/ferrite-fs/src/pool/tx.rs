@@ -131,6 +131,11 @@ impl<'e> Tx<'e> {
         self.is_no_change = true;
     }
 
+    /// Whether something waits for a fence, so that the ring should not be locked before.
+    pub(crate) fn awaits_fence(&self) -> bool {
+        self.needs_fence
+    }
+
     /// Whether it has streamed a part of a log.
     pub(crate) fn streams_log_units(&self) -> bool {
         self.last_unit != 0

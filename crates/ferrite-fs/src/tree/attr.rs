@@ -3,7 +3,7 @@
 use ferrite_map::PageRange;
 use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SetAttr, SetTime, Timestamp, posix};
 
-use crate::file::{bound, cut};
+use crate::file::{bound, cut, rights};
 use crate::format::inode::Inode;
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::pool::core::Core;
@@ -39,7 +39,16 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         let size = set.size.filter(|&size| old.is_file() && size <= MAX_FILE_BYTES);
         let none = PageRange::new(0, 0);
         let _change = bound::change(core, &inode, &old, none, size.unwrap_or(old.size()));
+        if set
+            .mode
+            .is_some_and(|mode| old.is_file() && mode & (posix::S_ISUID | posix::S_ISGID) != 0)
+        {
+            rights::refuse_if_written(core, inode.ino)?;
+        }
         let mut tx = Tx::on(core, &old);
+        if posix::takes_capability(set) {
+            rights::take(core, &mut tx, &inode, &mut new)?;
+        }
         apply(ctx, &mut new, set, now);
         let mut later = None;
         if let Some(size) = set.size {

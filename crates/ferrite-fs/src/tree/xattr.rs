@@ -1,42 +1,18 @@
 //! Extended attributes: all of an inode's in one block (see [`crate::format::xattr`]), rewritten with every change.
 //!
-//! Crash argument: the new block is claimed and filled before the record that changes the inode's pointer to it; the
-//! old block is freed by that record.
+//! Crash argument: [`rights::put_attributes`].
 
-use ferrite_map::{BlockNo, Inum, MapTx, Resource};
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
     BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
 };
 
 use super::lookup::gone;
-use crate::format::inode::Inode;
-use crate::format::layout::BLOCK_BYTES;
-use crate::format::xattr::{Attributes, SPACE_BYTES, decode, encode};
-use crate::pool::core::{Core, map_error};
+use crate::file::rights;
+use crate::format::xattr::{Attributes, SPACE_BYTES};
+use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
-use crate::space::blocks::Class;
-
-/// All attributes of an inode; the caller holds its lock.
-pub(crate) fn load(core: &Core, ino: Inum, inode: &Inode) -> Result<Attributes> {
-    let block = inode.xattr_block();
-    if block == BlockNo::NONE {
-        return Ok(Attributes::new());
-    }
-    let damaged = || {
-        FsError::damaged(
-            u64::from(ino),
-            format!("damaged extended attributes in block {block}; run `ferrite fsck`"),
-        )
-    };
-    if !core.superblock.is_data_block(block) {
-        return Err(damaged());
-    }
-    let mut bytes = vec![0; BLOCK_BYTES as usize];
-    core.region.read(core.superblock.block_offset(block), &mut bytes);
-    decode(ino, &bytes).ok_or_else(damaged)
-}
 
 fn read<T>(
     core: &Core,
@@ -51,7 +27,7 @@ fn read<T>(
     if let Some(name) = name.filter(|_| ctx.check) {
         posix::may_xattr(&core.attr(inode.ino, &loaded)?, &ctx.cred, name, Access::READ)?;
     }
-    f(load(core, inode.ino, &loaded)?)
+    f(rights::attributes(core, inode.ino, &loaded)?)
 }
 
 fn check_name(name: &[u8]) -> Result<()> {
@@ -137,23 +113,15 @@ fn change(
         if ctx.check {
             posix::may_xattr(&core.attr(inode.ino, &old)?, &ctx.cred, name, Access::WRITE)?;
         }
-        let mut attributes = load(core, inode.ino, &old)?;
+        let mut attributes = rights::attributes(core, inode.ino, &old)?;
         edit(&mut attributes)?;
+        if name == posix::CAPABILITY {
+            rights::refuse_if_written(core, inode.ino)?;
+        }
         let mut new = old;
         let mut tx = Tx::new(core);
-        if old.xattr_block() != BlockNo::NONE {
-            tx.set_class(Class::Replacing);
-            tx.freed(Resource::Block(old.xattr_block()));
-        }
-        let block = if attributes.is_empty() {
-            BlockNo::NONE
-        } else {
-            tx.alloc_block().map_err(map_error)?
-        };
-        if block != BlockNo::NONE {
-            tx.stream_block(block, &encode(inode.ino, &attributes));
-        }
-        new.set_xattr_block(block);
+        rights::put_attributes(&mut tx, inode.ino, &mut new, &attributes)?;
+        inode.set_lacks_capability(false);
         if posix::is_own_xattr(name) {
             tx.changes_nothing();
         } else {
@@ -167,7 +135,9 @@ fn change(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ferrite_map::Inum;
+
+    use crate::format::xattr::{decode, encode};
 
     #[test]
     fn a_full_block_reads_back_and_a_flipped_bit_is_noticed() {

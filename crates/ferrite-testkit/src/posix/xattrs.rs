@@ -1,6 +1,9 @@
 //! Extended attributes.
 
-use ferrite_vfs::{FileKind, FsError, SYSTEM, XATTR_SIZE_MAX, XattrMode};
+use ferrite_vfs::{
+    Cred, Ctx, FallocateMode, FileKind, FsError, Ino, OpenFile, OpenMode, Position, SYSTEM, SetAttr, XATTR_SIZE_MAX,
+    XattrMode, posix,
+};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -26,6 +29,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "xattrs/every kind of file",
         run: kinds,
+    },
+    Case {
+        name: "xattrs/a capability goes with a change of content or owner",
+        run: capability,
     },
     Case {
         name: "xattrs/their space comes back",
@@ -171,6 +178,161 @@ fn kinds(h: &Harness<'_>) {
     h.unlink("l");
     h.node("l", FileKind::Symlink);
     assert!(list(h, "l").is_empty(), "a new inode has its predecessor's attributes");
+}
+
+type Change = fn(&Harness<'_>, &Ctx, Ino, &dyn OpenFile);
+
+fn set(h: &Harness<'_>, ctx: &Ctx, ino: Ino, set: SetAttr) {
+    h.fs().setattr(ctx, ino, &set).expect("setattr");
+}
+
+/// All that changes the content or the owner of a file.
+const TAKING: [(&str, Change); 13] = [
+    ("a write", |_, ctx, _, file| {
+        file.write(ctx, Position::At(0).into(), b"p").expect("write");
+    }),
+    ("a write of a page", |_, ctx, _, file| {
+        file.write(ctx, Position::At(0).into(), &pattern(1, 4096))
+            .expect("write");
+    }),
+    ("a long write", |_, ctx, _, file| {
+        file.write(ctx, Position::At(100).into(), &pattern(1, 70_000))
+            .expect("write");
+    }),
+    ("an append", |_, ctx, _, file| {
+        file.write(ctx, Position::End.into(), b"more").expect("append");
+    }),
+    ("allocate", |_, ctx, _, file| {
+        let how = FallocateMode::Allocate { keep_size: true };
+        file.fallocate(ctx, how, 0, 9000).expect("fallocate");
+    }),
+    ("allocate more", |_, ctx, _, file| {
+        let how = FallocateMode::Allocate { keep_size: false };
+        file.fallocate(ctx, how, 0, 200_000).expect("fallocate");
+    }),
+    ("punch", |_, ctx, _, file| {
+        file.fallocate(ctx, FallocateMode::PunchHole, 0, 5000)
+            .expect("fallocate");
+    }),
+    ("zero", |_, ctx, _, file| {
+        let how = FallocateMode::ZeroRange { keep_size: false };
+        file.fallocate(ctx, how, 0, 9000).expect("fallocate");
+    }),
+    ("truncate", |h, ctx, ino, _| {
+        set(
+            h,
+            ctx,
+            ino,
+            SetAttr {
+                size: Some(2),
+                ..SetAttr::default()
+            },
+        );
+    }),
+    ("a truncate that changes nothing", |h, ctx, ino, _| {
+        let size = Some(h.fs().getattr(SYSTEM, ino).expect("getattr").size);
+        set(
+            h,
+            ctx,
+            ino,
+            SetAttr {
+                size,
+                ..SetAttr::default()
+            },
+        );
+    }),
+    ("ftruncate to a longer file", |_, ctx, _, file| {
+        let size = SetAttr {
+            size: Some(500_000),
+            ..SetAttr::default()
+        };
+        file.setattr(ctx, &size).expect("ftruncate");
+    }),
+    ("open with O_TRUNC", |h, ctx, ino, _| {
+        let mode = OpenMode {
+            truncate: true,
+            ..OpenMode::read_write()
+        };
+        h.fs().open(ctx, ino, mode).expect("open");
+    }),
+    ("chown to the same owner", |h, _, ino, _| {
+        let attr = h.fs().getattr(SYSTEM, ino).expect("getattr");
+        set(
+            h,
+            SYSTEM,
+            ino,
+            SetAttr {
+                uid: Some(attr.uid),
+                ..SetAttr::default()
+            },
+        );
+    }),
+];
+
+/// Whoever makes the change, root as well: the capability was given to what the file held. What else there is of
+/// attributes stays, and a change of something else takes nothing.
+fn capability(h: &Harness<'_>) {
+    const VALUE: &[u8] = b"\x01\0\0\x02\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let stranger = Ctx::checked(Cred::new(1000, 1000));
+    let contents = [
+        &b"program"[..],
+        &pattern(2, 3000),
+        &pattern(3, 20_000),
+        &pattern(4, 150_000),
+    ];
+    for (index, content) in contents.into_iter().enumerate() {
+        for (what, change) in TAKING {
+            for (ctx, others) in [(SYSTEM, true), (SYSTEM, false), (&stranger, true)] {
+                let ino = h.write("f", content);
+                h.chmod(ino, 0o666);
+                let file = h.open(ino);
+                let give = || {
+                    let given = h.fs().setxattr(SYSTEM, ino, posix::CAPABILITY, VALUE, XattrMode::Any);
+                    given.expect("setxattr");
+                };
+                if others {
+                    let other = h.fs().setxattr(SYSTEM, ino, b"user.other", b"stays", XattrMode::Any);
+                    other.expect("setxattr");
+                }
+                // After it was looked for in vain, too.
+                file.write(ctx, Position::End.into(), b"!").expect("write");
+                for _ in 0..2 {
+                    give();
+                    h.chmod(ino, 0o666);
+                    assert_eq!(file.read_at(ctx, 0, &mut [0; 3]), Ok(3));
+                    file.write(ctx, Position::At(0).into(), b"")
+                        .expect("a write of nothing");
+                    let kept = h.fs().getxattr(SYSTEM, ino, posix::CAPABILITY);
+                    assert_eq!(kept.as_deref(), Ok(VALUE), "{what}, content {index}");
+                    change(h, ctx, ino, &*file);
+                    refused!(h.fs().getxattr(SYSTEM, ino, posix::CAPABILITY), NoAttribute);
+                    let left = list(h, "f");
+                    assert_eq!(left.len(), usize::from(others), "{what}, content {index}: {left:?}");
+                    if left.is_empty() {
+                        continue;
+                    }
+                    let other = h.fs().getxattr(SYSTEM, ino, b"user.other");
+                    assert_eq!(other.as_deref(), Ok(&b"stays"[..]), "{what}, content {index}");
+                }
+                drop(file);
+                h.unlink("f");
+            }
+        }
+    }
+    let dir = h.mkdir("d");
+    h.fs()
+        .setxattr(SYSTEM, dir, posix::CAPABILITY, VALUE, XattrMode::Any)
+        .expect("setxattr");
+    set(
+        h,
+        SYSTEM,
+        dir,
+        SetAttr {
+            uid: Some(7),
+            ..SetAttr::default()
+        },
+    );
+    assert_eq!(list(h, "d"), [posix::CAPABILITY], "a directory keeps it");
 }
 
 fn space(h: &Harness<'_>) {

@@ -141,6 +141,7 @@ impl MemFile {
     /// What every change of the content does to the attributes.
     fn stamp(ctx: &Ctx, node: &mut Node, now: Timestamp, kill_priv: bool) {
         node.changed(now);
+        node.take_capability();
         if kill_priv || ctx.kills_priv() {
             node.kill_priv(&ctx.cred, node.attr.gid);
         }

@@ -100,6 +100,13 @@ impl Node {
         self.touch(now);
     }
 
+    /// Its content or owner has changed.
+    pub(super) fn take_capability(&mut self) {
+        if self.attr.kind != FileKind::Directory {
+            self.xattrs.remove(posix::CAPABILITY);
+        }
+    }
+
     /// `gid` is the group it has, or had before the change that clears setuid and setgid.
     pub(super) fn kill_priv(&mut self, cred: &Cred, gid: u32) {
         let attr = &mut self.attr;
@@ -350,6 +357,9 @@ impl State {
         attr.mtime = set.mtime.map_or(attr.mtime, time);
         if set.kill_priv {
             node.kill_priv(&ctx.cred, old_gid);
+        }
+        if posix::takes_capability(&set) {
+            node.take_capability();
         }
         if set != SetAttr::default() {
             node.touch(now);

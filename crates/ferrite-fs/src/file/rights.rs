@@ -1,0 +1,122 @@
+//! Rights that a file gives to those who run it, and what a change takes of them: setuid, setgid, the capability.
+//!
+//! What lives here: the extended attributes of a file as far as every change of content has to look at them, and
+//! [`take`], [`take_for_region`], [`refuse_if_written`]. Setting attributes is for `tree::xattr`.
+//!
+//! Invariants:
+//! * Every record that changes a file's content, size or owner takes its capability, so that after a crash no content
+//!   has a capability that older content was given. (Reserving space takes several records; the last one does, and the
+//!   earlier ones change nothing that can be read.)
+//! * What stores in place, with no record, takes rights when it is bound; and while it may store, none are given.
+//! * [`InodeMem::lacks_capability`] is set only under the inode's exclusive lock, by a function that has read all
+//!   attributes; whatever changes attributes clears it. So a file with other attributes is looked at once, and a file
+//!   without any costs a comparison of what the caller has loaded.
+
+use std::sync::Arc;
+
+use ferrite_map::{BlockNo, Inum, MapTx, Resource};
+use ferrite_vfs::{Ctx, FsError, Result, posix};
+
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::Inode;
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::xattr::{Attributes, decode, encode};
+use crate::pool::core::{Core, map_error};
+use crate::pool::tx::Tx;
+use crate::space::blocks::Class;
+
+/// All extended attributes of an inode; the caller holds its lock.
+pub(crate) fn attributes(core: &Core, ino: Inum, inode: &Inode) -> Result<Attributes> {
+    let block = inode.xattr_block();
+    if block == BlockNo::NONE {
+        return Ok(Attributes::new());
+    }
+    let damaged = || {
+        FsError::damaged(
+            u64::from(ino),
+            format!("damaged extended attributes in block {block}; run `ferrite fsck`"),
+        )
+    };
+    if !core.superblock.is_data_block(block) {
+        return Err(damaged());
+    }
+    let mut bytes = vec![0; BLOCK_BYTES as usize];
+    core.region.read(core.superblock.block_offset(block), &mut bytes);
+    decode(ino, &bytes).ok_or_else(damaged)
+}
+
+/// Replaces the extended attributes of an inode as part of a record. The new block is claimed and filled before the
+/// record that changes the inode's pointer to it; that record frees the old block.
+pub(crate) fn put_attributes(tx: &mut Tx<'_>, ino: Inum, new: &mut Inode, attributes: &Attributes) -> Result<()> {
+    if new.xattr_block() != BlockNo::NONE {
+        tx.set_class(Class::Replacing);
+        tx.freed(Resource::Block(new.xattr_block()));
+    }
+    let block = match attributes.is_empty() {
+        true => BlockNo::NONE,
+        false => tx.alloc_block().map_err(map_error)?,
+    };
+    if block != BlockNo::NONE {
+        tx.stream_block(block, &encode(ino, attributes));
+    }
+    new.set_xattr_block(block);
+    Ok(())
+}
+
+/// Takes the capability, if there is one, as part of the record that changes content, size or owner. The caller has
+/// the inode's exclusive lock and puts `new` into the record; allocations that follow are [`Class::Ordinary`] then.
+#[inline]
+pub(crate) fn take(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode) -> Result<()> {
+    if new.xattr_block() == BlockNo::NONE || mem.lacks_capability() {
+        return Ok(());
+    }
+    take_found(core, tx, mem, new)
+}
+
+#[cold]
+fn take_found(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode) -> Result<()> {
+    if new.is_dir() {
+        return Ok(());
+    }
+    // What cannot be read gives no rights: `exec` asks for it, and fails.
+    let Ok(mut attributes) = attributes(core, mem.ino, new) else {
+        return Ok(());
+    };
+    let before = attributes.len();
+    attributes.retain(|(name, _)| name != posix::CAPABILITY);
+    if attributes.len() == before {
+        mem.set_lacks_capability(true);
+        return Ok(());
+    }
+    put_attributes(tx, mem.ino, new, &attributes)?;
+    tx.set_class(Class::Ordinary);
+    Ok(())
+}
+
+/// Takes the rights of a file that is about to be changed in place, by a record of its own: as a write by this caller
+/// would. The caller has the inode's exclusive lock; returns the inode as stored.
+pub(super) fn take_for_region(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, old: Inode) -> Result<Inode> {
+    let mut new = old;
+    let mut tx = Tx::new(core);
+    take(core, &mut tx, mem, &mut new)?;
+    if ctx.kills_priv()
+        && let Some(kind) = new.kind()
+    {
+        new.set_permissions(posix::kill_priv_by(&ctx.cred, kind, new.permissions(), new.gid()));
+    }
+    if new.words == old.words {
+        return Ok(old);
+    }
+    new.set_ctime(Core::now());
+    tx.put_inode(mem.ino, &mut new);
+    tx.commit(&[mem])?;
+    Ok(new)
+}
+
+/// Refuses to give rights to a file that is changed in place: nothing would take them. The caller has the inode's lock.
+pub(crate) fn refuse_if_written(core: &Core, ino: Inum) -> Result<()> {
+    match core.bindings.of(ino) {
+        Some(file) if file.how.writable => Err(FsError::Busy),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,61 @@
+//! The capability of a file, which every change of its content or its owner takes.
+//!
+//! What lives here: [`Left`], what such a change leaves of the extended attributes. It goes with the node into the same
+//! transaction, or, where content in place and its node are two steps, with the mode into the step that comes first
+//! (`content`).
+//!
+//! Invariant: [`State::lacks_capability`] is set only by who has the state alone and has read all attributes; a change
+//! of attributes clears it. A file without any costs a look at its node.
+
+use std::collections::BTreeMap;
+
+use ferrite_vfs::{Ino, Result, posix};
+
+use crate::attr::encode_xattrs;
+use crate::core::{Core, Step};
+use crate::format::key;
+use crate::format::node::Node;
+use crate::table::State;
+
+/// Extended attributes by name.
+pub(crate) type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// The extended attributes that are left, if the change takes the capability.
+#[derive(Debug, Default)]
+pub(crate) struct Left(Option<Xattrs>);
+
+impl Left {
+    /// Whether the change takes something.
+    pub(crate) fn is_less(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Stores it, in the step that stores the node.
+    pub(crate) fn put(&self, step: &mut Step<'_>, ino: Ino) -> Result<()> {
+        match &self.0 {
+            None => {}
+            Some(left) if left.is_empty() => step.txn.delete(&key::xattrs(ino))?,
+            Some(left) => step.txn.put(&key::xattrs(ino), &encode_xattrs(left))?,
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// What a change of content or owner leaves; `node` is what the inode becomes.
+    pub(crate) fn without_capability(&self, ino: Ino, state: &mut State, node: &mut Node) -> Left {
+        if !node.has_xattrs || state.lacks_capability || node.is_dir() {
+            return Left::default();
+        }
+        // What cannot be read gives no rights: `exec` asks for it, and fails.
+        let Ok(mut xattrs) = self.xattrs(ino, &state.node) else {
+            return Left::default();
+        };
+        if xattrs.remove(posix::CAPABILITY).is_none() {
+            state.lacks_capability = true;
+            return Left::default();
+        }
+        node.has_xattrs = !xattrs.is_empty();
+        Left(Some(xattrs))
+    }
+}
