@@ -119,7 +119,7 @@ fn reply_entry(reply: ReplyEntry, answer: Answer<Entry>) {
     answer!(reply, answer, entry => {
         let generation = Generation(entry.attr.map_or(0, |attr| u64::from(attr.generation)));
         let attr = entry.attr.as_ref().map_or_else(absent, file_attr);
-        reply.entry_with_ttls(&entry.attr_ttl, &entry.name_ttl, &attr, generation);
+        reply.entry_with_ttls(&entry.keep.duration(), &entry.name_ttl, &attr, generation);
     });
 }
 
@@ -209,7 +209,7 @@ impl Filesystem for Bridge {
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let ctx = ctx(req);
         let show = move |told: Answer<Known>| {
-            answer!(reply, told, known => reply.attr(&known.ttl, &file_attr(&known.attr)));
+            answer!(reply, told, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
         };
         if ino == INodeNo::ROOT {
             // It is answered soon, whatever the engine does.
@@ -251,7 +251,7 @@ impl Filesystem for Bridge {
             [],
             |service| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
             |made| answer!(reply, made, known => {
-                reply.attr(&known.ttl, &file_attr(&known.attr));
+                reply.attr(&known.keep.duration(), &file_attr(&known.attr));
             })
         );
     }
@@ -386,7 +386,7 @@ impl Filesystem for Bridge {
             |made| answer!(reply, made, (known, opened) => {
                 let generation = Generation(u64::from(known.attr.generation));
                 let fh = FileHandle(opened.fh);
-                reply.created(&known.ttl, &file_attr(&known.attr), generation, fh, opened.flags);
+                reply.created(&known.keep.duration(), &file_attr(&known.attr), generation, fh, opened.flags);
             })
         );
     }
@@ -565,7 +565,7 @@ impl Filesystem for Bridge {
                 let generation = Generation(it.attr.map_or(0, |attr| u64::from(attr.generation)));
                 let attr = it.attr.as_ref().map_or_else(|| unknown(it.ino, it.kind), file_attr);
                 let name = OsStr::from_bytes(it.name);
-                !reply.add(INodeNo(it.ino), it.next, name, &it.ttl, &attr, generation)
+                !reply.add(INodeNo(it.ino), it.next, name, &it.keep.duration(), &attr, generation)
             });
             answer!(reply, listed, () => reply.ok());
             Ok(())

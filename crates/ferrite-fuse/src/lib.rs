@@ -12,6 +12,7 @@
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `interrupts` | callers that give up while their request waits for a server |
 //! | `handles` | open files by the numbers the kernel knows |
+//! | `keep` | for how long the kernel may keep attributes |
 //! | `locks` | record locks that the engine keeps |
 //! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
 //! | `retries` | a thread that does again what could not be done |
@@ -32,7 +33,8 @@
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
-//!   each write.
+//!   each write. File capabilities are the engine's to clear. The kernel keeps no attributes of files that have setuid
+//!   or setgid, since it does not learn from the answer to a direct write that they are gone.
 //! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel. If the engine has other users,
 //!   [`FuseOptions::engine_locks`] has it keep those of `fcntl`.
 //!
@@ -45,6 +47,7 @@ mod convert;
 mod freezer;
 mod handles;
 mod interrupts;
+mod keep;
 mod locks;
 mod mount;
 mod notify;

@@ -25,6 +25,7 @@ use self::away::Away;
 use crate::convert::{Refused, asked_mode, open_mode};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
+use crate::keep::Keep;
 use crate::locks::{Asker, Locks, Wire};
 use crate::options::FuseOptions;
 use crate::retries::Retries;
@@ -43,13 +44,13 @@ pub(crate) struct Entry {
     /// `None`: there is no such name, which the kernel caches, too.
     pub(crate) attr: Option<Attr>,
     pub(crate) name_ttl: Duration,
-    pub(crate) attr_ttl: Duration,
+    pub(crate) keep: Keep,
 }
 
 /// Attributes, and for how long the kernel may keep them.
 pub(crate) struct Known {
     pub(crate) attr: Attr,
-    pub(crate) ttl: Duration,
+    pub(crate) keep: Keep,
 }
 
 /// An open file.
@@ -67,7 +68,8 @@ pub(crate) struct Listed<'a> {
     pub(crate) name: &'a [u8],
     /// `None`: the kernel gets no more than the name, see [`crate::convert::unknown`].
     pub(crate) attr: Option<Attr>,
-    pub(crate) ttl: Duration,
+    /// The name, too.
+    pub(crate) keep: Keep,
 }
 
 /// One mount's engine, and what is known of its users.
@@ -192,17 +194,17 @@ impl Service {
         self.retries.end();
     }
 
-    fn known(&self, attr: Attr, ttl: Duration) -> Known {
-        let (attr, ttl) = self.shown(attr, ttl);
-        Known { attr, ttl }
+    fn known(&self, attr: Attr, trust: Duration) -> Known {
+        let (attr, keep) = self.shown(attr, trust);
+        Known { attr, keep }
     }
 
     fn entry(&self, result: Result<Attr>) -> Answer<Entry> {
-        let (attr, attr_ttl) = self.shown(told(result)?, self.trust);
+        let (attr, keep) = self.shown(told(result)?, self.trust);
         Ok(Entry {
             attr: Some(attr),
             name_ttl: self.trust,
-            attr_ttl,
+            keep,
         })
     }
 
@@ -228,19 +230,15 @@ impl Service {
             Some(vouched) => vouched.name(&*self.fs, parent, OsStr::from_bytes(name), found),
             None => self.trust,
         };
-        let (attr, attr_ttl) = match looked {
+        let (attr, keep) = match looked {
             Ok(attr) => {
-                let (attr, ttl) = self.shown(attr, self.trust);
-                (Some(attr), ttl)
+                let (attr, keep) = self.shown(attr, self.trust);
+                (Some(attr), keep)
             }
-            Err(FsError::NotFound) => (None, self.trust),
+            Err(FsError::NotFound) => (None, Keep::NOT),
             Err(error) => return Err(Refused::from(&error)),
         };
-        Ok(Entry {
-            attr,
-            name_ttl,
-            attr_ttl,
-        })
+        Ok(Entry { attr, name_ttl, keep })
     }
 
     fn note_removal(&self) {
@@ -279,8 +277,8 @@ impl Service {
         }
     }
 
-    /// For how long the kernel may keep attributes that the engine has just told.
-    fn attr_ttl(&self, attr: &Attr) -> Duration {
+    /// For how long the kernel may trust attributes that the engine has just reported.
+    fn trust_in(&self, attr: &Attr) -> Duration {
         match &self.vouched {
             Some(_) => Vouched::attr(&*self.fs, attr),
             None => self.trust,
@@ -579,7 +577,7 @@ impl Service {
                 kind: FileKind::Directory,
                 name,
                 attr: None,
-                ttl: Duration::ZERO,
+                keep: Keep::NOT,
             })
         }) {
             return Ok(());
@@ -595,7 +593,7 @@ impl Service {
                         next: entry.next_cookie + FIRST_COOKIE,
                         kind: entry.kind,
                         name: entry.name,
-                        ttl: shown.map_or(Duration::ZERO, |(_, ttl)| ttl),
+                        keep: shown.map_or(Keep::NOT, |(_, keep)| keep),
                         attr: shown.map(|(attr, _)| attr),
                     })
                 }),

@@ -13,6 +13,7 @@ use ferrite_vfs::{Attr, BadArgument, Ctx, FileKind, FsError};
 
 use super::{Answer, Service, told};
 use crate::convert::Refused;
+use crate::keep::Keep;
 
 /// The unit of block counts. Programs do not look for holes in shorter files.
 const BLOCK_BYTES: u64 = 512;
@@ -37,11 +38,11 @@ impl Service {
 
     /// Attributes as the kernel is told of them, and for how long it may keep them. A file that is all holes may become
     /// one that a mapping writes to at any time, and the other way round, so its attributes are not kept.
-    pub(super) fn shown(&self, mut attr: Attr, ttl: Duration) -> (Attr, Duration) {
+    pub(super) fn shown(&self, mut attr: Attr, trust: Duration) -> (Attr, Keep) {
         if attr.blocks != 0 || attr.size < BLOCK_BYTES || attr.kind != FileKind::File {
-            return (attr, ttl);
+            return (attr, Keep::of(&attr, trust));
         }
         attr.blocks = u64::from(self.handles.may_be_written(attr.ino));
-        (attr, Duration::ZERO)
+        (attr, Keep::NOT)
     }
 }

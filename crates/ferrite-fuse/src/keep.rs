@@ -1,0 +1,74 @@
+//! For how long the kernel may keep attributes.
+//!
+//! What lives here: [`Keep`], the time that goes with attributes in a reply. Nothing else makes one, so no reply can
+//! forget the rule.
+//!
+//! Invariant: of a file that gives rights to those who run it (setuid, setgid) the kernel keeps no attributes: it asks
+//! again for each look and each `exec`.
+//!
+//! Why. A change of content takes these rights, and the engine does that as part of the change. The kernel does not
+//! learn of it from every answer:
+//! * `SETATTR` (truncate, `O_TRUNC`, chown) is answered with attributes. Before a write into its own cache, and before
+//!   `fallocate` and `copy_file_range`, the kernel sends an empty `SETATTR` if the mode that it knows has the bits. So
+//!   those need nothing.
+//! * A direct write (`FOPEN_DIRECT_IO`: `-o direct_io`, every mount of a server) is not preceded by that. It says
+//!   `FUSE_WRITE_KILL_SUIDGID`, is answered with a length, and makes the kernel drop what it knows of size and times,
+//!   but not of the mode (`FUSE_STATX_MODSIZE`; so it is in Linux 6.1 to 6.18). `exec` would use the old mode for as
+//!   long as it may be kept.
+//! * Another client's change is recalled before it is made (`vouched`), and drops everything.
+//!
+//! A notification (`FUSE_NOTIFY_INVAL_INODE`) before the answer would do as well, at a system call a write, since only
+//! the engine knows whether a write took something; and one that could not be sent would leave the old mode. With no
+//! time to live there is nothing to take back, whatever order replies arrive in, and no thread waits for the kernel. It
+//! costs a `GETATTR` for each look at such a file, of which there are few. File capabilities need none of this: the
+//! kernel keeps no extended attributes, and asks for the capability at each `exec`.
+//!
+//! What remains is the kernel's: it ignores attributes that a write on the same mount has overtaken, and an `exec`
+//! whose `GETATTR` meets that goes by the mode that it had. The writer must have closed the file between that and the
+//! moment when `exec` refuses files that are open for writing. `nosuid` excludes it.
+
+use std::time::Duration;
+
+use ferrite_vfs::{Attr, FileKind, posix};
+
+/// For how long the kernel may keep attributes; see the head of this module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Keep(Duration);
+
+impl Keep {
+    /// Not at all.
+    pub(crate) const NOT: Keep = Keep(Duration::ZERO);
+
+    /// These attributes, which the engine vouches for during `trust`.
+    pub(crate) fn of(attr: &Attr, trust: Duration) -> Keep {
+        let gives_rights = attr.kind == FileKind::File && attr.mode & (posix::S_ISUID | posix::S_ISGID) != 0;
+        Keep(if gives_rights { Duration::ZERO } else { trust })
+    }
+
+    pub(crate) fn duration(self) -> Duration {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_vfs::memfs::MemFs;
+    use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
+
+    use super::*;
+
+    #[test]
+    fn rights_are_not_kept() {
+        let root = MemFs::new().getattr(SYSTEM, ROOT_INO).unwrap();
+        let keep = |kind, mode| {
+            Keep::of(&Attr { kind, mode, ..root }, Duration::from_secs(9))
+                .duration()
+                .as_secs()
+        };
+        for mode in [0o4755, 0o2755, 0o6711, 0o2644] {
+            assert_eq!(keep(FileKind::File, mode), 0, "{mode:o}");
+        }
+        assert_eq!((keep(FileKind::File, 0o755), keep(FileKind::File, 0o1644)), (9, 9));
+        assert_eq!(keep(FileKind::Directory, 0o2775), 9, "no content is run");
+    }
+}
