@@ -80,6 +80,8 @@ struct ExportText {
     encryption: Insistence,
     #[serde(default)]
     read_only: bool,
+    /// If not said: unless it is read-only.
+    leases: Option<bool>,
     #[serde(default = "yes")]
     root_squash: bool,
 }
@@ -274,6 +276,7 @@ impl Reading<'_> {
                 let options = ExportOptions::new(export.name.into_inner())
                     .path(export.path)
                     .read_only(export.read_only || pool.read_only)
+                    .leases(export.leases)
                     .root_squash(export.root_squash)
                     .keys(keys)
                     .encryption(export.encryption.into());
@@ -332,6 +335,20 @@ mod tests {
         assert_eq!(export.encryption, ferrite_net::secure::Encryption::Remote);
         assert_eq!(plan.options.lease, Duration::from_secs(plan::LEASE_SECONDS));
         assert!(plan.unreachable().is_empty());
+    }
+
+    #[test]
+    fn leases_are_off_on_what_is_read_only_unless_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = |pool: &str, export: &str| {
+            let text = format!("[[pool]]\npath = \"a\"\n{pool}\n[[pool.export]]\nname = \"x\"\n{export}\n");
+            let (plan, problems) = read_text(dir.path(), &text);
+            assert_eq!(problems, Vec::<String>::new());
+            plan.pools[0].exports[0].options.gives_leases()
+        };
+        assert!(leases("", "") && leases("", "leases = true") && !leases("", "leases = false"));
+        assert!(!leases("", "read_only = true") && !leases("read_only = true", ""));
+        assert!(leases("read_only = true", "leases = true") && leases("", "read_only = true\nleases = true"));
     }
 
     #[test]

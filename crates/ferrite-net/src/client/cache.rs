@@ -474,3 +474,6 @@ impl Kept {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,11 @@
 //!
 //! Changes of names are made one after the other: what a name stands for must not change between the look at it and
 //! the change. A path that is walked by the engine may end anywhere, so a change by path recalls everything.
+//!
+//! Invariant: a change is made only while everything that it touches is in the table as being changed. What a request
+//! means may change while it waits (the client closes a file, and opens another under its number): so the request is
+//! looked at again when it may be made, with the number held fast from then on ([`Session::changing_file`]). If
+//! it touches something that was not recalled it recalls anew, a few times, and at last everything.
 
 use std::sync::Arc;
 
@@ -18,9 +23,16 @@ use super::meter::{Asked, Received};
 use super::session::Session;
 use crate::wire::{AnswerHead, Head, Node, RECALL_ID, Reader, Request, Wire};
 
+/// How often a change that touches something else each time recalls only that.
+const RECALLS_MAX: u32 = 4;
+
 impl Holder for Session {
     fn number(&self) -> u64 {
         self.ticket.session
+    }
+
+    fn export(&self) -> usize {
+        Arc::as_ptr(&self.export).addr()
     }
 
     fn recall(&self, recall: u64, ino: Ino) {
@@ -47,6 +59,16 @@ fn changes_names(request: &Request<'_>) -> bool {
             | Request::Create { .. }
             | Request::OpenPath { .. }
     )
+}
+
+/// The number of the open file by which a request changes something.
+fn changed_file(request: &Request<'_>) -> Option<u64> {
+    match request {
+        Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
+            Some(*file)
+        }
+        _ => None,
+    }
 }
 
 /// What a change touches. If it changes names, no other such change is under way.
@@ -130,36 +152,46 @@ impl Change {
     fn begin(self) {
         let Some((_, request)) = self.request() else { return };
         if !changes_names(&request) {
-            return self.recall();
+            return self.recall(0);
         }
         let leases = Arc::clone(&self.session.export.store.leases);
-        if let Some(work) = leases.change_names(Box::new(move || self.recall())) {
+        if let Some(work) = leases.change_names(Box::new(move || self.recall(0))) {
             work();
         }
     }
 
-    fn recall(self) {
+    fn recall(self, before: u32) {
         let Some((_, request)) = self.request() else { return };
-        let touched = touched(&self.session, &request);
+        let touched = match before < RECALLS_MAX {
+            true => touched(&self.session, &request),
+            false => Touched::Everything,
+        };
         let (session, leases) = (Arc::clone(&self.session), Arc::clone(&self.session.export.store.leases));
         let (inner, then) = (Arc::clone(&self.inner), touched.clone());
-        if let Some(work) = leases.recall(&touched, &*session, Box::new(move || self.make(&then))) {
+        if let Some(work) = leases.recall(&touched, &*session, Box::new(move || self.make(&then, before))) {
             work();
         } else {
             inner.wake_keeper();
         }
     }
 
-    fn make(self, touched: &Touched) {
+    fn make(self, recalled: &Touched, before: u32) {
         let Some((head, request)) = self.request() else { return };
         let (inner, session) = (&self.inner, &self.session);
         let leases = &session.export.store.leases;
+        let number = changed_file(&request).map(|file| session.changing_file(file));
+        if !recalled.covers(&touched(session, &request)) {
+            drop(number);
+            leases.changed(recalled);
+            return self.recall(before + 1);
+        }
         let has_names = changes_names(&request);
         let data = self.data.bytes();
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
         // Changes find their data here; none starves.
         inner.answer(session, head, request, data, &mut out);
-        leases.changed(touched);
+        drop(number);
+        leases.changed(recalled);
         if has_names && let Some(next) = leases.names_changed() {
             inner.go_on(next);
         }

@@ -36,6 +36,9 @@ pub struct ExportOptions {
     pub root_squash: bool,
     /// Only who has one of these sees it. Without any, only clients on this host do, who need none.
     pub keys: Vec<Key>,
+    /// Clients may keep what they have read until it is recalled; `None`: unless the export is read-only. A client that
+    /// answers no recall holds up changes, now and then, also of those who may write what it can only read.
+    pub leases: Option<bool>,
     /// Whether those with a key must encrypt. If a key is that of several exports, the strictest rule holds for it.
     pub encryption: Encryption,
 }
@@ -49,6 +52,7 @@ impl ExportOptions {
             read_only: false,
             root_squash: true,
             keys: Vec::new(),
+            leases: None,
             encryption: Encryption::default(),
         }
     }
@@ -66,6 +70,17 @@ impl ExportOptions {
     #[must_use]
     pub fn read_only(self, read_only: bool) -> Self {
         ExportOptions { read_only, ..self }
+    }
+
+    /// Sets [`Self::leases`].
+    #[must_use]
+    pub fn leases(self, leases: Option<bool>) -> Self {
+        ExportOptions { leases, ..self }
+    }
+
+    /// Whether clients get leases.
+    pub fn gives_leases(&self) -> bool {
+        self.leases.unwrap_or(!self.read_only)
     }
 
     /// Sets [`Self::root_squash`].

@@ -12,6 +12,7 @@
 //! * Nobody waits here: a change that has to wait is work that is given back when it may go on.
 //! * That there may be leases is in the pool before the first is granted. After a restart changes wait until those of
 //!   the earlier run are over.
+//! * A session whose recall ran out gets no leases for a while ([`super::unresponsive`]).
 //! * On an inode that others write without a word to this table, by RDMA, there are no leases ([`Leases::bar`]).
 //! * A change that does not know of leases is counted ([`Leases::pass`]), and there are no grants while one is under
 //!   way. Both sides write first and look then, so one of them sees the other.
@@ -29,6 +30,7 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::state::random;
+use super::unresponsive::Unresponsive;
 
 /// The attribute of the pool's root that says how long leases of this run may last, in milliseconds.
 const NAME: &[u8] = b"trusted.ferrite.leases";
@@ -43,10 +45,24 @@ pub(super) enum Touched {
     Everything,
 }
 
+impl Touched {
+    /// Whether a change that touches `other` touches nothing besides.
+    pub(super) fn covers(&self, other: &Touched) -> bool {
+        match (self, other) {
+            (Touched::Everything, _) => true,
+            (Touched::These(_), Touched::Everything) => false,
+            (Touched::These(these), Touched::These(others)) => others.iter().all(|ino| these.contains(ino)),
+        }
+    }
+}
+
 /// Who has leases: a session.
 pub(super) trait Holder: Send + Sync {
     /// Its number, which no other has.
     fn number(&self) -> u64;
+
+    /// That of its export, which no other has.
+    fn export(&self) -> usize;
 
     /// Asks its client to drop what it keeps of an inode. Does not block.
     fn recall(&self, recall: u64, ino: Ino);
@@ -83,6 +99,7 @@ struct Table {
     names: Option<VecDeque<Work>>,
     /// Leases of an earlier run may last until then.
     earlier: Option<Instant>,
+    unresponsive: Unresponsive,
 }
 
 /// See the head of this module.
@@ -164,10 +181,20 @@ impl Leases {
         let term = if *is_noted { self.term } else { Duration::ZERO };
         drop(is_noted);
         let mut table = self.table.lock();
+        table
+            .unresponsive
+            .begins(session.number(), session.export(), Instant::now());
         if !relied_on {
             table.retain(|lease| lease.session.number() != session.number());
         }
         (term, table.ready(Instant::now()))
+    }
+
+    /// A session is over, whatever its client keeps.
+    pub(super) fn is_over(&self, session: &dyn Holder) {
+        if self.is_on.load(Ordering::Acquire) {
+            self.table.lock().unresponsive.ends(session.number());
+        }
     }
 
     /// A session's client has dropped all that it kept. Returns what can go on.
@@ -188,8 +215,11 @@ impl Leases {
             return false;
         }
         let now = Instant::now();
+        if !table.unresponsive.may_have(session.number(), session.export(), now) {
+            return false;
+        }
         if table.count >= LEASES_MAX {
-            table.retain(|lease| lease.ends > now);
+            table.drop_ended(self.term, now);
             if table.count >= LEASES_MAX {
                 return false;
             }
@@ -201,6 +231,11 @@ impl Leases {
             .iter_mut()
             .find(|lease| lease.session.number() == session.number())
         {
+            Some(lease) if lease.recall != 0 && lease.ends <= now => {
+                let (session, export) = (session.number(), session.export());
+                table.unresponsive.note(session, export, self.term, now);
+                return false;
+            }
             Some(lease) => {
                 lease.ends = ends;
                 // One that was not answered was for what the client read before.
@@ -335,7 +370,7 @@ impl Leases {
         drop(is_noted);
         let mut table = self.table.lock();
         if table.leases.values().flatten().any(|lease| lease.ends <= now) {
-            table.retain(|lease| lease.ends > now);
+            table.drop_ended(self.term, now);
         }
         table.ready(now)
     }
@@ -385,6 +420,16 @@ impl Table {
             !leases.is_empty()
         });
         self.count = count;
+    }
+
+    /// Drops the leases that are over. Who was asked to give one back before, and did not, gets none for a while.
+    fn drop_ended(&mut self, term: Duration, now: Instant) {
+        let ran_out = |lease: &&Lease| lease.ends <= now && lease.recall != 0;
+        for lease in self.leases.values().flatten().filter(ran_out) {
+            let (session, export) = (lease.session.number(), lease.session.export());
+            self.unresponsive.note(session, export, term, now);
+        }
+        self.retain(|lease| lease.ends > now);
     }
 
     /// Whether others than `session` may trust what is touched.

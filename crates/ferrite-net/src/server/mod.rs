@@ -27,6 +27,7 @@ mod rdma;
 mod seal;
 mod session;
 mod state;
+mod unresponsive;
 mod verbs;
 
 use std::collections::hash_map::Entry;
@@ -576,8 +577,12 @@ impl Inner {
         let id = head.id;
         match request {
             Request::Leases { relied_on } => {
-                session.wants_leases();
                 let leases = &session.export.store.leases;
+                if !session.export.options.gives_leases() {
+                    put(out, id, Ok(0u32));
+                    return Served::Yes;
+                }
+                session.wants_leases();
                 let (term, ready) = leases.begin(session.export.fs(), &**session, relied_on);
                 put(out, id, Ok(term.as_millis() as u32));
                 ready.into_iter().for_each(|work| self.go_on(work));
@@ -636,6 +641,7 @@ impl Inner {
         // Before its locks are another's: it must not come back for them.
         store.state.session_ends(&*store.fs, session.ticket.session);
         self.close(session);
+        store.leases.is_over(&**session);
         self.locks_are_back(session);
         if !self.grace(store).is_on() {
             store.state.note_end(&*store.fs);

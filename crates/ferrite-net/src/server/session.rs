@@ -10,6 +10,7 @@
 //! Invariants: a session's lock is never held while the engine is called. An inode that is in use by a request stays
 //! pinned until the request is done, whatever the client releases meanwhile.
 
+mod changing;
 mod locks;
 mod opened;
 
@@ -67,6 +68,8 @@ struct Kept {
     files: FxHashMap<u64, (Arc<dyn OpenFile>, OpenMode)>,
     /// How often each inode is open, and how.
     opened: Opened,
+    /// Numbers of files by which changes are being made, what each stands for, and by how many.
+    changing: FxHashMap<u64, (Option<Ino>, u32)>,
     slots: Vec<u32>,
     /// What the tokens of its slots carry in their upper half.
     number: u64,
@@ -411,7 +414,7 @@ impl Session {
         self.has_leases.store(true, Ordering::Release);
     }
 
-    /// Grants a lease on what is going to be read, if the client wants leases.
+    /// Grants a lease on what is going to be read, if the client wants leases and the export gives any.
     pub(super) fn lease(self: &Arc<Self>, ino: Ino) -> bool {
         self.has_leases.load(Ordering::Acquire) && self.export.store.leases.grant(Arc::clone(self) as _, ino)
     }
@@ -492,6 +495,11 @@ impl Session {
             drop(kept);
             drop(file);
             return Err(FsError::TooManyOpen);
+        }
+        if !kept.may_stand_for(number, file.ino()) {
+            drop(kept);
+            drop(file);
+            return Err(FsError::Busy);
         }
         let Kept { files, opened, .. } = &mut *kept;
         let ino = file.ino();

@@ -19,6 +19,8 @@ pub(crate) struct Raw {
     pub(crate) check: bool,
     pub(crate) pins: bool,
     pub(crate) once: Option<Once>,
+    /// Whether the last answer came with a lease.
+    pub(crate) was_leased: bool,
 }
 
 /// What came back: the body behind its head, or the error; and data.
@@ -42,6 +44,7 @@ impl Raw {
             check: false,
             pins: false,
             once: None,
+            was_leased: false,
         }
     }
 
@@ -114,6 +117,7 @@ impl Raw {
         self.stream.read_exact(&mut data).ok()?;
         let mut reader = Reader::new(&body);
         let head: AnswerHead = reader.get().unwrap();
+        self.was_leased = head.is_leased;
         let rest = body[9..].to_vec();
         Some(match head.is_ok {
             true => (head.id, Ok((rest, data))),

@@ -1,0 +1,79 @@
+//! How long what was told is kept.
+
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
+
+use super::*;
+
+const TERM: Duration = Duration::from_millis(200);
+
+fn attr() -> Attr {
+    MemFs::new().getattr(SYSTEM, ROOT_INO).unwrap()
+}
+
+fn node(attr: &Attr) -> Node {
+    Node {
+        ino: attr.ino,
+        generation: attr.generation,
+        seal: 0,
+    }
+}
+
+fn asker() -> Asker {
+    Asker {
+        caller: Caller {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+        },
+        check: false,
+    }
+}
+
+/// An answer that comes when its term is over, after one that was asked for later: the lease had ended between the two,
+/// and something may have changed in between.
+#[test]
+fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
+    let (cache, attr) = (Cache::new(1 << 20), attr());
+    let node = node(&attr);
+    cache.connected(TERM);
+    let early = cache.ask();
+    std::thread::sleep(TERM * 3 / 2);
+    // On a machine that stands still the second may be over as well: then there is nothing to see, and another try.
+    let late = (0..50).find_map(|_| {
+        let late = cache.ask();
+        cache.keep_attr(&late, &attr);
+        cache.attr(node).map(|_| late)
+    });
+    let late = late.expect("an answer in time is kept");
+    cache.keep_data(&early, node, 0, b"old", 16);
+    cache.keep_name(&early, node, b"name", asker(), None);
+    assert_eq!(
+        cache.read(node, 0, &mut [0; 3]),
+        None,
+        "data of an answer that came late"
+    );
+    assert_eq!(cache.name(node, b"name", &asker()).map(|found| found.is_err()), None);
+    cache.keep_data(&late, node, 0, b"new", 16);
+    cache.keep_attr(&early, &Attr { size: 99, ..attr });
+    let kept = cache.attr(node);
+    assert!(kept.is_none_or(|kept| kept.size == attr.size), "{kept:?}");
+}
+
+/// The term counts from before the request was sent, and nothing makes it longer but another answer.
+#[test]
+fn nothing_is_told_after_its_term() {
+    let (cache, attr) = (Cache::new(1 << 20), attr());
+    let node = node(&attr);
+    cache.connected(TERM);
+    let asked = cache.ask();
+    cache.keep_attr(&asked, &attr);
+    cache.keep_data(&asked, node, 0, b"data", 16);
+    while asked.since.0 + TERM > Moment::now().0 {
+        // Being told of it does not renew it.
+        let _ = (cache.attr(node), cache.read(node, 0, &mut [0; 4]));
+        std::thread::sleep(TERM / 20);
+    }
+    assert_eq!((cache.attr(node), cache.read(node, 0, &mut [0; 4])), (None, None));
+    assert_eq!(cache.vouches_for(&attr), Duration::ZERO);
+}
