@@ -1,5 +1,5 @@
-//! Rights that a file gives to those who run it end with its content: in the same record as the change, so that no crash
-//! leaves new content with old rights; and before somebody may store in place.
+//! Rights that a file gives to those who run it end with its content: in the same record as the change, so that no
+//! crash leaves new content with old rights; and before somebody may store in place.
 //!
 //! Each step is crashed at each fence, as in `crash.rs`.
 

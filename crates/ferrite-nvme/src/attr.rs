@@ -24,7 +24,7 @@ use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::names::missing;
-use crate::rights::Left;
+use crate::rights::{Left, encode_xattrs};
 use crate::table::State;
 
 /// Space for extended attributes of one inode: the sum of 4 + name + value over all.
@@ -256,15 +256,6 @@ impl Core {
         Err(FsError::Busy)
     }
 
-    pub(crate) fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
-        if !node.has_xattrs {
-            return Ok(BTreeMap::new());
-        }
-        let value = self.meta.get(&key::xattrs(ino))?;
-        let damaged = || FsError::damaged(ino, "its extended attributes cannot be read");
-        decode_xattrs(&value.ok_or_else(damaged)?).ok_or_else(damaged)
-    }
-
     pub(crate) fn getxattr(self: &Arc<Core>, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_xattr_name(name)?;
         let held = self.hold(ino)?;
@@ -400,30 +391,4 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
         1..=XATTR_NAME_MAX => Ok(()),
         _ => Err(FsError::Range),
     }
-}
-
-pub(crate) fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
-    let mut value = Vec::new();
-    for (name, content) in xattrs {
-        value.extend_from_slice(&(name.len() as u16).to_le_bytes());
-        value.extend_from_slice(&(content.len() as u16).to_le_bytes());
-        value.extend_from_slice(name);
-        value.extend_from_slice(content);
-    }
-    value
-}
-
-fn decode_xattrs(value: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
-    let mut xattrs = BTreeMap::new();
-    let mut rest = value;
-    while !rest.is_empty() {
-        let (lengths, behind) = rest.split_first_chunk::<4>()?;
-        let name_len = usize::from(u16::from_le_bytes([lengths[0], lengths[1]]));
-        let content_len = usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
-        let (name, behind) = behind.split_at_checked(name_len)?;
-        let (content, behind) = behind.split_at_checked(content_len)?;
-        xattrs.insert(name.to_vec(), content.to_vec());
-        rest = behind;
-    }
-    Some(xattrs)
 }

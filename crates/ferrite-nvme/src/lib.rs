@@ -6,9 +6,9 @@
 //!
 //! The floors, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
 //! `housekeeper` (a list of work), `gate`; `core` (what all operations share: steps, tokens, numbers); `held`,
-//! `detached`, `tidy`, `rights` (the capability), `small` (content without a blob); `names` (edges, creating, removing, renaming), `attr`,
-//! `data` (damaged content), `content` (open files); `check`, `repair`; `fs` (the trait); `open` (making, opening,
-//! recovery); `refusal`, `config`, `description`, `home`, `pool`, `volume` (pools of real parts).
+//! `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating, removing, renaming),
+//! `attr`, `data` (damaged content), `content` (open files); `check`, `repair`; `fs` (the trait); `open` (making,
+//! opening, recovery); `refusal`, `config`, `description`, `home`, `pool`, `volume` (pools of real parts).
 //!
 //! *Architecture invariant:* an operation takes its locks in this order: the lock of renames; directories, parents
 //! before children, and unrelated ones by number; places of names, by key; inodes that names lead to, by number; the

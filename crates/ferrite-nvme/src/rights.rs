@@ -1,4 +1,4 @@
-//! The capability of a file, which every change of its content or its owner takes.
+//! Extended attributes as they are stored, and what a change of content or owner takes of them: the capability.
 //!
 //! What lives here: [`Left`], what such a change leaves of the extended attributes. It goes with the node into the same
 //! transaction, or, where content in place and its node are two steps, with the mode into the step that comes first
@@ -9,9 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_vfs::{Ino, Result, posix};
+use ferrite_vfs::{FsError, Ino, Result, posix};
 
-use crate::attr::encode_xattrs;
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::Node;
@@ -42,6 +41,16 @@ impl Left {
 }
 
 impl Core {
+    /// All extended attributes of an inode.
+    pub(crate) fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+        if !node.has_xattrs {
+            return Ok(BTreeMap::new());
+        }
+        let value = self.meta.get(&key::xattrs(ino))?;
+        let damaged = || FsError::damaged(ino, "its extended attributes cannot be read");
+        decode_xattrs(&value.ok_or_else(damaged)?).ok_or_else(damaged)
+    }
+
     /// What a change of content or owner leaves; `node` is what the inode becomes.
     pub(crate) fn without_capability(&self, ino: Ino, state: &mut State, node: &mut Node) -> Left {
         if !node.has_xattrs || state.lacks_capability || node.is_dir() {
@@ -58,4 +67,30 @@ impl Core {
         node.has_xattrs = !xattrs.is_empty();
         Left(Some(xattrs))
     }
+}
+
+pub(crate) fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
+    let mut value = Vec::new();
+    for (name, content) in xattrs {
+        value.extend_from_slice(&(name.len() as u16).to_le_bytes());
+        value.extend_from_slice(&(content.len() as u16).to_le_bytes());
+        value.extend_from_slice(name);
+        value.extend_from_slice(content);
+    }
+    value
+}
+
+fn decode_xattrs(value: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let mut xattrs = BTreeMap::new();
+    let mut rest = value;
+    while !rest.is_empty() {
+        let (lengths, behind) = rest.split_first_chunk::<4>()?;
+        let name_len = usize::from(u16::from_le_bytes([lengths[0], lengths[1]]));
+        let content_len = usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+        let (name, behind) = behind.split_at_checked(name_len)?;
+        let (content, behind) = behind.split_at_checked(content_len)?;
+        xattrs.insert(name.to_vec(), content.to_vec());
+        rest = behind;
+    }
+    Some(xattrs)
 }

@@ -1,7 +1,7 @@
 //! Reads, and overwrites in place, of files that others use at the same time; and those for which nobody waits.
 //!
-//! An overwrite that changes neither size nor rights shares its file with reads and others of its kind: the blob sees to
-//! it that those of the same pages take turns. Anything else has the file alone (`content`). Times that are due are
+//! An overwrite that changes neither size nor rights shares its file with reads and others of its kind: the blob sees
+//! to it that those of the same pages take turns. Anything else has the file alone (`content`). Times that are due are
 //! stored after the content, by one for all that have been waiting.
 //!
 //! What is submitted is begun at once if nothing is in its way but the device; else a thread of the engine's does it

@@ -116,8 +116,8 @@ pub fn kill_priv_by(cred: &Cred, kind: FileKind, mode: u32, gid: u32) -> u32 {
     kill_priv(kind, mode, by_stranger)
 }
 
-/// Whether a change of attributes takes the capability of what is no directory ([`CAPABILITY`]): a new size does, and any
-/// change of the owner, whoever makes it. So does every write that is not empty, and every `fallocate`.
+/// Whether a change of attributes takes the capability of what is no directory ([`CAPABILITY`]): a new size does, and
+/// any change of the owner, whoever makes it. So does every write that is not empty, and every `fallocate`.
 pub fn takes_capability(set: &SetAttr) -> bool {
     set.size.is_some() || set.uid.is_some() || set.gid.is_some() || set.kill_priv
 }
