@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock};
 
 use crate::device::{Device, Op};
+use crate::digest;
 use crate::format::{
     Areas, BlobId, Extent, HEAD_EXTENTS, Head, Layout, OVERFLOW_EXTENTS, OVERFLOW_MAX, Overflow, Superblock,
     decode_overflow, encode_overflow,
@@ -24,6 +25,9 @@ use crate::sums::Summed;
 use crate::units::Units;
 use crate::{Error, PAGE_BYTES, Result};
 
+/// In the place of a slot's number: damage that is not about a slot.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
 /// Slots are taken into use in lots, so that the superblock is written seldom.
 const SLOTS_A_LOT: u32 = 4096;
 
@@ -36,6 +40,10 @@ pub(crate) struct Free {
     pub(crate) incarnations: Vec<u32>,
     /// Slots that hold a blob.
     pub(crate) live: Bitmap,
+    /// Slots whose blob has an older state only.
+    pub(crate) older: BTreeSet<u32>,
+    /// See `proof`.
+    pub(crate) digest: u32,
     /// Units that blobs name although another has them, by the slots of those blobs.
     pub(crate) tangled: BTreeMap<u32, BTreeSet<u32>>,
 }
@@ -114,6 +122,14 @@ impl Inner {
                 overflow: Vec::new(),
             })),
         }
+    }
+}
+
+impl Free {
+    /// The newest generation of a slot has changed.
+    pub(crate) fn moved(&mut self, slot: u32, from: u64, to: u64) {
+        let less = self.digest.wrapping_sub(digest::of(slot, from));
+        self.digest = less.wrapping_add(digest::of(slot, to));
     }
 }
 
@@ -228,19 +244,12 @@ impl Core {
         Ok(pages)
     }
 
-    fn write_page(&self, page: u64, data: &Pages) -> Result<()> {
+    pub(crate) fn write_page(&self, page: u64, data: &Pages) -> Result<()> {
         self.metadata().run(&mut [Op::Write {
             offset: page * PAGE_BYTES as u64,
             from: data.bytes(),
             durable: !is_planted(Planted::EarlyReuse),
         }])
-    }
-
-    /// Writes both superblocks, one after the other.
-    pub(crate) fn put_superblock(&self, superblock: &Superblock) -> Result<()> {
-        let page = superblock.encode();
-        self.write_page(0, &page)?;
-        self.write_page(self.layout.pages - 1, &page)
     }
 
     /// The newer of a slot's two pages.
@@ -280,6 +289,7 @@ impl Core {
         if head.id != id || !head.is_live {
             return Err(Error::NotFound);
         }
+        self.refuse_older(id)?;
         let extents = self.read_extents(&head)?;
         let inner = Arc::new(Inner {
             id,
@@ -346,27 +356,33 @@ impl Core {
             id,
             generation: state.generation + 1,
             is_live: state.is_live,
+            is_older: false,
             valid_len: state.valid_len,
             metadata: state.metadata.clone(),
             extent_count: extents.len() as u32,
             overflow: state.overflow.clone(),
             extents: extents.into_iter().take(HEAD_EXTENTS).collect(),
         };
-        let side = match is_planted(Planted::InPlace) {
-            true => 0,
-            false => head.generation & 1,
-        };
         if !is_planted(Planted::DeleteForgotten) || head.is_live {
-            let page = self.slot_page(id.slot(), side);
-            self.write_page(page, &head.encode())
-                .map_err(|error| self.stop(error))?;
+            self.put_head(&head)?;
         }
-        state.generation = head.generation;
+        let before = std::mem::replace(&mut state.generation, head.generation);
         let mut free = self.free.lock();
+        free.moved(id.slot(), before, head.generation);
         for overflow in old_overflow {
             free.overflow.clear(overflow.page);
         }
         Ok(())
+    }
+
+    /// Writes a blob's own page, to the one of its slot's two that the generation says. If it fails, the store stops.
+    pub(crate) fn put_head(&self, head: &Head) -> Result<()> {
+        let side = match is_planted(Planted::InPlace) {
+            true => 0,
+            false => head.generation & 1,
+        };
+        let page = self.slot_page(head.id.slot(), side);
+        self.write_page(page, &head.encode()).map_err(|error| self.stop(error))
     }
 
     /// Writes pieces that the blob's own page has no room for to pages that nothing names.

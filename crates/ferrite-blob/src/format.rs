@@ -31,6 +31,11 @@ const VERSION_WITH_UNITS: u32 = 3;
 const VERSION_WITH_PARTS: u32 = 4;
 /// First bytes of a superblock.
 pub(crate) const MAGIC: [u8; 8] = *b"FerrBlob";
+/// Flags of a superblock.
+const HAS_DIGEST: u8 = 1;
+const HAS_OLDER: u8 = 2;
+/// The flag of a blob's own page.
+const IS_OLDER: u32 = 1;
 const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"BlHd");
 
 /// Longest metadata of a blob that belongs to whoever uses it.
@@ -240,6 +245,10 @@ pub(crate) struct Superblock {
     /// Slots from here on were never used.
     pub(crate) slots_used: u32,
     pub(crate) is_clean: bool,
+    /// If it was closed: a digest of the generations of all slots (`proof`). Programs from before that write none.
+    pub(crate) digest: Option<u32>,
+    /// The metadata of some blobs is known to be older than it was, and nobody knows which.
+    pub(crate) has_older: bool,
     /// Units with more slots.
     pub(crate) areas: Areas,
 }
@@ -264,6 +273,9 @@ impl Superblock {
         put(page, 32, &self.pool);
         put(page, 48, &self.index.to_le_bytes());
         put(page, 50, &[u8::from(self.is_clean)]);
+        let flags = u8::from(self.digest.is_some()) * HAS_DIGEST + u8::from(self.has_older) * HAS_OLDER;
+        put(page, 51, &[flags]);
+        put(page, 52, &self.digest.unwrap_or(0).to_le_bytes());
         put(page, 56, &self.layout.pages.to_le_bytes());
         put(page, 64, &self.layout.slots.to_le_bytes());
         put(page, 68, &self.layout.overflow_pages.to_le_bytes());
@@ -344,6 +356,8 @@ impl Superblock {
             pool,
             index: u16_at(page, 48),
             is_clean: page[50] == 1,
+            digest: (page[51] & HAS_DIGEST != 0).then(|| u32_at(page, 52)),
+            has_older: page[51] & HAS_OLDER != 0,
             slots_used: u32_at(page, 76).min(layout.slots.saturating_add(layout.in_areas(&areas))),
             generation: u64_at(page, 80),
             layout,
@@ -456,6 +470,8 @@ pub(crate) struct Head {
     pub(crate) generation: u64,
     /// Else it was deleted.
     pub(crate) is_live: bool,
+    /// A newer state is known to be lost (`proof`).
+    pub(crate) is_older: bool,
     /// Bytes behind it read as zeros, whatever the clusters hold.
     pub(crate) valid_len: u64,
     pub(crate) metadata: Vec<u8>,
@@ -471,6 +487,7 @@ impl Head {
         let mut pages = Pages::zeroed(1);
         let page = pages.bytes_mut();
         put(page, 0, &HEAD_MAGIC.to_le_bytes());
+        put(page, 4, &(u32::from(self.is_older) * IS_OLDER).to_le_bytes());
         put(page, 12, &u32::from(self.is_live).to_le_bytes());
         put(page, 16, &self.id.raw().to_le_bytes());
         put(page, 24, &self.generation.to_le_bytes());
@@ -506,6 +523,7 @@ impl Head {
             id: BlobId(u64_at(page, 16)),
             generation: u64_at(page, 24),
             is_live: u32_at(page, 12) == 1,
+            is_older: u32_at(page, 4) & IS_OLDER != 0,
             valid_len: u64_at(page, 32),
             metadata: page[METADATA_AT..METADATA_AT + metadata_len].to_vec(),
             extent_count,
@@ -575,6 +593,8 @@ mod tests {
             generation: 9,
             slots_used: 77,
             is_clean: true,
+            digest: Some(0x1234_5678),
+            has_older: true,
             areas: vec![(3 * 64, 4 * 64), (9 * 64, 64)],
         };
         let of_units = Superblock {
@@ -593,6 +613,7 @@ mod tests {
             id: BlobId::of(3, 4),
             generation: 8,
             is_live: true,
+            is_older: true,
             valid_len: 12345,
             metadata: vec![9; 48],
             extent_count: HEAD_EXTENTS as u32 + 1,

@@ -21,8 +21,12 @@
 //! | `overwrite` | writing in place |
 //! | `clear` | zeroing a range |
 //! | `submitted` | the same without waiting, where nothing but the device is in the way |
+//! | `superblocks` | the two superblocks, and whether the device still has its end |
+//! | `scan` | reading all slots, when a store is opened |
 //! | `store` | making, opening, closing; blobs as a whole |
 //! | `verify` | looking for damage in data |
+//! | `digest` | what one slot adds to the digest of a close |
+//! | `proof` | what a close proves of slots, and blobs of which only an older state is left |
 //! | `untangle` | blobs that name what is another's |
 //! | `planted` | mistakes on purpose, for tests |
 //! | `check` | every structure against every other |
@@ -39,19 +43,23 @@ pub mod check;
 mod clear;
 mod core;
 pub mod device;
+mod digest;
 mod error;
 mod format;
 mod overlay;
 mod overwrite;
 mod page;
 pub mod planted;
+mod proof;
 mod ranges;
 mod ring;
+mod scan;
 mod slots;
 mod space;
 mod store;
 mod submitted;
 mod sums;
+mod superblocks;
 mod units;
 mod untangle;
 mod verify;

@@ -91,6 +91,11 @@ impl Ring {
         self.advanced.notify_all();
     }
 
+    /// One of its entries could not be written in place.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state.lock().has_failed
+    }
+
     /// Whether a page must be written through the ring, because the ring may hold an older content of it. Nobody else
     /// writes it meanwhile.
     pub(crate) fn holds(&self, target: u64) -> bool {

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::blob::Blob;
-use crate::core::{Core, Damage, Free, Inner, State, newer};
+use crate::core::{Core, Free, Inner, NO_SLOT, State};
 use crate::device::{Device, Memory, Op};
 use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, RingEntry, Superblock};
 use crate::overlay;
@@ -18,16 +18,12 @@ use crate::page::Pages;
 use crate::ring::{self, Ring};
 use crate::space::Bitmap;
 use crate::sums::Summed;
+use crate::superblocks;
 use crate::units::Units;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
-/// Slots that are read at once.
-const SLOTS_AT_ONCE: u32 = 128;
-
 /// What a slot begins with again after its number was lost. No slot has had so many blobs.
-const INCARNATION_AFTER_DAMAGE: u32 = 1 << 31;
-/// Fills a page that the device cannot read: no metadata begins like this.
-const UNREADABLE: u8 = 0xff;
+pub(crate) const INCARNATION_AFTER_DAMAGE: u32 = 1 << 31;
 
 /// Who a new store is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,42 +86,6 @@ impl std::fmt::Debug for BlobStore {
     }
 }
 
-/// The newer of a device's two superblocks. `None`: it holds no store.
-fn superblock(device: &dyn Device) -> Result<Option<Superblock>> {
-    let pages = device.len_bytes() / PAGE_BYTES as u64;
-    let mut found: Option<Superblock> = None;
-    let mut look = |page: u64| -> Result<Option<u64>> {
-        let mut buf = Pages::zeroed(1);
-        device.run(&mut [Op::Read {
-            offset: page * PAGE_BYTES as u64,
-            into: buf.bytes_mut(),
-        }])?;
-        let decoded = Superblock::decode(buf.bytes())?;
-        let last = decoded
-            .as_ref()
-            .map(|superblock| superblock.layout.pages.saturating_sub(1));
-        if let Some(superblock) = decoded
-            && found
-                .as_ref()
-                .is_none_or(|found| found.generation < superblock.generation)
-        {
-            found = Some(superblock);
-        }
-        Ok(last)
-    };
-    if pages == 0 {
-        return Ok(None);
-    }
-    // Where the second one is, the first one says, or else the size of the device. One that can be read is enough.
-    let first = look(0);
-    let last = first.as_ref().ok().copied().flatten();
-    let second = look(last.filter(|&last| last < pages).unwrap_or(pages - 1));
-    match (found, first.and(second)) {
-        (None, Err(error)) | (Some(_), Err(error @ Error::Refused(_))) => Err(error),
-        (found, _) => Ok(found),
-    }
-}
-
 impl BlobStore {
     /// Writes an empty store to a device, whose content is lost. Durable when it returns.
     ///
@@ -153,6 +113,8 @@ impl BlobStore {
             generation: 1,
             slots_used: 0,
             is_clean: true,
+            digest: Some(0),
+            has_older: false,
             areas: Vec::new(),
         };
         // What an earlier store left must not be taken for this one's: neither slots nor entries of the ring.
@@ -185,7 +147,7 @@ impl BlobStore {
     /// # Errors
     /// [`Error::Refused`] if it is of another version; of the device.
     pub fn identify(device: &dyn Device) -> Result<Option<Identity>> {
-        Ok(superblock(device)?.map(|superblock| Identity {
+        Ok(superblocks::read(device)?.newer().map(|superblock| Identity {
             store: superblock.store,
             pool: superblock.pool,
             index: superblock.index,
@@ -202,7 +164,11 @@ impl BlobStore {
     /// [`Error::Refused`] if there is none, or the device has become smaller; of the device.
     pub fn open(device: Box<dyn Device>, read_only: bool) -> Result<BlobStore> {
         let refused = |text: String| Error::Refused(format!("{}: {text}", device.name()));
-        let found = superblock(&*device)?.ok_or_else(|| refused("there is no data store of Ferrite".into()))?;
+        let pair = superblocks::read(&*device)?;
+        let copies = pair.damage();
+        let found = pair
+            .newer()
+            .ok_or_else(|| refused("there is no data store of Ferrite".into()))?;
         let need = found.layout.pages * PAGE_BYTES as u64;
         if device.len_bytes() < need {
             let has = device.len_bytes();
@@ -210,6 +176,8 @@ impl BlobStore {
                 "it has {has} bytes, its store was made for {need}; is it the same device?"
             )));
         }
+        let was_clean = found.is_clean;
+        let closed = found.digest.filter(|_| was_clean);
         let slots = found.layout.slots.saturating_add(found.layout.in_areas(&found.areas));
         let mut core = Core {
             layout: found.layout,
@@ -222,6 +190,8 @@ impl BlobStore {
                 overflow: Bitmap::new(found.layout.overflow_pages),
                 incarnations: Vec::new(),
                 live: Bitmap::new(slots),
+                older: BTreeSet::new(),
+                digest: 0,
                 tangled: BTreeMap::new(),
             }),
             superblock: Mutex::new(found),
@@ -233,12 +203,15 @@ impl BlobStore {
             sums: None,
         };
         core.claim_areas()?;
-        let damage = core.scan()?;
-        *core.damage.lock() = damage;
+        let torn = core.judge(closed, copies.filter(|_| read_only))?;
         if !read_only {
             core.add_sums(HashSet::new());
         }
+        // After a close all is in place. What the ring still has may be older, where the entry that says so is damaged.
         let mut is_right = |entry: &RingEntry| {
+            if was_clean {
+                return false;
+            }
             let head = core.read_head(entry.id.slot()).ok().flatten();
             let is_its = |head: &Head| head.id == entry.id && head.is_live && head.generation == entry.generation;
             head.as_ref().is_some_and(is_its) && !core.meets_tangle(entry)
@@ -251,6 +224,7 @@ impl BlobStore {
         } else {
             let next = ring::replay(&*core.device, &core.layout, &mut is_right)?;
             core.ring = Ring::new(next);
+            core.settle(&torn)?;
             core.set_clean(false)?;
         }
         Ok(BlobStore { core: Arc::new(core) })
@@ -299,6 +273,11 @@ impl BlobStore {
         let mut damage = self.core.damage.lock();
         while let Some(at) = damage.iter().position(|damage| damage.is_mendable) {
             let slot = damage[at].slot;
+            if slot == NO_SLOT {
+                self.core.accept_all()?;
+                mended.push(damage.swap_remove(at).what);
+                continue;
+            }
             let live = {
                 let free = self.core.free.lock();
                 let incarnation = free.incarnations.get(slot as usize).copied().unwrap_or(0);
@@ -309,7 +288,8 @@ impl BlobStore {
                 // Nobody has a number of it that is larger.
                 None => {
                     let id = BlobId::of(slot, INCARNATION_AFTER_DAMAGE);
-                    (id, Arc::new(Inner::empty(id, 0)))
+                    let before = self.core.read_head(slot)?.map_or(0, |head| head.generation);
+                    (id, Arc::new(Inner::empty(id, before)))
                 }
             };
             let mut state = inner.state.write();
@@ -342,6 +322,7 @@ impl BlobStore {
         self.core.store(id, &mut state, true)?;
         self.core.damage.lock().retain(|damage| damage.slot != id.slot());
         let mut free = self.core.free.lock();
+        free.older.remove(&id.slot());
         free.live.clear(id.slot());
         free.slots.clear(id.slot());
         Ok(())
@@ -514,6 +495,10 @@ impl BlobStore {
         if let Some(sums) = &self.core.sums {
             sums.store_all()?;
         }
+        if self.core.ring.has_failed() {
+            // What could not be written in place is in the ring, for the next opening.
+            return Ok(());
+        }
         self.core.set_clean(true)?;
         *self.core.stopped.lock() = Some("it is closed".into());
         Ok(())
@@ -532,149 +517,4 @@ impl Core {
         self.device = Box::new(Arc::clone(&sums));
         self.sums = Some(sums);
     }
-
-    fn set_clean(&self, is_clean: bool) -> Result<()> {
-        let mut superblock = self.superblock.lock();
-        let next = Superblock {
-            is_clean,
-            generation: superblock.generation + 1,
-            ..superblock.clone()
-        };
-        self.put_superblock(&next)?;
-        *superblock = next;
-        Ok(())
-    }
-
-    /// Both pages of some slots. Pages that the device cannot read are damaged, and come as no metadata.
-    fn read_slots(&self, first: u32, count: usize, damage: &mut Vec<Damage>) -> Result<Pages> {
-        let page = self.slot_page(first, 0);
-        if let Ok(pages) = self.read_pages(page, count * 2) {
-            return Ok(pages);
-        }
-        let mut pages = Pages::zeroed(count * 2);
-        let mut unreadable = Vec::new();
-        for (at, into) in pages.bytes_mut().chunks_mut(PAGE_BYTES).enumerate() {
-            match self.read_pages(page + at as u64, 1) {
-                Ok(one) => into.copy_from_slice(one.bytes()),
-                Err(error) => {
-                    into.fill(UNREADABLE);
-                    let slot = first + at as u32 / 2;
-                    let damage = Damage {
-                        slot,
-                        what: format!("slot {slot}: one of its pages cannot be read: {error}"),
-                        is_mendable: true,
-                        is_tangle: false,
-                    };
-                    unreadable.push((error, damage));
-                }
-            }
-        }
-        // If none can be read, it is not the slots: the device fails.
-        if unreadable.len() == count * 2
-            && let Some((error, _)) = unreadable.pop()
-        {
-            return Err(error);
-        }
-        damage.extend(unreadable.into_iter().map(|(_, damage)| damage));
-        Ok(pages)
-    }
-
-    /// Reads all metadata; returns what is damaged.
-    fn scan(&self) -> Result<Vec<Damage>> {
-        let slots = self.superblock.lock().slots_used;
-        let mut damage = Vec::new();
-        let mut free = self.free.lock();
-        free.incarnations.resize(slots as usize, 0);
-        // Of which only the older page may be left: what that names may be another's since, who then has it first.
-        let mut older = Vec::new();
-        let mut first = 0;
-        while first < slots {
-            let count = SLOTS_AT_ONCE.min(slots - first).min(self.slots_in_row(first));
-            let pages = self.read_slots(first, count as usize, &mut damage)?;
-            for (slot, pair) in (first..).zip(pages.bytes().chunks(2 * PAGE_BYTES)) {
-                match may_be_older(pair) {
-                    true => older.push((slot, pair.to_vec())),
-                    false => self.scan_slot(slot, pair, &mut free, &mut damage)?,
-                }
-            }
-            first += count;
-        }
-        for (slot, pair) in older {
-            self.scan_slot(slot, &pair, &mut free, &mut damage)?;
-        }
-        self.tangles.store(free.tangled.len(), Ordering::Release);
-        Ok(damage)
-    }
-
-    /// Takes what a slot's two pages name.
-    fn scan_slot(&self, slot: u32, pair: &[u8], free: &mut Free, damage: &mut Vec<Damage>) -> Result<()> {
-        let mut found = |is_mendable: bool, what: String| {
-            damage.push(Damage {
-                slot,
-                what,
-                is_mendable,
-                is_tangle: false,
-            });
-        };
-        for other in pair.chunks(PAGE_BYTES).filter_map(Head::decode) {
-            if other.id.slot() != slot {
-                let id = other.id.raw();
-                found(true, format!("slot {slot} holds the metadata of blob {id:x}"));
-            }
-        }
-        let Some(head) = newer(pair, slot) else {
-            // A blob of which the first page was torn has never been; a later one would have left the other page.
-            if pair.chunks(PAGE_BYTES).all(|page| page.iter().any(|&byte| byte != 0)) {
-                found(true, format!("slot {slot}: its metadata cannot be read"));
-                // What number it had is not known, so it is not given again.
-                free.slots.set(slot);
-            }
-            return Ok(());
-        };
-        free.incarnations[slot as usize] = head.id.incarnation();
-        if !head.is_live {
-            return Ok(());
-        }
-        free.slots.set(slot);
-        free.live.set(slot);
-        for overflow in &head.overflow {
-            if !free.overflow.set(overflow.page) {
-                let id = head.id.raw();
-                found(false, format!("blob {id:x} shares an overflow page with another"));
-            }
-        }
-        let extents = match self.read_extents(&head) {
-            Ok(extents) => extents,
-            Err(error @ Error::Damaged(_)) => {
-                found(false, error.to_string());
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
-        let mut claimed = None;
-        for extent in extents {
-            if !free.units.are_free(extent.physical, extent.count) {
-                let used = free.units.used_among(extent.physical, extent.count);
-                claimed.get_or_insert_with(BTreeSet::new).extend(used);
-            }
-            free.units.claim(extent.physical, extent.count);
-        }
-        if let Some(claimed) = claimed {
-            free.tangled.insert(slot, claimed);
-            let id = head.id.raw();
-            damage.push(Damage {
-                slot,
-                what: format!("blob {id:x} names clusters that are another's, or none"),
-                is_mendable: false,
-                is_tangle: true,
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Whether one of a slot's pages holds something that cannot be read: a newer state, or a write that was torn.
-fn may_be_older(pair: &[u8]) -> bool {
-    let is_wrong = |page: &[u8]| Head::decode(page).is_none() && page.iter().any(|&byte| byte != 0);
-    pair.chunks(PAGE_BYTES).any(is_wrong)
 }

@@ -149,6 +149,10 @@ fn who_has_only_an_older_page_loses() {
     let device = Arc::new(Memory::of(image));
     let store = open(&device);
     assert_eq!(store.tangled(), [ids[0]], "the one that is stale");
+    // Nobody takes the older state for the present one before a repair has said so.
+    assert_eq!(store.older(), [ids[0]]);
+    assert!(is_damaged(store.blob(ids[0]).map(drop)));
+    store.accept_older(ids[0]).unwrap();
     store.untangle(ids[0]).unwrap();
     let mut found = vec![0; at as usize];
     store.blob(ids[1]).unwrap().read_at(&mut found, 0).unwrap();

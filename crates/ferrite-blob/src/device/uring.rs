@@ -99,6 +99,24 @@ impl Uring {
         let flags = rustix::fs::FallocateFlags::empty();
         rustix::fs::fallocate(&file, flags, 0, len_bytes).map_err(|error| refused(error.to_string()))
     }
+
+    /// Allocates all of it, if it is a file, so that no write needs room of the file system below. What it holds stays.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if there is no room.
+    pub fn allocate(&self) -> Result<()> {
+        let refused = |error: io::Error| Error::Refused(format!("{}: {error}", self.name));
+        let found = self.file.metadata().map_err(refused)?;
+        if !found.is_file() || found.blocks().saturating_mul(512) >= self.len_bytes {
+            return Ok(());
+        }
+        let flags = rustix::fs::FallocateFlags::empty();
+        match rustix::fs::fallocate(&self.file, flags, 0, self.len_bytes) {
+            // Some file systems cannot.
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            done => done.map_err(|error| refused(error.into())),
+        }
+    }
 }
 
 fn in_use(path: &Path, by: &str, mend: &'static str) -> Error {

@@ -1,0 +1,197 @@
+//! Reading all slots, when a store is opened: what is free, what is damaged.
+//!
+//! Invariants: a blob of which only an older state may be left takes what it names last, as that may be another's since.
+//! Used by `store` only, before anybody else has the store.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use crate::core::{Core, Damage, Free, newer};
+use crate::format::Head;
+use crate::page::Pages;
+use crate::proof::{self, Found};
+use crate::{Error, PAGE_BYTES, Result};
+
+/// Slots that are read at once.
+const SLOTS_AT_ONCE: u32 = 128;
+/// Fills a page that the device cannot read: no metadata begins like this.
+const UNREADABLE: u8 = 0xff;
+
+#[derive(Default)]
+struct Scan {
+    keeps: bool,
+    damage: Vec<Damage>,
+    found: Found,
+}
+
+impl Scan {
+    /// The newer of a slot's pages, which counts for the digest.
+    fn generations(&mut self, slot: u32, pair: &[u8], free: &mut Free) -> Option<Head> {
+        let head = newer(pair, slot);
+        let generation = head.as_ref().map_or(0, |head| head.generation);
+        free.moved(slot, 0, generation);
+        if self.keeps {
+            self.found.generations[slot as usize] = generation;
+        }
+        let is_wrong = |page: &&[u8]| is_damaged(page);
+        match (pair.chunks(PAGE_BYTES).filter(is_wrong).count(), &head) {
+            (0, _) => {}
+            (2, None) => self.found.is_one_lost = true,
+            _ => self.found.suspects.push(slot),
+        }
+        head
+    }
+}
+
+impl Core {
+    /// Both pages of some slots. Pages that the device cannot read are damaged, and come as no metadata.
+    fn read_slots(&self, first: u32, count: usize, damage: &mut Vec<Damage>) -> Result<Pages> {
+        let page = self.slot_page(first, 0);
+        if let Ok(pages) = self.read_pages(page, count * 2) {
+            return Ok(pages);
+        }
+        let mut pages = Pages::zeroed(count * 2);
+        let mut unreadable = Vec::new();
+        for (at, into) in pages.bytes_mut().chunks_mut(PAGE_BYTES).enumerate() {
+            match self.read_pages(page + at as u64, 1) {
+                Ok(one) => into.copy_from_slice(one.bytes()),
+                Err(error) => {
+                    into.fill(UNREADABLE);
+                    let slot = first + at as u32 / 2;
+                    let damage = Damage {
+                        slot,
+                        what: format!("slot {slot}: one of its pages cannot be read: {error}"),
+                        is_mendable: true,
+                        is_tangle: false,
+                    };
+                    unreadable.push((error, damage));
+                }
+            }
+        }
+        // If none can be read, it is not the slots: the device fails.
+        if unreadable.len() == count * 2
+            && let Some((error, _)) = unreadable.pop()
+        {
+            return Err(error);
+        }
+        damage.extend(unreadable.into_iter().map(|(_, damage)| damage));
+        Ok(pages)
+    }
+
+    /// Reads all metadata; returns what is damaged, and, if that is to be `kept`, the generation of each slot.
+    pub(crate) fn scan(&self, kept: bool) -> Result<(Vec<Damage>, Found)> {
+        let slots = self.superblock.lock().slots_used;
+        let mut scan = Scan {
+            keeps: kept,
+            ..Scan::default()
+        };
+        let mut free = self.free.lock();
+        free.incarnations.resize(slots as usize, 0);
+        if kept {
+            scan.found.generations.resize(slots as usize, 0);
+        }
+        // Of which only the older page may be left: what that names may be another's since, who then has it first.
+        let mut older = Vec::new();
+        let mut first = 0;
+        while first < slots {
+            let count = SLOTS_AT_ONCE.min(slots - first).min(self.slots_in_row(first));
+            let pages = self.read_slots(first, count as usize, &mut scan.damage)?;
+            for (slot, pair) in (first..).zip(pages.bytes().chunks(2 * PAGE_BYTES)) {
+                match may_be_older(pair) {
+                    true => older.push((slot, pair.to_vec())),
+                    false => self.scan_slot(slot, pair, &mut free, &mut scan)?,
+                }
+            }
+            first += count;
+        }
+        for (slot, pair) in older {
+            self.scan_slot(slot, &pair, &mut free, &mut scan)?;
+        }
+        self.tangles.store(free.tangled.len(), Ordering::Release);
+        Ok((scan.damage, scan.found))
+    }
+
+    /// Takes what a slot's two pages name.
+    fn scan_slot(&self, slot: u32, pair: &[u8], free: &mut Free, scan: &mut Scan) -> Result<()> {
+        let head = scan.generations(slot, pair, free);
+        let damage = &mut scan.damage;
+        let mut found = |is_mendable: bool, what: String| {
+            damage.push(Damage {
+                slot,
+                what,
+                is_mendable,
+                is_tangle: false,
+            });
+        };
+        for other in pair.chunks(PAGE_BYTES).filter_map(Head::decode) {
+            if other.id.slot() != slot {
+                let id = other.id.raw();
+                found(true, format!("slot {slot} holds the metadata of blob {id:x}"));
+            }
+        }
+        let Some(head) = head else {
+            // A blob of which the first page was torn has never been; a later one would have left the other page.
+            if pair.chunks(PAGE_BYTES).all(|page| page.iter().any(|&byte| byte != 0)) {
+                found(true, format!("slot {slot}: its metadata cannot be read"));
+                // What number it had is not known, so it is not given again.
+                free.slots.set(slot);
+            }
+            return Ok(());
+        };
+        free.incarnations[slot as usize] = head.id.incarnation();
+        if !head.is_live {
+            return Ok(());
+        }
+        free.slots.set(slot);
+        free.live.set(slot);
+        if head.is_older {
+            free.older.insert(slot);
+            found(false, proof::older_in_words(slot));
+        }
+        for overflow in &head.overflow {
+            if !free.overflow.set(overflow.page) {
+                let id = head.id.raw();
+                found(false, format!("blob {id:x} shares an overflow page with another"));
+            }
+        }
+        let extents = match self.read_extents(&head) {
+            Ok(extents) => extents,
+            Err(error @ Error::Damaged(_)) => {
+                found(false, error.to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let mut claimed = None;
+        for extent in extents {
+            if !free.units.are_free(extent.physical, extent.count) {
+                let used = free.units.used_among(extent.physical, extent.count);
+                claimed.get_or_insert_with(BTreeSet::new).extend(used);
+            }
+            free.units.claim(extent.physical, extent.count);
+        }
+        if let Some(claimed) = claimed {
+            free.tangled.insert(slot, claimed);
+            let id = head.id.raw();
+            damage.push(Damage {
+                slot,
+                what: format!("blob {id:x} names clusters that are another's, or none"),
+                is_mendable: false,
+                is_tangle: true,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Whether a page of a slot holds something that cannot be read.
+fn is_damaged(page: &[u8]) -> bool {
+    Head::decode(page).is_none() && page.iter().any(|&byte| byte != 0)
+}
+
+/// Whether one of a slot's pages holds something that cannot be read, a newer state or a write that was torn, or says
+/// that a newer state was lost.
+fn may_be_older(pair: &[u8]) -> bool {
+    let is_older = |page: &[u8]| Head::decode(page).is_some_and(|head| head.is_older);
+    pair.chunks(PAGE_BYTES).any(|page| is_damaged(page) || is_older(page))
+}
