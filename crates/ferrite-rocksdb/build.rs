@@ -23,6 +23,7 @@ const HALF: Half = Half {
         "src/border/database.cc",
         "src/border/files.cc",
         "src/border/room.cc",
+        "src/border/salvage.cc",
         "src/border/shim.h",
     ],
     flags: &[],

@@ -52,6 +52,7 @@ impl From<Error> for FsError {
     fn from(error: Error) -> Self {
         match error {
             Error::NoSpace(_) => FsError::NoSpace(SpaceOf::Blocks),
+            Error::Corruption(_) => FsError::damaged(None, error.to_string()),
             error => FsError::Io(error.to_string()),
         }
     }

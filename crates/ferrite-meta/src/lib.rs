@@ -6,6 +6,8 @@
 //! | `error` | why a store refused |
 //! | `memory`, `locks` | [`MemoryStore`], for tests and for engines that shall forget |
 //! | `rocks` | `RocksStore`, with the cargo feature `rocksdb` |
+//! | `close_mark`, `log_check`, `shelf` | what tells damage of RocksDB's logs from the torn tail of a crash |
+//! | `salvage` | copies: of what can be read of a damaged store, dumps, and stores that come from dumps |
 //! | `home` | RocksDB's files without a kernel's file system: on `Blobs` |
 //!
 //! *Architecture invariant:* nothing in the public interface is RocksDB's. A store on several machines must be possible
@@ -13,13 +15,21 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "rocksdb")]
+mod close_mark;
 mod error;
 #[cfg(feature = "rocksdb")]
 mod home;
 mod locks;
+#[cfg(feature = "rocksdb")]
+mod log_check;
 mod memory;
 #[cfg(feature = "rocksdb")]
 mod rocks;
+#[cfg(feature = "rocksdb")]
+mod salvage;
+#[cfg(feature = "rocksdb")]
+mod shelf;
 mod store;
 
 pub use error::{Error, Result};
@@ -28,4 +38,6 @@ pub use home::{BlobError, Blobs, MemoryBlobs};
 pub use memory::MemoryStore;
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Home, Options, RocksStore};
+#[cfg(feature = "rocksdb")]
+pub use salvage::{Fix, Salvaged, dump};
 pub use store::{Lock, MetaStore, Statistics, Transaction, Visit};

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_rocksdb::{Db, DbError, Place};
+use ferrite_rocksdb::{Db, DbError, Place, Salvage};
 use parking_lot::Mutex;
 
+use crate::close_mark;
 use crate::error::{Error, Result};
 use crate::home::{BlobError, BlobFiles, Blobs};
+use crate::shelf::Shelf;
 use crate::store::{Lock, MetaStore, Statistics, Transaction, Visit};
 
 /// Where a store's files lie.
@@ -37,7 +39,7 @@ impl fmt::Display for Home {
 }
 
 /// Where free space is asked for.
-enum Room {
+pub(crate) enum Room {
     Directory(PathBuf),
     Blobs(BlobFiles),
 }
@@ -132,6 +134,9 @@ impl Default for Options {
 pub struct RocksStore {
     db: Db,
     is_read_only: bool,
+    is_ended: bool,
+    /// Where it says that it was closed.
+    shelf: Option<Shelf>,
     room: Room,
     reserve_bytes: u64,
     /// Transactions that deleted something since it was merged for them.
@@ -140,7 +145,7 @@ pub struct RocksStore {
     merging: Mutex<Option<Instant>>,
 }
 
-fn refused(error: DbError) -> Error {
+pub(crate) fn refused(error: DbError) -> Error {
     match error {
         DbError::TimedOut(_) => Error::Busy,
         DbError::Deadlock(_) => Error::Deadlock,
@@ -152,7 +157,7 @@ fn refused(error: DbError) -> Error {
     }
 }
 
-fn unreadable(error: BlobError) -> Error {
+pub(crate) fn unreadable(error: BlobError) -> Error {
     match error {
         BlobError::Corruption(text) => Error::Corruption(text),
         BlobError::NoSpace => Error::NoSpace(error.to_string()),
@@ -192,6 +197,19 @@ impl RocksStore {
         {
             std::fs::create_dir_all(path).map_err(|error| Error::Io(format!("{}: {error}", path.display())))?;
         }
+        let shelf = match &room {
+            Room::Directory(path) => Shelf::Directory(path.clone()),
+            Room::Blobs(files) => Shelf::Blobs(files.clone()),
+        };
+        close_mark::check(&shelf)?;
+        if !options.read_only {
+            close_mark::remove(&shelf)?;
+        }
+        RocksStore::start(&place, room, Some(shelf), options)
+    }
+
+    /// Opens the database at a place. With a `shelf`, it says there that it was closed.
+    pub(crate) fn start(place: &Place, room: Room, shelf: Option<Shelf>, options: &Options) -> Result<RocksStore> {
         let (size, _) = room.bytes()?;
         let reserve_bytes = options.reserve_bytes.min(size / RESERVES_PER_PLACE);
         let buffer = usize::try_from(size / BUFFERS_PER_PLACE).unwrap_or(usize::MAX);
@@ -206,11 +224,14 @@ impl RocksStore {
             prefix_len_bytes: options.prefix_len_bytes,
             lock_timeout: options.lock_timeout,
             sync: options.sync,
+            salvage: Salvage::No,
         };
-        let db = Db::open(&place, &wanted).map_err(refused)?;
+        let db = Db::open(place, &wanted).map_err(refused)?;
         let store = RocksStore {
             db,
             is_read_only: options.read_only,
+            is_ended: false,
+            shelf,
             room,
             reserve_bytes,
             deleted: AtomicU64::new(0),
@@ -243,8 +264,26 @@ impl RocksStore {
     }
 
     /// Makes all that was committed durable, ends the store's threads, and lets go of the place.
-    pub fn close(self) -> Result<()> {
-        self.db.close().map_err(refused)
+    pub fn close(mut self) -> Result<()> {
+        self.end()
+    }
+
+    /// Closes the database, and then says so beside it, unless something has failed: then the next opening takes what
+    /// it finds as after a crash. Has no effect the second time.
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_ended, true) {
+            return Ok(());
+        }
+        let has_failed = self.db.fatal().is_some();
+        self.db.end().map_err(refused)?;
+        if !self.is_read_only
+            && !has_failed
+            && let Some(shelf) = &self.shelf
+            && let Err(error) = close_mark::write(shelf)
+        {
+            tracing::warn!(%error, "the store of metadata could not be marked as closed");
+        }
+        Ok(())
     }
 
     /// Merges all that is stored, without what was overwritten and deleted. Blocks for as long as that takes.
@@ -338,6 +377,14 @@ impl RocksStore {
             return Err(Error::NoSpace(format!("{free} bytes are free, {least} are kept back")));
         }
         Ok(())
+    }
+}
+
+impl Drop for RocksStore {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::warn!(%error, "the store of metadata did not close well");
+        }
     }
 }
 

@@ -17,5 +17,5 @@
 mod border;
 mod files;
 
-pub use border::{Db, DbError, Options, Place, Statistics, Txn};
+pub use border::{Db, DbError, Options, Place, Salvage, Statistics, Txn};
 pub use files::{FileError, Files, Reader, Writer};

@@ -315,6 +315,29 @@ impl BlobFiles {
         Ok((blobs.size_bytes()?, blobs.free_bytes()?))
     }
 
+    /// Removes all files below `dir`, and gives their names to those below `by`, in one step.
+    pub(crate) fn replace(&self, dir: &[u8], by: &[u8]) -> Result<(), FileError> {
+        let mut directory = self.0.directory.lock();
+        let files = &directory.files;
+        let is_below = |name: &[u8], dir: &[u8]| name.strip_prefix(dir).is_some_and(|rest| rest.starts_with(b"/"));
+        let mut left = BTreeMap::new();
+        for (name, file) in files {
+            if is_below(name, by) {
+                left.insert([dir, &name[by.len()..]].concat(), Arc::clone(file));
+            } else if !is_below(name, dir) {
+                left.insert(name.clone(), Arc::clone(file));
+            }
+        }
+        directory.change(&*self.0.device.blobs, left)
+    }
+
+    /// Writes the table of names once more, to its other place: after that, damage of one place loses nothing.
+    pub(crate) fn write_names_twice(&self) -> Result<(), FileError> {
+        let mut directory = self.0.directory.lock();
+        let files = directory.files.clone();
+        directory.change(&*self.0.device.blobs, files)
+    }
+
     /// Blocks of random reads that were in the cache, and those that were not.
     pub(crate) fn cache_counts(&self) -> (u64, u64) {
         self.0.device.cache.counts()

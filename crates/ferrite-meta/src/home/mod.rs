@@ -9,6 +9,7 @@
 //! | `tail` | what was appended to a file and is not on the device yet |
 //! | `cache` | blocks of 256 KiB for random reads (RUFS, §2.5) |
 //! | `files` | [`BlobFiles`]: all that together, as RocksDB wants it |
+//! | `below` | the same files for a second database beside the first |
 //!
 //! What is on the device, and in which order, so that a crash at any moment leaves a home that opens:
 //!
@@ -18,6 +19,7 @@
 //!   checksum, and the other place holds what was before.
 //! * A file's bytes are on the device before the size that says so.
 
+mod below;
 mod blobs;
 mod cache;
 mod files;
@@ -27,5 +29,6 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use below::Below;
 pub use blobs::{BlobError, Blobs, MemoryBlobs};
 pub(crate) use files::BlobFiles;

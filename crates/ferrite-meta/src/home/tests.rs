@@ -193,6 +193,7 @@ fn options() -> Options {
         lock_timeout: Duration::from_secs(5),
         sync: true,
         read_only: false,
+        salvage: ferrite_rocksdb::Salvage::No,
     }
 }
 

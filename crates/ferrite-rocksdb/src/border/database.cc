@@ -235,6 +235,16 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
   transactions.transaction_lock_timeout = static_cast<int64_t>(wanted->lock_timeout_ms);
   transactions.default_lock_timeout = static_cast<int64_t>(wanted->lock_timeout_ms);
   Status status;
+  if (wanted->salvage != 0) {
+    // Whatever can be read counts.
+    options.paranoid_checks = false;
+    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kSkipAnyCorruptedRecords;
+  }
+  if (wanted->salvage > 1) status = rocksdb::RepairDB(SliceOf(path).ToString(), options);
+  if (!status.ok()) {
+    ToFailure(status, failure);
+    return nullptr;
+  }
   if (wanted->read_only) {
     // The log goes to memory, however long it is; no file is made, changed or locked.
     rocksdb::DB* db = nullptr;
@@ -274,6 +284,13 @@ void ferrite_rocksdb_scan(const Database* database, Bytes from, Bytes to, Sink s
                           Failure* failure) noexcept {
   Scan(*database, from, to, sink, context, failure,
        [&](const ReadOptions& options) { return database->db->NewIterator(options); });
+}
+
+// All pairs that can be read, in any order; returns the number of ranges of which something could not.
+uint64_t ferrite_rocksdb_salvage(const Database* database, Sink sink, void* context) noexcept {
+  uint64_t gaps = 0;
+  Salvage(*database->db, sink, context, &gaps);
+  return gaps;
 }
 
 void ferrite_rocksdb_sync(const Database* database, Failure* failure) noexcept {

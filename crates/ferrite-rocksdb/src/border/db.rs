@@ -92,6 +92,19 @@ pub struct Options {
     /// Only look: the log is read into memory, no file is made, changed or locked, and there are no transactions. The
     /// caller sees to it that nobody changes the database meanwhile.
     pub read_only: bool,
+    /// Open it to read what can be read, however damaged it is.
+    pub salvage: Salvage,
+}
+
+/// How much is done to read a damaged database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Salvage {
+    /// Nothing: damage is an error.
+    No,
+    /// Records and blocks that cannot be read are passed over, by [`Db::salvage`].
+    Read,
+    /// The same, after RocksDB has made a list of the tables anew, from those that it finds. It changes the files.
+    Rebuild,
 }
 
 /// Hears what RocksDB says of itself.
@@ -147,6 +160,11 @@ impl Db {
             create_if_missing: options.create,
             sync: options.sync,
             read_only: options.read_only,
+            salvage: match options.salvage {
+                Salvage::No => 0,
+                Salvage::Read => 1,
+                Salvage::Rebuild => 2,
+            },
         };
         let mut failure = Failure::none();
         // SAFETY: the operations are static; root and `told` are boxed and live as long as `Db`, which closes the
@@ -201,6 +219,18 @@ impl Db {
         })
     }
 
+    /// Passes `each` all pairs that can be read, in any order, some maybe twice, until it returns false. Returns the
+    /// number of ranges of keys of which something could not be read.
+    pub fn salvage(&self, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> u64 {
+        let mut gaps = 0;
+        let visited = visit(each, |context, _| {
+            // SAFETY: as in `get`.
+            gaps = unsafe { ffi::ferrite_rocksdb_salvage(self.database.as_ptr(), show, context) };
+        });
+        debug_assert!(visited.is_ok(), "it says what it cannot read by the number alone");
+        gaps
+    }
+
     /// Returns when all that was committed before is durable.
     pub fn sync(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_sync)
@@ -250,8 +280,8 @@ impl Db {
         self.end()
     }
 
-    /// Closes the database, the first time. Nothing but the fields' own drop may follow.
-    fn end(&mut self) -> Result<(), DbError> {
+    /// Closes the database, the first time. Nothing but this and the fields' own drop may follow.
+    pub fn end(&mut self) -> Result<(), DbError> {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
         }

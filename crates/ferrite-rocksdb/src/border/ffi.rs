@@ -133,6 +133,7 @@ pub(super) struct OpenOptions {
     pub(super) create_if_missing: bool,
     pub(super) sync: bool,
     pub(super) read_only: bool,
+    pub(super) salvage: u32,
 }
 
 /// What a database counts.
@@ -201,6 +202,7 @@ unsafe extern "C" {
         context: *mut c_void,
         failure: *mut Failure,
     );
+    pub(super) fn ferrite_rocksdb_salvage(database: *mut Database, sink: Sink, context: *mut c_void) -> u64;
     pub(super) fn ferrite_rocksdb_sync(database: *mut Database, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_flush(database: *mut Database, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_compact(database: *mut Database, failure: *mut Failure);

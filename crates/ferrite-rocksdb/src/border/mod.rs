@@ -7,4 +7,4 @@ mod db;
 mod env;
 mod ffi;
 
-pub use db::{Db, DbError, Options, Place, Statistics, Txn};
+pub use db::{Db, DbError, Options, Place, Salvage, Statistics, Txn};

@@ -1,6 +1,7 @@
 // The interface of the two sides: ffi.rs has the same, in the same order. Plain data; nothing throws across.
 #pragma once
 
+#include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/file_system.h>
 #include <rocksdb/slice.h>
@@ -80,6 +81,7 @@ struct OpenOptions {
   bool create_if_missing;
   bool sync;
   bool read_only;
+  uint32_t salvage;  // 0: no; 1: read what can be read; 2: and make a manifest of the tables first
 };
 
 struct Statistics {
@@ -106,6 +108,10 @@ std::shared_ptr<rocksdb::FileSystem> MakeFileSystem(const FileOps& ops, const vo
 // `files`, of which merges leave so much free: they get NoSpace.
 std::shared_ptr<rocksdb::FileSystem> MakeRoomy(const std::shared_ptr<rocksdb::FileSystem>& files,
                                                uint64_t leave_bytes);
+
+// Passes all pairs that can be read of a database to `sink`, in any order, some maybe twice; counts the ranges of keys of
+// which something could not.
+void Salvage(rocksdb::DB& db, Sink sink, void* context, uint64_t* gaps);
 
 // Whether what this thread writes from now on is a merge's.
 void SetMerging(bool merging);
