@@ -39,6 +39,8 @@ pub(crate) enum Request {
     IsReadOnly,
     /// The pages of the file with this path.
     Dump(Vec<u8>),
+    /// A copy of the metadata, of a pool on devices, to this directory.
+    DumpMeta(Vec<u8>),
     /// A scrub, limited to this many bytes a second; 0: no limit.
     Scrub(u64),
     /// The same, with progress lines before the reply: [`Progress`].
@@ -230,6 +232,13 @@ fn reply(request: &str, volume: &dyn Volume, frost: &Frost, way: &str) -> Result
         Request::Info => serde_json::to_value(with_way(volume.info()?, way)?)?,
         Request::IsReadOnly => serde_json::to_value(volume.is_read_only())?,
         Request::Dump(path) => serde_json::to_value(pages(volume, &path)?)?,
+        #[cfg(feature = "nvme")]
+        Request::DumpMeta(to) => {
+            use std::os::unix::ffi::OsStringExt;
+            super::nvme::dump_metadata(volume, &PathBuf::from(std::ffi::OsString::from_vec(to)))?.into()
+        }
+        #[cfg(not(feature = "nvme"))]
+        Request::DumpMeta(_) => return Err(Failure::new(FAILED, "this build has no pools on devices")),
         Request::Scrub(limit) => serde_json::to_value(volume.scrub(Some(limit), &mut |_, _, _| {})?)?,
         Request::Freeze(seconds) => {
             serde_json::to_value(frost.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?

@@ -28,6 +28,8 @@ mod logs;
 mod manual;
 #[allow(unsafe_code)]
 mod memory;
+#[cfg(feature = "nvme")]
+mod metadata;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -157,6 +159,10 @@ enum Command {
     Info(info::Info),
     /// Show a file's pages, page words and log entries
     Dump(dump::Dump),
+    #[cfg(feature = "nvme")]
+    DumpMeta(metadata::DumpMeta),
+    #[cfg(feature = "nvme")]
+    RestoreMeta(metadata::RestoreMeta),
     /// Verify all checksums of a pool, also while it is mounted
     Scrub(scrub::Scrub),
     /// Copy a pool, also while it is mounted
@@ -246,6 +252,10 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),
+        #[cfg(feature = "nvme")]
+        Command::DumpMeta(command) => command.run(),
+        #[cfg(feature = "nvme")]
+        Command::RestoreMeta(command) => command.run(),
         Command::Scrub(command) => command.run(),
         Command::Copy(command) => command.run(),
         Command::Cp(command) => command.run(),

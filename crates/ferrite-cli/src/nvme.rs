@@ -1,13 +1,14 @@
 //! `ferrite mkfs nvme:` and `ferrite fsck nvme:`: what pools on devices need beside the commands of all engines.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ferrite::volume::Volume;
-use ferrite_nvme::{Config, Finding, MakeOptions, NvmeVolume, Options, Report};
+use ferrite::volume::{Volume, VolumeError, VolumeErrorKind};
+use ferrite_nvme::{Config, Finding, MakeOptions, NvmeVolume, Options, Report, Salvaged};
 use serde_json::json;
 
 use super::progress::Bar;
-use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
+use super::{FAILED, Failure, Outcome, USAGE, about, complain, contents, say, size, users};
 
 /// What `mkfs` was told.
 pub(crate) struct Making<'m> {
@@ -56,6 +57,19 @@ fn read(path: &Path) -> Result<Config, Failure> {
     Config::parse(&text, base).map_err(|error| refuse(path, error))
 }
 
+/// Says so of a file that has less on its medium than its length: a write may find its file system full, which is an
+/// error of the device for the pool.
+fn tell_if_sparse(device: &Path) {
+    let Ok(found) = std::fs::metadata(device) else { return };
+    if found.is_file() && found.blocks() * 512 < found.len() {
+        let (name, len) = (device.display(), found.len());
+        complain(format_args!(
+            "{name}: the file is sparse: when its file system is full, writes to it fail as those to a failing device; \
+             `fallocate -l {len} {name}` reserves its space"
+        ));
+    }
+}
+
 impl Making<'_> {
     pub(crate) fn run(&self) -> Outcome {
         let mut options = MakeOptions::default();
@@ -94,6 +108,7 @@ impl Making<'_> {
             Some(config) => ferrite_nvme::make_described(self.path, config, &options)?,
             None => ferrite_nvme::make(self.path, &options)?,
         }
+        config.data.iter().for_each(|data| tell_if_sparse(&data.device));
         let devices = config.data.len();
         let size = self.capacity()?;
         say(format!(
@@ -117,6 +132,7 @@ impl Making<'_> {
         // Who a store of ours belongs to, the library finds out: to this pool, if it was to be added before.
         refuse_to_overwrite(&device, self.force || contents::is_data_store(&device))?;
         ferrite_nvme::add(self.path, &device, options)?;
+        tell_if_sparse(&device);
         say(format!("nvme:{}: {} added", self.path.display(), device.display()));
         Ok(0)
     }
@@ -128,6 +144,19 @@ fn looking() -> Options {
     options.read_only = true;
     options.look = true;
     options
+}
+
+/// Writes a copy of the metadata of a pool to a directory; returns how many keys it has.
+pub(crate) fn dump_metadata(volume: &dyn Volume, to: &Path) -> Result<u64, Failure> {
+    match volume.as_any().downcast_ref::<NvmeVolume>() {
+        Some(volume) => Ok(volume.dump_metadata(to)?),
+        None => Err(only_nvme()),
+    }
+}
+
+/// The refusal of a pool in memory.
+pub(crate) fn only_nvme() -> Failure {
+    usage("only pools on devices (nvme:) have metadata apart from their content; `ferrite copy` copies others")
 }
 
 /// How a check is asked for.
@@ -148,14 +177,59 @@ const ERRORS_LEFT: u8 = 4;
 
 impl Checking<'_> {
     pub(crate) fn run(&self) -> Outcome {
+        match self.check() {
+            // If it is the metadata, no part of the pool can be checked before what can be read of it is there.
+            Err(error) if *error.kind() == VolumeErrorKind::Damaged || *error.kind() == VolumeErrorKind::Foreign => {
+                match ferrite_nvme::metadata_damage(self.path)? {
+                    Some(what) => self.salvage(what),
+                    None => Err(error.into()),
+                }
+            }
+            checked => self.judge(checked?),
+        }
+    }
+
+    fn check(&self) -> Result<Report, VolumeError> {
         let volume = NvmeVolume::open(self.path, looking())?;
         let bar = Bar::new(self.json);
         let mut show = |done, total| bar.show("reading", done, total);
-        let report = match self.data {
-            true => volume.check_with_data(&mut show)?,
-            false => volume.check()?,
-        };
-        drop(volume);
+        match self.data {
+            true => volume.check_with_data(&mut show),
+            false => volume.check(),
+        }
+    }
+
+    /// Damaged metadata: what can be read takes its place, and then the pool is checked and repaired.
+    fn salvage(&self, what: String) -> Outcome {
+        let found = Finding::of_metadata(what);
+        if !self.repair {
+            let report = Report::default();
+            self.tell(&report, &[], &[found])?;
+            return Ok(ERRORS_LEFT);
+        }
+        let salvaged = ferrite_nvme::salvage_metadata(self.path)?;
+        self.after(found, &salvaged)
+    }
+
+    /// Repairs a pool whose metadata was replaced.
+    pub(crate) fn after(&self, found: Finding, salvaged: &Salvaged) -> Outcome {
+        if let (Some(kept), false) = (&salvaged.kept, self.json) {
+            say(format!("the metadata that was there is now in {}", kept.display()));
+        }
+        let volume = NvmeVolume::open(self.path, Options::default())?;
+        let mut repaired = volume.repair()?;
+        volume.close()?;
+        repaired.mended.insert(0, found);
+        self.tell(&repaired.after, &repaired.mended, &repaired.after.findings)?;
+        Ok(match repaired.after.findings.is_empty() {
+            true => REPAIRED,
+            false => ERRORS_LEFT,
+        })
+    }
+
+    fn judge(&self, report: Report) -> Outcome {
+        let bar = Bar::new(self.json);
+        let mut show = |done, total| bar.show("reading", done, total);
         let loses = report.findings.iter().any(|finding| finding.loses);
         let mends = self.repair || (self.preen && !loses);
         if report.findings.is_empty() || !mends {

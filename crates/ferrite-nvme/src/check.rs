@@ -49,8 +49,16 @@ pub(crate) enum Mend {
     Quarantine(Ino),
     /// Says whether there are extended attributes.
     Xattrs { ino: Ino, has: bool },
-    /// Has a blob deleted that nothing names.
+    /// Has a blob deleted that nothing names and that is empty.
     Detach(Place),
+    /// Makes a file of a blob that nothing names, in lost+found.
+    Found(Place),
+    /// Takes the older state of a file's blob for right, and gives the file a name that says what it is.
+    Older(Ino, Place),
+    /// The same of a blob that does not fit its node.
+    Unlike(Ino),
+    /// Has the pool know of a number that was given.
+    Number(Ino),
     /// Takes the record from a blob that a node names.
     Attach(Place),
     /// Gives a file copies of what its blob shares with another, and gives it a name that says so.
@@ -71,6 +79,28 @@ pub struct Finding {
     /// Mending it gives something up that cannot be had back.
     pub loses: bool,
     pub(crate) way: Option<Mend>,
+}
+
+impl Finding {
+    /// Metadata that cannot be opened or read as a whole.
+    pub fn of_metadata(what: String) -> Finding {
+        Finding {
+            what,
+            mend: Some("what can be read of the metadata takes its place, and blobs without a name go to lost+found"),
+            loses: true,
+            way: None,
+        }
+    }
+
+    /// Metadata of a dump took the place of a pool's.
+    pub fn of_restored(pairs: u64) -> Finding {
+        Finding {
+            what: format!("the metadata is that of a dump, with {pairs} keys"),
+            mend: Some("what was made since is in lost+found, as far as it was in blobs"),
+            loses: true,
+            way: None,
+        }
+    }
 }
 
 /// What a check has found.
@@ -111,6 +141,10 @@ impl Mend {
             Mend::Untangle(..) => ("it gets copies of them, and is moved to lost+found as it is", true),
             Mend::Xattrs { .. } => ("the node is written anew", true),
             Mend::Detach(_) => ("the blob is deleted", false),
+            Mend::Found(_) => ("it becomes a file in lost+found", true),
+            Mend::Older(..) => ("it is moved to lost+found with what the older state has", true),
+            Mend::Unlike(_) => ("it is moved to lost+found as it is", true),
+            Mend::Number(_) => ("it is never given again", false),
             Mend::Attach(_) => ("the record is removed", false),
             Mend::Tail(_) => ("the blob is told what the node knows", false),
             Mend::Store(_) => ("the store writes what can be read anew", true),
@@ -154,6 +188,8 @@ struct Seen {
     users: HashMap<Place, Ino>,
     /// Blobs that name what is another's.
     tangled: HashSet<Place>,
+    /// Blobs of which only an older state is left.
+    older: HashSet<Place>,
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -213,7 +249,7 @@ impl Core {
             if ino >= next_ino {
                 report.found(
                     format!("inode {ino}: numbers from {next_ino} on were never given"),
-                    None,
+                    Some(Mend::Number(ino)),
                 );
             }
             seen.nodes.insert(ino, node);
@@ -316,6 +352,7 @@ impl Core {
             };
             seen.blobs.extend(store.ids()?.into_iter().map(place));
             seen.tangled.extend(store.tangled().into_iter().map(place));
+            seen.older.extend(store.older().into_iter().map(place));
         }
         for (&ino, node) in &seen.nodes {
             if let Content::Blob(place) = node.content
@@ -337,6 +374,12 @@ impl Core {
                 report.found(what, Some(Mend::Untangle(ino, place)));
             }
         }
+        for &place in &seen.older {
+            if let Some(&ino) = seen.users.get(&place) {
+                let what = format!("inode {ino}: what was written last to it is lost with metadata of its blob");
+                report.found(what, Some(Mend::Older(ino, place)));
+            }
+        }
         for &place in &seen.blobs {
             match (seen.users.contains_key(&place), seen.detached.contains(&place)) {
                 (true, false) | (false, true) => {}
@@ -345,10 +388,8 @@ impl Core {
                     Some(Mend::Attach(place)),
                 ),
                 (false, false) => {
-                    report.found(
-                        format!("nothing names {place}, and no record tells of it"),
-                        Some(Mend::Detach(place)),
-                    );
+                    let what = format!("nothing names {place}, and no record tells of it");
+                    report.found(what, Some(self.mend_nameless(place)));
                 }
             }
         }

@@ -11,10 +11,11 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::core::{Core, ONCE_SLOTS};
+use crate::core::ONCE_SLOTS;
 use crate::format::key;
 use crate::format::node::Edge;
 use crate::names::{New, is_dir, missing};
+use crate::owner::Owner;
 
 /// Inodes that a pool is said to have room for. Nothing ends there: nodes take space of the metadata store only.
 const INODES_MAX: u64 = 1 << 40;
@@ -23,7 +24,7 @@ const NAMES_AT_ONCE: usize = 256;
 
 /// The file system of an opened pool. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct NvmeFs(pub(crate) Arc<Core>);
+pub struct NvmeFs(pub(crate) Arc<Owner>);
 
 fn done(outcome: Outcome) -> Result<()> {
     match outcome {

@@ -49,6 +49,21 @@ impl MetaBlobs {
         MetaBlobs::of(device, true)
     }
 
+    /// Opens the store after its damaged metadata was written anew, from what can be read of it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn mend(device: Box<dyn Device>) -> ferrite_blob::Result<Self> {
+        let store = BlobStore::open(Box::new(MayTear(device)), false)?;
+        for id in store.older() {
+            store.accept_older(id)?;
+        }
+        for what in store.mend()? {
+            tracing::warn!("the store of metadata was mended: {what}");
+        }
+        Ok(MetaBlobs(store))
+    }
+
     fn of(device: Box<dyn Device>, read_only: bool) -> ferrite_blob::Result<Self> {
         let store = BlobStore::open(Box::new(MayTear(device)), read_only)?;
         match store.damage().first() {

@@ -68,7 +68,10 @@ impl Housekeeper {
     pub(crate) fn end(&self) {
         self.queue.lock().is_ending = true;
         self.changed.notify_all();
-        if let Some(thread) = self.thread.lock().take() {
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of it was reported when it happened.
             let _ = thread.join();
         }
     }

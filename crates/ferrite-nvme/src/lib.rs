@@ -7,8 +7,9 @@
 //! The floors, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
 //! `housekeeper` (a list of work), `gate`; `core` (what all operations share: steps, tokens, numbers); `held`,
 //! `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating, removing, renaming),
-//! `attr`, `data` (damaged content), `content` (open files); `check`, `repair`; `fs` (the trait); `open` (making,
-//! opening, recovery); `refusal`, `config`, `description`, `home`, `pool`, `volume` (pools of real parts).
+//! `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs without a name); `fs`
+//! (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`, `pool`, `volume` (pools
+//! of real parts), `salvage` (metadata that cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in this order: the lock of renames; directories, parents
 //! before children, and unrelated ones by number; places of names, by key; inodes that names lead to, by number; the
@@ -19,6 +20,7 @@
 //! in its blob; a record says so before they are.
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod attr;
 mod blobs;
 mod check;
@@ -39,6 +41,7 @@ mod home;
 mod housekeeper;
 mod names;
 mod open;
+mod owner;
 pub mod planted;
 #[cfg(feature = "rocksdb")]
 mod pool;
@@ -46,6 +49,8 @@ mod pool;
 mod refusal;
 mod repair;
 mod rights;
+#[cfg(feature = "rocksdb")]
+mod salvage;
 mod small;
 mod table;
 mod tidy;
@@ -57,6 +62,8 @@ pub use check::{Finding, Report};
 #[cfg(feature = "rocksdb")]
 pub use config::{Config, Data, Metadata, ReactorConfig};
 pub use ferrite_blob::device::block_device_of;
+#[cfg(feature = "rocksdb")]
+pub use ferrite_meta::Salvaged;
 pub use fs::NvmeFs;
 #[cfg(feature = "rocksdb")]
 pub use home::MetaBlobs;
@@ -64,6 +71,8 @@ pub use open::{Options, assemble, format};
 #[cfg(feature = "rocksdb")]
 pub use pool::{MakeOptions, add, make, make_described};
 pub use repair::Repaired;
+#[cfg(feature = "rocksdb")]
+pub use salvage::{metadata_damage, restore_metadata, salvage_metadata};
 #[cfg(feature = "rocksdb")]
 pub use volume::NvmeVolume;
 

@@ -29,13 +29,14 @@ use crate::format::tail::Tail;
 use crate::fs::NvmeFs;
 use crate::gate::Gate;
 use crate::housekeeper::Housekeeper;
+use crate::owner::Owner;
 use crate::repair::Repaired;
 use crate::small::SMALL_BYTES_MAX;
 use crate::table::Table;
 use crate::tidy;
 
 /// Bits of the hash that places a name; cookies stay below 2^62.
-const HASH_BITS: u32 = 62;
+pub(crate) const HASH_BITS: u32 = 62;
 /// Threads for what was submitted and has to wait.
 const WORKERS: usize = 4;
 
@@ -91,25 +92,7 @@ pub(crate) fn format_for(
     if meta.get(key::POOL)?.is_some() {
         return Err(FsError::Exists);
     }
-    let now = system_clock();
-    let root = Node {
-        kind: FileKind::Directory,
-        mode: 0o755,
-        nlink: 2,
-        uid,
-        gid,
-        rdev: 0,
-        size: 0,
-        allocated_bytes: 0,
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: now,
-        change: 1,
-        parent: ROOT_INO,
-        has_xattrs: false,
-        content: Content::Inline(Vec::new()),
-    };
+    let root = empty_root(uid, gid);
     let record = PoolRecord {
         uuid,
         hash_key,
@@ -126,6 +109,29 @@ pub(crate) fn format_for(
     txn.put(&key::node(ROOT_INO), &root.encode())?;
     txn.put(key::POOL, &record.encode())?;
     Ok(txn.commit()?)
+}
+
+/// A root directory with nothing in it.
+pub(crate) fn empty_root(uid: u32, gid: u32) -> Node {
+    let now = system_clock();
+    Node {
+        kind: FileKind::Directory,
+        mode: 0o755,
+        nlink: 2,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        allocated_bytes: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        change: 1,
+        parent: ROOT_INO,
+        has_xattrs: false,
+        content: Content::Inline(Vec::new()),
+    }
 }
 
 /// Opens the file system in these stores; a data store that cannot be used is `None`, and its files fail. Stores behind
@@ -198,7 +204,7 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         }
         tidy::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
     }
-    Ok(NvmeFs(core))
+    Ok(NvmeFs(Owner::of(core)))
 }
 
 pub(crate) fn read_record(meta: &dyn MetaStore) -> Result<PoolRecord> {

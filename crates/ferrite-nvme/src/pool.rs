@@ -49,7 +49,7 @@ pub(crate) struct Parts {
 }
 
 /// An error of a store, whose text names its device.
-fn of_store(error: ferrite_blob::Error) -> VolumeError {
+pub(crate) fn of_store(error: ferrite_blob::Error) -> VolumeError {
     let kind = match &error {
         ferrite_blob::Error::InUse { by, .. } => VolumeErrorKind::InUse {
             by: by.clone(),
@@ -62,7 +62,7 @@ fn of_store(error: ferrite_blob::Error) -> VolumeError {
     refuse(kind, error.to_string()).with_name_in_text()
 }
 
-fn of_meta(path: &Path, error: &ferrite_meta::Error) -> VolumeError {
+pub(crate) fn of_meta(path: &Path, error: &ferrite_meta::Error) -> VolumeError {
     let kind = match error {
         ferrite_meta::Error::Corruption(_) => VolumeErrorKind::Damaged,
         ferrite_meta::Error::Missing(_) => VolumeErrorKind::Foreign,
@@ -75,7 +75,7 @@ fn of_meta(path: &Path, error: &ferrite_meta::Error) -> VolumeError {
     refuse(kind, format!("{}: {error}", path.display())).with_name_in_text()
 }
 
-fn of_fs(path: &Path, error: &FsError) -> VolumeError {
+pub(crate) fn of_fs(path: &Path, error: &FsError) -> VolumeError {
     let (kind, text) = match error {
         FsError::NotFound => (
             VolumeErrorKind::Foreign,
@@ -91,14 +91,14 @@ fn of_fs(path: &Path, error: &FsError) -> VolumeError {
     refuse(kind, format!("{}: {text}", path.display())).with_name_in_text()
 }
 
-fn random<const LEN: usize>() -> [u8; LEN] {
+pub(crate) fn random<const LEN: usize>() -> [u8; LEN] {
     let mut bytes = [0; LEN];
     // The system has random numbers once it has started; until then this waits for them.
     while rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) != Ok(LEN) {}
     bytes
 }
 
-fn reactor(config: &Config) -> Result<Arc<Reactor>> {
+pub(crate) fn reactor(config: &Config) -> Result<Arc<Reactor>> {
     let waiting = match config.reactor.busy_us {
         0 => Waiting::Sleeping,
         _ => Waiting::Busy(config.reactor.busy()),
@@ -112,7 +112,7 @@ fn reactor(config: &Config) -> Result<Arc<Reactor>> {
     })
 }
 
-fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Result<Uring> {
+pub(crate) fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Result<Uring> {
     let mut options = uring::Options::default();
     options.read_only = read_only;
     options.whole_pages = data.whole_pages;
@@ -152,7 +152,7 @@ fn is_rocksdbs(name: &str) -> bool {
     match stem.split_once('-') {
         Some(("MANIFEST" | "OPTIONS", number)) => is_number(number) && matches!(ending, "" | "dbtmp"),
         _ if is_number(stem) => matches!(ending, "sst" | "log" | "dbtmp"),
-        _ => matches!(name, "CURRENT" | "IDENTITY" | "LOCK" | "LOG"),
+        _ => matches!(name, "CURRENT" | "IDENTITY" | "LOCK" | "LOG" | "CLOSED"),
     }
 }
 
@@ -211,6 +211,10 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
         Some(path) => Some(blank_device(&as_data(path), &reactor, options, None)?),
         None => None,
     };
+    if let Some(device) = &meta_device {
+        // RocksDB's files move about in it. Where there is no room for one, the pool cannot be opened.
+        device.allocate().map_err(of_store)?;
+    }
     let holds_something = std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
     if holds_something && !options.force {
         let text = format!("{}: not empty; give --force to overwrite it", place.display());
@@ -339,22 +343,29 @@ fn as_data(path: &Path) -> Data {
 
 /// How the metadata is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Opening {
+pub(crate) enum Opening {
     New,
     Use,
     Look,
+    /// Damage of the device's blobs is mended first.
+    Mend,
 }
 
-fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
+pub(crate) fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
     let options = ferrite_meta::Options {
         create: opening == Opening::New,
         read_only: opening == Opening::Look,
         block_cache_bytes: config.metadata.cache as usize,
         ..ferrite_meta::Options::default()
     };
-    let place = config.metadata_place();
-    let home = match &config.metadata.device {
-        None => Home::Directory(place.to_path_buf()),
+    let home = home(config, reactor, opening)?;
+    RocksStore::open(home, &options).map_err(|error| of_meta(config.metadata_place(), &error))
+}
+
+/// Where the metadata lies.
+pub(crate) fn home(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Home> {
+    Ok(match &config.metadata.device {
+        None => Home::Directory(config.metadata_place().to_path_buf()),
         Some(path) => {
             let device = device(&as_data(path), reactor, opening == Opening::Look)?;
             let found = BlobStore::identify(&device).map_err(of_store)?;
@@ -365,14 +376,19 @@ fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Roc
                 );
                 return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
             }
+            if opening == Opening::Use
+                && let Err(error) = device.allocate()
+            {
+                tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no room for it");
+            }
             let blobs = match opening {
                 Opening::Look => MetaBlobs::look(Box::new(device)),
                 Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
+                Opening::Mend => MetaBlobs::mend(Box::new(device)),
             };
             Home::Blobs(Arc::new(blobs.map_err(of_store)?))
         }
-    };
-    RocksStore::open(home, &options).map_err(|error| of_meta(place, &error))
+    })
 }
 
 /// Opens a pool with all its parts.

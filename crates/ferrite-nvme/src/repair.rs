@@ -84,8 +84,20 @@ impl Core {
             }
             Mend::Untangle(ino, place) => {
                 self.quarantine(*ino, true)?;
+                self.take_older(*place)?;
                 return Ok(self.blobs.store(place.store)?.untangle(place.blob)?);
             }
+            Mend::Older(ino, place) => {
+                self.quarantine(*ino, true)?;
+                self.take_older(*place)?;
+                return self.agree(*ino);
+            }
+            Mend::Unlike(ino) => {
+                self.quarantine(*ino, true)?;
+                return self.agree(*ino);
+            }
+            Mend::Found(place) => return self.adopt_blob(*place),
+            Mend::Number(ino) => return self.give_number(*ino),
             Mend::Tail(ino) => return self.tell_blob(*ino),
             Mend::Store(number) => return Ok(self.blobs.store(*number)?.mend().map(drop)?),
             _ => {}
@@ -107,6 +119,10 @@ impl Core {
             | Mend::Keep(_)
             | Mend::Accept { .. }
             | Mend::Untangle(..)
+            | Mend::Found(_)
+            | Mend::Older(..)
+            | Mend::Unlike(_)
+            | Mend::Number(_)
             | Mend::Tail(_)
             | Mend::Store(_) => {}
         }
@@ -139,7 +155,7 @@ impl Core {
         step.commit(|| Outcome::Done)
     }
 
-    fn lost_and_found(self: &Arc<Core>) -> Result<Ino> {
+    pub(crate) fn lost_and_found(self: &Arc<Core>) -> Result<Ino> {
         if let Some(edge) = self.find(ROOT_INO, LOST_AND_FOUND)? {
             return match edge.kind {
                 FileKind::Directory => Ok(edge.ino),
@@ -163,7 +179,7 @@ impl Core {
         step.commit(|| Outcome::Done)
     }
 
-    fn put_lost(&self, step: &mut Step<'_>, dir: Ino, ino: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn put_lost(&self, step: &mut Step<'_>, dir: Ino, ino: Ino, name: &[u8]) -> Result<()> {
         let slot = self.lock_name(step, dir, name)?;
         let mut node = node_of(step, ino)?;
         if node.is_dir() {
@@ -216,7 +232,7 @@ impl Core {
 }
 
 /// A node as the step sees it.
-fn node_of(step: &mut Step<'_>, ino: Ino) -> Result<Node> {
+pub(crate) fn node_of(step: &mut Step<'_>, ino: Ino) -> Result<Node> {
     let value = step.txn.get_for_update(&key::node(ino), Lock::Exclusive)?;
     value
         .and_then(|value| Node::decode(&value))

@@ -79,6 +79,15 @@ impl NvmeVolume {
         self.parts.fs.repair_with_data(show).map_err(failed)
     }
 
+    /// Writes a copy of the metadata to a directory that does not exist yet, for [`crate::restore_metadata`]. Returns
+    /// the number of its keys. Durable when it returns; the pool may be in use meanwhile.
+    ///
+    /// # Errors
+    /// The directory holds something; of the stores.
+    pub fn dump_metadata(&self, to: &Path) -> Result<u64, VolumeError> {
+        ferrite_meta::dump(&*self.parts.fs.0.meta, to).map_err(|error| pool::of_meta(to, &error))
+    }
+
     /// Whether its data has checksums.
     pub fn has_data_checksums(&self) -> bool {
         let mut stores = self.parts.fs.0.blobs.stores.iter().flatten();

@@ -187,6 +187,91 @@ fn blobs_that_nothing_names_are_deleted() {
     assert!(exists(&pool, "/d/large") && exists(&pool, "/small"));
 }
 
+/// What a blob holds may be all that is left of a file.
+#[test]
+fn blobs_that_nothing_names_and_that_hold_something_become_files() {
+    let pool = mended("the node of a file", |pool| {
+        pool.open();
+        let mut key = vec![b'N'];
+        key.extend_from_slice(&ino(pool, "/d/large").to_be_bytes());
+        pool.close();
+        put(pool, &key, None);
+    });
+    assert!(!exists(&pool, "/d/large"));
+    let names = lost(&pool);
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert!(names[0].starts_with("/lost+found/#"), "{names:?}");
+    assert_eq!(content(&pool, &names[0]), Ok(vec![7; 2 << 20]));
+    // One that no file was ever told to has a length at least.
+    let pool = mended("a blob", |pool| {
+        let stores = pool.stores();
+        let id = stores[1].reserve(1).unwrap()[0];
+        stores[1]
+            .create(id, b"")
+            .unwrap()
+            .write_at(&[5; 9000], 0, None)
+            .unwrap();
+        stores.into_iter().for_each(|store| store.close().unwrap());
+    });
+    let names = lost(&pool);
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert_eq!(content(&pool, &names[0]), Ok(vec![5; 9000]));
+    assert!(exists(&pool, "/d/large"));
+}
+
+/// The newer page of the slot of a file's blob is damaged after a close: the file does not read as zeros where it was
+/// written last.
+#[test]
+fn a_file_of_which_an_older_state_is_left_is_named_and_kept() {
+    use ferrite_blob::PAGE_BYTES;
+    let mut pool = Memory::new(1, 64, 62);
+    let vfs = Vfs::new(pool.shared(), Cred::root());
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        create: true,
+        mode: 0o644,
+        ..OpenFlags::default()
+    };
+    let file = vfs.open(b"/f", &flags).unwrap();
+    file.write_at(SYSTEM, 0, &[1; 100_000]).unwrap();
+    file.write_at(SYSTEM, 100_000, &[2; 1 << 20]).unwrap();
+    drop((file, vfs));
+    pool.close();
+    let image = pool.device(0).image();
+    let field = |page: &[u8], at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
+    let heads = image.chunks(PAGE_BYTES).enumerate();
+    let newest = heads
+        .filter(|(_, page)| page[..4] == *b"BlHd" && page[12] == 1 && field(page, 32) > 0)
+        .max_by_key(|(_, page)| field(page, 24));
+    let at = newest.unwrap().0 * PAGE_BYTES;
+    let mut damaged = image.clone();
+    damaged[at + 3000] ^= 1;
+    pool.replace_device(0, damaged);
+    pool.open();
+    assert!(
+        matches!(content(&pool, "/f"), Err(FsError::Damaged { .. })),
+        "no zeros for what was written"
+    );
+    let report = pool.engine().check().unwrap();
+    assert!(
+        report.findings.iter().any(|finding| finding.what.contains("inode")),
+        "{report:#?}"
+    );
+    let repaired = pool.engine().repair().unwrap();
+    assert!(repaired.after.findings.is_empty(), "{:#?}", repaired.after);
+    pool.remount();
+    pool.check();
+    assert!(!exists(&pool, "/f"));
+    let names = lost(&pool);
+    assert!(
+        names.len() == 1 && names[0].starts_with("/lost+found/damaged-"),
+        "{names:?}"
+    );
+    let found = content(&pool, &names[0]).unwrap();
+    assert!(found.len() == 100_000 + (1 << 20) && found[..100_000].iter().all(|&byte| byte == 1));
+}
+
 #[test]
 fn records_about_nothing_go() {
     for kind in [b'O', b'D', b'A', b'S'] {

@@ -17,6 +17,8 @@ pub type Work = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Queue {
     work: VecDeque<Work>,
+    /// Threads that do something now.
+    busy: usize,
     is_over: bool,
 }
 
@@ -24,6 +26,8 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// A thread has done what it did.
+    idle: Condvar,
 }
 
 /// A number of threads that do what they are given.
@@ -48,7 +52,9 @@ impl Workers {
             let thread = std::thread::Builder::new().name(format!("ferrite-work-{index}"));
             workers.threads.push(thread.spawn(move || {
                 while let Some(work) = shared.next() {
+                    let busy = Busy(&shared);
                     work();
+                    drop(busy);
                 }
             })?);
         }
@@ -63,10 +69,32 @@ impl Workers {
         self.add(work);
     }
 
+    /// Waits until all that was given is done, and let go of; one of the threads itself does not wait.
+    pub fn wait(&self) {
+        let this = std::thread::current().id();
+        if self.threads.iter().any(|thread| thread.thread().id() == this) {
+            return;
+        }
+        let mut queue = self.shared.queue.lock();
+        while queue.busy > 0 || !queue.work.is_empty() {
+            self.shared.idle.wait(&mut queue);
+        }
+    }
+
     /// Has `work` done by a thread, however much there is to do: for who must not wait, and has a bound of its own.
     pub fn add(&self, work: impl FnOnce() + Send + 'static) {
         self.shared.queue.lock().work.push_back(Box::new(work));
         self.shared.changed.notify_one();
+    }
+}
+
+/// A thread does something; ends also if that panics.
+struct Busy<'s>(&'s Shared);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().busy -= 1;
+        self.0.idle.notify_all();
     }
 }
 
@@ -75,6 +103,7 @@ impl Shared {
         let mut queue = self.queue.lock();
         loop {
             if let Some(work) = queue.work.pop_front() {
+                queue.busy += 1;
                 return Some(work);
             }
             if queue.is_over {

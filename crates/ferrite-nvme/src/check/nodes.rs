@@ -132,8 +132,12 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
     if !seen.blobs.contains(&place) {
         return report.found(format!("inode {ino}: its {place} is missing"), quarantine);
     }
-    let metadata = match core.blobs.blob(place) {
-        Ok(blob) => blob.metadata(),
+    if seen.older.contains(&place) {
+        // Said with the blobs.
+        return;
+    }
+    let (metadata, allocated_bytes) = match core.blobs.blob(place) {
+        Ok(blob) => (blob.metadata(), blob.allocated_bytes()),
         Err(FsError::NotFound) => return report.found(format!("inode {ino}: its {place} is gone"), quarantine),
         Err(error @ FsError::Damaged { .. }) => {
             return report.found(format!("inode {ino}: its {place}: {error}"), quarantine);
@@ -153,6 +157,16 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
     if tail.change > node.change && !seen.ahead.contains(&ino) {
         let what = format!("inode {ino}: its blob knows of a later change, and no record tells of it");
         report.found(what, None);
+    }
+    let is_told = seen.ahead.contains(&ino);
+    let is_same = tail.change != node.change || tail.size == node.size;
+    if !is_told && (allocated_bytes != node.allocated_bytes || !is_same) {
+        let what = format!(
+            "inode {ino}: it has {} bytes, {} of them allocated; its blob says {} and {allocated_bytes}, and no record \
+             tells why",
+            node.size, node.allocated_bytes, tail.size
+        );
+        report.found(what, Some(Mend::Unlike(ino)));
     }
     if node.size > FILE_BYTES_MAX || tail.size > FILE_BYTES_MAX {
         report.found(format!("inode {ino}: a size of {}", node.size.max(tail.size)), None);

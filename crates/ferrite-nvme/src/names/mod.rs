@@ -43,14 +43,19 @@ pub(crate) struct Slot {
     pub(crate) found: Option<Edge>,
 }
 
+/// The place of a name in its directory.
+pub(crate) fn cookie_of(hash_key: &[u8; 16], hash_bits: u32, name: &[u8], attempt: u64) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(hash_key);
+    hasher.write_u64(attempt);
+    hasher.write(name);
+    // Listings begin at 0.
+    (hasher.finish() >> (64 - hash_bits)).max(1)
+}
+
 impl Core {
     /// The nth place of a name.
     fn cookie(&self, name: &[u8], attempt: u64) -> u64 {
-        let mut hasher = SipHasher13::new_with_key(&self.hash_key);
-        hasher.write_u64(attempt);
-        hasher.write(name);
-        // Listings begin at 0.
-        (hasher.finish() >> (64 - self.hash_bits)).max(1)
+        cookie_of(&self.hash_key, self.hash_bits, name, attempt)
     }
 
     /// Whether a name may lie at this place.

@@ -233,6 +233,19 @@ impl Memory {
         }
     }
 
+    /// Drops the engine as it is, and what was opened for it.
+    pub(crate) fn abandon(&mut self) {
+        self.engine = None;
+        self.meta = shared(MemoryStore::new());
+    }
+
+    /// No thread of an engine is left in this process.
+    pub(crate) fn engine_is_gone(&self) -> bool {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        !tasks.map(name).any(|name| name.starts_with("ferrite-nvme"))
+    }
+
     pub(crate) fn engine(&self) -> &NvmeFs {
         self.engine.as_ref().expect("open")
     }

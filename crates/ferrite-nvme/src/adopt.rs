@@ -1,0 +1,144 @@
+//! Blobs that nothing names become files in `lost+found`: their content may be what is left of a file whose node was
+//! lost, and a blob's own metadata knows inode, size and times of it.
+//!
+//! Invariants: part of a repair, so nobody uses the engine. A blob gets its node and its name in one step; before that
+//! it has neither, and the next repair finds it again. Owner and mode are not known, so such a file is root's alone.
+
+use ferrite_vfs::{FileKind, Ino, Outcome, ROOT_INO, Result};
+use std::sync::Arc;
+
+use crate::FILE_BYTES_MAX;
+use crate::blobs::Place;
+use crate::check::Mend;
+use crate::core::Core;
+use crate::format::key;
+use crate::format::node::{Content, Node};
+use crate::format::pool::PoolRecord;
+use crate::format::tail::Tail;
+use crate::repair::node_of;
+
+/// No inode has a number beyond this one: it is no file's, but damage.
+const INO_MAX: Ino = 1 << 62;
+
+impl Core {
+    /// What a repair does about a blob that nothing names. One that holds nothing is deleted; so is one of which not all
+    /// metadata can be read.
+    pub(crate) fn mend_nameless(&self, place: Place) -> Mend {
+        let is_older = self
+            .blobs
+            .store(place.store)
+            .is_ok_and(|store| store.older().contains(&place.blob));
+        let holds = self.blobs.blob(place).is_ok_and(|blob| blob.valid_len() > 0);
+        match is_older || holds {
+            true => Mend::Found(place),
+            false => Mend::Detach(place),
+        }
+    }
+
+    /// Makes a file of a blob.
+    pub(crate) fn adopt_blob(self: &Arc<Core>, place: Place) -> Result<()> {
+        let dir = self.lost_and_found()?;
+        let was_older = self.take_older(place)?;
+        let blob = self.blobs.blob(place)?;
+        let tail = Tail::decode(&blob.metadata()).filter(|tail| tail.size <= FILE_BYTES_MAX);
+        let ino = self.number_of(tail.as_ref())?;
+        let now = self.now();
+        let tail = tail.unwrap_or(Tail {
+            ino,
+            size: blob.valid_len().min(FILE_BYTES_MAX),
+            atime: now,
+            mtime: now,
+            ctime: now,
+            change: 0,
+        });
+        let node = Node {
+            kind: FileKind::File,
+            mode: 0o600,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: tail.size,
+            allocated_bytes: blob.allocated_bytes(),
+            atime: tail.atime,
+            mtime: tail.mtime,
+            ctime: tail.ctime,
+            btime: tail.mtime,
+            change: tail.change.max(self.next_change()),
+            parent: ROOT_INO,
+            has_xattrs: false,
+            content: Content::Blob(place),
+        };
+        // Whose it is, the blob says before a node names it.
+        blob.set_metadata(&Tail::of(ino, &node).encode())?;
+        let mut step = self.own_step()?;
+        step.txn.put(&key::node(ino), &node.encode())?;
+        step.txn.delete(&key::detached(place))?;
+        step.txn.delete(&key::ahead(ino))?;
+        let name = if was_older {
+            format!("damaged-{ino}")
+        } else {
+            format!("#{ino}")
+        };
+        self.put_lost(&mut step, dir, ino, name.as_bytes())?;
+        step.commit(|| Outcome::Done)
+    }
+
+    /// Takes the older state of a blob for right, if only that is left; whether it was so.
+    pub(crate) fn take_older(&self, place: Place) -> Result<bool> {
+        let store = self.blobs.store(place.store)?;
+        let is_older = store.older().contains(&place.blob);
+        if is_older {
+            store.accept_older(place.blob)?;
+        }
+        Ok(is_older)
+    }
+
+    /// The number that a blob's file had, if nothing has it, or else a new one.
+    fn number_of(&self, tail: Option<&Tail>) -> Result<Ino> {
+        if let Some(tail) = tail
+            && tail.ino > ROOT_INO
+            && tail.ino < INO_MAX
+            && self.meta.get(&key::node(tail.ino))?.is_none()
+        {
+            self.give_number(tail.ino)?;
+            return Ok(tail.ino);
+        }
+        self.next_ino()
+    }
+
+    /// Sees to it that a number is never given again.
+    pub(crate) fn give_number(&self, ino: Ino) -> Result<()> {
+        let mut next = self.next_ino.lock();
+        if ino < *next {
+            return Ok(());
+        }
+        let mut pool = self.pool.lock();
+        if ino >= pool.next_ino {
+            let record = PoolRecord {
+                next_ino: ino + 1,
+                ..pool.clone()
+            };
+            self.put_pool(&record)?;
+            *pool = record;
+        }
+        *next = ino + 1;
+        Ok(())
+    }
+
+    /// Makes a node and its blob tell the same, after what was written last is lost.
+    pub(crate) fn agree(&self, ino: Ino) -> Result<()> {
+        let mut step = self.own_step()?;
+        let mut node = node_of(&mut step, ino)?;
+        let Content::Blob(place) = node.content else {
+            return Ok(());
+        };
+        let blob = self.blobs.blob(place)?;
+        node.allocated_bytes = blob.allocated_bytes();
+        node.change = node.change.max(self.next_change());
+        step.txn.put(&key::node(ino), &node.encode())?;
+        step.txn.delete(&key::ahead(ino))?;
+        step.commit(|| Outcome::Done)?;
+        Ok(blob.set_metadata(&Tail::of(ino, &node).encode())?)
+    }
+}

@@ -1,0 +1,254 @@
+//! Pools whose metadata cannot be read as a whole, or comes from a dump.
+//!
+//! What can be read of the metadata goes to a new store ([`ferrite_meta`]), and what it means is put right here, before
+//! that takes the old one's place. It is of no one moment: a change may be there of which another part is not. So
+//!
+//! * a record that a blob is nobody's is dropped if the blob holds something: the step that made it a file's may be what
+//!   was lost, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
+//! * numbers of inodes and counters of changes go on above all that blobs and nodes know;
+//! * without the pool's record there is a new one, and names get new places, as the key of their hash is lost;
+//! * without a root directory there is an empty one.
+//!
+//! A check and a repair of the pool put right the rest. Invariant: nothing is changed on data devices.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ferrite_blob::device::uring::Reactor;
+use ferrite_blob::{BlobId, BlobStore};
+use ferrite_meta::{MetaStore, RocksStore, Salvaged};
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+use ferrite_vfs::{Ino, ROOT_INO};
+
+use crate::config::Config;
+use crate::core::EPOCH_SHIFT;
+use crate::description::{Description, Share};
+use crate::format::key;
+use crate::format::node::Node;
+use crate::format::pool::PoolRecord;
+use crate::format::tail::Tail;
+use crate::names::cookie_of;
+use crate::open::{HASH_BITS, empty_root};
+use crate::pool::{self, Opening, of_meta, of_store};
+use crate::refusal::{Result, refuse};
+
+/// Changes with one commit.
+const KEYS_A_COMMIT: usize = 1000;
+
+/// What is known of the data devices.
+struct Content {
+    uuid: Option<[u8; 16]>,
+    stores: u16,
+    /// Blobs that hold something, by store.
+    full: HashMap<(u16, BlobId), Option<Tail>>,
+}
+
+/// What is wrong with a pool's metadata so that it cannot be opened or read as a whole; `None`: nothing is.
+///
+/// # Errors
+/// Of anything but the metadata.
+pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
+    let description = Description::open(path, Share::Look)?;
+    let config = description.config()?;
+    let reactor = pool::reactor(&config)?;
+    let is_damage = |error: &VolumeError| *error.kind() == VolumeErrorKind::Damaged;
+    let store = match pool::meta(&config, &reactor, Opening::Look) {
+        Err(error) if is_damage(&error) => return Ok(Some(error.to_string())),
+        store => store?,
+    };
+    let place = config.metadata_place();
+    let all = store.scan(&[], &[0xff; 32], &mut |_, _| std::ops::ControlFlow::Continue(()));
+    let read = all.map_err(|error| of_meta(place, &error)).and_then(|()| {
+        let record = crate::open::read_record(&store);
+        record.map(drop).map_err(|error| pool::of_fs(place, &error))
+    });
+    match read {
+        Err(error) if is_damage(&error) || *error.kind() == VolumeErrorKind::Foreign => Ok(Some(error.to_string())),
+        read => read.map(|()| None),
+    }
+}
+
+/// Puts what can be read of a pool's metadata in its place. A check and a repair have to follow. Durable when it
+/// returns; after an error or a crash the metadata is what it was.
+///
+/// # Errors
+/// Of the media; the pool is in use.
+pub fn salvage_metadata(path: &Path) -> Result<Salvaged> {
+    replace(path, None)
+}
+
+/// Puts metadata of a dump in the place of a pool's. A check and a repair have to follow. As durable as above.
+///
+/// # Errors
+/// As above; the dump is another pool's, or damaged.
+pub fn restore_metadata(path: &Path, dump: &Path) -> Result<Salvaged> {
+    replace(path, Some(dump))
+}
+
+fn replace(path: &Path, dump: Option<&Path>) -> Result<Salvaged> {
+    let description = Description::open(path, Share::Alone)?;
+    let config = description.config()?;
+    let reactor = pool::reactor(&config)?;
+    let content = Content::read(&config, &reactor)?;
+    let home = pool::home(&config, &reactor, Opening::Mend)?;
+    let mut fix = |store: &dyn MetaStore| content.fix(store, dump.is_some());
+    let place: PathBuf = dump.unwrap_or(config.metadata_place()).to_path_buf();
+    let salvaged = match dump {
+        Some(dump) => RocksStore::restore(home, dump, &mut fix),
+        None => RocksStore::salvage(home, &mut fix),
+    };
+    salvaged.map_err(|error| of_meta(&place, &error))
+}
+
+impl Content {
+    fn read(config: &Config, reactor: &Arc<Reactor>) -> Result<Content> {
+        let mut content = Content {
+            uuid: None,
+            stores: u16::try_from(config.data.len()).unwrap_or(u16::MAX),
+            full: HashMap::new(),
+        };
+        for (number, data) in (0..).zip(&config.data) {
+            if !data.device.exists() && config.degraded {
+                continue;
+            }
+            let device = pool::device(data, reactor, true)?;
+            let found = BlobStore::identify(&device).map_err(of_store)?;
+            let Some(found) = found.filter(|found| found.index == number) else {
+                let text = format!(
+                    "{}: it is not the pool's data device {}",
+                    data.device.display(),
+                    number + 1
+                );
+                return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+            };
+            if content.uuid.is_some_and(|uuid| uuid != found.pool) {
+                let text = format!("{}: it belongs to another pool than the others", data.device.display());
+                return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+            }
+            content.uuid = Some(found.pool);
+            let store = BlobStore::open(Box::new(device), true).map_err(of_store)?;
+            for id in store.ids().map_err(of_store)? {
+                // One that cannot be read is kept, too: a repair says what it is.
+                let (holds, tail) = store.blob(id).map_or((true, None), |blob| {
+                    (blob.valid_len() > 0, Tail::decode(&blob.metadata()))
+                });
+                if holds {
+                    content.full.insert((number, id), tail);
+                }
+            }
+        }
+        Ok(content)
+    }
+
+    /// Makes a copy of metadata one that can be opened.
+    fn fix(&self, store: &dyn MetaStore, is_dump: bool) -> ferrite_meta::Result<()> {
+        let found = store.get(key::POOL)?.and_then(|value| PoolRecord::decode(&value));
+        let is_known = found.is_some();
+        let mut record = found.unwrap_or_else(|| self.new_record());
+        if self.uuid.is_some_and(|uuid| uuid != record.uuid) {
+            let text = "it is another pool's than the data devices are";
+            return Err(ferrite_meta::Error::Invalid(text.into()));
+        }
+        if is_dump && !is_known {
+            return Err(ferrite_meta::Error::Corruption(
+                "the dump has no record of a pool".into(),
+            ));
+        }
+        let (mut ino, mut change, mut has_root) = (ROOT_INO, 0, false);
+        each(store, b'N', &mut |key, value| {
+            let number = key::ino_of(key).unwrap_or(0);
+            ino = ino.max(number);
+            let node = Node::decode(value);
+            has_root |= number == ROOT_INO && node.as_ref().is_some_and(Node::is_dir);
+            change = change.max(node.map_or(0, |node| node.change));
+        })?;
+        for tail in self.full.values().flatten() {
+            ino = ino.max(tail.ino.min(INO_MAX));
+            change = change.max(tail.change);
+        }
+        record.next_ino = record.next_ino.max(ino + 1);
+        record.epoch = record.epoch.max((change >> EPOCH_SHIFT).min(EPOCH_MAX)) + 1;
+        record.trusted_since = record.epoch + 1;
+        record.is_clean = false;
+        let mut changes = self.records_to_drop(store)?;
+        if !is_known {
+            changes.extend(rehashed(store, &record)?);
+        }
+        if !has_root {
+            changes.push((key::node(ROOT_INO).to_vec(), Some(empty_root(0, 0).encode())));
+        }
+        changes.push((key::POOL.to_vec(), Some(record.encode())));
+        apply(store, &changes)
+    }
+
+    fn new_record(&self) -> PoolRecord {
+        PoolRecord {
+            uuid: self.uuid.unwrap_or_else(pool::random),
+            hash_key: pool::random(),
+            stores: self.stores,
+            epoch: 0,
+            trusted_since: 0,
+            next_ino: ROOT_INO + 1,
+            inodes: 0,
+            small_files: 0,
+            small_bytes: 0,
+            is_clean: false,
+        }
+    }
+
+    /// Records that blobs are nobody's, of blobs that hold something.
+    fn records_to_drop(&self, store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
+        let mut changes = Changes::new();
+        each(store, b'X', &mut |key, _| {
+            let place = key::place_of_detached(key);
+            if place.is_some_and(|place| self.full.contains_key(&(place.store, place.blob))) {
+                changes.push((key.to_vec(), None));
+            }
+        })?;
+        Ok(changes)
+    }
+}
+
+/// No inode has a larger number, and no pool was opened more often: what says so is damaged.
+const INO_MAX: Ino = 1 << 62;
+const EPOCH_MAX: u64 = 1 << 22;
+
+/// Keys with what they become.
+type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+fn each(store: &dyn MetaStore, kind: u8, visit: &mut dyn FnMut(&[u8], &[u8])) -> ferrite_meta::Result<()> {
+    let (from, to) = key::all_of(kind);
+    store.scan(&from, &to, &mut |key, value| {
+        visit(key, value);
+        std::ops::ControlFlow::Continue(())
+    })
+}
+
+/// Names in their places by another hash.
+fn rehashed(store: &dyn MetaStore, record: &PoolRecord) -> ferrite_meta::Result<Changes> {
+    let mut changes = Changes::new();
+    each(store, b'C', &mut |key, _| changes.push((key.to_vec(), None)))?;
+    each(store, b'E', &mut |key, value| {
+        if let Some((parent, _, name)) = key::parts_of_edge(key) {
+            let cookie = cookie_of(&record.hash_key, HASH_BITS, name, 0);
+            changes.push((key.to_vec(), None));
+            changes.push((key::edge(parent, cookie, name), Some(value.to_vec())));
+        }
+    })?;
+    Ok(changes)
+}
+
+fn apply(store: &dyn MetaStore, changes: &Changes) -> ferrite_meta::Result<()> {
+    for some in changes.chunks(KEYS_A_COMMIT) {
+        let mut txn = store.begin();
+        for (key, value) in some {
+            match value {
+                Some(value) => txn.put(key, value)?,
+                None => txn.delete(key)?,
+            }
+        }
+        txn.commit()?;
+    }
+    Ok(())
+}
