@@ -1,16 +1,16 @@
 //! What a close proves of slots: that the newer page of each is there.
 //!
 //! Of a slot's two pages the one with the larger generation is right. After a crash, a page that cannot be read may be
-//! a write that was torn, and then the other page is right. After a close it cannot: if it was the newer page, the other
-//! one holds an older state of the blob. So the superblock of a store that is closed has a digest of the generations of
-//! all slots. An opening computes it again from what it finds. If the two differ, the digest also says which slots have
-//! lost their newer page, as a slot's generations follow each other, and few are damaged at a time.
+//! a write that was torn, and then the other page is right. After a close it cannot: if it was the newer page, the
+//! other one holds an older state of the blob. So the superblock of a store that is closed has a digest of the
+//! generations of all slots. An opening computes it again from what it finds. If the two differ, the digest also says
+//! which slots have lost their newer page, as a slot's generations follow each other, and few are damaged at a time.
 //!
 //! Where no slot can be named, the store says that some are older, until a repair.
 //!
-//! A blob of which only an older state is left is not read: its bytes would come as zeros, or as what another blob wrote
-//! there. Its metadata says so from the next opening for changes on ([`crate::format::Head::is_older`]), so that a crash
-//! does not hide it. It becomes a blob like others again by [`BlobStore::accept_older`].
+//! A blob of which only an older state is left is not read: its bytes would come as zeros, or as what another blob
+//! wrote there. Its metadata says so from the next opening for changes on ([`crate::format::Head::is_older`]), so that
+//! a crash does not hide it. It becomes a blob like others again by [`BlobStore::accept_older`].
 //!
 //! Invariants: `Free::digest` is the sum over all slots of [`of`] their newest generation, as it is on the device.
 

@@ -1,7 +1,7 @@
 //! Reading all slots, when a store is opened: what is free, what is damaged.
 //!
-//! Invariants: a blob of which only an older state may be left takes what it names last, as that may be another's since.
-//! Used by `store` only, before anybody else has the store.
+//! Invariants: a blob of which only an older state may be left takes what it names last, as that may be another's
+//! since. Used by `store` only, before anybody else has the store.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,8 @@
 //! The two superblocks: the same, at both ends of the device.
 //!
-//! The first is written, durably, and then the last. So a crash leaves the same in both; or a newer one in the first, by
-//! one generation; or one of the two torn. Anything else is damage. The newer one is enough, and an opening for changes
-//! writes both anew, so damage of one of them is named, and loses nothing.
+//! The first is written, durably, and then the last. So a crash leaves the same in both; or a newer one in the first,
+//! by one generation; or one of the two torn. Anything else is damage. The newer one is enough, and an opening for
+//! changes writes both anew, so damage of one of them is named, and loses nothing.
 //!
 //! The last page of the device is written here alone. Where it does not hold what was written last, the device has been
 //! cut off, or overwritten, behind the store's back: then the store stops, and does not say that it was closed. A write

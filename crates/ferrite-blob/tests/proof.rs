@@ -218,8 +218,8 @@ fn damage_of_either_superblock_is_named_and_mended_by_an_opening() {
     }
 }
 
-/// An entry of the ring says that those before it are in place. If it is damaged after a close, they must not be written
-/// over what came later.
+/// An entry of the ring says that those before it are in place. If it is damaged after a close, they must not be
+/// written over what came later.
 #[test]
 fn a_damaged_ring_takes_nothing_back_after_a_close() {
     let device = Arc::new(Memory::new(16 << 20).tearing());

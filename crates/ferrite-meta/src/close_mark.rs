@@ -12,8 +12,8 @@
 //! | `NAME BYTES` | a log, or the manifest; any number of them |
 //! | `crc HEX` | CRC-32C of the lines before |
 //!
-//! Invariants: no mark is there while RocksDB changes anything. A mark of another manifest is an old one: a program that
-//! does not know marks has used the store since; it says nothing.
+//! Invariants: no mark is there while RocksDB changes anything. A mark of another manifest is an old one: a program
+//! that does not know marks has used the store since; it says nothing.
 
 use crate::error::{Error, Result};
 use crate::log_check;

@@ -1,8 +1,8 @@
 //! Copies of a store: what can be read of a damaged one, a dump of one in use, and one that comes from a dump.
 //!
-//! A damaged store is never mended in place: all pairs that can be read go to a new one beside it, which takes its place
-//! when it is whole and durable. In a directory of the machine the damaged one stays, under another name; on blobs its
-//! files go, as there may be no room for both.
+//! A damaged store is never mended in place: all pairs that can be read go to a new one beside it, which takes its
+//! place when it is whole and durable. In a directory of the machine the damaged one stays, under another name; on
+//! blobs its files go, as there may be no room for both.
 //!
 //! Invariants: until the new store takes the place, the old one is what it was (unless RocksDB has to make a list of
 //! its tables anew to read it at all); a crash in between leaves the old one, and what was begun is removed by the next

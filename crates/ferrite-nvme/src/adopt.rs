@@ -21,8 +21,8 @@ use crate::repair::node_of;
 const INO_MAX: Ino = 1 << 62;
 
 impl Core {
-    /// What a repair does about a blob that nothing names. One that holds nothing is deleted; so is one of which not all
-    /// metadata can be read.
+    /// What a repair does about a blob that nothing names. One that holds nothing is deleted; so is one of which not
+    /// all metadata can be read.
     pub(crate) fn mend_nameless(&self, place: Place) -> Mend {
         let is_older = self
             .blobs

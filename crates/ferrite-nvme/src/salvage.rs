@@ -3,8 +3,8 @@
 //! What can be read of the metadata goes to a new store ([`ferrite_meta`]), and what it means is put right here, before
 //! that takes the old one's place. It is of no one moment: a change may be there of which another part is not. So
 //!
-//! * a record that a blob is nobody's is dropped if the blob holds something: the step that made it a file's may be what
-//!   was lost, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
+//! * a record that a blob is nobody's is dropped if the blob holds something: the step that made it a file's may be
+//!   what was lost, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
 //! * numbers of inodes and counters of changes go on above all that blobs and nodes know;
 //! * without the pool's record there is a new one, and names get new places, as the key of their hash is lost;
 //! * without a root directory there is an empty one.
