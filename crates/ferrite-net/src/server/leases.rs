@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::state::random;
-use super::unresponsive::Unresponsive;
+use super::unresponsive::{ANSWER_MIN, Unresponsive};
 
 /// The attribute of the pool's root that says how long leases of this run may last, in milliseconds.
 const NAME: &[u8] = b"trusted.ferrite.leases";
@@ -73,6 +73,16 @@ struct Lease {
     ends: Instant,
     /// The number of the recall that the client has been sent, 0 if none.
     recall: u64,
+    /// When that was.
+    asked: Option<Instant>,
+}
+
+impl Lease {
+    /// Whether it is over, and its client has had time to give it back before, and has not.
+    fn ran_out(&self, now: Instant) -> bool {
+        let had_time = |asked: Instant| self.ends.saturating_duration_since(asked) >= ANSWER_MIN;
+        self.ends <= now && self.recall != 0 && self.asked.is_some_and(had_time)
+    }
 }
 
 /// A change that waits.
@@ -231,7 +241,7 @@ impl Leases {
             .iter_mut()
             .find(|lease| lease.session.number() == session.number())
         {
-            Some(lease) if lease.recall != 0 && lease.ends <= now => {
+            Some(lease) if lease.ran_out(now) => {
                 let (session, export) = (session.number(), session.export());
                 table.unresponsive.note(session, export, self.term, now);
                 return false;
@@ -246,6 +256,7 @@ impl Leases {
                     session,
                     ends,
                     recall: 0,
+                    asked: None,
                 });
                 table.count += 1;
             }
@@ -424,8 +435,7 @@ impl Table {
 
     /// Drops the leases that are over. Who was asked to give one back before, and did not, gets none for a while.
     fn drop_ended(&mut self, term: Duration, now: Instant) {
-        let ran_out = |lease: &&Lease| lease.ends <= now && lease.recall != 0;
-        for lease in self.leases.values().flatten().filter(ran_out) {
+        for lease in self.leases.values().flatten().filter(|lease| lease.ran_out(now)) {
             let (session, export) = (lease.session.number(), lease.session.export());
             self.unresponsive.note(session, export, term, now);
         }
@@ -459,6 +469,7 @@ impl Table {
                 self.last_recall += 1;
                 let number = self.last_recall;
                 lease.recall = number;
+                lease.asked = Some(Instant::now());
                 self.recalls.insert(number, ino);
                 lease.session.recall(number, ino);
             }
