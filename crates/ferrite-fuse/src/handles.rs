@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! * A number names one handle from `insert` to `remove`; a number never given, or taken back, names none.
-//! * An inode counts as written from the `insert` of its first handle that may write to the `remove` of its last. The
-//!   kernel releases a handle only when its last mapping is gone, so a shared mapping that can be stored into keeps its
+//! * An inode counts as mapped from the `insert` of its first handle that a shared mapping can store through to the
+//!   `remove` of its last. The kernel releases a handle only when its last mapping is gone, so such a mapping keeps its
 //!   inode among them, whether its descriptor is closed or not.
 
 use std::collections::HashMap;
@@ -14,18 +14,18 @@ use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
 
-/// An open file, and whether it may be written to.
+/// An open file, and whether a shared mapping of it can be stored into.
 struct Handle {
     file: Arc<dyn OpenFile>,
-    writes: bool,
+    maps: bool,
 }
 
 #[derive(Default)]
 struct Shard {
     slots: Vec<Option<Handle>>,
     free: Vec<usize>,
-    /// How many handles may write, by inode. A shard has all handles of its inodes.
-    writers: HashMap<Ino, usize>,
+    /// How many of those there are, by inode. A shard has all handles of its inodes.
+    mappable: HashMap<Ino, usize>,
 }
 
 /// The open files of one mount. Sharded, so that threads working on different files seldom contend.
@@ -35,19 +35,19 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Adds a handle that may be written to, or not; returns its number.
-    pub(crate) fn insert(&self, file: Arc<dyn OpenFile>, writes: bool) -> u64 {
+    /// Adds a handle that a mapping can store through, or not; returns its number.
+    pub(crate) fn insert(&self, file: Arc<dyn OpenFile>, maps: bool) -> u64 {
         let ino = file.ino();
         let shard_number = ino as usize % SHARDS;
         let mut shard = self.shards[shard_number].lock();
-        if writes {
-            *shard.writers.entry(ino).or_default() += 1;
+        if maps {
+            *shard.mappable.entry(ino).or_default() += 1;
         }
         let slot = shard.free.pop().unwrap_or_else(|| {
             shard.slots.push(None);
             shard.slots.len() - 1
         });
-        shard.slots[slot] = Some(Handle { file, writes });
+        shard.slots[slot] = Some(Handle { file, maps });
         (slot * SHARDS + shard_number) as u64
     }
 
@@ -59,9 +59,9 @@ impl Handles {
         Some(Arc::clone(&handle.file))
     }
 
-    /// Whether a handle of an inode may be written to, and so a mapping may have stored what only the kernel has.
-    pub(crate) fn may_be_written(&self, ino: Ino) -> bool {
-        self.shards[ino as usize % SHARDS].lock().writers.contains_key(&ino)
+    /// Whether a mapping may have stored what only the kernel has.
+    pub(crate) fn may_be_mapped(&self, ino: Ino) -> bool {
+        self.shards[ino as usize % SHARDS].lock().mappable.contains_key(&ino)
     }
 
     /// How many there are.
@@ -77,13 +77,13 @@ impl Handles {
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;
         let mut shard = self.shards[number % SHARDS].lock();
-        let Handle { file, writes } = shard.slots.get_mut(number / SHARDS)?.take()?;
+        let Handle { file, maps } = shard.slots.get_mut(number / SHARDS)?.take()?;
         shard.free.push(number / SHARDS);
         let ino = file.ino();
-        if writes && let Some(count) = shard.writers.get_mut(&ino) {
+        if maps && let Some(count) = shard.mappable.get_mut(&ino) {
             *count -= 1;
             if *count == 0 {
-                shard.writers.remove(&ino);
+                shard.mappable.remove(&ino);
             }
         }
         Some(file)

@@ -6,8 +6,8 @@
 //! while its call waits.
 //!
 //! A wait ends with a signal that ends the process, and with SIGINT, SIGQUIT, SIGTERM and SIGHUP also if the program
-//! handles them. Other signals that a program handles do not: timers and profilers send them all the time, and few programs
-//! expect `EINTR` of a file system. A thread that is exiting does not want the answer to a `close` either.
+//! handles them. Other signals that a program handles do not end it: timers and profilers send them all the time, and
+//! few programs expect `EINTR` of a file system. A thread that is exiting does not want the answer to a `close` either.
 
 use ferrite_vfs::{WaitingCaller, Waits};
 
@@ -105,7 +105,7 @@ mod tests {
         let stat = |flags: u64| format!("7 (a) b)) D 1 7 7 0 -1 {flags} 0 0");
         assert!(is_exiting(&stat(4194304 | PF_EXITING)) && !is_exiting(&stat(4194304)));
         assert!(!is_exiting("") && !is_exiting("7 (x) S"));
-        assert!(!gives_up(std::process::id()), "this one goes on, and is not signalled");
+        assert!(!gives_up(std::process::id()), "this one lives, and has no signal");
     }
 
     #[test]

@@ -214,12 +214,12 @@ impl Service {
 
     /// Adds an open file, by the flags of `open`.
     fn insert(&self, file: Arc<dyn OpenFile>, flags: i32) -> Opened {
-        let writes = asked_mode(OpenFlags(flags)).write;
+        let maps = flags & libc::O_ACCMODE == libc::O_RDWR;
         let mut opened = self.opened;
-        // Its close has nothing to flush. That of one which may be mapped for writing must reach us: its answer tells
-        // the program that the daemon lives, and so that what the kernel wrote before has arrived.
-        opened.set(FopenFlags::FOPEN_NOFLUSH, !writes && self.locks.is_none());
-        let fh = self.handles.insert(file, writes);
+        // Without a mapping that can be stored into, a close has nothing to flush. With one it must reach us: the
+        // answer tells the program that the daemon lives, and so that what the kernel wrote before has arrived.
+        opened.set(FopenFlags::FOPEN_NOFLUSH, !maps && self.locks.is_none());
+        let fh = self.handles.insert(file, maps);
         Opened { fh, flags: opened }
     }
 

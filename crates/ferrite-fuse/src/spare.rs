@@ -92,7 +92,7 @@ impl Spare {
         queue.threads >= THREADS_MAX && !queue.work.is_empty()
     }
 
-    /// Has `work` done by a thread; by the caller, if there is none and none can be had.
+    /// Has `work` done by a thread; by the caller, if no thread can be had.
     pub(crate) fn pass_on(&self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.shared.queue.lock();
         queue.work.push_back(Box::new(work));

@@ -3,9 +3,10 @@
 //! What lives here: the answers that would deny such pages: where data and holes are, and that a file has no blocks at
 //! all. Programs that copy (`cp`, `tar -S`) believe both, and would leave out what was stored.
 //!
-//! Invariant: while a handle of an inode may be written to, no part of its file is called a hole, and its block count
-//! is not 0. The kernel releases such a handle after the last mapping made through it, so what it has not written by
-//! then does not exist. Only this mount's handles count: no other kernel's pages can be read here either.
+//! Invariant: while a handle of an inode is open for reading and writing, which a shared mapping needs to be stored
+//! into, no part of its file is called a hole, and its block count is not 0. The kernel releases such a handle after
+//! the last mapping made through it, so what it has not written by then does not exist. Only this mount's handles
+//! count: no other kernel's pages can be read here either.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ impl Service {
     pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
         let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
         let file = told(self.handle(fh))?;
-        let is_data = self.handles.may_be_written(file.ino());
+        let is_data = self.handles.may_be_mapped(file.ino());
         told(match (whence, is_data) {
             (libc::SEEK_DATA, false) => file.seek_data(ctx, offset),
             (libc::SEEK_HOLE, false) => file.seek_hole(ctx, offset),
@@ -42,7 +43,7 @@ impl Service {
         if attr.blocks != 0 || attr.size < BLOCK_BYTES || attr.kind != FileKind::File {
             return (attr, Keep::of(&attr, trust));
         }
-        attr.blocks = u64::from(self.handles.may_be_written(attr.ino));
+        attr.blocks = u64::from(self.handles.may_be_mapped(attr.ino));
         (attr, Keep::NOT)
     }
 }
