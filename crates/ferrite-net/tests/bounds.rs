@@ -208,7 +208,7 @@ impl World {
 type Measured<'m> = &'m mut dyn FnMut(&mut Raw, &Request<'_>);
 
 /// Kinds of which the slowest request is refused, or has no answer.
-const REFUSED: [&str; 9] = [
+const REFUSED: [&str; 10] = [
     "Goodbye",
     "Resolve",
     "OpenPath",
@@ -218,6 +218,7 @@ const REFUSED: [&str; 9] = [
     "ReleaseKey",
     "CloseQueuePair",
     "Unbind",
+    "SeekData",
 ];
 
 /// Opens and cuts a file, or its kin.

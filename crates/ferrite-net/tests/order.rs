@@ -69,6 +69,8 @@ impl Layer for Slow {
 fn what_an_old_connection_still_brings_is_not_done() {
     let options = ServerOptions::default().threads(2);
     let (_server, address) = serve(Arc::new(Slow(MemFs::new())), vec![export("")], &options);
+    // Connections go to the threads in turn; the first thread is the one that accepts, and must be free.
+    let (_first, _) = Raw::greeted(&address, "");
     let (mut old, welcome) = Raw::greeted(&address, "");
     let mut bytes = Vec::new();
     let mkdir = Request::Mkdir {

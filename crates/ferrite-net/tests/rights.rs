@@ -23,6 +23,11 @@ const NONE: u32 = u32::MAX;
 
 fn server() -> (Server, String, Arc<MemFs>) {
     let fs = Arc::new(MemFs::new());
+    let open_to_all = SetAttr {
+        mode: Some(0o777),
+        ..SetAttr::default()
+    };
+    fs.setattr(SYSTEM, ROOT_INO, &open_to_all).unwrap();
     for (name, mode) in [("private", 0o600), ("readable", 0o644), ("public", 0o666)] {
         let node = NewNode {
             kind: FileKind::File,
