@@ -35,7 +35,7 @@ mod waits;
 pub mod workers;
 
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
-pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SpaceOf, Unsupported};
+pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};
 pub use ferrite_buffers as buffers;
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a number never changes its meaning. New causes are added at the end of their list.
 
-use super::{BadArgument, FsError, SpaceOf, Unsupported};
+use super::{BadArgument, FsError, SessionsOf, SpaceOf, Unsupported};
 
 /// Causes without particulars; number 1 is the first.
 const PLAIN: [FsError; 27] = [
@@ -79,10 +79,13 @@ const UNSUPPORTED: [Unsupported; 6] = [
     Unsupported::WritableRegion,
 ];
 
+const SESSIONS: [SessionsOf; 3] = [SessionsOf::Export, SessionsOf::Key, SessionsOf::Address];
+
 /// Numbers of the causes with particulars.
 const NO_SPACE: u16 = 0x101;
 const INVALID: u16 = 0x102;
 const NOT_SUPPORTED: u16 = 0x103;
+const TOO_MANY_SESSIONS: u16 = 0x104;
 
 fn place<T: PartialEq>(list: &[T], wanted: &T) -> Option<u16> {
     list.iter().position(|found| found == wanted).map(|at| at as u16)
@@ -111,6 +114,7 @@ impl FsError {
             FsError::NoSpace(of) => ErrorCode::new(NO_SPACE, place(&SPACE, of)?),
             FsError::Invalid(what) => ErrorCode::new(INVALID, place(&ARGUMENTS, what)?),
             FsError::NotSupported(what) => ErrorCode::new(NOT_SUPPORTED, place(&UNSUPPORTED, what)?),
+            FsError::TooManySessions(of) => ErrorCode::new(TOO_MANY_SESSIONS, place(&SESSIONS, of)?),
             plain => ErrorCode::new(place(&PLAIN, plain)? + 1, 0),
         })
     }
@@ -123,6 +127,7 @@ impl FsError {
             NO_SPACE => FsError::NoSpace(*SPACE.get(at)?),
             INVALID => FsError::Invalid(*ARGUMENTS.get(at)?),
             NOT_SUPPORTED => FsError::NotSupported(*UNSUPPORTED.get(at)?),
+            TOO_MANY_SESSIONS => FsError::TooManySessions(*SESSIONS.get(at)?),
             _ if particulars != 0 => return None,
             plain => PLAIN.get(usize::from(plain).checked_sub(1)?)?.clone(),
         })
@@ -145,7 +150,8 @@ mod tests {
                 }
             }
         }
-        assert_eq!(known, PLAIN.len() + SPACE.len() + ARGUMENTS.len() + UNSUPPORTED.len());
+        let expected = PLAIN.len() + SPACE.len() + ARGUMENTS.len() + UNSUPPORTED.len() + SESSIONS.len();
+        assert_eq!(known, expected);
         assert_eq!(FsError::Io(String::new()).code(), None);
         assert_eq!(FsError::damaged(1, "").code(), None);
     }

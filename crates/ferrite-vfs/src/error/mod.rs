@@ -41,6 +41,27 @@ impl std::fmt::Display for SpaceOf {
     }
 }
 
+/// Whose sessions are too many, see [`FsError::TooManySessions`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SessionsOf {
+    /// All clients of the export.
+    Export,
+    /// Clients with this key.
+    Key,
+    /// Clients at this address.
+    Address,
+}
+
+impl std::fmt::Display for SessionsOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SessionsOf::Export => "this export (`sessions` of the export)",
+            SessionsOf::Key => "this key (`sessions_per_key`)",
+            SessionsOf::Address => "this address (`sessions_per_address`)",
+        })
+    }
+}
+
 /// What is wrong with an argument, see [`FsError::Invalid`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
@@ -273,6 +294,12 @@ pub enum FsError {
     /// A later change with the same slot has taken the place of this one ([`crate::Once`]).
     #[error("a later request has taken the place of this one")]
     Superseded,
+    /// A server has as many clients as it takes. The next may try again when one of them has left.
+    #[error(
+        "the server has as many sessions as its configuration allows for {0}; try again later, or raise that number in \
+         its configuration"
+    )]
+    TooManySessions(SessionsOf),
 }
 
 impl FsError {
@@ -330,6 +357,7 @@ impl FsError {
             FsError::Interrupted => libc::EINTR,
             FsError::TooManyOpen => libc::ENFILE,
             FsError::Superseded => libc::ECANCELED,
+            FsError::TooManySessions(_) => libc::EUSERS,
         }
     }
 }
