@@ -44,6 +44,9 @@ pub enum HandshakeError {
         /// That of this client.
         ours: u8,
     },
+    /// The server has as many connections as it takes.
+    #[error("the server has as many connections as it takes; try again later")]
+    Full,
     /// What answers is no server of ours.
     #[error("what answers there is no Ferrite server, or one of another version")]
     Foreign,

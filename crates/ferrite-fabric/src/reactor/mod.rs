@@ -22,7 +22,7 @@ mod wired;
 mod wired;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,6 +42,7 @@ use crate::outbox::Outbox;
 use crate::secure::handshake::Admitted;
 use crate::secure::{Gate, KeyId};
 use crate::socket;
+use crate::source::{Crowd, Source, Throttle};
 use crate::spin::{SPIN, Spin};
 
 use connection::Connection;
@@ -67,8 +68,10 @@ const STALLED: Duration = Duration::from_secs(1);
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often a thread with nothing to do looks up.
 const IDLE: Duration = Duration::from_secs(1);
-/// Newcomers of a thread. With one more, the one who has been there longest goes.
+/// Newcomers of a thread ([`Crowd`]).
 const NEWCOMERS_MAX: usize = 1024;
+/// Those of them that come from one source.
+const NEWCOMERS_OF_SOURCE_MAX: usize = 256;
 
 /// Number of the event of the waker.
 const WAKER: u64 = u64::MAX;
@@ -202,6 +205,8 @@ struct Shared {
     stop: AtomicBool,
     pool: Pool,
     turns: Arc<Turns>,
+    /// Of the lines about connections that were not taken.
+    refusals: Throttle,
 }
 
 /// Running threads that serve connections.
@@ -234,6 +239,7 @@ impl Reactors {
             stop: AtomicBool::new(false),
             pool: pool.clone(),
             turns: Arc::clone(&options.turns),
+            refusals: Throttle::new(),
         });
         let mut listeners = Some(listeners);
         let mut running = Reactors {
@@ -281,8 +287,7 @@ struct Reactor<S: Service> {
     epoll: OwnedFd,
     listeners: Vec<TcpListener>,
     connections: HashMap<u64, Connection<S::Peer>>,
-    /// By number, so by age.
-    newcomers: BTreeMap<u64, Newcomer>,
+    newcomers: Crowd<Newcomer>,
     next_number: u64,
     /// Connections that wait for a buffer, or whose turn was cut short.
     waiting: Vec<u64>,
@@ -317,7 +322,7 @@ impl<S: Service> Reactor<S> {
             epoll,
             listeners,
             connections: HashMap::new(),
-            newcomers: BTreeMap::new(),
+            newcomers: Crowd::new(NEWCOMERS_MAX, NEWCOMERS_OF_SOURCE_MAX),
             next_number: 0,
             waiting: Vec::new(),
             room: vec![0; TURN_BYTES],
@@ -376,8 +381,9 @@ impl<S: Service> Reactor<S> {
         }
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.drop_connection(number));
-        let numbers: Vec<u64> = self.newcomers.keys().copied().collect();
-        numbers.into_iter().for_each(|number| self.drop_newcomer(number));
+        while let Some((oldest, _)) = self.newcomers.oldest() {
+            self.drop_newcomer(oldest);
+        }
     }
 
     /// How long to wait for events, at most, while these connections wait for another turn.
@@ -432,12 +438,20 @@ impl<S: Service> Reactor<S> {
             match self.listeners[listener].accept() {
                 Ok((stream, address)) => {
                     let shared = &self.shared;
-                    if shared.connections.fetch_add(1, Ordering::Relaxed) >= shared.connections_max {
+                    let is_full = shared.connections.fetch_add(1, Ordering::Relaxed) >= shared.connections_max;
+                    // One that has said nothing yet makes room for it.
+                    let is_refused = is_full && self.newcomers.remove_of_largest().is_none();
+                    if is_full {
                         shared.connections.fetch_sub(1, Ordering::Relaxed);
-                        tracing::warn!(
-                            "{address} was refused: there are {} connections",
-                            shared.connections_max
-                        );
+                    }
+                    if is_refused {
+                        newcomer::refuse_full(&stream);
+                        if let Some(more) = shared.refusals.admit() {
+                            tracing::warn!(
+                                "{address} was refused, and {more} others before it: there are {} connections",
+                                shared.connections_max
+                            );
+                        }
                         continue;
                     }
                     let waker = &shared.wakers[shared.next.fetch_add(1, Ordering::Relaxed) % shared.wakers.len()];
@@ -450,7 +464,9 @@ impl<S: Service> Reactor<S> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     // A client that went away at once, or nothing left for another: those that are connected go on.
-                    tracing::warn!("a connection could not be accepted: {error}");
+                    if let Some(more) = self.shared.refusals.admit() {
+                        tracing::warn!("a connection could not be accepted, and {more} before it: {error}");
+                    }
                     if error.kind() != io::ErrorKind::ConnectionAborted {
                         self.rest(Some(Instant::now() + ACCEPT_REST));
                     }
@@ -492,28 +508,32 @@ impl<S: Service> Reactor<S> {
                 )?)
             });
         if let Err(error) = ready {
-            tracing::warn!("{address} could not be served: {error}");
+            if let Some(more) = self.shared.refusals.admit() {
+                tracing::warn!("{address} could not be served, and {more} others before it: {error}");
+            }
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        self.newcomers.insert(number, Newcomer::new(stream, address));
-        if self.newcomers.len() > NEWCOMERS_MAX
-            && let Some((&oldest, _)) = self.newcomers.first_key_value()
+        let newcomer = Newcomer::new(stream, address);
+        if self
+            .newcomers
+            .insert(number, Source::of(address.ip()), newcomer)
+            .is_some()
         {
-            self.drop_newcomer(oldest);
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// A turn of a newcomer: takes what has come of the handshake, and answers.
     fn meet(&mut self, number: u64) {
-        let Some(newcomer) = self.newcomers.get_mut(&number) else {
+        let Some(newcomer) = self.newcomers.get_mut(number) else {
             return;
         };
         match newcomer.turn(&self.shared.gate) {
             Turn::More => {}
             Turn::Over => self.drop_newcomer(number),
             Turn::Admitted(admitted) => {
-                if let Some(newcomer) = self.newcomers.remove(&number) {
+                if let Some(newcomer) = self.newcomers.remove(number) {
                     self.welcome(number, newcomer, *admitted);
                 }
             }
@@ -535,13 +555,13 @@ impl<S: Service> Reactor<S> {
     }
 
     fn drop_newcomer(&mut self, number: u64) {
-        if self.newcomers.remove(&number).is_some() {
+        if self.newcomers.remove(number).is_some() {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     fn drop_late_newcomers(&mut self) {
-        while let Some((&oldest, newcomer)) = self.newcomers.first_key_value()
+        while let Some((oldest, newcomer)) = self.newcomers.oldest()
             && newcomer.is_late()
         {
             self.drop_newcomer(oldest);

@@ -7,7 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::secure::Gate;
-use crate::secure::handshake::{Admitted, Progress, Responder};
+use crate::secure::handshake::{Admitted, FULL, Progress, Responder};
 
 /// How long a handshake may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -31,6 +31,15 @@ pub(super) enum Turn {
     Over,
     /// It is over, and well.
     Admitted(Box<Admitted>),
+}
+
+/// Tells a client that the server has no room for it. It may close before it reads that, and nothing is kept for it.
+pub(super) fn refuse_full(mut stream: &TcpStream) {
+    // Of a fresh socket, which has room for this.
+    let _ = stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.write(&FULL))
+        .and_then(|_| stream.shutdown(Shutdown::Write));
 }
 
 impl Newcomer {

@@ -48,7 +48,21 @@ enum Verdict {
     KeyWanted = 1,
     KeyRefused = 2,
     OtherVersion = 3,
+    Full = 4,
 }
+
+/// The verdict for a client for which there is no room, which is said before it has sent anything.
+pub(crate) const FULL: [u8; VERDICT_BYTES] = {
+    let mut verdict = [0; VERDICT_BYTES];
+    let mut at = 0;
+    while at < MAGIC.len() {
+        verdict[at] = MAGIC[at];
+        at += 1;
+    }
+    verdict[8] = VERSION;
+    verdict[9] = Verdict::Full as u8;
+    verdict
+};
 
 fn preamble(kind: u8, id: KeyId) -> [u8; PREAMBLE_BYTES] {
     let mut preamble = [0; PREAMBLE_BYTES];
@@ -59,7 +73,7 @@ fn preamble(kind: u8, id: KeyId) -> [u8; PREAMBLE_BYTES] {
     preamble
 }
 
-fn noise<'k>(secret: &'k [u8; 32], prologue: &'k [u8]) -> Result<Builder<'k>, snow::Error> {
+pub(super) fn noise<'k>(secret: &'k [u8; 32], prologue: &'k [u8]) -> Result<Builder<'k>, snow::Error> {
     Builder::new(PATTERN.parse()?).psk(0, secret)?.prologue(prologue)
 }
 
@@ -122,6 +136,7 @@ fn take_verdict(stream: &TcpStream, key: Option<KeyId>, deadline: Instant) -> Re
             })
         }
         (said, _) if said == Verdict::Welcome as u8 => Ok(()),
+        (said, _) if said == Verdict::Full as u8 => Err(HandshakeError::Full),
         (said, Some(key)) if said == Verdict::KeyRefused as u8 => Err(HandshakeError::KeyRefused { key }),
         (said, None) if said == Verdict::KeyWanted as u8 => Err(HandshakeError::KeyWanted),
         _ => Err(HandshakeError::Foreign),

@@ -12,6 +12,8 @@
 //! on, also that they encrypt or do not, is covered by that proof. Nothing is allocated for a connection before its
 //! proof but what [`handshake::Responder`] holds, which is less than a KiB.
 
+#[cfg(test)]
+mod adversaries;
 pub mod handshake;
 mod key;
 pub mod record;

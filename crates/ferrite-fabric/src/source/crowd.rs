@@ -1,0 +1,124 @@
+//! What is kept for peers that have shown nothing yet, with bounds that a flood meets before anybody else does.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Source;
+
+/// Keeps at most `of_all` things, and `of_source` of one source. With one more, the one that has been there longest
+/// goes: of its own source if that has too many, else of the source that has most. So a source that floods takes its
+/// own places only.
+#[derive(Debug)]
+pub struct Crowd<T> {
+    of_all: usize,
+    of_source: usize,
+    /// By number, so by age.
+    by_number: BTreeMap<u64, (Source, T)>,
+    by_source: HashMap<Source, usize>,
+}
+
+impl<T> Crowd<T> {
+    /// An empty one with these bounds.
+    pub fn new(of_all: usize, of_source: usize) -> Crowd<T> {
+        Crowd {
+            of_all,
+            of_source,
+            by_number: BTreeMap::new(),
+            by_source: HashMap::new(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+
+    /// Takes one more, under a number larger than all before. Returns the one that had to go for it.
+    pub fn insert(&mut self, number: u64, source: Source, one: T) -> Option<T> {
+        self.by_number.insert(number, (source, one));
+        let of_source = self.by_source.entry(source).or_default();
+        *of_source += 1;
+        match *of_source > self.of_source {
+            true => self.remove_oldest_of(source),
+            false if self.by_number.len() > self.of_all => self.remove_of_largest(),
+            false => None,
+        }
+    }
+
+    /// The one with this number.
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        self.by_number.get_mut(&number).map(|(_, one)| one)
+    }
+
+    /// Takes the one with this number out.
+    pub fn remove(&mut self, number: u64) -> Option<T> {
+        let (source, one) = self.by_number.remove(&number)?;
+        if let Some(count) = self.by_source.get_mut(&source) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_source.remove(&source);
+            }
+        }
+        Some(one)
+    }
+
+    /// The one that has been there longest.
+    pub fn oldest(&self) -> Option<(u64, &T)> {
+        self.by_number
+            .first_key_value()
+            .map(|(&number, (_, one))| (number, one))
+    }
+
+    /// Makes room: takes out the oldest of the source that has most.
+    pub fn remove_of_largest(&mut self) -> Option<T> {
+        let largest = self.by_source.iter().max_by_key(|(_, count)| **count);
+        let largest = largest.map(|(source, _)| *source)?;
+        self.remove_oldest_of(largest)
+    }
+
+    fn remove_oldest_of(&mut self, source: Source) -> Option<T> {
+        let oldest = self.by_number.iter().find(|(_, (of, _))| *of == source);
+        let oldest = oldest.map(|(number, _)| *number)?;
+        self.remove(oldest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(host: u8) -> Source {
+        Source::of(std::net::IpAddr::from([192, 0, 2, host]))
+    }
+
+    #[test]
+    fn a_flood_meets_its_own_bound_first() {
+        let mut crowd = Crowd::new(100, 30);
+        let mut next = 0;
+        let mut add = |crowd: &mut Crowd<u64>, host: u8, count: u64| {
+            let numbers = next..next + count;
+            next += count;
+            numbers
+                .filter_map(|number| crowd.insert(number, source(host), number))
+                .collect::<Vec<u64>>()
+        };
+        assert_eq!(add(&mut crowd, 1, 1), []);
+        assert_eq!(add(&mut crowd, 2, 35), [1, 2, 3, 4, 5], "its own, the oldest first");
+        // Several sources together meet the bound of all, and the largest pay.
+        for host in 3..9 {
+            add(&mut crowd, host, 30);
+        }
+        assert_eq!((crowd.len(), crowd.by_source.values().sum()), (100, 100));
+        assert_eq!(crowd.oldest(), Some((0, &0)), "the one that is alone stays");
+        assert!(crowd.remove_of_largest().is_some_and(|gone| gone != 0));
+        while let Some((oldest, _)) = crowd.oldest() {
+            assert_eq!(crowd.remove(oldest), Some(oldest));
+        }
+        assert!(crowd.is_empty() && crowd.by_source.is_empty() && crowd.remove_of_largest().is_none());
+        assert_eq!(crowd.remove(7), None);
+    }
+}
