@@ -224,6 +224,45 @@ fn an_atomic_with_a_number_that_came_again_has_its_own_answer() {
     assert_eq!(original(&mut one), lost, "the answer was lost, and asked for again");
 }
 
+/// What is remembered of an operation answers for its own packets only: the number behind them is another's.
+#[test]
+fn the_number_behind_an_operation_does_not_ask_for_it_again() {
+    let mut one = One::new();
+    let atomic = |psn| (Opcode::AtomicAcknowledge, psn, ACK, 0);
+    assert_eq!(one.ask(&add(10, 0, 5)), [atomic(10)]);
+    assert_eq!(one.ask(&write_only(11, 8, b"x")), [ack(11)]);
+    assert_eq!(one.ask(&add(11, 0, 5)), [], "11 was a WRITE");
+    assert_eq!(one.ask(&add(10, 0, 5)), [atomic(10)]);
+    let packets = [
+        (Opcode::ReadResponseFirst, 12, ACK, MTU),
+        (Opcode::ReadResponseLast, 13, ACK, MTU),
+    ];
+    assert_eq!(one.ask(&read(12, 100, 2 * MTU)), packets);
+    assert_eq!(one.ask(&write_only(14, 8, b"y")), [ack(14)]);
+    assert_eq!(one.ask(&read(14, 100 + 2 * MTU as u64, 0)), [], "14 was a WRITE");
+    let last = [(Opcode::ReadResponseOnly, 13, ACK, MTU)];
+    assert_eq!(one.ask(&read(13, 100 + MTU as u64, MTU)), last);
+    assert_eq!(one.responder.counters().dropped, 2);
+}
+
+/// Half of all numbers are earlier than the one that is expected, and no more.
+#[test]
+fn numbers_of_before_are_half_of_all() {
+    const HALF: u32 = 1 << 23;
+    for (distance, is_of_before) in [(HALF - 1, false), (HALF, true), (HALF + 1, true), (2 * HALF - 1, true)] {
+        let mut one = One::new();
+        let psn = (10 + distance) % (2 * HALF);
+        let answers = one.ask(&write_only(psn, 0, b"x"));
+        let counters = one.responder.counters();
+        assert_eq!((counters.duplicates, counters.executed), (u64::from(is_of_before), 0));
+        let expected = match is_of_before {
+            true => ack(psn),
+            false => (Opcode::Acknowledge, 10, nak(Nak::Sequence), 0),
+        };
+        assert_eq!(answers, [expected], "{distance}");
+    }
+}
+
 #[test]
 fn nothing_needs_no_key() {
     let mut one = One::new();
