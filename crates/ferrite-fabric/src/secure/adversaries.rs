@@ -1,5 +1,5 @@
-//! What both ends hold each other to, against peers that have the key and break the rules. Tests alone: what they need of
-//! the handshake is not public.
+//! What both ends hold each other to, against peers that have the key and break the rules. Tests alone: what they need
+//! of the handshake is not public.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
