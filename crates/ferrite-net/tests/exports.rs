@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::bystander::{Bystander, new_file, node};
 use common::raw::{Raw, invented, unsealed_root};
@@ -68,7 +69,12 @@ fn tickets_of_others_are_worth_nothing() {
     assert_eq!((given.state, given.ticket), (SessionState::Alive, welcome.ticket));
     assert!(is_closed(&mut mine));
     again.done::<()>(&Request::Ping {});
-    assert_eq!(server.sessions(), 5);
+    // Those that began and have nothing end with their connections.
+    let began = Instant::now();
+    while server.sessions() > 1 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{}", server.sessions());
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
@@ -344,10 +350,10 @@ fn nothing_leads_out_of_a_subtree() {
     fs.rename(SYSTEM, at(b"/sub"), b"dir", at(b"/other"), b"dir", RenameMode::Replace)
         .unwrap();
     for path in ["..", "../secret", "../../secret", "deep/../..", "deep/../../secret"] {
-        assert_eq!(raw.refused(&resolve(dir.node(), path)), FsError::NotFound, "{path}");
+        assert_eq!(raw.refused(&resolve(dir.node(), path)), FsError::Stale, "{path}");
     }
     for path in ["..", "../..", "../../secret"] {
-        assert_eq!(raw.refused(&resolve(deep.node(), path)), FsError::NotFound, "{path}");
+        assert_eq!(raw.refused(&resolve(deep.node(), path)), FsError::Stale, "{path}");
     }
     for moved in [dir, deep] {
         assert!(raw.ask(&Request::Parent { dir: moved.node() }).unwrap().is_err());
@@ -358,7 +364,7 @@ fn nothing_leads_out_of_a_subtree() {
             path: b"../../secret",
             follow: true,
         };
-        assert_eq!(raw.refused(&request), FsError::NotFound);
+        assert_eq!(raw.refused(&request), FsError::Stale);
         // The root of the export is not below it.
         let request = Request::Resolve {
             root: moved.node(),

@@ -94,6 +94,11 @@ impl Book {
         *self.root.lock() = Some(node);
     }
 
+    /// Whether the server keeps anything for this client.
+    pub(super) fn has_any(&self) -> bool {
+        !(self.pins.lock().is_empty() && self.files.lock().is_empty() && self.locks.lock().is_empty())
+    }
+
     /// How to name an inode. `Stale` if the server has not named it, or so long ago that it is forgotten.
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
         if ino == ferrite_vfs::ROOT_INO {

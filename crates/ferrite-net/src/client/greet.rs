@@ -80,6 +80,7 @@ impl Greeting<'_> {
             }
         };
         self.book.set_root(welcome.root);
+        self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
         self.unsynced.greeted(welcome.instance, welcome.state);
         match welcome.state {
             SessionState::Alive => {}
@@ -92,7 +93,8 @@ impl Greeting<'_> {
                 dialogue.reclaim(true)?;
             }
             SessionState::New => {
-                if ticket.is_some() {
+                // A session that had nothing ends with its connection, and is not missed.
+                if ticket.is_some() && self.book.has_any() {
                     tracing::warn!(
                         "the session on {address} has ended; locks were lost, and what others removed may be gone"
                     );

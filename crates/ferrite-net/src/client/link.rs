@@ -527,7 +527,9 @@ impl Link {
                     self.take_up(Arc::new(up));
                     return Ok(());
                 }
-                Err(ConnectError::Refused { why, .. }) => return Err(why),
+                Err(ConnectError::Refused { why, .. }) if !matches!(why, FsError::TooManySessions(_)) => {
+                    return Err(why);
+                }
                 // Told by nobody who has proved anything, so it may pass.
                 Err(error @ ConnectError::Fabric(FabricError::Handshake { .. })) if backoff == BACKOFF.0 => {
                     tracing::warn!("connecting again: {error}");
@@ -635,7 +637,7 @@ impl Link {
             return true;
         }
         if silence >= tick {
-            let ping = own_head(self.fresh_number());
+            let ping = self.requests.ping();
             if up.connection.send(&encode(&ping, &Request::Ping {}), &[]).is_err() {
                 self.lost(&up);
                 return true;

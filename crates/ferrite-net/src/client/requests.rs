@@ -18,6 +18,7 @@ use ferrite_vfs::{FsError, Once, Result};
 use parking_lot::Mutex;
 
 use super::message::{Answer, State, Waiter};
+use super::own_head;
 use crate::wire::Head;
 
 /// What to call with an answer, and with the buffer that went with the request.
@@ -188,7 +189,17 @@ impl Requests {
         all.insert(head.id, pending(head));
     }
 
-    /// The same for one that is for a completion. True if there was none before.
+    /// The head of a sign of life, which nobody waits for and which says what is settled.
+    pub(super) fn ping(&self) -> Head {
+        let all = self.all.lock();
+        let id = self.fresh_number();
+        Head {
+            settled_below: all.counted.first().copied().unwrap_or(id),
+            ..own_head(id)
+        }
+    }
+
+    /// As [`Self::enter`], for one that is for a completion. True if there was none before.
     pub(super) fn enter_later(&self, head: &mut Head, later: impl FnOnce(&Head) -> Later) -> bool {
         let is_first = self.later.fetch_add(1, Ordering::AcqRel) == 0;
         self.enter(head, |head| Pending::Later(Box::new(later(head))));

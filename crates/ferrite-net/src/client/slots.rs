@@ -22,6 +22,8 @@ struct Kept {
     all: Option<Vec<u32>>,
     /// When it was asked for them.
     asked: Option<Instant>,
+    /// When one was used last, or the server said that the session has them.
+    used: Option<Instant>,
     /// Not in use, each with the number of its last change.
     free: Vec<(u32, u32)>,
 }
@@ -30,6 +32,8 @@ struct Kept {
 #[derive(Default)]
 pub(super) struct Slots {
     kept: Mutex<Kept>,
+    /// How long slots may lie unused before the server is asked whether the session still has them.
+    trusted: Mutex<Option<Duration>>,
     freed: Condvar,
 }
 
@@ -50,11 +54,24 @@ impl Slots {
         self.freed.notify_all();
     }
 
-    /// Whether the server is to be asked for slots: it was not yet, or had none then.
+    /// The server takes slots back that lie unused for a lease.
+    pub(super) fn set_lease(&self, lease: Duration) {
+        *self.trusted.lock() = Some(lease / 2);
+    }
+
+    /// Whether slots lie unused for so long that the server may have taken them back.
+    fn are_doubtful(&self, kept: &Kept) -> bool {
+        let trusted = *self.trusted.lock();
+        let unused = kept.used.map(|used| used.elapsed());
+        trusted.zip(unused).is_some_and(|(trusted, unused)| unused >= trusted)
+    }
+
+    /// Whether the server is to be asked for slots: it was not yet, or had none then, or may have taken them back.
     pub(super) fn are_wanted(&self) -> bool {
         let kept = self.kept.lock();
         match (&kept.all, kept.asked) {
-            (Some(all), Some(asked)) => all.is_empty() && asked.elapsed() >= ASK_AGAIN,
+            (Some(all), Some(asked)) if all.is_empty() => asked.elapsed() >= ASK_AGAIN,
+            (Some(_), Some(_)) => self.are_doubtful(&kept),
             _ => true,
         }
     }
@@ -62,7 +79,12 @@ impl Slots {
     /// The session has these.
     pub(super) fn fill(&self, session: u64, number: u64, slots: Vec<u32>) {
         let mut kept = self.kept.lock();
-        if kept.session == session && kept.all.as_ref().is_none_or(Vec::is_empty) {
+        if kept.session != session {
+            return;
+        }
+        kept.used = Some(Instant::now());
+        let has_these = kept.number == number && kept.all.as_ref().is_some_and(|all| !all.is_empty());
+        if !has_these {
             kept.number = number;
             kept.free = slots.iter().rev().map(|&slot| (slot, 0)).collect();
             kept.all = Some(slots);
@@ -77,6 +99,7 @@ impl Slots {
         if kept.number == number {
             kept.free.retain(|(slot, _)| slots.contains(slot));
             kept.all = Some(slots);
+            kept.used = Some(Instant::now());
         } else {
             *kept = Kept {
                 session: kept.session,
@@ -109,7 +132,11 @@ impl Slots {
     /// A token of a free slot, if there is one. [`Self::free`] frees it.
     pub(super) fn try_take(&self) -> Option<Once> {
         let mut kept = self.kept.lock();
+        if self.are_doubtful(&kept) {
+            return None;
+        }
         let (slot, last) = kept.free.pop()?;
+        kept.used = Some(Instant::now());
         let seq = kept.number << 32 | u64::from(last + 1);
         Some(Once { slot, seq })
     }
@@ -134,6 +161,7 @@ impl Slots {
                 return Ok(None);
             }
             if let Some((slot, last)) = kept.free.pop() {
+                kept.used = Some(Instant::now());
                 let seq = kept.number << 32 | u64::from(last + 1);
                 return Ok(Some(Slot {
                     slots: self,
@@ -229,5 +257,35 @@ mod tests {
             }
         });
         assert_eq!(slots.kept.lock().free.len(), 2);
+    }
+
+    /// The server gives slots to others that lie unused for a lease.
+    #[test]
+    fn slots_that_lay_unused_are_asked_for_before_they_are_used() {
+        let slots = Slots::default();
+        let (at_once, never) = (Duration::ZERO, Duration::from_secs(3600));
+        slots.begin(1);
+        slots.fill(1, 3, vec![0]);
+        slots.set_lease(never);
+        let first = slots.try_take().unwrap();
+        slots.free(first);
+        slots.set_lease(at_once);
+        assert!(slots.are_wanted() && slots.try_take().is_none() && slots.has_any());
+        // The session still has them: numbers go on.
+        slots.fill(1, 3, vec![0]);
+        slots.set_lease(never);
+        assert!(!slots.are_wanted());
+        let second = slots.try_take().unwrap();
+        assert_eq!((second.slot, second.seq), (0, first.seq + 1));
+        slots.free(second);
+        // It has others.
+        slots.fill(1, 9, vec![5]);
+        assert!(!slots.has(second));
+        let third = slots.try_take().unwrap();
+        assert_eq!((third.slot, third.seq), (5, 9 << 32 | 1));
+        slots.free(second);
+        assert!(slots.try_take().is_none(), "what was another's number is not free here");
+        slots.fill(1, 0, vec![]);
+        assert!(!slots.has_any() && !slots.are_wanted(), "there were none a moment ago");
     }
 }

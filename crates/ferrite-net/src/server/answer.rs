@@ -78,7 +78,7 @@ impl<'s> Answering<'s> {
     /// Prepares to answer. Refuses a token that is not the session's.
     pub(super) fn new(session: &'s Arc<Session>, head: Head, pool: &'s Pool) -> Result<Self> {
         let mut ctx = session.export.ctx(head.caller, head.check, head.pins);
-        ctx.once = session.token(head.once)?;
+        ctx.once = session.token(head.id, head.once)?;
         let is_repeated_release = session.repeats(head.id, head.settled_below);
         Ok(Answering {
             session,
@@ -93,10 +93,9 @@ impl<'s> Answering<'s> {
     fn told(&self, attr: Attr) -> Told {
         let export = &self.session.export;
         // The engine does not pin its root. That of the export is pinned as long as the server runs.
-        let is_pinned = self.ctx.pins && attr.ino != ROOT_INO && attr.ino != export.root();
-        if is_pinned {
-            self.session.grant(self.id, attr.ino);
-        } else if self.ctx.pins && attr.ino != ROOT_INO {
+        let has_pin = self.ctx.pins && attr.ino != ROOT_INO;
+        let is_pinned = has_pin && attr.ino != export.root() && self.session.grant(self.id, attr.ino);
+        if has_pin && attr.ino == export.root() {
             export.fs().unpin(SYSTEM, attr.ino, 1);
         }
         Told {
@@ -131,8 +130,7 @@ impl<'s> Answering<'s> {
 
     fn file_seal(&self, ino: Ino, generation: u32, mode: OpenMode) -> u64 {
         let export = &self.session.export;
-        let ino = export.shown(ino);
-        export.store.sealer.file(&export.options.name, ino, generation, mode)
+        export.sealer.file(export.shown(ino), generation, mode)
     }
 
     fn file(&self, number: u64) -> Result<Arc<dyn OpenFile>> {
@@ -241,7 +239,11 @@ impl<'s> Answering<'s> {
                 let held = session
                     .hold(parent)
                     .and_then(|old| Ok((old, session.hold(new_parent)?)));
-                let renamed = held.and_then(|(old, new)| fs.rename(ctx, old.ino, name, new.ino, new_name, mode));
+                let renamed = held.and_then(|(old, new)| {
+                    fs.rename(ctx, old.ino, name, new.ino, new_name, mode)?;
+                    session.export.store.borders.renamed(fs, old.ino, new.ino);
+                    Ok(())
+                });
                 put(out, id, renamed);
             }
             Request::Readdir {
@@ -463,20 +465,20 @@ impl<'s> Answering<'s> {
             return Ok(export.root_node());
         }
         let parent = export.fs().parent(&self.ctx, held.ino)?;
-        if !export.contains(parent)? {
-            return Err(FsError::Stale);
-        }
-        Ok(export.node(parent, export.fs().getattr(SYSTEM, parent)?.generation))
+        let node = export.node(parent, export.fs().getattr(SYSTEM, parent)?.generation);
+        // It may have been moved out of the export since this directory was looked at.
+        self.session.hold(node)?;
+        Ok(node)
     }
 
     fn pin(&self, node: Node) -> Result<()> {
         let export = &self.session.export;
-        let ino = export.meant(node)?;
-        if ino != export.root() {
-            export.fs().pin(SYSTEM, ino, node.generation)?;
-            self.session.claim(self.id, ino);
+        let held = self.session.hold(node)?;
+        if held.ino == export.root() {
+            return Ok(());
         }
-        Ok(())
+        export.fs().pin(SYSTEM, held.ino, node.generation)?;
+        self.session.claim(self.id, held.ino)
     }
 
     fn open(&self, node: Node, mode: OpenMode, number: u64) -> Result<u64> {
@@ -600,7 +602,7 @@ impl<'s> Answering<'s> {
                 // The answer has begun, and is not what it says: it must not arrive.
                 (Err(error), None) => {
                     tracing::error!("a read from pages that were lent failed: {error}");
-                    if let Some(link) = &*self.session.link.lock() {
+                    if let Some(link) = &*self.session.recipient.link.lock() {
                         link.close();
                     }
                     return Served::Yes;

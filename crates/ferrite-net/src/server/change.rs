@@ -20,15 +20,15 @@ use super::Inner;
 use super::later::Owned;
 use super::leases::{Holder, Touched};
 use super::meter::{Asked, Received};
-use super::session::Session;
+use super::session::{Recipient, Session};
 use crate::wire::{AnswerHead, Head, Node, RECALL_ID, Reader, Request, Wire};
 
 /// How often a change that touches something else each time recalls only that.
 const RECALLS_MAX: u32 = 4;
 
-impl Holder for Session {
+impl Holder for Recipient {
     fn number(&self) -> u64 {
-        self.ticket.session
+        self.number
     }
 
     fn export(&self) -> usize {
@@ -168,7 +168,11 @@ impl Change {
         };
         let (session, leases) = (Arc::clone(&self.session), Arc::clone(&self.session.export.store.leases));
         let (inner, then) = (Arc::clone(&self.inner), touched.clone());
-        if let Some(work) = leases.recall(&touched, &*session, Box::new(move || self.make(&then, before))) {
+        if let Some(work) = leases.recall(
+            &touched,
+            &*session.recipient,
+            Box::new(move || self.make(&then, before)),
+        ) {
             work();
         } else {
             inner.wake_keeper();

@@ -9,13 +9,14 @@
 use std::sync::Arc;
 
 use ferrite_fabric::secure::{Encryption, Key, KeyId};
-use ferrite_vfs::walk::STEPS_MAX;
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
+use super::admission::Attendance;
 use super::leases::Leases;
 use super::meter::{Comings, Meter};
-use super::seal::Sealer;
+use super::seal::{Sealed, Sealer};
 use super::state::State;
+use super::subtree::{Borders, Subtree};
 use crate::wire::{Caller, Node};
 
 /// The user and group of callers whose own do not count, if nothing else is said.
@@ -39,6 +40,10 @@ pub struct ExportOptions {
     /// Clients may keep what they have read until it is recalled; `None`: unless the export is read-only. A client that
     /// answers no recall holds up changes, now and then, also of those who may write what it can only read.
     pub leases: Option<bool>,
+    /// Most sessions of its clients.
+    pub sessions_max: usize,
+    /// Another number than before, and all that clients were told of its files is worth nothing any more.
+    pub handle_epoch: u64,
     /// Whether those with a key must encrypt. If a key is that of several exports, the strictest rule holds for it.
     pub encryption: Encryption,
 }
@@ -53,8 +58,22 @@ impl ExportOptions {
             root_squash: true,
             keys: Vec::new(),
             leases: None,
+            sessions_max: 8192,
+            handle_epoch: 0,
             encryption: Encryption::default(),
         }
+    }
+
+    /// Sets [`Self::sessions_max`].
+    #[must_use]
+    pub fn sessions_max(self, sessions_max: usize) -> Self {
+        ExportOptions { sessions_max, ..self }
+    }
+
+    /// Sets [`Self::handle_epoch`].
+    #[must_use]
+    pub fn handle_epoch(self, handle_epoch: u64) -> Self {
+        ExportOptions { handle_epoch, ..self }
     }
 
     /// Sets [`Self::path`].
@@ -114,7 +133,8 @@ impl ExportOptions {
 pub(super) struct Store {
     pub(super) fs: Arc<dyn FileSystem>,
     pub(super) state: State,
-    pub(super) sealer: Sealer,
+    /// Of its exports.
+    pub(super) borders: Borders,
     pub(super) leases: Arc<Leases>,
     pub(super) limits: Limits,
     /// Its place among the server's.
@@ -128,9 +148,12 @@ pub(super) struct Export {
     /// Its root in the engine, pinned as long as the server runs.
     root: Ino,
     root_generation: u32,
+    pub(super) sealer: Sealer,
+    pub(super) subtree: Arc<Subtree>,
     /// What sessions did that have ended.
     pub(super) past: Meter,
     pub(super) comings: Comings,
+    pub(super) attendance: Arc<Attendance>,
 }
 
 impl Export {
@@ -141,7 +164,16 @@ impl Export {
         if attr.kind != ferrite_vfs::FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
+        let sealed = Sealed {
+            name: &options.name,
+            root: attr.ino,
+            root_generation: attr.generation,
+            epoch: options.handle_epoch,
+        };
         Ok(Export {
+            sealer: Sealer::new(store.state.secret(), sealed),
+            subtree: store.borders.add(attr.ino),
+            attendance: Attendance::new(options.sessions_max),
             store: Arc::clone(store),
             options,
             root: attr.ino,
@@ -161,7 +193,7 @@ impl Export {
 
     /// How clients name an inode of the engine.
     pub(super) fn node(&self, ino: Ino, generation: u32) -> Node {
-        self.store.sealer.node(&self.options.name, self.shown(ino), generation)
+        self.sealer.node(self.shown(ino), generation)
     }
 
     pub(super) fn root_node(&self) -> Node {
@@ -175,7 +207,7 @@ impl Export {
 
     /// The inode that a client means, if it may.
     pub(super) fn meant(&self, node: Node) -> Result<Ino> {
-        if self.store.sealer.node(&self.options.name, node.ino, node.generation) != node {
+        if self.sealer.node(node.ino, node.generation) != node {
             return Err(FsError::Stale);
         }
         Ok(if node.ino == ROOT_INO { self.root } else { node.ino })
@@ -216,20 +248,5 @@ impl Export {
                 false => Ctx::trusted(cred),
             }
         }
-    }
-
-    /// Whether a directory of the engine lies below the root, or is it. `Loop` if that is too far away, as for a walk.
-    pub(super) fn contains(&self, dir: Ino) -> Result<bool> {
-        if self.root == ROOT_INO {
-            return Ok(true);
-        }
-        let mut dir = dir;
-        for _ in 0..STEPS_MAX {
-            if dir == self.root || dir == ROOT_INO {
-                return Ok(dir == self.root);
-            }
-            dir = self.fs().parent(SYSTEM, dir)?;
-        }
-        Err(FsError::Loop)
     }
 }

@@ -52,7 +52,10 @@ impl Inner {
             }
             let gone = self.take_gone(now_ms, &mut drained);
             for session in gone {
-                tracing::info!("session {} has ended: its client is gone", session.ticket.session);
+                if let Some(more) = self.endings.admit() {
+                    let session = session.ticket.session;
+                    tracing::info!("session {session} has ended, and {more} before it: its client is gone");
+                }
                 match self.has_keys(&session) {
                     true => {
                         let inner = Arc::clone(self);
@@ -61,11 +64,8 @@ impl Inner {
                     false => self.let_go(&session),
                 }
             }
-            for (link, since) in self.strangers.lock().values() {
-                if since.elapsed() > self.lease {
-                    link.close();
-                }
-            }
+            self.strangers.close_older(self.lease);
+            self.note_ends();
             for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
                 self.end_grace(store);
             }
@@ -107,7 +107,7 @@ impl Inner {
         let mut asked = Drained::default();
         let mut gone = Vec::new();
         for (key, session) in silent {
-            let link = session.link.lock().clone().filter(|link| !link.is_closed());
+            let link = session.recipient.link.lock().clone().filter(|link| !link.is_closed());
             let before = drained.get(&key);
             match (link, before) {
                 (None, _) => gone.push(key),

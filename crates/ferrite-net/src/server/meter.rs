@@ -252,6 +252,8 @@ pub struct Metrics {
     pub turns: TurnCounts,
     /// By the name of the export.
     pub exports: Vec<(String, Activity)>,
+    /// Sessions that were refused because there were too many, by the name of the export.
+    pub sessions_refused: Vec<(String, u64)>,
     /// What the RDMA adapter has done, if there is one.
     pub rdma: Option<RdmaCounters>,
     /// Bound files, by the name of the export.

@@ -10,6 +10,7 @@
 //!
 //! Invariant: what a client sends can end its own connection, and nothing else.
 
+mod admission;
 mod answer;
 mod aside;
 mod change;
@@ -27,10 +28,12 @@ mod rdma;
 mod seal;
 mod session;
 mod state;
+mod strangers;
+mod subtree;
+mod tenure;
 mod unresponsive;
 mod verbs;
 
-use std::collections::hash_map::Entry;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,12 +43,14 @@ use std::time::{Duration, Instant};
 use ferrite_buffers::Pool;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
-use ferrite_fabric::secure::{Gate, KeyId};
+use ferrite_fabric::secure::Gate;
+use ferrite_fabric::source::{Source, Throttle};
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use admission::{Account, Admission};
 use answer::{Answering, put};
 use aside::Aside;
 use export::{Export, Store};
@@ -53,14 +58,16 @@ use grace::Grace;
 use keeper::drop_orphans;
 use leases::Leases;
 use meter::Received;
-use seal::Sealer;
 use session::Session;
 use state::State;
 pub(crate) use state::random;
+use strangers::Strangers;
+use subtree::Borders;
 use verbs::Verbs;
 
-use crate::wire::{Head, MAGIC, Promises, Reader, Request, SessionState, Ticket, VERSION, Welcome};
+use crate::wire::{Head, MAGIC, Promises, Reader, Request, VERSION, Welcome};
 
+pub use admission::{Bounds, Resource};
 pub use export::{ExportOptions, NOBODY};
 pub use ferrite_fabric::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
@@ -70,11 +77,14 @@ pub use rdma::{KeyWanted, Keys, Rdma};
 struct Inner {
     exports: Vec<Arc<Export>>,
     stores: Vec<Arc<Store>>,
-    /// By store and number. No other lock is taken under this one.
+    /// By store and number. Under it those of a session and of the admission are taken, and no others.
     sessions: Mutex<FxHashMap<(usize, u64), Arc<Session>>>,
-    /// Connections without a session, each with when it came.
-    strangers: Mutex<FxHashMap<u64, (Link, Instant)>>,
-    next_stranger: AtomicU64,
+    admission: Arc<Admission>,
+    strangers: Strangers,
+    /// When slots were last taken back, as [`Inner::now_ms`] counts.
+    slots_taken_ms: AtomicU64,
+    /// Of the lines about sessions that have ended.
+    endings: Throttle,
     /// By store.
     grace: Vec<Grace>,
     instance: u64,
@@ -122,8 +132,8 @@ impl Server {
                 drop_orphans(&*fs);
             }
             let store = Arc::new(Store {
-                sealer: Sealer::new(state.secret()),
                 state,
+                borders: Borders::default(),
                 leases: Arc::new(Leases::load(&*fs, options.cache_term)?),
                 limits: fs.limits(),
                 fs,
@@ -146,8 +156,10 @@ impl Server {
             exports,
             stores,
             sessions: Mutex::default(),
-            strangers: Mutex::default(),
-            next_stranger: AtomicU64::new(0),
+            admission: Admission::new(options.bounds.clone()),
+            strangers: Strangers::new(),
+            slots_taken_ms: AtomicU64::new(0),
+            endings: Throttle::new(),
             grace,
             instance: u64::from_le_bytes(random()?),
             began: Instant::now(),
@@ -200,6 +212,7 @@ impl Server {
             // A panic of it was reported when it happened.
             let _ = keeper.join();
         }
+        self.inner.note_ends();
         self.inner
             .stores
             .iter()
@@ -242,7 +255,7 @@ enum Peer {
     Stranger {
         link: Link,
         number: u64,
-        key: Option<KeyId>,
+        account: Account,
         address: SocketAddr,
     },
     Client {
@@ -257,12 +270,14 @@ impl Service for Front {
     type Peer = Peer;
 
     fn connected(&self, link: Link, origin: Origin) -> Peer {
-        let number = self.0.next_stranger.fetch_add(1, Ordering::Relaxed);
-        self.0.strangers.lock().insert(number, (link.clone(), Instant::now()));
+        let source = Source::of(origin.address.ip());
         Peer::Stranger {
+            number: self.0.strangers.come(link.clone(), source),
             link,
-            number,
-            key: origin.key,
+            account: Account {
+                key: origin.key,
+                source,
+            },
             address: origin.address,
         }
     }
@@ -295,10 +310,10 @@ impl Service for Front {
             Peer::Stranger {
                 link,
                 number,
-                key,
+                account,
                 address,
             } => {
-                let (session, welcome) = match inner.greet(&request, *key) {
+                let (session, welcome) = match inner.greet(&request, *account) {
                     Ok(greeted) => greeted,
                     Err(error) => {
                         // It is told why, and may try again.
@@ -306,7 +321,7 @@ impl Service for Front {
                         return Ok(Served::Yes);
                     }
                 };
-                inner.strangers.lock().remove(number);
+                inner.strangers.leave(*number);
                 session.meter.comes_from(*address);
                 let attachment = session.attach(link.clone());
                 put(out, head.id, Ok(welcome));
@@ -332,8 +347,9 @@ impl Service for Front {
     }
 
     fn disconnected(&self, peer: Peer) {
-        if let Peer::Stranger { number, .. } = peer {
-            self.0.strangers.lock().remove(&number);
+        match peer {
+            Peer::Stranger { number, .. } => self.0.strangers.leave(number),
+            Peer::Client { session, attachment } => self.0.end_if_idle(&session, attachment),
         }
     }
 }
@@ -344,7 +360,7 @@ impl Inner {
     }
 
     /// The first message of a connection: which session it is for.
-    fn greet(&self, request: &Request<'_>, key: Option<KeyId>) -> Result<(Arc<Session>, Welcome)> {
+    fn greet(&self, request: &Request<'_>, account: Account) -> Result<(Arc<Session>, Welcome)> {
         let &Request::Hello {
             magic,
             version,
@@ -365,6 +381,7 @@ impl Inner {
                  same version of Ferrite"
             )));
         }
+        let key = account.key;
         // What others have the key of is to this client as if it was not there.
         let meant = |export: &&Arc<Export>| export.options.name.as_bytes() == name && export.options.is_open_to(key);
         let export = self.exports.iter().find(meant).ok_or_else(|| {
@@ -377,7 +394,7 @@ impl Inner {
                 }
             ))
         })?;
-        let (session, state) = self.session(export, resume);
+        let (session, state) = self.session(export, account, resume)?;
         session.seen(self.now_ms());
         let limits = &export.store.limits;
         let welcome = Welcome {
@@ -397,54 +414,6 @@ impl Inner {
             },
         };
         Ok((session, welcome))
-    }
-
-    /// The session that a ticket is for, or a new one.
-    fn session(&self, export: &Arc<Export>, resume: Option<Ticket>) -> (Arc<Session>, SessionState) {
-        let store = &export.store;
-        if let Some(ticket) = resume
-            && store.sealer.ticket(&export.options.name, ticket.session) == ticket
-        {
-            let is_in_grace = self.grace(store).is_on();
-            if is_in_grace {
-                // Before it can be found, and end.
-                store.state.session_is_back(&*store.fs);
-            }
-            let (found, is_new) = {
-                let mut sessions = self.sessions.lock();
-                match sessions.entry((store.number, ticket.session)) {
-                    Entry::Occupied(entry) => {
-                        // Under the lock, or it might be taken for gone at this moment.
-                        entry.get().seen(self.now_ms());
-                        (Some(Arc::clone(entry.get())), false)
-                    }
-                    Entry::Vacant(place) if is_in_grace => {
-                        let session = Session::new(export, ticket.session, true, self.now_ms());
-                        if self.grace(store).takes_claims_of(ticket.session) {
-                            session.was_locker();
-                        }
-                        (Some(Arc::clone(place.insert(Arc::new(session)))), true)
-                    }
-                    Entry::Vacant(_) => (None, false),
-                }
-            };
-            if is_in_grace && !is_new {
-                store.state.session_was_there();
-            }
-            if let Some(session) = found {
-                let state = match session.is_reclaiming() {
-                    true => SessionState::ToReclaim,
-                    false => SessionState::Alive,
-                };
-                return (session, state);
-            }
-        }
-        let number = store.state.new_session(&*store.fs);
-        let session = Arc::new(Session::new(export, number, false, self.now_ms()));
-        self.sessions
-            .lock()
-            .insert((store.number, number), Arc::clone(&session));
-        (session, SessionState::New)
     }
 
     fn grace(&self, store: &Store) -> &Grace {
@@ -495,10 +464,13 @@ impl Inner {
         let store = &session.export.store;
         match request {
             Request::Hello { .. } => return Err(Close),
-            Request::Ping {} => put(out, id, Ok(())),
+            Request::Ping {} => {
+                session.settled(head.settled_below);
+                put(out, id, Ok(()));
+            }
             Request::Goodbye {} => {
                 let (inner, session) = (Arc::clone(self), Arc::clone(session));
-                let ready = store.leases.end(&*session);
+                let ready = store.leases.end(&*session.recipient);
                 ready.into_iter().for_each(|work| self.go_on(work));
                 match store.limits.may_block && !self.has_keys(&session) {
                     true => self.work(store, move || inner.end(&session)),
@@ -507,7 +479,7 @@ impl Inner {
                 return Err(Close);
             }
             Request::Reclaimed {} => {
-                session.has_reclaimed();
+                session.has_reclaimed(id);
                 session.keeps_its_locks();
                 self.locks_are_back(session);
                 put(out, id, Ok(()));
@@ -553,7 +525,7 @@ impl Inner {
             }
             Request::Recalled { recalls } => {
                 put(out, id, Ok(()));
-                let ready = store.leases.recalled(&**session, &recalls);
+                let ready = store.leases.recalled(&*session.recipient, &recalls);
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
             // Moving a file's pages takes long, and so does sealing what nobody has a key of any more.
@@ -583,7 +555,7 @@ impl Inner {
                     return Served::Yes;
                 }
                 session.wants_leases();
-                let (term, ready) = leases.begin(session.export.fs(), &**session, relied_on);
+                let (term, ready) = leases.begin(session.export.fs(), &*session.recipient, relied_on);
                 put(out, id, Ok(term.as_millis() as u32));
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
@@ -592,8 +564,8 @@ impl Inner {
                 lock::abandon(session, request, file);
                 put(out, id, Ok(()));
             }
-            Request::Slots { count } => put(out, id, Ok(session.slots(count as usize))),
-            Request::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots())),
+            Request::Slots { count } => put(out, id, Ok(self.slots(session, count as usize))),
+            Request::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots(id))),
             Request::Unlock {
                 node,
                 client,
@@ -618,48 +590,5 @@ impl Inner {
             },
         }
         Served::Yes
-    }
-
-    fn end(&self, session: &Arc<Session>) {
-        let store = &session.export.store;
-        // Before it ends: nobody may come back to it meanwhile.
-        let was_there = {
-            let mut sessions = self.sessions.lock();
-            session.leave_counts();
-            sessions.remove(&(store.number, session.ticket.session))
-        };
-        if was_there.is_some() {
-            self.let_go(session);
-        }
-    }
-
-    /// Ends a session that nobody finds any more.
-    fn let_go(&self, session: &Arc<Session>) {
-        let store = &session.export.store;
-        // First: who is about to get a lock sees that it has ended, or the pool forgets him with the session.
-        session.begin_to_end();
-        // Before its locks are another's: it must not come back for them.
-        store.state.session_ends(&*store.fs, session.ticket.session);
-        self.close(session);
-        store.leases.is_over(&**session);
-        self.locks_are_back(session);
-        if !self.grace(store).is_on() {
-            store.state.note_end(&*store.fs);
-        }
-    }
-
-    /// Whether letting a session go may take long, because it has keys or queue pairs.
-    fn has_keys(&self, session: &Session) -> bool {
-        self.verbs.as_ref().is_some_and(|verbs| verbs.knows(session))
-    }
-
-    /// What a session has is let go. Keys and queue pairs before locks, when none is given any more: whoever gets a
-    /// lock next meets no write of this one.
-    fn close(&self, session: &Session) {
-        session.begin_to_end();
-        if let Some(verbs) = &self.verbs {
-            verbs.end_session(session);
-        }
-        session.end();
     }
 }

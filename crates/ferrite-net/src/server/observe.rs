@@ -74,16 +74,21 @@ impl Inner {
             .iter()
             .map(|export| (export.options.name.clone(), self.activity_of_all(export)))
             .collect();
+        let refused = |export: &Arc<Export>| {
+            let refused = export.attendance.refused.load(Ordering::Relaxed);
+            (export.options.name.clone(), refused)
+        };
         let clients = exports.iter().flat_map(|(_, activity)| &activity.clients);
         Metrics {
             uptime: self.began.elapsed(),
             connections: clients.filter(|client| client.is_connected).count() as u64,
-            strangers: self.strangers.lock().len() as u64,
+            strangers: self.strangers.len() as u64,
             buffers_bytes: self.pool.len_bytes() as u64,
             buffers_used_bytes: (self.pool.len_bytes() - self.pool.free_bytes()) as u64,
             turns: self.turns.counts(),
             rdma: self.verbs.as_ref().map(Verbs::counters),
             bound: self.bound_files(),
+            sessions_refused: self.exports.iter().map(refused).collect(),
             exports,
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferrite_fabric::connection::SPIN;
 use ferrite_fabric::reactor::FabricOptions;
 
+use super::admission::Bounds;
 use super::rdma::Rdma;
 
 /// How a server runs.
@@ -29,6 +30,8 @@ pub struct ServerOptions {
     pub fabric: Option<FabricOptions>,
     /// The adapter by which clients may write and read files.
     pub rdma: Option<Arc<dyn Rdma>>,
+    /// How much clients may have of it.
+    pub bounds: Bounds,
 }
 
 impl Default for ServerOptions {
@@ -42,6 +45,7 @@ impl Default for ServerOptions {
             buffers_bytes: 64 << 20,
             fabric: None,
             rdma: None,
+            bounds: Bounds::default(),
         }
     }
 }
@@ -81,5 +85,11 @@ impl ServerOptions {
     #[must_use]
     pub fn fabric(self, fabric: Option<FabricOptions>) -> Self {
         ServerOptions { fabric, ..self }
+    }
+
+    /// Sets [`Self::bounds`].
+    #[must_use]
+    pub fn bounds(self, bounds: Bounds) -> Self {
+        ServerOptions { bounds, ..self }
     }
 }

@@ -1,7 +1,7 @@
 //! A client's session: what the server keeps for it while it lives.
 //!
-//! What lives here: [`Session`] with the inodes it has pinned, its open files and its slots of tokens; below it,
-//! what it has of locks.
+//! What lives here: [`Session`] with the inodes it has pinned and its open files; below it, what it has of locks
+//! (`locks`) and slots of tokens (`slots`), and the inodes that requests use (`within`).
 //!
 //! Everything that a client asks of its session can be repeated: a client that lost its connection sends again what was
 //! not answered. An open file has a number that the client chose. Pins are counted, so the session remembers which
@@ -13,6 +13,8 @@
 mod changing;
 mod locks;
 mod opened;
+mod slots;
+mod within;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
-use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, OpenMode, Result, SYSTEM, Unsupported};
+use ferrite_vfs::{ClientId, FsError, Ino, OpenFile, OpenMode, Result, SYSTEM};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -28,10 +30,11 @@ pub(super) use locks::Cancelled;
 use locks::Waiting;
 use opened::Opened;
 
+use super::admission::{Account, Budget, Place, Resource};
 use super::ends::Ends;
 use super::export::Export;
 use super::meter::Meter;
-use crate::wire::{ClientActivity, Node, Ticket};
+use crate::wire::{ClientActivity, Ticket};
 
 /// Most files a session has open.
 const FILES_MAX: usize = 1 << 16;
@@ -42,6 +45,8 @@ const GIVEN_MAX: usize = 64;
 const PARKED_MAX: usize = 1024;
 /// Most requests whose effects are remembered. A client has not as many under way; with more, the oldest are forgotten.
 const EFFECTS_MAX: usize = 4096;
+/// Most pins that they took, together. A listing takes some hundred.
+const EFFECT_PINS_MAX: usize = 1 << 18;
 
 #[derive(Default)]
 struct Pinned {
@@ -51,6 +56,8 @@ struct Pinned {
     late: u64,
     /// Requests that use it.
     users: u32,
+    /// The version of the export's border at which it was looked at, 0 if it was not.
+    looked_at: u64,
 }
 
 /// What a request did to the session that must not be done twice.
@@ -61,18 +68,36 @@ enum Effect {
     Released,
 }
 
+impl Effect {
+    fn pins(&self) -> usize {
+        match self {
+            Effect::Pinned(pinned) => pinned.len(),
+            Effect::Released => 0,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Kept {
     pins: FxHashMap<Ino, Pinned>,
+    /// Inodes without a pin that were looked at, each with the version of the border.
+    unpinned: FxHashMap<(Ino, u32), u64>,
     effects: BTreeMap<u64, Effect>,
     files: FxHashMap<u64, (Arc<dyn OpenFile>, OpenMode)>,
     /// How often each inode is open, and how.
     opened: Opened,
     /// Numbers of files by which changes are being made, what each stands for, and by how many.
     changing: FxHashMap<u64, (Option<Ino>, u32)>,
+    /// Pins that `effects` remembers.
+    effect_pins: usize,
     slots: Vec<u32>,
     /// What the tokens of its slots carry in their upper half.
     number: u64,
+    /// The last request that came with a token, and when, as [`Session::last_seen_ms`] counts.
+    last_change: u64,
+    changed_ms: u64,
+    /// The client has the answers to all requests before it.
+    settled_below: u64,
     clients: FxHashMap<u64, ClientId>,
     waiting: FxHashMap<u64, Waiting>,
     /// Requests that the engine works on.
@@ -85,12 +110,37 @@ struct Kept {
     is_locker: bool,
     is_reclaiming: bool,
     is_over: bool,
+    /// That it is counted.
+    place: Option<Place>,
+}
+
+/// How a session's client is reached. Apart from the session, for what may outlive it: leases.
+pub(super) struct Recipient {
+    /// Of the session.
+    pub(super) number: u64,
+    pub(super) export: Arc<Export>,
+    /// By whatever connection the client has now, if any.
+    pub(super) link: Mutex<Option<Link>>,
+}
+
+impl Recipient {
+    /// Sends something.
+    pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
+        // Outside of the lock: the reactor takes it too.
+        let link = self.link.lock().clone();
+        if let Some(link) = link {
+            link.send(write);
+        }
+    }
 }
 
 /// A session.
 pub(super) struct Session {
     pub(super) ticket: Ticket,
     pub(super) export: Arc<Export>,
+    /// Whom it is counted for, and what its client has in all.
+    pub(super) account: Account,
+    pub(super) budget: Arc<Budget>,
     kept: Mutex<Kept>,
     /// A request is not under way any more.
     done: Condvar,
@@ -103,7 +153,7 @@ pub(super) struct Session {
     has_leases: AtomicBool,
     /// Held while it gets its slots, so that it gets them once.
     getting_slots: Mutex<()>,
-    pub(super) link: Mutex<Option<Link>>,
+    pub(super) recipient: Arc<Recipient>,
     /// Moves when the client comes with another connection; what still arrives by the old one is ignored.
     attachment: AtomicU64,
     pub(super) meter: Meter,
@@ -116,13 +166,6 @@ impl Drop for Session {
         // What it was still answering when it ended.
         self.leave_counts();
     }
-}
-
-/// An inode that a request uses.
-pub(super) struct Held<'s> {
-    session: &'s Session,
-    pub(super) ino: Ino,
-    by: By,
 }
 
 /// A request that is being answered. Dropping it ends that.
@@ -138,16 +181,8 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-enum By {
-    /// Nothing can free it.
-    Root,
-    Session,
-    /// A pin for this request.
-    Pin,
-}
-
 impl Session {
-    pub(super) fn new(export: &Arc<Export>, number: u64, is_reclaiming: bool, now_ms: u64) -> Session {
+    pub(super) fn new(export: &Arc<Export>, number: u64, is_reclaiming: bool, place: Place, now_ms: u64) -> Session {
         let comings = &export.comings;
         let coming = if is_reclaiming {
             &comings.reclaimed
@@ -156,10 +191,13 @@ impl Session {
         };
         coming.fetch_add(1, Ordering::Relaxed);
         Session {
-            ticket: export.store.sealer.ticket(&export.options.name, number),
+            ticket: export.sealer.ticket(number),
             export: Arc::clone(export),
+            account: place.account(),
+            budget: Arc::clone(&place.budget),
             kept: Mutex::new(Kept {
                 is_reclaiming,
+                place: Some(place),
                 ..Kept::default()
             }),
             done: Condvar::new(),
@@ -168,7 +206,11 @@ impl Session {
             parked: AtomicUsize::new(0),
             has_leases: AtomicBool::new(false),
             getting_slots: Mutex::default(),
-            link: Mutex::default(),
+            recipient: Arc::new(Recipient {
+                number,
+                export: Arc::clone(export),
+                link: Mutex::default(),
+            }),
             attachment: AtomicU64::new(0),
             meter: Meter::default(),
             last_seen_ms: AtomicU64::new(now_ms),
@@ -177,11 +219,16 @@ impl Session {
 
     /// The client has come with this connection. Returns the number under which it is known.
     pub(super) fn attach(&self, link: Link) -> u64 {
-        let mut current = self.link.lock();
+        let mut current = self.recipient.link.lock();
         if let Some(old) = current.replace(link) {
             old.close();
         }
         self.attachment.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// The client is about to come with another connection: those of before do not count any more.
+    pub(super) fn detach(&self) {
+        self.attachment.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether requests of this connection still count.
@@ -191,11 +238,7 @@ impl Session {
 
     /// Sends something by whatever connection the client has now, if any.
     pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
-        // Outside of the lock: the reactor takes it too.
-        let link = self.link.lock().clone();
-        if let Some(link) = link {
-            link.send(write);
-        }
+        self.recipient.send(write);
     }
 
     pub(super) fn seen(&self, now_ms: u64) {
@@ -210,8 +253,11 @@ impl Session {
         self.kept.lock().is_reclaiming
     }
 
-    pub(super) fn has_reclaimed(&self) {
-        self.kept.lock().is_reclaiming = false;
+    /// `request` says so. Changes of the earlier run may come again, which have smaller numbers.
+    pub(super) fn has_reclaimed(&self, request: u64) {
+        let mut kept = self.kept.lock();
+        kept.is_reclaiming = false;
+        kept.last_change = kept.last_change.max(request);
     }
 
     /// Its counters go to its export. The caller holds the lock on the list that it is about to leave.
@@ -245,73 +291,69 @@ impl Session {
         }
     }
 
-    /// Keeps `node` from being freed as long as the result lives.
-    pub(super) fn hold(&self, node: Node) -> Result<Held<'_>> {
-        let ino = self.export.meant(node)?;
-        let by = if ino == self.export.root() {
-            By::Root
-        } else if self.use_pinned(ino) {
-            By::Session
-        } else {
-            self.export.fs().pin(SYSTEM, ino, node.generation)?;
-            By::Pin
-        };
-        Ok(Held { session: self, ino, by })
-    }
-
-    fn use_pinned(&self, ino: Ino) -> bool {
-        match self.kept.lock().pins.get_mut(&ino) {
-            Some(pinned) if pinned.pins > pinned.late => {
-                pinned.users += 1;
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// The engine has pinned `ino` because the client has asked for that. While it reclaims it gets one pin of each
     /// inode: what an earlier connection claimed before it broke is claimed again, by requests of other numbers.
-    pub(super) fn claim(&self, request: u64, ino: Ino) {
+    ///
+    /// # Errors
+    /// If its client has as many inodes pinned as it may.
+    pub(super) fn claim(&self, request: u64, ino: Ino) -> Result<()> {
         let kept = self.kept.lock();
         let has_pin = kept.pins.get(&ino).is_some_and(|pinned| pinned.pins > pinned.late);
         if kept.is_reclaiming && has_pin {
             drop(kept);
-            return self.export.fs().unpin(SYSTEM, ino, 1);
+            self.export.fs().unpin(SYSTEM, ino, 1);
+            return Ok(());
         }
-        self.grant_to(kept, request, ino);
+        match self.grant_to(kept, request, ino) {
+            true => Ok(()),
+            false => Err(FsError::TooManyOpen),
+        }
     }
 
-    /// The engine has pinned `ino` for the answer to a request.
-    pub(super) fn grant(&self, request: u64, ino: Ino) {
-        self.grant_to(self.kept.lock(), request, ino);
+    /// The engine has pinned `ino` for the answer to a request. False if the client has as many inodes pinned as it
+    /// may: then this one is not pinned any more.
+    pub(super) fn grant(&self, request: u64, ino: Ino) -> bool {
+        self.grant_to(self.kept.lock(), request, ino)
     }
 
-    fn grant_to(&self, mut kept: MutexGuard<'_, Kept>, request: u64, ino: Ino) {
+    fn grant_to(&self, mut kept: MutexGuard<'_, Kept>, request: u64, ino: Ino) -> bool {
+        if !kept.pins.contains_key(&ino) && !self.budget.take(Resource::PinnedInodes) {
+            drop(kept);
+            self.export.fs().unpin(SYSTEM, ino, 1);
+            return false;
+        }
         kept.pins.entry(ino).or_default().pins += 1;
-        match kept.effects.entry(request).or_insert(Effect::Pinned(Vec::new())) {
-            Effect::Pinned(pinned) => pinned.push(ino),
-            Effect::Released => {}
-        }
+        let is_remembered = match kept.effects.entry(request).or_insert(Effect::Pinned(Vec::new())) {
+            Effect::Pinned(pinned) => {
+                pinned.push(ino);
+                true
+            }
+            Effect::Released => false,
+        };
+        kept.effect_pins += usize::from(is_remembered);
         kept.bound_effects();
         let is_over = kept.is_over;
         drop(kept);
         if is_over {
             self.unpin(ino, 1);
         }
+        true
     }
 
     /// A request begins. What it did when it came before, if it did, is undone; true if it was a release, which is not
     /// to be done again. `settled_below` is what the client says in the same message.
     pub(super) fn repeats(&self, request: u64, settled_below: u64) -> bool {
         let mut kept = self.kept.lock();
-        if kept
-            .effects
-            .first_key_value()
-            .is_some_and(|(&first, _)| first < settled_below)
+        kept.settled_below = kept.settled_below.max(settled_below);
+        while let Some(first) = kept.effects.first_entry()
+            && *first.key() < settled_below
         {
-            kept.effects = kept.effects.split_off(&settled_below);
+            let effect = first.remove();
+            kept.effect_pins -= effect.pins();
         }
-        match kept.effects.remove(&request) {
+        let effect = kept.effects.remove(&request);
+        kept.effect_pins -= effect.as_ref().map_or(0, Effect::pins);
+        match effect {
             None => false,
             Some(Effect::Released) => {
                 kept.effects.insert(request, Effect::Released);
@@ -415,8 +457,8 @@ impl Session {
     }
 
     /// Grants a lease on what is going to be read, if the client wants leases and the export gives any.
-    pub(super) fn lease(self: &Arc<Self>, ino: Ino) -> bool {
-        self.has_leases.load(Ordering::Acquire) && self.export.store.leases.grant(Arc::clone(self) as _, ino)
+    pub(super) fn lease(&self, ino: Ino) -> bool {
+        self.has_leases.load(Ordering::Acquire) && self.export.store.leases.grant(Arc::clone(&self.recipient) as _, ino)
     }
 
     /// Whether workers have as many of its requests as they may.
@@ -426,14 +468,19 @@ impl Session {
 
     /// Whether the client has a connection, as far as is known.
     pub(super) fn is_connected(&self) -> bool {
-        self.link.lock().as_ref().is_some_and(|link| !link.is_closed())
+        self.recipient
+            .link
+            .lock()
+            .as_ref()
+            .is_some_and(|link| !link.is_closed())
     }
 
     /// The client gives pins back. Inodes are as the engine numbers them.
     pub(super) fn release(&self, request: u64, pins: &[(Ino, u64)]) {
         {
             let mut kept = self.kept.lock();
-            kept.effects.insert(request, Effect::Released);
+            let before = kept.effects.insert(request, Effect::Released);
+            kept.effect_pins -= before.as_ref().map_or(0, Effect::pins);
             kept.bound_effects();
         }
         pins.iter().for_each(|&(ino, count)| self.unpin(ino, count));
@@ -450,31 +497,17 @@ impl Session {
             return;
         }
         pinned.pins -= count;
-        if pinned.pins == 0 {
+        let is_gone = pinned.pins == 0;
+        if is_gone {
             kept.pins.remove(&ino);
         }
         drop(kept);
+        if is_gone {
+            self.budget.give_back(Resource::PinnedInodes, 1);
+        }
         if count > 0 {
             self.export.fs().forget(SYSTEM, ino, count);
         }
-    }
-
-    fn unuse(&self, ino: Ino) {
-        let mut kept = self.kept.lock();
-        let Some(pinned) = kept.pins.get_mut(&ino) else {
-            return;
-        };
-        pinned.users -= 1;
-        if pinned.users > 0 || pinned.late == 0 {
-            return;
-        }
-        let count = std::mem::take(&mut pinned.late);
-        pinned.pins -= count;
-        if pinned.pins == 0 {
-            kept.pins.remove(&ino);
-        }
-        drop(kept);
-        self.export.fs().forget(SYSTEM, ino, count);
     }
 
     /// Whether it may open another file.
@@ -491,15 +524,18 @@ impl Session {
     /// that it gets now.
     pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>, mode: OpenMode) -> Result<()> {
         let mut kept = self.kept.lock();
-        if kept.is_over || kept.files.len() >= FILES_MAX {
-            drop(kept);
-            drop(file);
-            return Err(FsError::TooManyOpen);
-        }
         if !kept.may_stand_for(number, file.ino()) {
             drop(kept);
             drop(file);
             return Err(FsError::Busy);
+        }
+        let has_room = !kept.is_over
+            && (kept.files.contains_key(&number)
+                || (kept.files.len() < FILES_MAX && self.budget.take(Resource::OpenFiles)));
+        if !has_room {
+            drop(kept);
+            drop(file);
+            return Err(FsError::TooManyOpen);
         }
         let Kept { files, opened, .. } = &mut *kept;
         let ino = file.ino();
@@ -535,43 +571,10 @@ impl Session {
             let closed = kept.files.remove(number);
             if let Some((file, mode)) = &closed {
                 kept.opened.remove(file.ino(), *mode);
+                self.budget.give_back(Resource::OpenFiles, 1);
             }
             drop(kept);
             drop(closed);
-        }
-    }
-
-    /// The slots, and the number that their tokens carry. A session that has none gets up to `count`.
-    pub(super) fn slots(&self, count: usize) -> (u64, Vec<u32>) {
-        let _turn = self.getting_slots.lock();
-        {
-            let kept = self.kept.lock();
-            if kept.is_over || !kept.slots.is_empty() {
-                return (kept.number, kept.slots.clone());
-            }
-        }
-        let (state, fs) = (&self.export.store.state, self.export.fs());
-        let (number, taken) = state.take_slots(fs, self.ticket.session, count);
-        let mut kept = self.kept.lock();
-        if kept.is_over {
-            drop(kept);
-            state.free_slots(fs, number);
-            return (0, Vec::new());
-        }
-        kept.number = number;
-        kept.slots.clone_from(&taken);
-        (number, taken)
-    }
-
-    /// The token of a change, if the session may use it.
-    pub(super) fn token(&self, once: Option<Once>) -> Result<Option<Once>> {
-        let Some(once) = once else {
-            return Ok(None);
-        };
-        let kept = self.kept.lock();
-        match once.seq >> 32 == kept.number && kept.slots.contains(&once.slot) {
-            true => Ok(Some(once)),
-            false => Err(FsError::NotSupported(Unsupported::OnceSlot)),
         }
     }
 
@@ -582,7 +585,7 @@ impl Session {
 
     /// From now on it gets nothing more, and keeps what it has until [`Self::end`].
     pub(super) fn begin_to_end(&self) {
-        if let Some(link) = self.link.lock().take() {
+        if let Some(link) = self.recipient.link.lock().take() {
             link.close();
         }
         self.attachment.fetch_add(1, Ordering::AcqRel);
@@ -601,46 +604,39 @@ impl Session {
         let clients = std::mem::take(&mut kept.clients);
         kept.slots = Vec::new();
         let pins: Vec<(Ino, u64)> = kept.pins.iter().map(|(&ino, pinned)| (ino, pinned.pins)).collect();
+        let place = kept.place.take();
         drop(kept);
+        self.budget.give_back(Resource::OpenFiles, files.len());
+        self.budget.give_back(Resource::LockOwners, clients.len());
         for client in clients.into_values() {
             self.export.fs().release_client(&SYSTEM.clone().of_client(client));
         }
         drop(files);
         pins.into_iter().for_each(|(ino, count)| self.unpin(ino, count));
+        // Last: another may come in its place now.
+        drop(place);
     }
 
-    /// The slots that the session had in an earlier run, and the number of its tokens; none if it had none.
-    pub(super) fn reclaim_slots(&self) -> (u64, Vec<u32>) {
-        let _turn = self.getting_slots.lock();
-        {
-            let kept = self.kept.lock();
-            if kept.is_over || !kept.is_reclaiming || !kept.slots.is_empty() {
-                // Asked before, on a connection that broke.
-                return (kept.number, kept.slots.clone());
-            }
+    /// Whether it has nothing that its client would miss if it ended now: not even a request under way, nor an answer
+    /// that may be asked for again.
+    pub(super) fn has_nothing(&self) -> bool {
+        if self.given.load(Ordering::Acquire) > 0 || self.parked.load(Ordering::Acquire) > 0 {
+            return false;
         }
-        let (number, slots) = self.export.store.state.claim_slots(self.ticket.session);
-        let mut kept = self.kept.lock();
-        kept.number = number;
-        kept.slots.clone_from(&slots);
-        (number, slots)
+        let kept = self.kept.lock();
+        let holds = !kept.pins.is_empty() || !kept.files.is_empty() || !kept.slots.is_empty();
+        let locks = !kept.clients.is_empty() || !kept.waiting.is_empty() || kept.is_locker;
+        !(holds || locks || kept.is_reclaiming || kept.is_over || !kept.under_way.is_empty())
     }
 }
 
 impl Kept {
     fn bound_effects(&mut self) {
-        while self.effects.len() > EFFECTS_MAX {
-            self.effects.pop_first();
-        }
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        match self.by {
-            By::Root => {}
-            By::Session => self.session.unuse(self.ino),
-            By::Pin => self.session.export.fs().unpin(SYSTEM, self.ino, 1),
+        while self.effects.len() > EFFECTS_MAX || (self.effect_pins > EFFECT_PINS_MAX && self.effects.len() > 1) {
+            let Some((_, effect)) = self.effects.pop_first() else {
+                return;
+            };
+            self.effect_pins -= effect.pins();
         }
     }
 }

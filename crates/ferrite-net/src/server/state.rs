@@ -16,11 +16,15 @@
 //! the machine there, unless the server has stopped in order: after a loss of power all sessions have ended, and no
 //! handle is good.
 
+mod shares;
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ferrite_vfs::{Durability, FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, XattrMode};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
+use super::admission::Account;
 use crate::wire::codec::fields;
 use crate::wire::{Malformed, Reader, Wire};
 
@@ -32,13 +36,10 @@ pub(super) const HIDDEN_PREFIX: &[u8] = b"trusted.ferrite.";
 const FORMAT: u32 = 3;
 /// Session numbers reserved at once.
 const NUMBERS: u64 = 1024;
-/// Most slots of a session.
-const SLOTS_MAX: usize = 64;
-/// A session gets at most one part of so many of the free slots.
-const SHARES: usize = 8;
 /// Longest state. Engines allow all attributes of an inode together about 4 KiB; with this there is room for an access
-/// list. It holds 200 sessions with slots and 200 with locks.
+/// list. It holds about 200 sessions with slots and 240 with locks.
 const STATE_BYTES_MAX: usize = 3400;
+const _: () = assert!(shares::HOLDERS_BYTES_MAX + 4 * shares::LOCKERS_MAX + 64 < STATE_BYTES_MAX);
 
 /// Slots of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,14 +104,6 @@ fields!(Content {
     lockers
 });
 
-impl Content {
-    fn len_bytes(&self) -> usize {
-        let mut bytes = Vec::new();
-        self.put(&mut bytes);
-        bytes.len()
-    }
-}
-
 /// The state of one pool.
 pub(super) struct State {
     content: Mutex<Kept>,
@@ -125,6 +118,8 @@ struct Kept {
     count: u32,
     /// Numbers of holders of an earlier run, who have not come back.
     inherited: Vec<u64>,
+    /// Of sessions of this run that have slots or locks.
+    accounts: FxHashMap<u64, Account>,
     /// It could not be kept the last time: the pool is full, or takes no attribute.
     is_lost: bool,
 }
@@ -192,6 +187,7 @@ impl State {
             next: content.reserved,
             live: 0,
             inherited: content.holders.iter().map(|holder| holder.number).collect(),
+            accounts: FxHashMap::default(),
             content,
             count,
             is_lost: false,
@@ -233,7 +229,13 @@ impl State {
 
     /// Up to `count` free slots for a session, and the number that their tokens carry. Durable when it returns. Nobody
     /// gets more than a part of what is free, so that those who come later get some, too.
-    pub(super) fn take_slots(&self, fs: &dyn FileSystem, session: u64, count: usize) -> (u64, Vec<u32>) {
+    pub(super) fn take_slots(
+        &self,
+        fs: &dyn FileSystem,
+        session: u64,
+        account: Account,
+        count: usize,
+    ) -> (u64, Vec<u32>) {
         let mut kept = self.content.lock();
         let mut is_free = vec![true; kept.count as usize];
         for &slot in kept.content.holders.iter().flat_map(|holder| &holder.slots) {
@@ -242,7 +244,7 @@ impl State {
             }
         }
         let free: Vec<u32> = (0..kept.count).filter(|&slot| is_free[slot as usize]).collect();
-        let share = count.min(SLOTS_MAX).min(free.len().div_ceil(SHARES));
+        let share = kept.share(account, free.len()).min(count);
         let number = kept.fresh_number();
         // Tokens have half a word for it.
         if share == 0 || number > u64::from(u32::MAX) {
@@ -254,16 +256,20 @@ impl State {
             number,
             slots: slots.clone(),
         });
+        let before = kept.accounts.insert(session, account);
         kept.reserve(number);
-        if kept.content.len_bytes() > STATE_BYTES_MAX || !kept.save(fs) {
+        if !kept.has_room_for_holder(account) || !kept.save(fs) {
             kept.content.holders.pop();
+            if before.is_none() {
+                kept.accounts.remove(&session);
+            }
             return (0, Vec::new());
         }
         (number, slots)
     }
 
     /// The slots that a session had in an earlier run: they are its again.
-    pub(super) fn claim_slots(&self, session: u64) -> (u64, Vec<u32>) {
+    pub(super) fn claim_slots(&self, session: u64, account: Account) -> (u64, Vec<u32>) {
         let mut kept = self.content.lock();
         let kept = &mut *kept;
         for holder in &kept.content.holders {
@@ -272,17 +278,19 @@ impl State {
                 && holder.session == session
             {
                 kept.inherited.swap_remove(place);
+                kept.accounts.insert(session, account);
                 return (holder.number, holder.slots.clone());
             }
         }
         (0, Vec::new())
     }
 
-    /// Gives slots back that were taken for a session which had ended by then.
-    pub(super) fn free_slots(&self, fs: &dyn FileSystem, number: u64) {
+    /// Gives slots back that were taken for a session which had ended by then, or that a session does not use. Durable
+    /// when it returns.
+    pub(super) fn free_slots(&self, fs: &dyn FileSystem, numbers: &[u64]) {
         let mut kept = self.content.lock();
         let count = kept.content.holders.len();
-        kept.content.holders.retain(|holder| holder.number != number);
+        kept.content.holders.retain(|holder| !numbers.contains(&holder.number));
         if kept.content.holders.len() < count {
             kept.save(fs);
         }
@@ -307,16 +315,20 @@ impl State {
     ///
     /// # Errors
     /// If too many have locks.
-    pub(super) fn add_locker(&self, fs: &dyn FileSystem, session: u64) -> Result<(), FsError> {
+    pub(super) fn add_locker(&self, fs: &dyn FileSystem, session: u64, account: Account) -> Result<(), FsError> {
         let mut kept = self.content.lock();
         // As for slots: a number that is cut would be another session's.
-        let session = u32::try_from(session).map_err(|_| FsError::NoSpace(SpaceOf::RecordLocks))?;
-        if kept.content.lockers.contains(&session) {
+        let short = u32::try_from(session).map_err(|_| FsError::NoSpace(SpaceOf::RecordLocks))?;
+        if kept.content.lockers.contains(&short) {
             return Ok(());
         }
-        kept.content.lockers.push(session);
-        if kept.content.len_bytes() > STATE_BYTES_MAX {
+        kept.content.lockers.push(short);
+        let before = kept.accounts.insert(session, account);
+        if !kept.has_room_for_locker(account) {
             kept.content.lockers.pop();
+            if before.is_none() {
+                kept.accounts.remove(&session);
+            }
             return Err(FsError::NoSpace(SpaceOf::RecordLocks));
         }
         // If it cannot be kept nobody claims anything after a restart, and locks are lost then, as was said.
@@ -355,6 +367,7 @@ impl State {
     pub(super) fn session_ends(&self, fs: &dyn FileSystem, session: u64) {
         let mut kept = self.content.lock();
         kept.live -= 1;
+        kept.accounts.remove(&session);
         let content = &mut kept.content;
         let count = content.holders.len() + content.lockers.len();
         content.holders.retain(|holder| holder.session != session);
@@ -373,7 +386,8 @@ impl State {
         }
     }
 
-    /// Notes that a restart has no sessions to wait for, if there are none. The caller knows that none comes back.
+    /// Notes that a restart has no sessions to wait for, if there are none. The caller knows that none comes back, and
+    /// does not call this for each session that ends: clients that come and go would have the pool written each time.
     pub(super) fn note_end(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
         if kept.content.has_sessions && kept.live == 0 {
@@ -471,6 +485,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], FsError> {
 
 #[cfg(test)]
 mod tests {
+    use super::shares::account;
     use super::*;
     use ferrite_vfs::memfs::MemFs;
 
@@ -498,7 +513,7 @@ mod tests {
         assert!(has_sessions());
     }
 
-    /// The reference engine has no slots; as if it had.
+    /// The reference engine has few slots; as if it had more.
     fn with_slots(state: &State) {
         state.content.lock().count = 128;
     }
@@ -509,25 +524,25 @@ mod tests {
         let (state, _) = State::load(&fs).unwrap();
         with_slots(&state);
         let (old, ended) = (state.new_session(&fs), state.new_session(&fs));
-        let (number, slots) = state.take_slots(&fs, old, 3);
+        let (number, slots) = state.take_slots(&fs, old, account(1), 3);
         assert_eq!(slots, [0, 1, 2]);
-        let (_, freed) = state.take_slots(&fs, ended, 3);
+        let (_, freed) = state.take_slots(&fs, ended, account(2), 3);
         state.session_ends(&fs, ended);
 
         let (state, _) = State::load(&fs).unwrap();
         with_slots(&state);
-        assert_eq!(state.claim_slots(ended), (0, vec![]), "what it had is free");
-        assert_eq!(state.claim_slots(old), (number, slots.clone()));
-        assert_eq!(state.claim_slots(old), (0, vec![]), "they are claimed once");
-        let (later, mine) = state.take_slots(&fs, 1, usize::MAX);
-        assert!(later > number && mine.len() <= 128 / SHARES && mine.contains(&freed[0]));
+        assert_eq!(state.claim_slots(ended, account(2)), (0, vec![]), "what it had is free");
+        assert_eq!(state.claim_slots(old, account(1)), (number, slots.clone()));
+        assert_eq!(state.claim_slots(old, account(1)), (0, vec![]), "they are claimed once");
+        let (later, mine) = state.take_slots(&fs, 1, account(1), usize::MAX);
+        assert!(later > number && mine.len() <= 128 / 8 && mine.contains(&freed[0]));
         assert!(mine.iter().all(|slot| !slots.contains(slot)));
 
         let (state, _) = State::load(&fs).unwrap();
         with_slots(&state);
-        assert_eq!(state.claim_slots(old), (number, slots.clone()));
+        assert_eq!(state.claim_slots(old, account(1)), (number, slots.clone()));
         state.free_inherited(&fs, &[]);
-        let (last, most) = state.take_slots(&fs, 2, usize::MAX);
+        let (last, most) = state.take_slots(&fs, 2, account(2), usize::MAX);
         assert!(last > later && most.contains(&mine[0]), "nobody came back for them");
         assert!(most.iter().all(|slot| !slots.contains(slot)));
     }
@@ -538,12 +553,12 @@ mod tests {
         let (state, _) = State::load(&fs).unwrap();
         let sessions: Vec<u64> = (0..4).map(|_| state.new_session(&fs)).collect();
         for session in &sessions[..3] {
-            state.add_locker(&fs, *session).unwrap();
-            state.add_locker(&fs, *session).unwrap();
+            state.add_locker(&fs, *session, account(1)).unwrap();
+            state.add_locker(&fs, *session, account(1)).unwrap();
         }
         state.session_ends(&fs, sessions[1]);
         // A request for a lock that saw it alive, and sees now that it has ended.
-        state.add_locker(&fs, sessions[1]).unwrap();
+        state.add_locker(&fs, sessions[1], account(1)).unwrap();
         state.forget_locker(&fs, sessions[1]);
         let (state, heritage) = State::load(&fs).unwrap();
         assert_eq!(heritage.lockers, [sessions[0], sessions[2]]);
@@ -557,7 +572,7 @@ mod tests {
         let fs = MemFs::new();
         let (state, _) = State::load_in(&fs, 7, true).unwrap();
         let session = state.new_session(&fs);
-        state.add_locker(&fs, session).unwrap();
+        state.add_locker(&fs, session, account(session as u8)).unwrap();
         let secret = state.secret();
         let (state, heritage) = State::load_in(&fs, 7, true).unwrap();
         assert_eq!(state.secret(), secret, "the process was killed, and no more");
@@ -598,11 +613,11 @@ mod tests {
         state.content.lock().count = 4096;
         state.content.lock().live = 2000;
         let holders = (0..2000)
-            .filter(|&session| !state.take_slots(&fs, session, 64).1.is_empty())
+            .filter(|&session| !state.take_slots(&fs, session, account(session as u8), 64).1.is_empty())
             .count();
         assert!(holders >= 90, "{holders}");
         let lockers = (0..2000)
-            .filter(|&session| state.add_locker(&fs, session).is_ok())
+            .filter(|&session| state.add_locker(&fs, session, account(session as u8)).is_ok())
             .count();
         assert!((200..2000).contains(&lockers), "{lockers}");
         assert!(state.has_slots(), "it was kept");
@@ -613,7 +628,7 @@ mod tests {
             .step_by(2)
             .for_each(|session| state.session_ends(&fs, session));
         let more = (3000..5000)
-            .filter(|&session| !state.take_slots(&fs, session, 64).1.is_empty())
+            .filter(|&session| !state.take_slots(&fs, session, account(session as u8), 64).1.is_empty())
             .count();
         assert!(more >= 30, "{more}");
         let before = state.content.lock().content.holders.clone();

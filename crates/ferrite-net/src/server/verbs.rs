@@ -17,6 +17,7 @@ use ferrite_vfs::{FsError, Ino, ROOT_INO, Result, SpaceOf, Unsupported, posix};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::admission::{Charge, Resource};
 use super::answer::put;
 use super::export::{Export, Store};
 use super::rdma::{KeyWanted, Rdma};
@@ -32,6 +33,7 @@ const KEYS_MAX: usize = 4_096;
 struct Key {
     ino: Ino,
     writable: bool,
+    _charge: Charge,
 }
 
 /// What a session has.
@@ -41,7 +43,7 @@ struct Held {
     /// The name of its export, which no other has.
     export: String,
     /// By the client's end.
-    queue_pairs: Vec<(QueuePairTold, QueuePairTold)>,
+    queue_pairs: Vec<(QueuePairTold, QueuePairTold, Charge)>,
     keys: FxHashMap<u32, Key>,
 }
 
@@ -177,7 +179,7 @@ impl Verbs {
         {
             let held = self.held.lock();
             if let Some(held) = held.get(&owner(session)) {
-                if let Some((_, ours)) = held.queue_pairs.iter().find(|(theirs, _)| theirs == client) {
+                if let Some((_, ours, _)) = held.queue_pairs.iter().find(|(theirs, ..)| theirs == client) {
                     return Ok(*ours);
                 }
                 if held.queue_pairs.len() >= QUEUE_PAIRS_MAX {
@@ -185,9 +187,13 @@ impl Verbs {
                 }
             }
         }
+        let charge = session
+            .budget
+            .charge(Resource::QueuePairs)
+            .ok_or(FsError::TooManyOpen)?;
         let ours = self.adapter.open(number, client)?;
         let is_kept = self.held.lock().get_mut(&owner(session)).map(|held| {
-            held.queue_pairs.push((*client, ours));
+            held.queue_pairs.push((*client, ours, charge));
         });
         if is_kept.is_none() || session.is_over() {
             self.end_session(session);
@@ -203,7 +209,7 @@ impl Verbs {
             return;
         };
         let before = of_session.queue_pairs.len();
-        of_session.queue_pairs.retain(|(_, ours)| ours.qpn != qpn);
+        of_session.queue_pairs.retain(|(_, ours, _)| ours.qpn != qpn);
         let (number, had_it) = (of_session.number, of_session.queue_pairs.len() < before);
         drop(held);
         if had_it {
@@ -229,6 +235,8 @@ impl Verbs {
         {
             return Err(FsError::NoSpace(SpaceOf::MapEntries));
         }
+        let charge = session.budget.charge(Resource::Keys);
+        let charge = charge.ok_or(FsError::NoSpace(SpaceOf::MapEntries))?;
         let granted = self.adapter.bind(&KeyWanted {
             session: number,
             fs: &export.store.fs,
@@ -240,6 +248,7 @@ impl Verbs {
         let key = Key {
             ino: file.ino,
             writable: binding.writable,
+            _charge: charge,
         };
         if key.writable {
             export.store.leases.bar(file.ino);

@@ -3,7 +3,7 @@
 use ferrite_vfs::locks::LockTicket;
 use ferrite_vfs::{ClientId, FsError, Result, SpaceOf};
 
-use super::Session;
+use super::{Resource, Session};
 
 /// Most of those whom a client serves that have locks.
 const CLIENTS_MAX: usize = 1 << 16;
@@ -37,7 +37,11 @@ impl Session {
     }
 
     pub(in crate::server) fn forget_client(&self, client: u64) -> Option<ClientId> {
-        self.kept.lock().clients.remove(&client)
+        let forgotten = self.kept.lock().clients.remove(&client);
+        if forgotten.is_some() {
+            self.budget.give_back(Resource::LockOwners, 1);
+        }
+        forgotten
     }
 
     /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
@@ -51,7 +55,7 @@ impl Session {
         self.export
             .store
             .state
-            .add_locker(self.export.fs(), self.ticket.session)?;
+            .add_locker(self.export.fs(), self.ticket.session, self.account)?;
         {
             let mut kept = self.kept.lock();
             kept.is_locker = !kept.is_over;
@@ -99,7 +103,8 @@ impl Session {
         if kept.waiting.len() >= WAITING_MAX {
             return Err(FsError::NoSpace(SpaceOf::RecordLocks));
         }
-        if kept.clients.len() >= CLIENTS_MAX && !kept.clients.contains_key(&client) {
+        let is_new = !kept.clients.contains_key(&client);
+        if is_new && (kept.clients.len() >= CLIENTS_MAX || !self.budget.take(Resource::LockOwners)) {
             return Err(FsError::NoSpace(SpaceOf::RecordLocks));
         }
         let client = *kept.clients.entry(client).or_insert_with(ClientId::fresh);

@@ -1,0 +1,66 @@
+//! Connections that have not said yet which session they are for.
+//!
+//! What lives here: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; with one
+//! more, the one that has been there longest is closed. So sessions and strangers together bound the connections of a
+//! source: one that opens connections and greets nobody closes its own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_fabric::reactor::Link;
+use ferrite_fabric::source::{Crowd, Source};
+use parking_lot::Mutex;
+
+/// Most of them.
+const STRANGERS_MAX: usize = 4096;
+/// Most of one source.
+const OF_SOURCE_MAX: usize = 256;
+
+/// See the head of this module.
+pub(super) struct Strangers {
+    next: AtomicU64,
+    /// Each with when it came. No other lock is taken under this one.
+    kept: Mutex<Crowd<(Link, Instant)>>,
+}
+
+impl Strangers {
+    pub(super) fn new() -> Strangers {
+        Strangers {
+            next: AtomicU64::new(0),
+            kept: Mutex::new(Crowd::new(STRANGERS_MAX, OF_SOURCE_MAX)),
+        }
+    }
+
+    /// One has come. Returns its number.
+    pub(super) fn come(&self, link: Link, source: Source) -> u64 {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let gone = self.kept.lock().insert(number, source, (link, Instant::now()));
+        if let Some((link, _)) = gone {
+            link.close();
+        }
+        number
+    }
+
+    /// It has greeted, or is gone.
+    pub(super) fn leave(&self, number: u64) {
+        self.kept.lock().remove(number);
+    }
+
+    /// Closes those that have been there for so long.
+    pub(super) fn close_older(&self, than: Duration) {
+        loop {
+            let mut kept = self.kept.lock();
+            let late = kept.oldest().filter(|(_, (_, since))| since.elapsed() > than);
+            let Some((number, _)) = late else { return };
+            let link = kept.remove(number).map(|(link, _)| link);
+            drop(kept);
+            if let Some(link) = link {
+                link.close();
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.kept.lock().len()
+    }
+}
