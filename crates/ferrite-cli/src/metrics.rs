@@ -215,6 +215,12 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
         metrics.turns.long as f64,
     );
     exports(&mut text, metrics);
+    let name = "ferrite_sessions_refused_total";
+    let help = "Clients that were refused because there were too many sessions.";
+    let mut refused = Family::new(&mut text, name, "counter", help);
+    for (export, count) in &metrics.sessions_refused {
+        refused.value(&[("export", export)], count);
+    }
     clients(&mut text, metrics);
     operations(&mut text, metrics);
     rdma(&mut text, metrics);

@@ -11,13 +11,16 @@ use std::time::Duration;
 use ferrite::volume::Address;
 use ferrite::{Durability, MountOptions};
 use ferrite_net::secure::Key;
-use ferrite_net::server::{ExportOptions, ServerOptions};
+use ferrite_net::server::{Bounds, ExportOptions, ServerOptions};
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::Insistence;
 use super::plan::{self, Export, Listen, Plan, Pool, Problem};
 use crate::{Failure, USAGE, about};
+
+/// The largest bound of sessions: as many as there may be connections.
+const SESSIONS_MAX: u64 = 16_384;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,6 +29,8 @@ struct FileText {
     threads: Option<Spanned<u64>>,
     lease: Option<Spanned<u64>>,
     busy: Option<u64>,
+    sessions_per_key: Option<Spanned<u64>>,
+    sessions_per_address: Option<Spanned<u64>>,
     metrics: Option<String>,
     #[serde(default)]
     rdma: Vec<Spanned<String>>,
@@ -84,6 +89,9 @@ struct ExportText {
     leases: Option<bool>,
     #[serde(default = "yes")]
     root_squash: bool,
+    sessions: Option<Spanned<u64>>,
+    #[serde(default)]
+    handle_epoch: u64,
 }
 
 fn root() -> String {
@@ -121,6 +129,8 @@ pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
                 threads: None,
                 lease: None,
                 busy: None,
+                sessions_per_key: None,
+                sessions_per_address: None,
                 metrics: None,
                 rdma: Vec::new(),
                 rdma_unprotected: false,
@@ -172,11 +182,23 @@ impl Reading<'_> {
         }
         let threads = self.number("threads", file.threads, u64::from(plan::THREADS), 256);
         let lease = self.number("lease", file.lease, plan::LEASE_SECONDS, 3600);
+        let mut bounds = Bounds::default();
+        for (name, given, bound) in [
+            ("sessions_per_key", file.sessions_per_key, &mut bounds.sessions_per_key),
+            (
+                "sessions_per_address",
+                file.sessions_per_address,
+                &mut bounds.sessions_per_address,
+            ),
+        ] {
+            *bound = self.number(name, given, *bound as u64, SESSIONS_MAX) as usize;
+        }
         let plan = Plan {
             listen: self.listen(file.listen),
             options: ServerOptions::default()
                 .threads(threads as usize)
                 .lease(Duration::from_secs(lease))
+                .bounds(bounds)
                 .busy(Duration::from_micros(file.busy.unwrap_or(plan::BUSY_US))),
             metrics: file.metrics,
             rdma: self.rdma(file.rdma, file.rdma_unprotected),
@@ -273,8 +295,13 @@ impl Reading<'_> {
                     self.wrong(line, text);
                 }
                 let keys = self.keys_of(&export.keys);
-                let options = ExportOptions::new(export.name.into_inner())
+                let options = ExportOptions::new(export.name.into_inner());
+                let usual = options.sessions_max as u64;
+                let sessions = self.number("sessions", export.sessions, usual, SESSIONS_MAX);
+                let options = options
                     .path(export.path)
+                    .sessions_max(sessions as usize)
+                    .handle_epoch(export.handle_epoch)
                     .read_only(export.read_only || pool.read_only)
                     .leases(export.leases)
                     .root_squash(export.root_squash)
@@ -349,6 +376,32 @@ mod tests {
         assert!(leases("", "") && leases("", "leases = true") && !leases("", "leases = false"));
         assert!(!leases("", "read_only = true") && !leases("read_only = true", ""));
         assert!(leases("read_only = true", "leases = true") && leases("", "read_only = true\nleases = true"));
+    }
+
+    #[test]
+    fn bounds_of_sessions_are_read_and_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let with = |top: &str, export: &str| {
+            let text = format!("{top}\n[[pool]]\npath = \"a\"\n[[pool.export]]\nname = \"x\"\n{export}\n");
+            read_text(dir.path(), &text)
+        };
+        let (plan, problems) = with(
+            "sessions_per_key = 7\nsessions_per_address = 8",
+            "sessions = 9\nhandle_epoch = 3",
+        );
+        assert_eq!(problems, Vec::<String>::new());
+        let (bounds, export) = (&plan.options.bounds, &plan.pools[0].exports[0].options);
+        assert_eq!((bounds.sessions_per_key, bounds.sessions_per_address), (7, 8));
+        assert_eq!((export.sessions_max, export.handle_epoch), (9, 3));
+        for (top, export) in [
+            ("sessions_per_key = 0", ""),
+            ("sessions_per_address = 16385", ""),
+            ("", "sessions = 0"),
+        ] {
+            let (_, problems) = with(top, export);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].contains("give a number from 1 to 16384"), "{problems:?}");
+        }
     }
 
     #[test]
