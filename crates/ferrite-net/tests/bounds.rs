@@ -22,7 +22,7 @@ const DOCS: &str = include_str!("../../../docs/engines.md");
 const LARGE_BYTES: u64 = 256 << 20;
 const DATA_BYTES: usize = 1 << 20;
 /// A thread may lose its core, and the measure counts that: so often a kind may be measured.
-const TRIES: usize = 6;
+const TRIES: usize = 20;
 
 struct World {
     fs: Arc<dyn FileSystem>,

@@ -28,7 +28,7 @@ const RACES_MAX: usize = 64;
 /// Most steps of a walk: names that are looked up, `..`, and directories on the way up from a start to its root. A path
 /// without links has 2048 components at most, so this leaves room for links; without a bound, 40 links of 4095 bytes
 /// would make 80,000 steps of one request. With one more the walk is `Loop`, as with one link too many.
-pub const STEPS_MAX: usize = 8192;
+pub const STEPS_MAX: usize = 4096;
 
 /// An inode that stays what it is, and its attributes as last read. The root needs no pin: it is never freed.
 struct Held<'v, F: FileSystem + ?Sized> {
