@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use crate::core::{Core, Damage, Free, newer};
-use crate::format::Head;
+use crate::format::{Extent, Head};
 use crate::page::Pages;
 use crate::proof::{self, Found};
 use crate::{Error, PAGE_BYTES, Result};
@@ -162,6 +162,13 @@ impl Core {
             }
             Err(error) => return Err(error),
         };
+        Self::claim(&head, extents, free, damage);
+        Ok(())
+    }
+
+    /// Takes what a blob names. What another has already, or does not exist, is noted.
+    fn claim(head: &Head, extents: Vec<Extent>, free: &mut Free, damage: &mut Vec<Damage>) {
+        let (slot, id) = (head.id.slot(), head.id.raw());
         let mut claimed = None;
         for extent in extents {
             if !free.units.are_free(extent.physical, extent.count) {
@@ -172,7 +179,6 @@ impl Core {
         }
         if let Some(claimed) = claimed {
             free.tangled.insert(slot, claimed);
-            let id = head.id.raw();
             damage.push(Damage {
                 slot,
                 what: format!("blob {id:x} names clusters that are another's, or none"),
@@ -180,7 +186,6 @@ impl Core {
                 is_tangle: true,
             });
         }
-        Ok(())
     }
 }
 

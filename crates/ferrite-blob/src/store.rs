@@ -271,7 +271,12 @@ impl BlobStore {
     pub fn mend(&self) -> Result<Vec<String>> {
         let mut mended = Vec::new();
         let mut damage = self.core.damage.lock();
-        while let Some(at) = damage.iter().position(|damage| damage.is_mendable) {
+        // Of those that are older somebody has to say first that they are right.
+        let older = self.core.free.lock().older.clone();
+        while let Some(at) = damage
+            .iter()
+            .position(|damage| damage.is_mendable && !older.contains(&damage.slot))
+        {
             let slot = damage[at].slot;
             if slot == NO_SLOT {
                 self.core.accept_all()?;

@@ -4,7 +4,7 @@
 //! a crash cut off from one that was damaged in the middle. Commits are synchronous here, and each is one record of the
 //! log, so a crash leaves one record unfinished at most, and it is the last one. So a record that cannot be read is the
 //! torn tail of a crash if nothing that was written later can be; otherwise what follows it was acknowledged, and this
-//! is damage. After a close there is no torn tail at all (`close_mark`).
+//! is damage. After a close the last log has no torn tail at all (`close_mark`).
 //!
 //! What was written later: a record that begins behind that place in the same log, with a later sequence number; or a
 //! later log whose first record does not follow the last one that could be read. A log that ends in zeros was not
@@ -196,9 +196,10 @@ pub(crate) fn check(shelf: &Shelf, was_closed: bool) -> Result<()> {
     };
     let mut torn: Option<(String, u64)> = None;
     let mut next: Option<u64> = None;
-    for name in logs(shelf)? {
-        let Some(log) = shelf.open(&name)? else { continue };
-        let scanned = scan(&name, &*log)?;
+    let logs = logs(shelf)?;
+    for name in &logs {
+        let Some(log) = shelf.open(name)? else { continue };
+        let scanned = scan(name, &*log)?;
         if let (Some((torn_name, at)), Some(first)) = (&torn, scanned.first)
             && next.is_some_and(|next| first > next)
         {
@@ -210,12 +211,13 @@ pub(crate) fn check(shelf: &Shelf, was_closed: bool) -> Result<()> {
         }
         if let Some(at) = scanned.broken_at {
             if scanned.goes_on {
-                return damaged(&name, at, "records behind that place are whole: no crash cut it off");
+                return damaged(name, at, "records behind that place are whole: no crash cut it off");
             }
-            if was_closed {
-                return damaged(&name, at, "it was closed in order");
+            // Those before the last one may be torn since a crash that came before the close.
+            if was_closed && logs.last() == Some(name) {
+                return damaged(name, at, "it was closed in order");
             }
-            torn = Some((name, at));
+            torn = Some((name.clone(), at));
         } else if scanned.first.is_some() {
             torn = None;
         }
