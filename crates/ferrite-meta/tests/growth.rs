@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{change, small};
+use common::{change, in_directory, on_blobs, small};
 use ferrite_meta::{Blobs, Home, MemoryBlobs, MetaStore, Options, RocksStore};
 
 const CYCLES: usize = 500;
@@ -75,7 +75,11 @@ fn a_store_that_is_opened_and_closed_for_ever_stays_as_small() {
     for home in [Home::Directory(path.clone()), Home::Blobs(Arc::clone(&blobs) as _)] {
         let mut before = (0, 0);
         for cycle in 0..CYCLES {
-            let store = RocksStore::open(home.clone(), &small()).unwrap();
+            let opened = match &home {
+                Home::Directory(_) => in_directory(dir.path()),
+                _ => on_blobs(&blobs),
+            };
+            let store = opened.unwrap();
             if cycle > 0 {
                 verify(&store, cycle - 1);
             }
@@ -117,7 +121,7 @@ fn a_store_that_is_never_closed_stays_as_small() {
         drop(store);
         is_bounded(of_directory(to), &format!("cycle {cycle}, directory"));
 
-        let store = RocksStore::open(Home::Blobs(Arc::clone(&blobs) as _), &small()).unwrap();
+        let store = on_blobs(&blobs).unwrap();
         work(&store, cycle);
         let left = Arc::new(blobs.copy(64 << 20));
         drop(store);

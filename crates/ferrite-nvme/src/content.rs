@@ -18,7 +18,6 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::attr::encode_xattrs;
 use crate::blobs::cut_to;
 use crate::core::{Core, Step, TIME_STEP};
 use crate::data;
@@ -27,7 +26,7 @@ use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::planted::{Planted, is_planted};
-use crate::rights::{Left, Xattrs};
+use crate::rights::{Left, Xattrs, encode_xattrs};
 use crate::table::State;
 
 /// An open file.

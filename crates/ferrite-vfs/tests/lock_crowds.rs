@@ -275,7 +275,7 @@ fn nobody_waits_for_nothing() {
                     .position(|(of, outcome)| *of == number && *outcome == Err(FsError::WouldBlock))
                 {
                     assert!(!may_wait);
-                    outcomes.remove(at);
+                    drop(outcomes.remove(at));
                     model.waiting.remove(&number);
                 } else if ticket.is_some() && matches!(request, LockRequest::Flock(..)) {
                     // A conversion that waits releases the old lock.
