@@ -436,9 +436,10 @@ fn paragraphs(text: &str) -> Vec<String> {
         if line.is_empty() || in_block || is_first {
             found.push(String::new());
         }
-        if !in_block {
+        // Headings are links, and may ask what a section answers.
+        if !in_block && !line.starts_with('#') {
             let last = found.last_mut().unwrap();
-            last.push_str(line.trim_start_matches(['|', '#', ' ']));
+            last.push_str(line.trim_start_matches(['|', ' ']));
             last.push(' ');
         }
     }
