@@ -90,14 +90,14 @@ impl Core {
 
     /// Whether the device still has its last page, as it was written last.
     fn check_end(&self, superblock: &Superblock) -> Result<()> {
-        let last = at(self.metadata(), self.layout.pages - 1);
-        match last {
+        let device = self.metadata();
+        if device.is_cut_off() {
+            return self.lost_its_end(superblock, "the device is shorter than it was");
+        }
+        match at(device, self.layout.pages - 1) {
             Ok(Some(last)) if last.generation == superblock.generation => Ok(()),
-            Err(error @ Error::Device { .. })
-                if self.metadata().len_bytes() >= self.layout.pages * PAGE_BYTES as u64 =>
-            {
-                self.lost_its_end(superblock, &error.to_string())
-            }
+            // One superblock is enough, and nothing says that this one is gone.
+            Err(Error::Device { .. }) => Ok(()),
             _ => self.lost_its_end(superblock, "it holds something else"),
         }
     }

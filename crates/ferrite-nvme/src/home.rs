@@ -27,6 +27,10 @@ impl Device for MayTear {
         true
     }
 
+    fn is_cut_off(&self) -> bool {
+        self.0.is_cut_off()
+    }
+
     fn run(&self, batch: &mut [Op<'_>]) -> ferrite_blob::Result<()> {
         self.0.run(batch)
     }

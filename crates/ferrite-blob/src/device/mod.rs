@@ -91,6 +91,11 @@ pub trait Device: Send + Sync {
     /// [`Error::Device`] if one failed; others may have been carried out, in part or whole.
     fn run(&self, batch: &mut [Op<'_>]) -> Result<()>;
 
+    /// Whether it has become shorter since it was opened, as a file can.
+    fn is_cut_off(&self) -> bool {
+        false
+    }
+
     /// Itself, if it carries out transfers that nobody waits for.
     fn submitting(&self) -> Option<&dyn Submitting> {
         None
@@ -122,6 +127,10 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
 
     fn run(&self, batch: &mut [Op<'_>]) -> Result<()> {
         (**self).run(batch)
+    }
+
+    fn is_cut_off(&self) -> bool {
+        (**self).is_cut_off()
     }
 
     fn submitting(&self) -> Option<&dyn Submitting> {

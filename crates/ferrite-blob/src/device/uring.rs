@@ -234,6 +234,11 @@ impl Device for Uring {
         self.len_bytes
     }
 
+    fn is_cut_off(&self) -> bool {
+        let found = self.file.metadata();
+        found.is_ok_and(|found| found.is_file() && found.len() < self.len_bytes)
+    }
+
     fn writes_whole_pages(&self) -> bool {
         self.whole_pages
     }

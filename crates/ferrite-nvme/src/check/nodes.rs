@@ -136,8 +136,8 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
         // Said with the blobs.
         return;
     }
-    let (metadata, allocated_bytes) = match core.blobs.blob(place) {
-        Ok(blob) => (blob.metadata(), blob.allocated_bytes()),
+    let metadata = match core.blobs.blob(place) {
+        Ok(blob) => blob.metadata(),
         Err(FsError::NotFound) => return report.found(format!("inode {ino}: its {place} is gone"), quarantine),
         Err(error @ FsError::Damaged { .. }) => {
             return report.found(format!("inode {ino}: its {place}: {error}"), quarantine);
@@ -158,13 +158,11 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
         let what = format!("inode {ino}: its blob knows of a later change, and no record tells of it");
         report.found(what, None);
     }
-    let is_told = seen.ahead.contains(&ino);
-    let is_same = tail.change != node.change || tail.size == node.size;
-    if !is_told && (allocated_bytes != node.allocated_bytes || !is_same) {
+    // Where both know of the same change, they know the same size.
+    if !seen.ahead.contains(&ino) && tail.change == node.change && tail.size != node.size {
         let what = format!(
-            "inode {ino}: it has {} bytes, {} of them allocated; its blob says {} and {allocated_bytes}, and no record \
-             tells why",
-            node.size, node.allocated_bytes, tail.size
+            "inode {ino}: it has {} bytes, its blob says {} for the same change",
+            node.size, tail.size
         );
         report.found(what, Some(Mend::Unlike(ino)));
     }
