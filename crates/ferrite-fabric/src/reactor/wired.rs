@@ -74,6 +74,14 @@ pub(super) struct Wired {
 }
 
 impl Wired {
+    /// Remembers where data of a request's reply goes; of too many, the oldest is forgotten.
+    fn note_landing(&mut self, id: [u8; 8], place: Descriptor) {
+        if self.landings.len() >= LANDINGS_MAX {
+            self.landings.pop_front();
+        }
+        self.landings.push_back((id, place));
+    }
+
     pub(super) fn takes_bulk(&self) -> bool {
         self.bulk < BULK_MAX
     }
@@ -562,10 +570,7 @@ impl Fabrics {
                 }
                 place => {
                     if let (Some(place), Some(&id)) = (place, frame.body.first_chunk()) {
-                        if wired.landings.len() >= LANDINGS_MAX {
-                            wired.landings.pop_front();
-                        }
-                        wired.landings.push_back((id, place));
+                        wired.note_landing(id, place);
                     }
                     if service.message(peer, frame.body, Data::Inline(frame.data), out)? == Served::Starved {
                         break Held::Starved;
