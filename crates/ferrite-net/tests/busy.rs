@@ -1,5 +1,5 @@
-//! A server that is busy for longer than the lease: nobody loses a session whose signs of life lie unread meanwhile, and
-//! those that are gone are still found out.
+//! A server that is busy for longer than the lease: nobody loses a session whose signs of life lie unread meanwhile,
+//! and those that are gone are still found out.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Requests that must not be done twice, or too late: a release that is repeated, a request of a connection that another has
-//! replaced.
+//! Requests that must not be done twice, or too late: a release that is repeated, a request of a connection that
+//! another has replaced.
 
 mod common;
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use ferrite_buffers::lent::{self, Sent};
 use ferrite_buffers::{Buffer, Pool};
 use rustix::event::epoll::EventFlags;
-use rustix::time::{ClockId, clock_gettime};
 
+use super::turns::TurnEnd;
 use super::wired::Wired;
 use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
 use crate::frame::{INLINE_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
@@ -24,10 +24,6 @@ use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
 const SEALED_BYTES: usize = 128 << 10;
 /// A connection with nothing to send keeps no more memory for records than this.
 const KEPT_BYTES: usize = 16 << 10;
-
-/// A turn ends when it has taken so long, though more has come; the rest is served when the others had theirs. On the
-/// coarse clock, which moves every 4 ms and is cheap to read.
-const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// With a buffer that others need, a client must send at least so much a second.
 const SLOWEST_BYTES_PER_S: usize = 256 << 10;
@@ -96,25 +92,6 @@ enum Step {
     Idle,
     /// It waits for a buffer, or until its client takes what it was sent.
     Held,
-}
-
-/// When a turn has taken long enough.
-pub(super) struct TurnEnd(Duration);
-
-impl TurnEnd {
-    fn now() -> Duration {
-        let now = clock_gettime(ClockId::MonotonicCoarse);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-    }
-
-    /// For a turn that begins now.
-    pub(super) fn new() -> TurnEnd {
-        TurnEnd(TurnEnd::now() + TURN_TIME)
-    }
-
-    pub(super) fn has_come(&self) -> bool {
-        TurnEnd::now() >= self.0
-    }
 }
 
 impl<P> Connection<P> {

@@ -11,11 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 
 /// No turn should take as long.
 pub const LONG: Duration = Duration::from_millis(10);
 /// A turn as long is worth a warning.
 const WARN: Duration = Duration::from_millis(100);
+
+/// A turn ends when it has taken so long, though more has come; the rest is served when the others had theirs. On the
+/// coarse clock, which moves every 4 ms and is cheap to read.
+const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// Of one thread; times in nanoseconds.
 #[derive(Debug, Default)]
@@ -119,10 +124,9 @@ impl Clock {
             self.of.longest.store(took.as_nanos() as u64, Ordering::Relaxed);
         }
         if took >= WARN {
-            let of = connection.map_or("what is no connection's".into(), |number| {
-                format!("connection {number}")
-            });
-            tracing::warn!("a turn of {of} took {took:?}; the other connections of this thread waited");
+            let of = connection.map_or("no connection".into(), |number| format!("connection {number}"));
+            let took_ms = took.as_millis();
+            tracing::warn!("a turn of {of} took {took_ms} ms; the other connections of this thread waited");
         }
     }
 
@@ -133,6 +137,25 @@ impl Clock {
             self.of.recent.fetch_max(took.as_nanos() as u64, Ordering::Relaxed);
         }
         self.of.since.store(0, Ordering::Release);
+    }
+}
+
+/// When a turn has taken long enough.
+pub(super) struct TurnEnd(Duration);
+
+impl TurnEnd {
+    fn now() -> Duration {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    }
+
+    /// For a turn that begins now.
+    pub(super) fn new() -> TurnEnd {
+        TurnEnd(TurnEnd::now() + TURN_TIME)
+    }
+
+    pub(super) fn has_come(&self) -> bool {
+        TurnEnd::now() >= self.0
     }
 }
 

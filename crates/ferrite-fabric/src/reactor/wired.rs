@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::{BUFFER_BYTES_MAX, Buffer, Pool};
 
-use super::connection::TurnEnd;
+use super::turns::TurnEnd;
 use super::{Close, Data, FabricOptions, QUEUED_BYTES_MAX, Served, Service};
 use crate::FabricError;
 use crate::fabric::channel::{Channel, number_of};

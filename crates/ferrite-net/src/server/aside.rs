@@ -10,17 +10,14 @@
 //! receives waits for it. Marks are made by threads that receive, so a request that comes later finds them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Served;
 use ferrite_vfs::workers::Workers;
 use ferrite_vfs::{Attr, Ino, SYSTEM, Start};
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
 use super::export::Store;
-use super::leases::Passing;
+use super::lane::{Busy, Holds, Lane};
 use super::meter::Received;
 use super::session::Session;
 use super::{Inner, change};
@@ -35,45 +32,10 @@ const SEARCHED_BYTES_MAX: u64 = 64 << 20;
 /// A list that is longer is not worked through by one.
 const LIST_MAX: usize = 128;
 
-/// Of a store.
-type Place = (usize, Ino);
-
-#[derive(Default)]
-struct Busy {
-    count: AtomicUsize,
-    inodes: Mutex<FxHashMap<Place, usize>>,
-}
-
 /// See the head of this module.
 pub(super) struct Aside {
     pub(super) workers: Workers,
     busy: Arc<Busy>,
-}
-
-/// A request that goes aside. Dropping it takes its mark away.
-pub(super) struct Lane {
-    of: Arc<Busy>,
-    marked: Option<Place>,
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        let Some(place) = self.marked else { return };
-        let mut inodes = self.of.inodes.lock();
-        if let Some(marks) = inodes.get_mut(&place) {
-            *marks -= 1;
-            if *marks == 0 {
-                inodes.remove(&place);
-            }
-        }
-        self.of.count.fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// A request that is given to a worker holds this until it is done.
-pub(super) struct Holds {
-    _passing: Option<Passing>,
-    _lane: Option<Lane>,
 }
 
 /// The inodes that a request needs, as far as it says so.
@@ -118,7 +80,7 @@ impl Aside {
 
     /// Whether a request goes aside.
     fn lane(&self, session: &Session, request: &Request<'_>) -> Option<Lane> {
-        if self.busy.count.load(Ordering::Acquire) > 0 {
+        if self.busy.has_some() {
             match needs(session, request) {
                 Needs::Nothing => {}
                 Needs::Any => return Some(self.mark(session, None)),
@@ -135,20 +97,11 @@ impl Aside {
     }
 
     fn is_busy(&self, session: &Session, ino: Ino) -> bool {
-        let place = (session.export.store.number, ino);
-        self.busy.inodes.lock().contains_key(&place)
+        self.busy.has((session.export.store.number, ino))
     }
 
     fn mark(&self, session: &Session, ino: Option<Ino>) -> Lane {
-        let marked = ino.map(|ino| (session.export.store.number, ino));
-        if let Some(place) = marked {
-            *self.busy.inodes.lock().entry(place).or_default() += 1;
-            self.busy.count.fetch_add(1, Ordering::Release);
-        }
-        Lane {
-            of: Arc::clone(&self.busy),
-            marked,
-        }
+        Busy::mark(&self.busy, ino.map(|ino| (session.export.store.number, ino)))
     }
 }
 
@@ -180,10 +133,7 @@ impl Inner {
         }
         if store.limits.may_block || lane.is_some() {
             let is_end = matches!(request, Request::Close { .. } | Request::Release { .. });
-            let holds = Holds {
-                _passing: passing.flatten(),
-                _lane: lane,
-            };
+            let holds = Holds::new(passing.flatten(), lane);
             self.give(session, id, received, holds, is_end);
             return Served::Yes;
         }

@@ -12,8 +12,8 @@ use ferrite_fabric::reactor::{Data, Served};
 
 use super::Inner;
 use super::answer::put;
-use super::aside::Holds;
 use super::ends::End;
+use super::lane::Holds;
 use super::meter::{Asked, Received};
 use super::session::Session;
 use crate::wire::{AnswerHead, Head, Reader, Request, Wire};

@@ -1,11 +1,11 @@
 //! Locks of a session's clients. A request that waits is answered when it is settled, by whatever connection the client
 //! has then.
 //!
-//! A lock needs a right to the file, as NFS demands it: an exclusive one that the session has the file open for writing,
-//! or that the caller may write it; a shared one that the session has it open, or that the caller may read it. Which
-//! descriptor a lock is for, the client's kernel has checked. A claim was granted before the restart; clients that are
-//! trusted with permissions are trusted with locks. Through a read-only export there are no exclusive locks: they would
-//! keep out those that may write.
+//! A lock needs a right to the file, as NFS demands it: an exclusive one that the session has the file open for
+//! writing, or that the caller may write it; a shared one that the session has it open, or that the caller may read
+//! it. Which descriptor a lock is for, the client's kernel has checked. A claim was granted before the restart;
+//! clients that are trusted with permissions are trusted with locks. Through a read-only export there are no exclusive
+//! locks: they would keep out those that may write.
 
 use std::sync::Arc;
 

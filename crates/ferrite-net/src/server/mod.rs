@@ -18,6 +18,7 @@ mod ends;
 mod export;
 mod grace;
 mod keeper;
+mod lane;
 mod later;
 mod leases;
 mod lock;

@@ -10,8 +10,8 @@
 //! than the file system's own, `..` leads back along the walk itself, or, above its start, along the parents that lead
 //! to the root; so a directory that is moved out meanwhile takes nobody with it.
 //!
-//! Invariant: a walk, with all its restarts, takes at most [`STEPS_MAX`] steps, each a few calls of the engine, whatever
-//! paths and links say.
+//! Invariant: a walk, with all its restarts, takes at most [`STEPS_MAX`] steps, each a few calls of the engine,
+//! whatever paths and links say.
 
 use std::borrow::Cow;
 use std::cell::Cell;

@@ -19,9 +19,9 @@ use super::{
 };
 use crate::{ClientId, FsError, Ino, Result, SpaceOf};
 
-/// One call may spend so much on requests that may be granted now, in visits of a lock: several milliseconds. One attempt
-/// for each request on a file fits. More is only needed where each request that is granted sets others free, again and
-/// again; requests that are not reached then are refused.
+/// One call may spend so much on requests that may be granted now, in visits of a lock: several milliseconds. One
+/// attempt for each request on a file fits. More is only needed where each request that is granted sets others free,
+/// again and again; requests that are not reached then are refused.
 const WORK_MAX: usize = 1 << 19;
 /// The price of an attempt besides the locks that it visits.
 const ATTEMPT: usize = 32;
