@@ -70,12 +70,6 @@ struct Draft {
 impl Options {
     /// The address of a pool, with what these options say of how a server is reached.
     pub(crate) fn with_key(&self, address: &Address) -> Result<Address, Failure> {
-        if self.scrub.is_some() && address.is_remote() {
-            let export = address.path().display();
-            let text =
-                format!("{export}: `scrub` is for pools of this machine; omit it, and scrub on the server's host");
-            return Err(Failure::new(USAGE, text));
-        }
         if self.key.is_none() && self.encrypt.is_none() && self.cache.is_none() {
             return Ok(address.clone());
         }
@@ -307,6 +301,7 @@ mod tests {
             "cleaner=off",
             "fold_reads=7",
             "logs=off",
+            "scrub=5",
         ] {
             assert!(of_export(word).is_empty());
             let refused = parse(&words(word), false).unwrap().settle(Kind::Export, true);
@@ -314,9 +309,6 @@ mod tests {
             let failure = refused.expect_err(word);
             assert!(failure.message.contains(name), "{}", failure.message);
         }
-        let address = Address::parse("tcp://host/data").unwrap();
-        let failure = parse(&words("scrub=5"), false).unwrap().with_key(&address).unwrap_err();
-        assert!(failure.message.contains("scrub"), "{}", failure.message);
     }
 
     #[test]
