@@ -10,10 +10,11 @@
 //! receives waits for it. Marks are made by threads that receive, so a request that comes later finds them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Served;
-use ferrite_vfs::workers::Workers;
+use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{Attr, Ino, SYSTEM, Start};
 
 use super::export::Store;
@@ -141,11 +142,24 @@ impl Inner {
         self.answer(session, head, request, received.data.bytes(), out)
     }
 
+    /// Asks the engine for a lock, which may weaken another and so settle many requests that wait.
+    pub(super) fn ask_for_lock(&self, store: &Store, work: Work) {
+        match !store.limits.may_block && has_many_unsettled_locks(store) {
+            true => self.go_on(work),
+            false => self.work(store, work),
+        }
+    }
+
     /// The threads for what may wait, or take long, with an engine.
     pub(super) fn workers_of(&self, store: &Store) -> &Workers {
         let for_blocking = self.workers.as_ref().filter(|_| store.limits.may_block);
         for_blocking.unwrap_or(&self.aside.workers)
     }
+}
+
+/// Whether a call that releases a lock may have to reply to many requests.
+fn has_many_unsettled_locks(store: &Store) -> bool {
+    store.unsettled_locks.load(Ordering::Relaxed) > LIST_MAX
 }
 
 fn meant(session: &Session, node: &Node) -> Option<Ino> {
@@ -202,6 +216,10 @@ fn length(session: &Session, request: &Request<'_>) -> Length {
     let open = |file: &u64| session.file(*file).ok();
     match request {
         Request::Activity {} | Request::ReleaseClient { .. } => Length::Long(None),
+        // It may have to reply to all that wait.
+        Request::Unlock { node, .. } if has_many_unsettled_locks(&session.export.store) => {
+            Length::Long(meant(session, node))
+        }
         Request::Setattr { node, set } if set.size.is_some() => large(meant(session, node), &is_large),
         Request::FileSetattr { file, set } if set.size.is_some() => large(open(file).map(|file| file.ino()), &is_large),
         Request::Open { node, mode, .. } if mode.truncate => large(meant(session, node), &is_large),

@@ -7,6 +7,7 @@
 //! cannot leave it, and other inodes are accepted only with this export's seal.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use ferrite_fabric::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
@@ -137,6 +138,8 @@ pub(super) struct Store {
     pub(super) borders: Borders,
     pub(super) leases: Arc<Leases>,
     pub(super) limits: Limits,
+    /// Requests for locks that have not been settled. Whoever releases a lock may have to reply to all of them.
+    pub(super) unsettled_locks: AtomicUsize,
     /// Its place among the server's.
     pub(super) number: usize,
 }

@@ -36,7 +36,7 @@ mod unresponsive;
 mod verbs;
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -138,6 +138,7 @@ impl Server {
                 leases: Arc::new(Leases::load(&*fs, options.cache_term)?),
                 limits: fs.limits(),
                 fs,
+                unsettled_locks: AtomicUsize::new(0),
                 number,
             });
             for export in wanted {
@@ -521,7 +522,7 @@ impl Inner {
                     false => Some(work),
                 };
                 if let Some(work) = work {
-                    self.work(store, work);
+                    self.ask_for_lock(store, work);
                 }
             }
             Request::Recalled { recalls } => {

@@ -1,9 +1,13 @@
 //! Requests for locks of a session's clients, and whether the pool knows that it has locks.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use ferrite_vfs::locks::LockTicket;
 use ferrite_vfs::{ClientId, FsError, Result, SpaceOf};
 
 use super::{Resource, Session};
+use crate::server::export::Store;
 
 /// Most of those whom a client serves that have locks.
 const CLIENTS_MAX: usize = 1 << 16;
@@ -18,6 +22,23 @@ pub(super) struct Waiting {
     pub(super) is_deferred: bool,
     /// The client has given up.
     is_cancelled: bool,
+    _unsettled: Unsettled,
+}
+
+/// Counts a request among those of its store that are not settled, as long as it lives.
+struct Unsettled(Arc<Store>);
+
+impl Unsettled {
+    fn new(store: &Arc<Store>) -> Self {
+        store.unsettled_locks.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(store))
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        self.0.unsettled_locks.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What a request for a lock was doing when its client gave up.
@@ -113,6 +134,7 @@ impl Session {
             ticket: None,
             is_deferred,
             is_cancelled: false,
+            _unsettled: Unsettled::new(&self.export.store),
         };
         kept.waiting.insert(request, waiting);
         Ok(true)
