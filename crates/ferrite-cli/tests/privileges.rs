@@ -207,7 +207,7 @@ fn of_a_server() {
         let other = test.scratch().join("other");
         fs::create_dir_all(&other).unwrap();
         test.mount_on(&other, &["-o", "suid,cache=leased"]);
-        check(&test.dir, &[other.clone()], options);
+        check(&test.dir, std::slice::from_ref(&other), options);
         ok(common::ferrite().arg("umount").arg(&other));
         test.finish();
     }
