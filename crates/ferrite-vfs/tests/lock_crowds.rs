@@ -34,9 +34,14 @@ fn flock(owner: u64, kind: LockKind) -> LockRequest {
     LockRequest::Flock(LockOwner(owner), kind)
 }
 
+/// A request's number, and what became of it.
+type Outcome = (u64, Result<()>);
+/// Makes a request of a kind for an owner.
+type Make = fn(u64, LockKind) -> LockRequest;
+
 /// Outcomes by the number that the request was given.
 #[derive(Clone, Default)]
-struct Outcomes(Arc<Mutex<Vec<(u64, Result<()>)>>>);
+struct Outcomes(Arc<Mutex<Vec<Outcome>>>);
 
 impl Outcomes {
     fn of(&self, number: u64) -> LockDone {
@@ -72,7 +77,7 @@ impl Drop for Clock {
 /// refused, and costs no more than the first. One release grants all that can be.
 #[test]
 fn requests_that_wait_have_a_bound_and_cost_the_same() {
-    let kinds: [(fn(u64, LockKind) -> LockRequest, LockKind); 4] = [
+    let kinds: [(Make, LockKind); 4] = [
         (flock, Exclusive),
         (flock, Shared),
         (|owner, kind| record(owner, kind, 0, 0), Exclusive),
