@@ -4,7 +4,6 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
 
 use common::{fails, ferrite, ok};
 
@@ -31,7 +30,7 @@ mod nvme {
 
     use super::*;
 
-    fn description(dir: &Path, metadata: &str, devices: &[&str]) -> std::path::PathBuf {
+    fn description(dir: &std::path::Path, metadata: &str, devices: &[&str]) -> std::path::PathBuf {
         let path = dir.join("fast.toml");
         let devices: String = devices
             .iter()
