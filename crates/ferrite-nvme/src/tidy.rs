@@ -43,7 +43,8 @@ fn run(weak: &Weak<Core>) {
             if queue.len() > 0 && queue.len() < MANY {
                 core.housekeeper.changed.wait_for(&mut queue, REST);
             }
-            if queue.len() == 0 {
+            // An engine that is dropped leaves the rest to the next start, as a crash does.
+            if queue.len() == 0 || queue.is_ending {
                 continue;
             }
         }
