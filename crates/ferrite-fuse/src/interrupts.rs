@@ -11,11 +11,6 @@
 
 use ferrite_vfs::{WaitingCaller, Waits};
 
-/// A flag of a thread in `/proc/PID/stat`: it is exiting.
-const PF_EXITING: u64 = 4;
-/// Which field has the flags, behind the name of the program.
-const FLAGS_FIELD: usize = 6;
-
 /// How long the request of a thread may wait. The kernel's own requests have none, and wait as long as it takes.
 pub(crate) fn waits(thread: u32) -> Waits {
     let caller = WaitingCaller { id: thread, gives_up };
@@ -25,10 +20,11 @@ pub(crate) fn waits(thread: u32) -> Waits {
     }
 }
 
-/// Whether a thread, which sleeps until its request is answered, is to end.
+/// Whether a thread, which sleeps until its request is answered, is to end. Of what `/proc` has of a thread, `status`
+/// takes no lock that a thread may hold while it waits for this mount; `stat` does, and would wait for ever.
 fn gives_up(thread: u32) -> bool {
-    let read = |name| std::fs::read_to_string(format!("/proc/{thread}/{name}")).unwrap_or_default();
-    has_ending_signal(&read("status")) || is_exiting(&read("stat"))
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    has_ending_signal(&status) || is_exiting(&status)
 }
 
 const fn bit(signal: i32) -> u64 {
@@ -60,11 +56,9 @@ fn has_ending_signal(status: &str) -> bool {
     pending & REQUESTS != 0 || pending & !caught & !HARMLESS != 0
 }
 
-fn is_exiting(stat: &str) -> bool {
-    // The program's name may have anything in it but this.
-    let fields = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace());
-    let flags = fields.and_then(|mut fields| fields.nth(FLAGS_FIELD)?.parse::<u64>().ok());
-    flags.is_some_and(|flags| flags & PF_EXITING != 0)
+/// A thread that is exiting has no memory any more when it closes its files.
+fn is_exiting(status: &str) -> bool {
+    !status.is_empty() && !status.contains("\nVmSize:")
 }
 
 #[cfg(test)]
@@ -101,10 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_exits_is_known_by_its_flags() {
-        let stat = |flags: u64| format!("7 (a) b)) D 1 7 7 0 -1 {flags} 0 0");
-        assert!(is_exiting(&stat(4194304 | PF_EXITING)) && !is_exiting(&stat(4194304)));
-        assert!(!is_exiting("") && !is_exiting("7 (x) S"));
+    fn a_thread_that_exits_has_no_memory() {
+        assert!(is_exiting("Name:\tx\nState:\tD\nThreads:\t1\n"));
+        assert!(!is_exiting("") && !is_exiting("Name:\tx\nVmPeak:\t9 kB\nVmSize:\t9 kB\n"));
         assert!(!gives_up(std::process::id()), "this one lives, and has no signal");
     }
 
