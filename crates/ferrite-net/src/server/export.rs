@@ -138,7 +138,7 @@ pub(super) struct Store {
     pub(super) borders: Borders,
     pub(super) leases: Arc<Leases>,
     pub(super) limits: Limits,
-    /// Requests for locks that have not been settled. Whoever releases a lock may have to reply to all of them.
+    /// Requests for locks that have not been settled. A call that releases a lock may have to reply to all of them.
     pub(super) unsettled_locks: AtomicUsize,
     /// Its place among the server's.
     pub(super) number: usize,
