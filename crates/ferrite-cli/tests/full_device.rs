@@ -219,8 +219,8 @@ fn a_huge_sparse_file_is_handled_by_what_is_in_it() {
     fs::write(test.path("other"), "").unwrap();
     let free = free_bytes(&test);
     let make = || {
+        // Not for reading: while a mapping can store in a file, no part of it is called a hole.
         let file = OpenOptions::new()
-            .read(true)
             .write(true)
             .create(true)
             .truncate(false)

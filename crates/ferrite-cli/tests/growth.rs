@@ -139,6 +139,12 @@ fn visit(server: &Server, clients: usize) {
             std::thread::sleep(Duration::from_millis(30));
             killed.kill().unwrap();
             killed.wait().unwrap();
+            // A copy has a name of its own until it is whole; a killed one leaves it.
+            for name in ok(ferrite().arg("ls").arg("-a").arg(server.at("/"))).lines() {
+                if name.starts_with(".ferrite-cp-") {
+                    ok(ferrite().arg("rm").arg(server.at(&format!("/{name}"))));
+                }
+            }
         }
     }
 }

@@ -95,7 +95,9 @@ impl File {
     /// Locks the whole file; `wait` says how long to wait for it.
     ///
     /// # Errors
-    /// `EWOULDBLOCK` when the time is up. An existing lock is then lost, unless `wait` is [`Wait::No`].
+    /// `EWOULDBLOCK` when the time is up. An existing lock is then lost, unless `wait` is [`Wait::No`]. Of a server's
+    /// files, `EACCES` for a shared lock without the right to read the file, or an exclusive one without the right to
+    /// write it, and `EROFS` for an exclusive one on a read-only export.
     pub fn lock_with(&self, kind: LockKind, wait: Wait) -> Result<()> {
         self.run(LOCK, |open| open.acquire(&LockRequest::Flock(open.owner(), kind), wait))
     }

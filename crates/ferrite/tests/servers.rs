@@ -92,7 +92,12 @@ fn an_export_that_is_opened_read_only_is_not_changed() {
         assert_eq!(fs.read_dir("/").unwrap().count(), 3);
         let opened = OpenOptions::new().read(true).create(name == "data").open(&fs, "/file");
         opened.unwrap_or_else(|error| panic!("a file that is there: {error}"));
-        fs.open_file("/file").unwrap().lock().unwrap();
+        let file = fs.open_file("/file").unwrap();
+        file.lock_shared().unwrap();
+        file.unlock().unwrap();
+        // Where the server is asked for reading alone, an exclusive lock would block those who may write.
+        let refused = file.lock().err().and_then(|error| error.raw_os_error());
+        assert_eq!(refused, (name == "frozen").then_some(libc::EROFS), "{name}");
         let volume = Address::parse(&export).unwrap().open(&options).unwrap();
         assert!(volume.is_read_only(), "{name}");
     }
