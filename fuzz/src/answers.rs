@@ -1,6 +1,6 @@
 //! Attacks on the client of the network service: a server that says whatever a fuzzer, or a test, wants.
 //!
-//! What lives here: [`Liar`], which stands between clients and an honest server and changes answers; and the target
+//! Contents: [`Liar`], which stands between clients and an honest server and changes answers; and the target
 //! [`client_answers`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the corpus on a
 //! stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`).
 //!

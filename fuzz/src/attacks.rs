@@ -1,6 +1,6 @@
 //! Attacks on pools: bytes from a fuzzer become changes to a sound pool, and the engine has to live with it.
 //!
-//! What lives here: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the
+//! Contents: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the
 //! test that replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`). A new target is a
 //! function and a line in [`TARGETS`], a file in `fuzz_targets/`, a `[[bin]]` in `Cargo.toml`, and a corpus.
 //!

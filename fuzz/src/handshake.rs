@@ -1,6 +1,6 @@
 //! Attacks on the handshake: bytes from a fuzzer as what a peer sends before it is welcome.
 //!
-//! What lives here: [`handshake`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the
+//! Contents: [`handshake`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the
 //! corpora on a stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`). Either the bytes themselves come to a
 //! server, or somebody in between changes what a real client and a real server say to each other, records included.
 //!

@@ -1,6 +1,6 @@
 //! Attacks on the network service: bytes from a fuzzer as messages, and as what a client sends to a server.
 //!
-//! What lives here: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the
+//! Contents: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the
 //! test that replays the corpora on a stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`).
 //!
 //! A message must be refused or mean one thing: what is read and written again is the same bytes. A server must go on to

@@ -1,6 +1,6 @@
 //! Attacks on the RDMA wire: bytes from a fuzzer as packets, as messages about connections, and as what a peer sends.
 //!
-//! What lives here: one function a target ([`TARGETS`]), used by the libFuzzer program in `fuzz_targets/` and by the test
+//! Contents: one function a target ([`TARGETS`]), used by the libFuzzer program in `fuzz_targets/` and by the test
 //! that replays the corpus on a stable compiler (`crates/ferrite-roce/tests/fuzz_corpus.rs`).
 //!
 //! A packet must be refused or mean one thing. A peer may end its own queue pair, and no more: memory is called in order

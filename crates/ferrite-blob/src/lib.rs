@@ -1,7 +1,7 @@
 //! Blob stores: one device each, in pages of 4 KiB and clusters of 1 MiB (RUFS, sections 2.2 and 2.4). Blobs of less
 //! than a cluster may share clusters, in units of 16 KiB.
 //!
-//! What lives here: [`BlobStore`] and [`Blob`]; the devices below them ([`device`]: io_uring, memory, and layers that
+//! Contents: [`BlobStore`] and [`Blob`]; the devices below them ([`device`]: io_uring, memory, and layers that
 //! record, fail or slow down); the format on the device (`format`, byte by byte in `docs/format-blob.md`).
 //!
 //! | module | what lives there |

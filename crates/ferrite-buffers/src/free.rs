@@ -1,6 +1,6 @@
 //! What of an area is free, and who waits for it.
 //!
-//! What lives here: [`Free`]: pages that are handed out one at a time, on top of the allocator of larger parts
+//! Contents: [`Free`]: pages that are handed out one at a time, on top of the allocator of larger parts
 //! (`buddy`); and the order of those who wait.
 //!
 //! Invariants: a part is in `pages`, in `buddy`, or taken. Pages in `pages` are lent from `buddy`, and go back to it

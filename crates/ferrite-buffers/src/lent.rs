@@ -1,6 +1,6 @@
 //! Bytes that an engine lends to the network: they are sent from where they lie.
 //!
-//! What lives here: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that others
+//! Contents: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that others
 //! store to must not be seen as `&[u8]`; here only its address goes to the system.
 //!
 //! Invariant: bytes are lent for the length of a call. What is not sent by then is copied ([`Lent::copy`]), because

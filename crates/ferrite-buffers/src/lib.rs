@@ -1,6 +1,6 @@
 //! Buffers that travel between network and engines without a copy.
 //!
-//! What lives here: [`Pool`], one area of memory that a network adapter or io_uring registers once, and [`Buffer`], a
+//! Contents: [`Pool`], one area of memory that a network adapter or io_uring registers once, and [`Buffer`], a
 //! part of it that one owner has at a time. Sizes are powers of two from 4 KiB to 4 MiB; larger requests are split by
 //! who makes them. Which parts are free is in `free` (single pages, and who waits) and `buddy` (all others). And
 //! [`lent`]: bytes that are sent from where an engine has them.

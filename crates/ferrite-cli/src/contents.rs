@@ -1,6 +1,6 @@
 //! What lies in a file or on a device, according to signatures.
 //!
-//! What lives here: [`find`], which `mkfs` calls before it overwrites something. A built-in table names the most common
+//! Contents: [`find`], which `mkfs` calls before it overwrites something. A built-in table names the most common
 //! contents; blkid(8), if installed, knows the rest, and looks at the end as well.
 //!
 //! Invariant: nothing is written, and nothing that has a signature is reported as empty.

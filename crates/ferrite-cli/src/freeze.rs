@@ -1,6 +1,6 @@
 //! `ferrite freeze` and `ferrite thaw`: holding back the changes of a mount, so that its pool can be copied.
 //!
-//! What lives here: the commands. The daemon's side is in [`super::frost`].
+//! Contents: the commands. The daemon's side is in [`super::frost`].
 
 use std::path::Path;
 

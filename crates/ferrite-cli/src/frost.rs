@@ -1,6 +1,6 @@
 //! The daemon's side of `ferrite freeze`, `ferrite thaw` and `ferrite copy`.
 //!
-//! What lives here: [`Frost`], which holds back the changes of one mount and lets them proceed.
+//! Contents: [`Frost`], which holds back the changes of one mount and lets them proceed.
 //!
 //! Invariant: a freeze ends by itself: after the requested time, or when the copying client has gone or sends nothing
 //! any more. Only a thread of this module waits for that.

@@ -1,6 +1,6 @@
 //! Where a command's log goes: to standard error, and from a mount's daemon to a file or to syslog.
 //!
-//! What lives here: the process's only log. A daemon begins like any command. As soon as it knows its options it opens
+//! Contents: the process's only log. A daemon begins like any command. As soon as it knows its options it opens
 //! its log ([`keep_in`], [`tell_syslog`]), and when it detaches from the terminal, it stops writing there
 //! ([`leave_stderr`]). Errors at the start go to both.
 //!

@@ -1,6 +1,6 @@
 //! `ferrite log`: append-only logs in files of volumes, as libpmemlog has them.
 //!
-//! What lives here: the commands. A file of a pool on this machine is used through its engine; one of a server by verbs
+//! Contents: the commands. A file of a pool on this machine is used through its engine; one of a server by verbs
 //! where they can be; several as copies of one.
 
 use std::io::{BufRead, Read};

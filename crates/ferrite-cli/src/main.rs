@@ -1,6 +1,6 @@
 //! The command line: commands, arguments and exit codes.
 //!
-//! What lives here: the commands (one file each), how arguments become one ([`Command`]), exit codes. Raw arguments are
+//! Contents: the commands (one file each), how arguments become one ([`Command`]), exit codes. Raw arguments are
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! Memory of the daemon that the allocator would keep.
 //!
-//! What lives here: a thread that returns it to the system after the kernel forgot many inodes. The allocator does not
+//! Contents: a thread that returns it to the system after the kernel forgot many inodes. The allocator does not
 //! do so by itself, because free memory lies between memory in use.
 
 use std::sync::Arc;

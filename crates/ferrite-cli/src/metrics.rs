@@ -1,6 +1,6 @@
 //! `serve --metrics`: what a server does, for Prometheus.
 //!
-//! What lives here: [`Endpoint`], a thread that answers HTTP requests; the text it answers with ([`text`]).
+//! Contents: [`Endpoint`], a thread that answers HTTP requests; the text it answers with ([`text`]).
 //!
 //! Invariant: whoever connects can at most keep the others waiting who want to see metrics. One connection is served at
 //! a time; a request has a bounded length, and request and answer together a bounded time. Clients of the server are

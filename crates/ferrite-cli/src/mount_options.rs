@@ -1,6 +1,6 @@
 //! What `mount -o` accepts, and what it refuses with a reason.
 //!
-//! What lives here: [`parse`], [`Options`], and [`Options::settle`], which says what the words mean for what is
+//! Contents: [`parse`], [`Options`], and [`Options::settle`], which says what the words mean for what is
 //! mounted. The words are in [`words`].
 
 mod words;

@@ -1,6 +1,6 @@
 //! `ferrite mr`: files of a server as memory regions, for RDMA.
 //!
-//! What lives here: the commands, and how they tell what was done. Bytes come from standard input and go to standard
+//! Contents: the commands, and how they tell what was done. Bytes come from standard input and go to standard
 //! output, so with `--json` the report of `read` is on standard error.
 
 use std::io::Read;

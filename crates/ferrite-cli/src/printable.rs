@@ -1,6 +1,6 @@
 //! Names and texts as they are shown: a name, or what a server says, must not control a terminal or forge a line.
 //!
-//! What lives here: [`printable`], for a name in a message or on a terminal; [`harmless`], the last look at all that
+//! Contents: [`printable`], for a name in a message or on a terminal; [`harmless`], the last look at all that
 //! goes to a terminal or to standard error ([`crate::output`]), whoever has composed it.
 
 use std::borrow::Cow;

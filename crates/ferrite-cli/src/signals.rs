@@ -1,6 +1,6 @@
 //! How a mount's daemon ends on a signal: cleanly, even while files are in use.
 //!
-//! What lives here: the thread that waits for signals. It asks the kernel to unmount. Programs with open files get
+//! Contents: the thread that waits for signals. It asks the kernel to unmount. Programs with open files get
 //! [`GRACE`] to close them, as they do if they were asked to end at the same time. Then the connection is cut, their
 //! calls fail from then on, and the daemon closes the pool. No operation that returned is lost; stores to shared
 //! mappings are written out before.

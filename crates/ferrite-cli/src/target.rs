@@ -1,6 +1,6 @@
 //! The pool that a command's user names, by its file or by a directory where it is mounted.
 //!
-//! What lives here: [`Target`], through which read-only commands reach a pool: its daemon, if it is mounted, or else a
+//! Contents: [`Target`], through which read-only commands reach a pool: its daemon, if it is mounted, or else a
 //! private copy.
 //!
 //! Invariant: a directory leads to what is mounted there, a file to the daemon that has that very file mounted,

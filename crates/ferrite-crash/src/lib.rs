@@ -1,7 +1,7 @@
 //! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (docs/design.md,
 //! "Proof").
 //!
-//! What lives here: [`source`], which workloads there are and their names; [`record`], a workload run on a recorded
+//! Contents: [`source`], which workloads there are and their names; [`record`], a workload run on a recorded
 //! engine and on the reference engine; [`choices`], which images of a crash point are tried; [`allowed`], what an image
 //! may hold, and [`verify`], all that it must satisfy; [`session`] and [`resend`], changes with tokens, and those that
 //! are sent again; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`], the

@@ -1,6 +1,6 @@
 //! The report of a failure, and what is kept of it.
 //!
-//! What lives here: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which
+//! Contents: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which
 //! keeps the failing image and that text in files. A failure of several threads may not recur; then only its image can
 //! be examined.
 

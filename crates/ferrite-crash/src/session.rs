@@ -1,6 +1,6 @@
 //! A client that sends changes with tokens, and keeps each until it knows that it need not send it again.
 //!
-//! What lives here: [`Session`], a layer that lets one call of an operation carry a token and remembers it as [`Sent`];
+//! Contents: [`Session`], a layer that lets one call of an operation carry a token and remembers it as [`Sent`];
 //! [`Sent::again`], which sends that to an engine of another mount; [`Resend`], those that are to be sent again.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! What a provider does by itself: round trips with nothing of ours around them.
 //!
-//! What lives here: [`ping_pong`], against which a transport is measured, and which tells whether a provider works at
+//! Contents: [`ping_pong`], against which a transport is measured, and which tells whether a provider works at
 //! all on this machine.
 
 use std::time::{Duration, Instant};

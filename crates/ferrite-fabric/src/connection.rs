@@ -1,6 +1,6 @@
 //! The client's end of a connection: threads that send, and one at a time that receives.
 //!
-//! What lives here: [`Connection`], which any thread sends through. Its other half, [`Receiver`], belongs to one thread
+//! Contents: [`Connection`], which any thread sends through. Its other half, [`Receiver`], belongs to one thread
 //! at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins as TCP, and
 //! may go on over a fabric ([`Fabric`]) if it is not encrypted.
 

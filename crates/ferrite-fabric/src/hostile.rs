@@ -1,6 +1,6 @@
 //! Clients over fabrics that mean no good, against a server that has others: each costs itself its connection at most.
 //!
-//! What lives here: tests alone. They are in the crate because they need what no client of ours offers: an endpoint
+//! Contents: tests alone. They are in the crate because they need what no client of ours offers: an endpoint
 //! that sends whatever it likes.
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,6 +1,6 @@
 //! Shared memory that processes have left behind.
 //!
-//! What lives here: [`begin`], which names the endpoints of this process over shm and removes what processes that are
+//! Contents: [`begin`], which names the endpoints of this process over shm and removes what processes that are
 //! gone had. An endpoint is a file of 16 MiB in /dev/shm, which the provider removes when it is closed; a process that
 //! was killed closes nothing.
 //!

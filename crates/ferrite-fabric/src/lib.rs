@@ -1,6 +1,6 @@
 //! Messages between hosts: a body of a few bytes to some KiB, and bulk data beside it.
 //!
-//! What lives here: the frames in which messages travel over a stream ([`frame`]); keys, the handshake that opens a
+//! Contents: the frames in which messages travel over a stream ([`frame`]); keys, the handshake that opens a
 //! connection, and encryption ([`secure`]); the client's end of a connection ([`connection`]), and waiting for its end
 //! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), what it writes to ([`outbox`]),
 //! and where its peers come from ([`source`]). With the feature `fabric` connections go on over libfabric, where both

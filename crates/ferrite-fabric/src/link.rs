@@ -1,6 +1,6 @@
 //! How other threads reach the thread that owns a connection.
 //!
-//! What lives here: [`Link`], a connection as others see it, with its mailbox; [`Waker`], through which a thread that
+//! Contents: [`Link`], a connection as others see it, with its mailbox; [`Waker`], through which a thread that
 //! waits for sockets is told of mail, and of connections that another has accepted for it. Used by `reactor` only.
 //!
 //! Invariant: whoever puts something into an inbox rings afterwards, and the owner stops the ringing before it looks.

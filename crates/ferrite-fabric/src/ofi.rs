@@ -1,6 +1,6 @@
 //! libfabric: an endpoint, its completions, and one registered pool. The only module of this crate with `unsafe`.
 //!
-//! What lives here: [`Endpoint`], which owns every buffer that a provider may read or write until it says that it is
+//! Contents: [`Endpoint`], which owns every buffer that a provider may read or write until it says that it is
 //! done with it. The C half (`csrc/shim.c`) wraps the inline functions of libfabric's headers.
 //!
 //! Invariants: a buffer that was given to the provider is in `given`, and reaches nobody before its completion. The

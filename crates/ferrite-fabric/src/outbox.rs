@@ -1,6 +1,6 @@
 //! Frames on their way out of a server.
 //!
-//! What lives here: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many,
+//! Contents: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many,
 //! and sends large data from the buffer it lies in. What an engine lends from its own memory is sent at once, from
 //! where it lies; what the socket does not take then is copied into a buffer, and waits there.
 

@@ -1,6 +1,6 @@
 //! The client's end of a connection: the thread that receives.
 //!
-//! What lives here: [`Receiver`], the other half of a connection, and where its bytes come from: a socket, records, or
+//! Contents: [`Receiver`], the other half of a connection, and where its bytes come from: a socket, records, or
 //! a fabric.
 //!
 //! Invariant: no more is received along with a frame than its reader needs next, if that would be copied once more.

@@ -1,6 +1,6 @@
 //! Looking for something again and again before sleeping, where that pays.
 //!
-//! What lives here: [`Spin`], for whoever waits for a socket: the threads of a server, the receiver of a client, and
+//! Contents: [`Spin`], for whoever waits for a socket: the threads of a server, the receiver of a client, and
 //! the adapter of `ferrite-rnic` at both ends.
 //! Waking a thread on another core takes longer than most requests, so who sleeps for each answer waits mostly for
 //! that. But looking takes a core from others, and is in vain if what is waited for comes from somebody who needs this

@@ -1,6 +1,6 @@
 //! Waiting for the end of a connection without receiving from it.
 //!
-//! What lives here: [`Wake`], with which threads interrupt the one that waits, and [`Wake::wait`]. A client's thread
+//! Contents: [`Wake`], with which threads interrupt the one that waits, and [`Wake::wait`]. A client's thread
 //! that waits for nothing else learns in this way at once that its server is gone.
 
 use std::io;

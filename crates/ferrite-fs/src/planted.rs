@@ -1,6 +1,6 @@
 //! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
 //!
-//! What lives here: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake
+//! Contents: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake
 //! would be made, or, for mistakes that a mapping makes through its transaction, in the transaction. Without the
 //! feature `planted`, the switch is a constant `false` and all of them compile to nothing.
 

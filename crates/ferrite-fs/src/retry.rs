@@ -1,7 +1,7 @@
 //! Floor 6, what an operation does when it finds no room: it reclaims what others have freed, folds logs, has the
 //! mapping move its entries, and tries again.
 //!
-//! What lives here: [`with_space`] and [`with_room`], which run an operation again as long as that may help. An
+//! Contents: [`with_space`] and [`with_room`], which run an operation again as long as that may help. An
 //! operation is a closure that begins and commits its own transaction, so that each try starts from scratch.
 
 use std::sync::atomic::Ordering;

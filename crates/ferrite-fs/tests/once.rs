@@ -1,7 +1,7 @@
 //! Changes with tokens happen once, however often they are asked for, crashes and remounts in between: the outcome is
 //! in the record that makes the change.
 //!
-//! What lives here: a client that sends random changes, loses answers, and sends again; the reference engine, which is
+//! Contents: a client that sends random changes, loses answers, and sends again; the reference engine, which is
 //! asked once, says what must be there.
 
 mod common;

@@ -1,6 +1,6 @@
 //! Holding back requests that would change something, without blocking the threads that serve the others.
 //!
-//! What lives here: [`Freezer`]. The bridge asks it before each change; the code that copies the pool closes it.
+//! Contents: [`Freezer`]. The bridge asks it before each change; the code that copies the pool closes it.
 //!
 //! Invariants:
 //! * Once [`Freezer::close`] has returned, no change is in progress, and none begins before [`Freezer::open`].

@@ -1,6 +1,6 @@
 //! Callers that give up while their request waits for a server.
 //!
-//! What lives here: [`waits`], by which an engine asks whether a caller still wants its answer. The kernel would say so
+//! Contents: [`waits`], by which an engine asks whether a caller still wants its answer. The kernel would say so
 //! (`FUSE_INTERRUPT`), but fuser 0.18 refuses the notice, and then the kernel asks no more and waits for the answer
 //! whatever happens, even of a process that was killed. So the signals of the caller are looked at in `/proc`, only
 //! while its call waits.

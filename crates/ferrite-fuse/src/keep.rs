@@ -1,6 +1,6 @@
 //! For how long the kernel may keep attributes.
 //!
-//! What lives here: [`Keep`], the time that goes with attributes in a reply. Nothing else makes one, so no reply can
+//! Contents: [`Keep`], the time that goes with attributes in a reply. Nothing else makes one, so no reply can
 //! forget the rule.
 //!
 //! Invariant: of a file that gives rights to those who run it (setuid, setgid) the kernel keeps no attributes: it asks

@@ -1,6 +1,6 @@
 //! Locks (`fcntl`, `flock`) that the engine keeps, for a mount whose files others lock too.
 //!
-//! What lives here: [`Locks`], what a mount must know of its locks; the watch over callers that wait.
+//! Contents: [`Locks`], what a mount must know of its locks; the watch over callers that wait.
 //!
 //! Invariants:
 //! * A request that waits occupies no thread of the mount: its reply is in the completion.

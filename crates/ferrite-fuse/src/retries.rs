@@ -1,6 +1,6 @@
 //! The thread of a mount that does again what could not be done a moment ago.
 //!
-//! What lives here: [`Retries`]. It knows nothing of what is done; `space` does.
+//! Contents: [`Retries`]. It knows nothing of what is done; `space` does.
 //!
 //! Invariants: the thread sleeps while nothing is to be done, and outlives what panics. What is left when the mount
 //! goes is dropped.

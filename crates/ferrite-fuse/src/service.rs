@@ -1,6 +1,6 @@
 //! What the engine is asked for one request: one call, one value.
 //!
-//! What lives here: [`Service`], and the values it answers with. It knows nothing of how a request came or how its
+//! Contents: [`Service`], and the values it answers with. It knows nothing of how a request came or how its
 //! answer goes: that is the business of the edges, `bridge` (fuser's callbacks) and `ring` (FUSE over io_uring).
 //!
 //! Invariants: the engine pins every inode whose number a reply gives the kernel, in the call that finds it, and

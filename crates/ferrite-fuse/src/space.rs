@@ -4,7 +4,7 @@
 //! keeps removals from being faster than who reads that. So what finds no space while there are such files, after
 //! something was removed, is tried again for a while.
 //!
-//! What lives here: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which do that;
+//! Contents: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which do that;
 //! [`Patience`], for how long.
 //!
 //! Invariants:

@@ -1,6 +1,6 @@
 //! Threads for the requests that would otherwise take the last thread that reads requests.
 //!
-//! What lives here: [`Spare`]. A mount of a server has as many readers as were asked for, and one more. Each serves the
+//! Contents: [`Spare`]. A mount of a server has as many readers as were asked for, and one more. Each serves the
 //! request that it has read, and may wait for the server while it does. Where all but one wait, the last one passes its
 //! request on to a thread from here, and reads the next. So a request that need not wait for the server, such as
 //! `statfs`, is answered also while many others wait.

@@ -1,6 +1,6 @@
 //! What the kernel keeps as long as the engine vouches for it, and how that is taken back.
 //!
-//! What lives here: [`Vouched`]: for how long the kernel is told to keep attributes and names, and the names that must
+//! Contents: [`Vouched`]: for how long the kernel is told to keep attributes and names, and the names that must
 //! be dropped if the engine takes them back. For engines that others use, too, and that know when
 //! ([`ferrite_vfs::Vouching`]).
 //!

@@ -1,6 +1,6 @@
 //! Free blocks, with two allocators, and the layout score that fragments both.
 //!
-//! What lives here: [`Papers`], the allocator of the papers' test bed (red-black tree of free runs, which a B-tree
+//! Contents: [`Papers`], the allocator of the papers' test bed (red-black tree of free runs, which a B-tree
 //! stands for here; a bitmap on the medium, written back and fenced for each change; a mutex), and [`FreeMap`],
 //! Ferrite's atomic bitmap.
 //!

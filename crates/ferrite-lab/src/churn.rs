@@ -1,6 +1,6 @@
 //! Mappings that have aged: what lookups and inserts cost after much of the pool was unmapped and mapped again.
 //!
-//! What lives here: [`Aged`], a mapping on a pool that is kept equally full while its pages change, and what it costs
+//! Contents: [`Aged`], a mapping on a pool that is kept equally full while its pages change, and what it costs
 //! then ([`churn_rows`]); [`ChurnPlan`] and [`MappingRow`], which `compare`, `published` and `runs` share. For `ferrite
 //! bench mapping`.
 //!

@@ -1,6 +1,6 @@
 //! `leaf` against HashFS in one file that fills a pool: cold lookups at random, and lookups in order.
 //!
-//! What lives here: [`lookup_rows`], with what is required of the ratios: medians of those of several pairs of pools.
+//! Contents: [`lookup_rows`], with what is required of the ratios: medians of those of several pairs of pools.
 //! Both mappings are asked in turns, so that what else the machine does hits both. In order, the calls are as long as
 //! reads are: a page, or 128 KiB; the file is read from its beginning to its end, so each page's entry was last touched
 //! a whole file ago, or, cold, flushed before the pass.

@@ -1,6 +1,6 @@
 //! A mapping on its own pool, in anonymous memory.
 //!
-//! What lives here: [`Pool`] and the operations of experiments on it. The pool is laid out as {rings, bitmap of the
+//! Contents: [`Pool`] and the operations of experiments on it. The pool is laid out as {rings, bitmap of the
 //! papers' allocator, the mapping's area, data blocks}.
 //!
 //! Invariant: `filling` pools do not pay for durability; no experiment measures one.

@@ -1,6 +1,6 @@
 //! Our mappings beside what the papers' own published code takes for the same work, alone, on a machine of this kind.
 //!
-//! What lives here: [`published_rows`], and the papers' figures as constants. One file in its own pool, mapped page by
+//! Contents: [`published_rows`], and the papers' figures as constants. One file in its own pool, mapped page by
 //! page in order, each page a durable transaction as Ferrite's journal makes it, with one fence; then lookups of single
 //! pages, and of eight. Everything is one thread on DRAM, in pages of 2 MiB where the system provides them.
 //!

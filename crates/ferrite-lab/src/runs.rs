@@ -1,6 +1,6 @@
 //! How long the runs of consecutive blocks are that files written in order get, on a pool that has aged.
 //!
-//! What lives here: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; half of them
+//! Contents: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; half of them
 //! are deleted and others written, repeatedly, until the pool is full up to a little below the wanted share. Then some
 //! files are written in order, up to that share, and their runs counted.
 

@@ -1,6 +1,6 @@
 //! A transaction of the lab: what a change costs with a journal, and nothing else.
 //!
-//! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any,
+//! Contents: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any,
 //! streams a redo record and fences, sets the words in place, writes their lines back and fences again; so a change
 //! pays two fences, as a change in the paper's test bed pays its undo log and its write-back. [`Durable`] says what of
 //! that is left out.

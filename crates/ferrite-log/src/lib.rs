@@ -1,6 +1,6 @@
 //! An append-only log in a file, with the interface of libpmemlog.
 //!
-//! What lives here: [`Log`] (`log`), which appends, walks and rewinds; its bytes (`format`), and how they are found
+//! Contents: [`Log`] (`log`), which appends, walks and rewinds; its bytes (`format`), and how they are found
 //! again (`walk`); what it needs of a file ([`Store`], `store`), and that of an engine's file ([`FileStore`]). With the
 //! feature `rdma`, files of a server that are reached by one-sided verbs (`remote`). FileMR (NSDI 2020, section 4.3)
 //! built its remote log like this, on libpmemlog.

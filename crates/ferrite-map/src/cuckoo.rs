@@ -1,6 +1,6 @@
 //! Cuckoo: one global table in which each page has two homes and entries know the runs they are in (HashFS §3.2.1).
 //!
-//! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. Runs are in `runs`, the moves that make
+//! Contents: [`Cuckoo`], its layout on the medium, lookups and changes. Runs are in `runs`, the moves that make
 //! room in `moves`, the check in `check`.
 //!
 //! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line

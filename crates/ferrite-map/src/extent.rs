@@ -1,6 +1,6 @@
 //! The extent tree: one B+-tree of extents per file, updated in place (HashFS §3.1.1).
 //!
-//! What lives here: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its
+//! Contents: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its
 //! cursors in [`cursor`], and the check, which trusts nothing, in [`check`].
 //!
 //! The mapping's own area has a word for each inode: the block of its root and the height of its tree, 0 for an empty

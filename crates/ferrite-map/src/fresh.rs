@@ -1,7 +1,7 @@
 //! Helpers for implementers of [`crate::MapTx`]: nodes that begin with a transaction, and which lines it has set words
 //! in.
 //!
-//! What lives here: [`FreshNodes`], blocks that are filled in DRAM and streamed to the medium once, and [`SetLines`]. A
+//! Contents: [`FreshNodes`], blocks that are filled in DRAM and streamed to the medium once, and [`SetLines`]. A
 //! node that was split has hundreds of words. As words of a record each would be written twice, and the lines of a
 //! block that was just streamed would be fetched again.
 //!

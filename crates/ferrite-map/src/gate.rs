@@ -1,7 +1,7 @@
 //! The gate of a structure that moves entries: transactions pass it together, a move holds it alone
 //! (docs/crash-consistency.md, "entries that move").
 //!
-//! What lives here: [`Gate`]. The structure owns it, the engine takes it.
+//! Contents: [`Gate`]. The structure owns it, the engine takes it.
 //!
 //! A record names words by where they are. If an entry moved between a transaction's lookup and its commit, the record
 //! would hit another entry. So transactions hold the gate shared until their words are set, and a move, which is a

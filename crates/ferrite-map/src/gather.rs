@@ -1,6 +1,6 @@
 //! Pages in the order of a file, told as runs.
 //!
-//! What lives here: [`Gather`], for structures that find words in lines, one page each, and implement
+//! Contents: [`Gather`], for structures that find words in lines, one page each, and implement
 //! [`crate::FileMap::for_runs`] themselves. A line that goes on with the run before it costs a comparison of its words.
 
 use crate::{Inum, Lblk, MapEntry, PageWord, SlotNo};

@@ -1,6 +1,6 @@
 //! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
 //!
-//! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
+//! Contents: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
 //! displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), the structures that
 //! [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and helpers for implementers of
 //! [`MapTx`] ([`FreshNodes`], [`SetLines`]).

@@ -1,6 +1,6 @@
 //! Reading a whole structure at mount, on several threads.
 //!
-//! What lives here: [`each`], which the structures' `load` calls, and any other code that reads a large table once.
+//! Contents: [`each`], which the structures' `load` calls, and any other code that reads a large table once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

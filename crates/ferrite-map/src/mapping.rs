@@ -1,6 +1,6 @@
 //! The structures a pool can be made with: names, numbers on the medium, sizes, and how to open one.
 //!
-//! What lives here: [`Mapping`], the only place that lists them all. A new structure is added here.
+//! Contents: [`Mapping`], the only place that lists them all. A new structure is added here.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Models of the DRAM state: the gate, the free maps and the bounds themselves, under many schedules (shuttle).
 //!
-//! What lives here: small programs of a few threads that use the real types as the mappings do, and check after each
+//! Contents: small programs of a few threads that use the real types as the mappings do, and check after each
 //! step what must hold. Each is also run with deliberate mistakes in how it uses them, which it must notice; otherwise
 //! it would prove nothing. `cargo test -p ferrite-map --features shuttle --lib models` runs them. Shuttle treats every
 //! atomic instruction as sequentially consistent, so what weaker orders allow is not tried here.

@@ -1,6 +1,6 @@
 //! What the numbers of a file system count: inodes, pages of a file, blocks of a pool, slots of tables.
 //!
-//! What lives here: a type for each of these numbers, [`PageId`] and [`PageRange`]. On the medium they are plain
+//! Contents: a type for each of these numbers, [`PageId`] and [`PageRange`]. On the medium they are plain
 //! integers; whoever reads them there gives them their type, and nothing between takes one for another.
 //!
 //! The types have no arithmetic beyond what has a meaning for all their users. A computation that mixes numbers goes

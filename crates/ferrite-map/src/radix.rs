@@ -1,6 +1,6 @@
 //! Radix: one tree per file, with nodes of 512 words, as high as the file needs (HashFS §3.1.2).
 //!
-//! What lives here: [`Radix`], its check and its cursor; only [`crate::Mapping`] makes one. The structure's own area is
+//! Contents: [`Radix`], its check and its cursor; only [`crate::Mapping`] makes one. The structure's own area is
 //! a table of root words, one per inode. Nodes are data blocks. The words of a leaf, which has height 1, are page
 //! words, 0 for a hole. All other words, those of the table included, are links:
 //!

@@ -1,6 +1,6 @@
 //! Tests that every mapping must pass, and what they need: a pool, a transaction, a model.
 //!
-//! What lives here: [`Subject`] (what a mapping declares about itself), [`Bed`] (a mapping on a separate pool),
+//! Contents: [`Subject`] (what a mapping declares about itself), [`Bed`] (a mapping on a separate pool),
 //! [`TestTx`] (applies words at commit, releases claims when dropped), and the shared tests. A mapping joins by
 //! implementing [`Subject`] and one line, `mapping_tests!(ItsType);`, in its test module.
 //!

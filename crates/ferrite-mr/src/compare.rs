@@ -1,6 +1,6 @@
 //! Ranges against pages: what a file costs an adapter to register, and how often its cache knows the answer.
 //!
-//! What lives here: functions for benchmarks. Nothing of the server calls them.
+//! Contents: functions for benchmarks. Nothing of the server calls them.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

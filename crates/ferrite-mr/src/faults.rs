@@ -1,6 +1,6 @@
 //! Range faults: which pages of a file have been asked for, and what became of it.
 //!
-//! What lives here: a short list for each file. [`crate::memory`] puts packets off and has the engine asked, by threads
+//! Contents: a short list for each file. [`crate::memory`] puts packets off and has the engine asked, by threads
 //! that may wait.
 //!
 //! Invariants: a page is asked for once at a time. What failed is told to the next packet that needs it, and forgotten

@@ -1,6 +1,6 @@
 //! A file as a memory region: where its pages lie, who may touch them, and the engine's half of it.
 //!
-//! What lives here: [`FileMr`], the adapter of one bound file, and its *guards*. A guard is the file's lock, taken
+//! Contents: [`FileMr`], the adapter of one bound file, and its *guards*. A guard is the file's lock, taken
 //! beside others; what changes translation takes it alone. So a revocation waits for all guards of the file, not only
 //! for those in its range: a guard lasts for the copy of one packet, and to know who is where would cost every packet
 //! more than the wait costs a revocation. The lock is sharded: threads that take guards share no cache line.

@@ -1,6 +1,6 @@
 //! Files as RDMA memory regions: the adapter's half of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020).
 //!
-//! What lives here: [`Binder`], which binds files of any engine with [`ferrite_vfs::regions`] and gives *filekeys* for
+//! Contents: [`Binder`], which binds files of any engine with [`ferrite_vfs::regions`] and gives *filekeys* for
 //! them; and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a
 //! call of the file system. `docs/filemr.md` says what each promises.
 //!

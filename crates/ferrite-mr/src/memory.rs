@@ -1,6 +1,6 @@
 //! The memory behind the queue pairs of one thread: packets in, copies to and from pages of bound files.
 //!
-//! What lives here: [`FileMemory`], what an RNIC's thread gives its `Endpoint`.
+//! Contents: [`FileMemory`], what an RNIC's thread gives its `Endpoint`.
 //!
 //! Invariants:
 //!

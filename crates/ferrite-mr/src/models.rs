@@ -1,6 +1,6 @@
 //! Models of guards, revocation and appends under many schedules (shuttle).
 //!
-//! What lives here: the real [`FileMr`] with an engine of one page, and the real [`Appends`]. The same with mistakes in
+//! Contents: the real [`FileMr`] with an engine of one page, and the real [`Appends`]. The same with mistakes in
 //! how they are used must be noticed; otherwise this would prove nothing. `cargo test -p ferrite-mr --features shuttle
 //! --lib models` runs them. Shuttle treats every atomic instruction as sequentially consistent.
 

@@ -1,6 +1,6 @@
 //! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
 //!
-//! What lives here: [`Flaw`], and the switch that turns one on. Without the feature `planted`, the switch is a constant
+//! Contents: [`Flaw`], and the switch that turns one on. Without the feature `planted`, the switch is a constant
 //! `false`, and all of them compile to nothing.
 
 /// A mistake that a programmer could make.

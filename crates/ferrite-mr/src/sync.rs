@@ -1,7 +1,7 @@
 //! Locks and atomics of what the models run: the real ones or, with the feature `shuttle`, those of a scheduler that
 //! tries interleavings.
 //!
-//! What lives here: names. [`crate::file`], [`crate::faults`] and [`crate::appends`] take them from here, so that the
+//! Contents: names. [`crate::file`], [`crate::faults`] and [`crate::appends`] take them from here, so that the
 //! models in `models.rs` run the same code as the server. The feature is for these models alone.
 //!
 //! No lock here is poisoned for good: what they protect is consistent between any two statements.

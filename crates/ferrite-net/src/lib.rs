@@ -1,6 +1,6 @@
 //! Ferrite over the network: a server for any engine, and a client that is an engine.
 //!
-//! What lives here: the messages ([`wire`]); the server ([`server`]); the client ([`client`]), a
+//! Contents: the messages ([`wire`]); the server ([`server`]); the client ([`client`]), a
 //! [`ferrite_vfs::FileSystem`] like any other, so that mount, library and program use it without knowing; an export
 //! as what they open ([`volume`]). The design is
 //! that of RUFS, section 2.3.2 (handles and their state) and 2.3.3 (messages and bulk data), with sessions as in

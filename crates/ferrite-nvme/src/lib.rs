@@ -1,6 +1,6 @@
 //! The NVMe engine: files on devices instead of memory (RUFS, the server's half).
 //!
-//! What lives here: the engine behind [`ferrite_vfs::FileSystem`]. Names and attributes are in an ordered store with
+//! Contents: the engine behind [`ferrite_vfs::FileSystem`]. Names and attributes are in an ordered store with
 //! transactions ([`ferrite_meta`]), content is in blob stores ([`ferrite_blob`]), one a device. Nothing above the
 //! traits knows which metadata store it is.
 //!

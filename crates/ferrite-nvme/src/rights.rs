@@ -1,6 +1,6 @@
 //! Extended attributes as they are stored, and what a change of content or owner takes of them: the capability.
 //!
-//! What lives here: [`Left`], what such a change leaves of the extended attributes. It goes with the node into the same
+//! Contents: [`Left`], what such a change leaves of the extended attributes. It goes with the node into the same
 //! transaction, or, where content in place and its node are two steps, with the mode into the step that comes first
 //! (`content`).
 //!

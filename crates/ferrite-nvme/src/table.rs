@@ -1,7 +1,7 @@
 //! Inodes in memory: those that somebody has open, pinned or under change, found by number (RUFS, section 2.3.2), and
 //! directories that somebody had a moment ago: a path is walked without asking the metadata store for their nodes.
 //!
-//! What lives here: the table and its entries. `held` keeps them there, and decides what happens to one that nobody
+//! Contents: the table and its entries. `held` keeps them there, and decides what happens to one that nobody
 //! holds any more.
 //!
 //! Invariants: an entry's pins change under the lock of its shard only. An entry with an unlocked state and no pins is

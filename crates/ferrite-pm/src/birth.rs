@@ -1,6 +1,6 @@
 //! The file of a new pool: in the end it exists completely or not at all.
 //!
-//! What lives here: [`Newborn`], a file or device that is to become a pool. Only `MappedMemory::create` makes one.
+//! Contents: [`Newborn`], a file or device that is to become a pool. Only `MappedMemory::create` makes one.
 //!
 //! Invariant: if anything goes wrong before [`Newborn::keep`], or the process is killed, no new file is left behind,
 //! and an existing one has its old length. A new file therefore has no name until its content is whole, on file systems

@@ -1,6 +1,6 @@
 //! Private views of what the kernel maps only shared: device DAX.
 //!
-//! What lives here: [`Copies`], which records the chunks of such a view that have been copied. The view is a read-only
+//! Contents: [`Copies`], which records the chunks of such a view that have been copied. The view is a read-only
 //! shared mapping of a device that was opened for reading only; so the kernel guarantees that nothing reaches the
 //! medium. The first store into a chunk faults; the chunk is replaced by a copy in memory, and the store is repeated.
 //! Chunks that are only read are never copied.

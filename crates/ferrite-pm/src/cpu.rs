@@ -1,6 +1,6 @@
 //! The instructions that make stores durable, chosen once by what the CPU offers.
 //!
-//! What lives here: copies of whole lines out of a pool and, past the cache, into it; cache-line write-back, the store
+//! Contents: copies of whole lines out of a pool and, past the cache, into it; cache-line write-back, the store
 //! fence, and detection. Called by [`crate::Region`] and `shared` only, which have checked every range.
 //!
 //! Invariant: every access to a pool's bytes here is an atomic access to a word, or a block of assembly that stands for

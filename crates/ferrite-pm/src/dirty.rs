@@ -1,6 +1,6 @@
 //! Lines that a journal's records cover, until they are written back.
 //!
-//! What lives here: [`DirtyLines`], one for each ring. Used by the journal, and by code that should cost what the
+//! Contents: [`DirtyLines`], one for each ring. Used by the journal, and by code that should cost what the
 //! journal costs.
 //!
 //! Lines are not written back operation by operation: replay can set them again until the journal's mark advances, an

@@ -1,7 +1,7 @@
 //! Faults on a mapping (a truncated file, a failing medium) poison the region instead of killing the process; stores to
 //! a private view are redirected to a copy.
 //!
-//! What lives here: process-wide handlers of `SIGBUS` and `SIGSEGV`, and the table of regions they know.
+//! Contents: process-wide handlers of `SIGBUS` and `SIGSEGV`, and the table of regions they know.
 //!
 //! At a `SIGBUS` inside a region zeros are mapped over the faulting page and the region is marked; the access is
 //! repeated and sees zeros, and every operation checks the mark before it commits or answers. At a `SIGSEGV` inside a

@@ -1,6 +1,6 @@
 //! Stores that are held back: a pool in an ordinary file whose operations are durable after a sync, not before.
 //!
-//! What lives here: [`Held`], which of a private view's pages differ from the file. [`crate::Region`] has such a view
+//! Contents: [`Held`], which of a private view's pages differ from the file. [`crate::Region`] has such a view
 //! in the mode [`crate::Durability::OnSync`].
 //!
 //! In this mode the kernel writes what is in the file to the disk at any time and in any order. So a word must not get

@@ -1,6 +1,6 @@
 //! A pool's bytes: every load and store of the engine goes through here.
 //!
-//! What lives here: [`Region`]. Offsets that are out of range or misaligned are bugs of the engine, and cause a panic
+//! Contents: [`Region`]. Offsets that are out of range or misaligned are bugs of the engine, and cause a panic
 //! before anything is accessed (the engine validates what it reads from the medium).
 //!
 //! Invariant: all stores, write-backs and fences pass the recorder when one is attached, in the order they take effect.

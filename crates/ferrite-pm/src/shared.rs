@@ -1,6 +1,6 @@
 //! Copies between a pool's bytes, which other threads may be reading and storing to, and our own memory.
 //!
-//! What lives here: [`load`] and [`store`] of bytes at any place, on top of whole words; [`crate::cpu`] has the lines.
+//! Contents: [`load`] and [`store`] of bytes at any place, on top of whole words; [`crate::cpu`] has the lines.
 //! Called by [`crate::Region`] only.
 //!
 //! Invariant: a pool's bytes are accessed by aligned words of 8 bytes, each of them atomically, and in no other way.

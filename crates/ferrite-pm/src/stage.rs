@@ -1,6 +1,6 @@
 //! What an operation spends its time on, by stage, on the thread that asks.
 //!
-//! What lives here: the probes, which all crates of the engine set ([`enter`], [`within`], [`turn_to`]), and the
+//! Contents: the probes, which all crates of the engine set ([`enter`], [`within`], [`turn_to`]), and the
 //! evaluation ([`begin`], [`end`], [`calibrate`]), which only measurements call.
 //!
 //! Without the feature `stages` the probes are empty and cost nothing; the program has them only when it is built to

@@ -1,6 +1,6 @@
 //! Which cache lines an operation writes that other threads can write as well.
 //!
-//! What lives here: notes, which all crates of the engine make where they store to such a line ([`line()`]), and what a
+//! Contents: notes, which all crates of the engine make where they store to such a line ([`line()`]), and what a
 //! test does with them (`begin`, `end`). Without the feature `stages` a note is empty and costs nothing.
 //!
 //! A line that two cores write in turn travels between them, some 50 to 100 ns each way. On a machine with few cores

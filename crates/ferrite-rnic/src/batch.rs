@@ -1,6 +1,6 @@
 //! What sockets do that safe Rust has no words for: many datagrams in one call, and the options of RoCE.
 //!
-//! What lives here: all `unsafe` of this crate. [`Inbox`] and [`Outbox`] own the memory that the kernel reads and
+//! Contents: all `unsafe` of this crate. [`Inbox`] and [`Outbox`] own the memory that the kernel reads and
 //! writes; pointers to it exist during a call only.
 //!
 //! Invariants: the kernel never gets a pointer that outlives its call, nor a length beyond what is behind it. What it

@@ -1,6 +1,6 @@
 //! Many queue pairs of one host: which one a datagram is for, whose turn it is to send, who waits for the time.
 //!
-//! What lives here: the table of queue pairs and the checks that come before any of them. One thread owns an endpoint;
+//! Contents: the table of queue pairs and the checks that come before any of them. One thread owns an endpoint;
 //! several endpoints share a host by having different numbers of queue pairs.
 //!
 //! Invariants:

@@ -1,7 +1,7 @@
 //! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the project's
 //! design), never from an engine's code.
 //!
-//! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
+//! Contents: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
 //! and checked ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
 //! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple operation
 //! done thousands of times ([`loops`]); calls that must fail whole ([`whole`]);

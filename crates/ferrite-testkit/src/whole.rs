@@ -1,6 +1,6 @@
 //! Calls that take more than one step in some engine, each of which must fail whole.
 //!
-//! What lives here: the list of calls, the tree they are made on, and the comparison of two trees with content, space,
+//! Contents: the list of calls, the tree they are made on, and the comparison of two trees with content, space,
 //! attributes and times. An engine's tests make each call with the first, second, third ... request of its medium
 //! failing, and with no, one, two ... units of space free, until it succeeds.
 //!

@@ -1,6 +1,6 @@
 //! Engines on top of engines: a [`Layer`] does some calls in its own way and passes all others to the engine below.
 //!
-//! What lives here: the two traits with which a layer is written. Each of their methods has the name and the contract
+//! Contents: the two traits with which a layer is written. Each of their methods has the name and the contract
 //! of the one in [`FileSystem`] or [`OpenFile`], and calls the engine below unless the layer replaces it. Every type
 //! with a [`Layer`] is an engine.
 

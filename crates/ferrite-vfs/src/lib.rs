@@ -1,6 +1,6 @@
 //! The one interface between front ends (library, mount) and engines.
 //!
-//! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
+//! Contents: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
 //! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
 //! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
 //! traces of writes, for any engine ([`trace`]); what engines with other users vouch for ([`Vouching`]); files as

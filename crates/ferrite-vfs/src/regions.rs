@@ -1,7 +1,7 @@
 //! Files as memory regions: an optional capability of engines whose pages lie in memory (FileMR: Yang, Izraelevitz,
 //! Swanson, NSDI 2020).
 //!
-//! What lives here: what engine and adapter know of each other. An *adapter* (in software, or hardware behind a driver)
+//! Contents: what engine and adapter know of each other. An *adapter* (in software, or hardware behind a driver)
 //! lets others read, write and append to a file while programs go on using it. It keeps where the file's pages lie, and
 //! copies to them without a call to the file system. The engine moves pages, and says so.
 //!

@@ -1,6 +1,6 @@
 //! Names in messages.
 //!
-//! What lives here: [`Shown`], which every message uses that quotes a name of a file system. Names come from media and
+//! Contents: [`Shown`], which every message uses that quotes a name of a file system. Names come from media and
 //! from servers, so nothing in them may reach a terminal or a log but what can be printed.
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Paths, once for all engines: what a kernel's VFS does for a mount, for callers without a kernel.
 //!
-//! What lives here: [`Vfs`], an engine as one caller sees it. It finds where a path leads ([`crate::walk`]) and calls
+//! Contents: [`Vfs`], an engine as one caller sees it. It finds where a path leads ([`crate::walk`]) and calls
 //! the engine with the caller's context; the engine checks permissions under its own locks, so no concurrent chmod or
 //! rename can fall between a check and what it allowed. The rules are in [`crate::posix`]; [`Dir`] is an open
 //! directory; changes of attributes are in `attributes`.

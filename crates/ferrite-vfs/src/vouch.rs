@@ -1,6 +1,6 @@
 //! What an engine vouches for though others change its files, too: for a while, and until it takes that back.
 //!
-//! What lives here: [`Vouching`], for front ends that keep what they were told (a mount, whose kernel does). An engine
+//! Contents: [`Vouching`], for front ends that keep what they were told (a mount, whose kernel does). An engine
 //! whose [`crate::Limits::trust`] says how long anything may be kept needs none of it.
 
 use std::time::Duration;

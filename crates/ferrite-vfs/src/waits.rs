@@ -1,6 +1,6 @@
 //! How long a call may wait for what is away, such as a server that cannot be reached.
 //!
-//! What lives here: [`Waits`], a part of [`crate::Ctx`]. An engine that never waits for anything but its own device
+//! Contents: [`Waits`], a part of [`crate::Ctx`]. An engine that never waits for anything but its own device
 //! ignores it.
 
 use std::time::Duration;

@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! What lives here: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over
+//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over
 //! [`ferrite_vfs::Vfs`]. An [`Error`] says which operation failed, on which path, and why; `?` converts it to a
 //! [`std::io::Error`] with the errno. A pool belongs to one process at a time; several processes share one through a
 //! mount. In a forked child every call on a handle opened before the fork fails with an error that says so, and

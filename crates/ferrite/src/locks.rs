@@ -1,7 +1,7 @@
 //! Advisory locks of [`File`]s: on whole files as `flock(2)`, and on ranges as open-file-description locks of
 //! `fcntl(2)`.
 //!
-//! What lives here: the blocking form of the engine's lock calls ([`ferrite_vfs::locks`]). The owner of a lock is an
+//! Contents: the blocking form of the engine's lock calls ([`ferrite_vfs::locks`]). The owner of a lock is an
 //! open file, which is what clones of a [`File`] share; it releases its locks when it is closed.
 
 use std::ops::{Bound, RangeBounds};

@@ -1,6 +1,6 @@
 //! The opener of pools: the PM engine as a volume.
 //!
-//! What lives here: everything in which this library names the engine, but for the errors that it passes on
+//! Contents: everything in which this library names the engine, but for the errors that it passes on
 //! ([`crate::Cause::Pool`]) and the types that it re-exports.
 
 use std::io;

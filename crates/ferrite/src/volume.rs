@@ -1,6 +1,6 @@
 //! Opening a volume by its address: which engine it is, the address says.
 //!
-//! What lives here: [`Address`], and the list of engines that addresses lead to. A new engine is one more line in it.
+//! Contents: [`Address`], and the list of engines that addresses lead to. A new engine is one more line in it.
 //!
 //! Invariant: a scheme is one of the words in the list, followed by a colon. Everything else is the path of a pool,
 //! whatever colons it has, so that a name with a colon needs no quoting; only `WORD://` is refused, because nobody

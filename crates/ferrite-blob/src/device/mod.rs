@@ -1,6 +1,6 @@
 //! Devices: what stores read and write.
 //!
-//! What lives here: the trait [`Device`], its operations, and which kinds there are: a file or block device through
+//! Contents: the trait [`Device`], its operations, and which kinds there are: a file or block device through
 //! io_uring ([`uring`]), memory ([`Memory`]), and layers over any other: [`Recorder`] for images of crashes,
 //! [`Faulty`] for failures, [`Slow`] for a stated latency.
 //!

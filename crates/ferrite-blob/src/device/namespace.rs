@@ -1,6 +1,6 @@
 //! NVMe namespaces by their character devices (`/dev/ng0n1`): commands of the device itself, past the block layer.
 //!
-//! What lives here: what such a device is asked when it is opened, and its commands as io_uring takes them.
+//! Contents: what such a device is asked when it is opened, and its commands as io_uring takes them.
 //!
 //! Invariant: while it is open, the block device of the same namespace is held exclusively, so that nobody mounts or
 //! writes what commands write past it.

@@ -1,6 +1,6 @@
 //! `ferrite bench`: what operations cost, always beside a peer measured in the same run.
 //!
-//! What lives here: the groups (one file each), and how two things are compared ([`Duel`]): in turn, round by round, so
+//! Contents: the groups (one file each), and how two things are compared ([`Duel`]): in turn, round by round, so
 //! that other load on the machine affects both; the ratio is the median of the rounds' ratios. Counts come from the
 //! engine.
 

@@ -1,6 +1,6 @@
 //! What `fabric://` needs of this machine: libfabric's providers, RDMA devices, room in /dev/shm.
 //!
-//! What lives here: [`findings`], one line for each. Nothing here stands in the way of mounts, or of `tcp://`.
+//! Contents: [`findings`], one line for each. Nothing here stands in the way of mounts, or of `tcp://`.
 
 use std::path::{Path, PathBuf};
 

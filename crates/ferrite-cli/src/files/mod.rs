@@ -1,6 +1,6 @@
 //! Commands on files in volumes that are not mounted: `cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`.
 //!
-//! What lives here: [`Operand`], how users name a file: the address of a volume, `:`, and the path in it; [`Volumes`],
+//! Contents: [`Operand`], how users name a file: the address of a volume, `:`, and the path in it; [`Volumes`],
 //! those that a command has open, as the user who runs it.
 //!
 //! Invariant: the address ends at the first `:/` behind its scheme. So an export's name may have slashes and the path

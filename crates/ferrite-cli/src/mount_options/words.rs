@@ -1,6 +1,6 @@
 //! Every word that `mount -o` knows: what it sets, what the help says of it, and what it does on each kind of mount.
 //!
-//! What lives here: [`WORDS`], from which the parser, the help, the refusals and the warnings come; and [`Kind`].
+//! Contents: [`WORDS`], from which the parser, the help, the refusals and the warnings come; and [`Kind`].
 //!
 //! Invariant: a word that is accepted without a message does what it says on that kind of mount, or asks for what is so
 //! anyway.

@@ -1,6 +1,6 @@
 //! `ferrite serve`: export pools to clients on the network.
 //!
-//! What lives here: the command line, and the life of a server. What is to be served is a [`Plan`] (`plan`), which
+//! Contents: the command line, and the life of a server. What is to be served is a [`Plan`] (`plan`), which
 //! comes from the command line or from a file (`config`); `check` looks at what a plan names, `notify` tells systemd
 //! how it stands.
 //!

@@ -1,6 +1,6 @@
 //! What a crash may leave while packets and local calls change a bound file.
 //!
-//! What lives here: [`Effect`], what an event does to the [`State`] of the pool; [`Book`], which keeps what has
+//! Contents: [`Effect`], what an event does to the [`State`] of the pool; [`Book`], which keeps what has
 //! returned and what is under way; [`Allowed`], what an image may hold at a moment.
 //!
 //! Invariant: a state is what has returned, so it is there after a crash. What is under way may be there: a store of a

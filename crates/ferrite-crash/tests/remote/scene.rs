@@ -1,6 +1,6 @@
 //! A bound file, two queue pairs that send packets to it, and a program that changes it meanwhile.
 //!
-//! What lives here: [`Scene`], which stops packets and local calls halfway and lets others happen there; [`Watched`],
+//! Contents: [`Scene`], which stops packets and local calls halfway and lets others happen there; [`Watched`],
 //! the memory of an adapter's thread, which keeps the [`Book`] of what packets do. Who does what and when is in
 //! [`super::script`].
 //!

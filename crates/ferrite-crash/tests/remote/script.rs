@@ -1,6 +1,6 @@
 //! Who does what and when, by a seed.
 //!
-//! What lives here: [`record`], which plays a scene on a recorded pool.
+//! Contents: [`record`], which plays a scene on a recorded pool.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

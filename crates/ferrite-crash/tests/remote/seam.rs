@@ -1,6 +1,6 @@
 //! Between engine and adapter: where a test stops a packet, or a local call, and lets something else happen.
 //!
-//! What lives here: [`Seam`], an engine whose regions and adapters are watched; [`Stops`], what happens at a stop.
+//! Contents: [`Seam`], an engine whose regions and adapters are watched; [`Stops`], what happens at a stop.
 //!
 //! Stores are held as a processor may hold streamed ones: nobody else need see them before the fence of their thread.
 //! So who copies a page while its guard is released too early misses what was stored.

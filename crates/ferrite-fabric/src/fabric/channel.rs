@@ -1,6 +1,6 @@
 //! A connection over a fabric, as a stream of bytes each way, in messages.
 //!
-//! What lives here: [`Channel`], which numbers messages, counts how many may be under way, and puts those that come in
+//! Contents: [`Channel`], which numbers messages, counts how many may be under way, and puts those that come in
 //! their order. Frames lie in the stream as they do on TCP, but for data that is apart.
 //!
 //! Invariants: neither side has more than [`WINDOW`] messages under way that the other has not taken, so that buffers

@@ -1,6 +1,6 @@
 //! The client's end of a connection over a fabric.
 //!
-//! What lives here: [`Line`], which many threads send through, and [`LineReader`], by which one receives. There is no
+//! Contents: [`Line`], which many threads send through, and [`LineReader`], by which one receives. There is no
 //! thread of our own: who waits looks for messages itself, again and again at first, then with naps between, then
 //! asleep until the server rings or is gone.
 //!

@@ -1,6 +1,6 @@
 //! Messages over libfabric: what both ends share.
 //!
-//! What lives here: the introduction, by which a connection that began as TCP goes on over a fabric; descriptors of
+//! Contents: the introduction, by which a connection that began as TCP goes on over a fabric; descriptors of
 //! bulk data; how long who waits for a fabric looks for work before it sleeps. One direction of a connection is in
 //! [`channel`], the client's end in [`line`], the server's in `reactor`.
 //!

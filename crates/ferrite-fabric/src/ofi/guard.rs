@@ -1,6 +1,6 @@
 //! Locks over shm that a killed client has left locked, as a server finds them.
 //!
-//! What lives here: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that looks
+//! Contents: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that looks
 //! at all guards while there are clients. A thread of the server that comes upon such a lock waits in libfabric, with
 //! all connections that it has, so another has to notice.
 //!

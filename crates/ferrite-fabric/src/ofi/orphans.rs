@@ -1,6 +1,6 @@
 //! Locks over shm that a killed process has left locked.
 //!
-//! What lives here: [`PeerLocks`]. Who sends over shm takes a lock in the memory of the one it sends to, and that one
+//! Contents: [`PeerLocks`]. Who sends over shm takes a lock in the memory of the one it sends to, and that one
 //! takes it whenever it looks for messages. libfabric waits for it as long as it takes, and that is for ever if the
 //! holder was killed. So whoever cannot get on looks whether its peer is alive.
 //!

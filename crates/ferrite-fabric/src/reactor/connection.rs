@@ -1,6 +1,6 @@
 //! A connection that is served: what has come of its messages, and what is to be sent.
 //!
-//! What lives here: [`Connection`], which belongs to one thread. One that is not encrypted receives into the place
+//! Contents: [`Connection`], which belongs to one thread. One that is not encrypted receives into the place
 //! where its bytes are used and sends from where they lie; one that is has records in between.
 
 use std::io::{self, Read, Write};

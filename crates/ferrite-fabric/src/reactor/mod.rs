@@ -1,6 +1,6 @@
 //! The server's end: many connections, served by few threads.
 //!
-//! What lives here: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every
+//! Contents: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every
 //! message. Other threads answer later, through a [`Link`]. A connection is first that of a newcomer (`newcomer`), who
 //! must get through the handshake, and then one that is served (`connection`).
 //!

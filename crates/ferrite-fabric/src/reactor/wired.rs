@@ -1,6 +1,6 @@
 //! Connections that go on over a fabric, as the thread that owns them sees them.
 //!
-//! What lives here: [`Fabrics`], the endpoints of a thread; [`Wired`], what a connection has besides; in [`turn`] what
+//! Contents: [`Fabrics`], the endpoints of a thread; [`Wired`], what a connection has besides; in [`turn`] what
 //! the thread does with them. Data of large
 //! writes is fetched from the client's memory into a buffer, and served when it is there; data of large reads is put
 //! where the client wants it, and the answer follows when it has arrived.

@@ -5,7 +5,7 @@
 //! second message. The client then sends a record without content, for only who made the first message can make that;
 //! until it has come the server gives the client nothing.
 //!
-//! What lives here: [`introduce`], the client's side, which blocks; [`Responder`], the server's, which takes bytes as
+//! Contents: [`introduce`], the client's side, which blocks; [`Responder`], the server's, which takes bytes as
 //! they come.
 //!
 //! Invariant: a key that the server does not know and one that the client does not have look alike from outside.

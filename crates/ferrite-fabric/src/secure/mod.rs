@@ -1,6 +1,6 @@
 //! Who may connect, and how what travels is kept from others.
 //!
-//! What lives here: [`Key`], a secret that both ends have; the handshake that opens every connection ([`handshake`]),
+//! Contents: [`Key`], a secret that both ends have; the handshake that opens every connection ([`handshake`]),
 //! in which both prove that they have it; [`Gate`], what a server demands of those who connect; the records that
 //! encrypted bytes travel in ([`record`]).
 //!

@@ -1,6 +1,6 @@
 //! Where connections come from, as bounds see it; and log lines that a peer can cause, at a bounded rate.
 //!
-//! What lives here: [`Source`], the unit in which a server counts what one machine takes of it; [`Crowd`], which keeps
+//! Contents: [`Source`], the unit in which a server counts what one machine takes of it; [`Crowd`], which keeps
 //! something for a bounded number of peers; [`Throttle`], which keeps a flood of events from becoming a flood of log
 //! lines.
 

@@ -1,6 +1,6 @@
 //! Checking a whole pool: every structure against every other. Changes nothing; [`crate::audit::repair`] does.
 //!
-//! What lives here: [`fsck`] and its phases. It works on the raw tables, not on a mounted engine, so that it can check
+//! Contents: [`fsck`] and its phases. It works on the raw tables, not on a mounted engine, so that it can check
 //! pools that no longer mount. The journal is replayed first, into the caller's (private) mapping.
 //!
 //! Legal after a crash, and so not reported: inodes without names, and intents; the next mount completes them.

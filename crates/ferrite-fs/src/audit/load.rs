@@ -1,7 +1,7 @@
 //! From the tables of a pool to the tables in DRAM: which inodes exist, and who owns which block. What does not add up
 //! becomes [`Damage`].
 //!
-//! What lives here: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and
+//! Contents: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and
 //! names on one thread, the mapping on others, then page logs. Each structure is checked against another:
 //! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for
 //!   it;

@@ -1,6 +1,6 @@
 //! Carrying out a repair so that a crash in the middle does no harm.
 //!
-//! What lives here: [`Rewrite`], the words that a repair changes, and how they reach the medium:
+//! Contents: [`Rewrite`], the words that a repair changes, and how they reach the medium:
 //! * all of them are written, with a checksum, to the journal area, whose records are applied and dead by then;
 //! * one word of the control block says so;
 //! * they are stored in place;

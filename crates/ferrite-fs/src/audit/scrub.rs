@@ -1,7 +1,7 @@
 //! Scrubbing: reading everything that carries a checksum while the pool is in use, so that damage is found before the
 //! data is needed.
 //!
-//! What lives here: [`scrub`]. It holds one inode's shared lock at a time, and reads no faster than its limit. Writers
+//! Contents: [`scrub`]. It holds one inode's shared lock at a time, and reads no faster than its limit. Writers
 //! wait for it as they wait for a reader; in a large file, no longer than a few of its pages take. It changes nothing:
 //! `fsck --repair` does, on a pool that is not mounted.
 

@@ -1,6 +1,6 @@
 //! Bound files: which files others may change in place, and the adapters that let them.
 //!
-//! What lives here: [`Attached`], a file with its adapter, and [`Bindings`], all of them. That a file is bound is a
+//! Contents: [`Attached`], a file with its adapter, and [`Bindings`], all of them. That a file is bound is a
 //! flag of its inode; a bound file need not have an adapter. What changes pages is in the floor `file`, the trait for
 //! adapters in `engine`.
 //!

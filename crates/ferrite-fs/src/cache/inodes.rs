@@ -1,6 +1,6 @@
 //! Inodes in DRAM: the locks, versions and counts of those in use now or shortly before.
 //!
-//! What lives here: [`InodeMem`], and the sharded [`InodeCache`] that finds it by number. The content of an inode
+//! Contents: [`InodeMem`], and the sharded [`InodeCache`] that finds it by number. The content of an inode
 //! stays on the medium; nothing here is ever written there.
 //!
 //! Invariants:

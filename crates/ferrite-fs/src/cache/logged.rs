@@ -1,7 +1,7 @@
 //! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning); and how many
 //! logs were removed, by cause.
 //!
-//! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page
+//! Contents: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page
 //! that has lost its log. No page that has a log is missing, but for those that are [`Taken`] at the moment, and for
 //! those whose logs are damaged ([`Candidates::leave_out`]).
 

@@ -2,7 +2,7 @@
 //! there, not what is not.
 //!
 //! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
-//! can, and for them nothing is kept here. What lives here: [`Spread`], one in each
+//! can, and for them nothing is kept here. Contents: [`Spread`], one in each
 //! [`crate::cache::inodes::InodeMem`], and the [`Budget`] that all share.
 //!
 //! A spread covers **all** pages of its inode, and may cover more: a covered stretch without pages costs lookups, but

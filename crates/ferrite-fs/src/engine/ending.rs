@@ -1,6 +1,6 @@
 //! The end of bindings: of one, and of all with the pool.
 //!
-//! What lives here: [`end`], [`end_all`]. The last pin of a file may go here, so this is above `file`.
+//! Contents: [`end`], [`end_all`]. The last pin of a file may go here, so this is above `file`.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Changes with tokens: each happens once, however often it is asked for.
 //!
-//! What lives here: [`Engine::once`], through which the traits call every operation that changes something. One with a
+//! Contents: [`Engine::once`], through which the traits call every operation that changes something. One with a
 //! token stores its outcome in its own record ([`crate::pool`]); what was refused, or found nothing to do, is recorded
 //! here.
 

@@ -1,6 +1,6 @@
 //! [`Regions`] for the engine: files as memory regions.
 //!
-//! What lives here: binding through an [`Engine`], and [`PmRegion`], a bound file for its adapter. Stores, loads and
+//! Contents: binding through an [`Engine`], and [`PmRegion`], a bound file for its adapter. Stores, loads and
 //! fences go to the medium from here. The rest delegates to [`crate::file`].
 //!
 //! A region does not keep the pool mounted: it ends with the last handle of the pool, see [`ending::end_all`].

@@ -1,6 +1,6 @@
 //! Moving the pages of a file so that they follow each other.
 //!
-//! What lives here: [`arrange`], for a file that is about to be bound: adapters keep an entry a run. It goes through
+//! Contents: [`arrange`], for a file that is about to be bound: adapters keep an entry a run. It goes through
 //! the file in order and puts each page behind the one before it, where that block is free.
 //!
 //! Crash argument: each record moves some pages, as an overwrite with the same content would, so a crash leaves each of

@@ -1,6 +1,6 @@
 //! Binding a file, and making it an ordinary one again.
 //!
-//! What lives here: [`bind`], [`unbind`], [`abandon`], [`seal`]. What a bound file is, and what holds for it, is in
+//! Contents: [`bind`], [`unbind`], [`abandon`], [`seal`]. What a bound file is, and what holds for it, is in
 //! [`super::bound`].
 //!
 //! Crash argument. Binding moves content in steps that change no content, then sets the flag by a record, then lets the

@@ -1,7 +1,7 @@
 //! Bound files: what a local change does around its records, and what adapters are told.
 //!
 //! *Bound* is a state of a file, durable as a flag of its inode: others may change the content in place, without a
-//! record. What lives here: [`Change`], with which every change of a bound file begins; publishing where pages lie; and
+//! record. Contents: [`Change`], with which every change of a bound file begins; publishing where pages lie; and
 //! the times of what was stored. Binding and sealing are in [`super::bind`], what adapters ask for is in
 //! [`super::region`].
 //!

@@ -1,6 +1,6 @@
 //! Content in the inode, and the way out of it.
 //!
-//! What lives here: [`move_out`], for all operations after which content is in blocks. Invariant: the content is the
+//! Contents: [`move_out`], for all operations after which content is in blocks. Invariant: the content is the
 //! same before and after; the caller's record makes the change.
 
 use ferrite_map::{Inum, Lblk, PageId, PageWord};

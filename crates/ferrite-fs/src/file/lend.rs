@@ -1,6 +1,6 @@
 //! Pages that the network sends from where they lie.
 //!
-//! What lives here: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: what goes to the network
+//! Contents: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: what goes to the network
 //! cannot be taken back, so a page must not be freed and become another file's before it has been sent.
 //!
 //! The lock is enough: a page is freed by those only who have its inode alone, folds included. Pages whose content is

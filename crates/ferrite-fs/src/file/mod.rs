@@ -1,6 +1,6 @@
 //! Floor 7, data of regular files: reading, writing, cutting, reserving, seeking; bound files.
 //!
-//! What lives here: functions on one inode. The open handle that calls them is on the engine's floor.
+//! Contents: functions on one inode. The open handle that calls them is on the engine's floor.
 
 mod arrange;
 pub(crate) mod atime;

@@ -1,6 +1,6 @@
 //! Reading.
 //!
-//! What lives here: [`Reader`]. Reading usually takes no lock: it copies, then checks the inode's version to see that
+//! Contents: [`Reader`]. Reading usually takes no lock: it copies, then checks the inode's version to see that
 //! no writer was active; after a few failures it takes the shared lock. Blocks freed meanwhile may be reused during
 //! the read; the changed version then shows that the copy is invalid.
 

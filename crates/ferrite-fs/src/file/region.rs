@@ -1,6 +1,6 @@
 //! What adapters ask for: places of pages, appends, atomic writes.
 //!
-//! What lives here: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding
+//! Contents: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding
 //! has not ended. Stores, loads and fences go past all of this, straight to the medium.
 //!
 //! Crash argument of an append: bytes go where nobody sees them, behind the end in the last page and in reserved pages,

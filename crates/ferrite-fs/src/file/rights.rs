@@ -1,6 +1,6 @@
 //! Rights that a file gives to those who run it, and what a change takes of them: setuid, setgid, the capability.
 //!
-//! What lives here: the extended attributes of a file as far as every change of content has to look at them, and
+//! Contents: the extended attributes of a file as far as every change of content has to look at them, and
 //! [`take`], [`take_for_region`], [`refuse_if_written`]. Setting attributes is for `tree::xattr`.
 //!
 //! Invariants:

@@ -1,6 +1,6 @@
 //! Checksums of file data (`mkfs --data-checksum`): the checksum word of a block.
 //!
-//! What lives here: the word ([`word`]); which page a block was filled as, judging by its word ([`misplaced`]); and
+//! Contents: the word ([`word`]); which page a block was filled as, judging by its word ([`misplaced`]); and
 //! how a page is named in damage reports ([`place`]). The code that fills a block with a page of a file, or with a
 //! link's target, sets the word: [`crate::pool::tx::Tx::stream_page`] through its record, a fold in place.
 //! Directories, logs and attributes have their own checksums; the words of their blocks mean nothing.

@@ -1,6 +1,6 @@
 //! Directory blocks as stored on the medium: a header, then consecutive entries.
 //!
-//! What lives here: encoding and reading of blocks and entries. [`crate::tree::dir`] decides where entries go.
+//! Contents: encoding and reading of blocks and entries. [`crate::tree::dir`] decides where entries go.
 //!
 //! ```text
 //! block   word 0  directory's inode | logical block << 32        word 1  signature | checksum of word 0 << 32

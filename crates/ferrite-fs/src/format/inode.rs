@@ -1,6 +1,6 @@
 //! An inode as stored on the medium: 32 words with a checksum; see `docs/format.md`.
 //!
-//! What lives here: [`Inode`], a copy of one inode in DRAM with typed access to its fields. An operation loads it,
+//! Contents: [`Inode`], a copy of one inode in DRAM with typed access to its fields. An operation loads it,
 //! changes it, and passes it to [`crate::pool::tx::Tx::put_inode`], which records the words that differ.
 //!
 //! Invariant: words 0 to 7 share a cache line and hold everything that a read or write of data needs.

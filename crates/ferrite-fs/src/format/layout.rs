@@ -1,6 +1,6 @@
 //! The format on the medium: where everything is stored, and the superblock. `docs/format.md` describes it in prose.
 //!
-//! What lives here: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (what mkfs decides), and the
+//! Contents: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (what mkfs decides), and the
 //! offsets derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
 //!
 //! Invariant: every offset or count taken from a superblock has passed [`Superblock::validate`], which proves that

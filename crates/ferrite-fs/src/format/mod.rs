@@ -1,6 +1,6 @@
 //! Floor 1, the bytes: superblock, inode, directory block, journal record, log entry, attributes, checksums of data.
 //!
-//! What lives here: how each structure is laid out, encoded, read and checked, byte by byte as in `docs/format.md`.
+//! Contents: how each structure is laid out, encoded, read and checked, byte by byte as in `docs/format.md`.
 //! Nothing here knows what is free, locked or in progress, and nothing here changes a pool.
 
 pub(crate) mod checksum;

@@ -1,6 +1,6 @@
 //! The table of outcomes: what became of the last change of each slot of tokens ([`ferrite_vfs::Once`]).
 //!
-//! What lives here: one entry as it is stored; see `docs/format.md`. A record that makes a change sets the words of its
+//! Contents: one entry as it is stored; see `docs/format.md`. A record that makes a change sets the words of its
 //! entry as well, so the change and its outcome are one.
 //!
 //! Invariant: an entry is all zero, or its checksum is right.

@@ -1,6 +1,6 @@
 //! Damage met and scrubs completed since the mount: for `ferrite info` and the log.
 //!
-//! What lives here: [`Incidents`], one for each mounted pool. Damage that a mount finds is in [`super::marks`];
+//! Contents: [`Incidents`], one for each mounted pool. Damage that a mount finds is in [`super::marks`];
 //! operations and scrubs note here what they meet later. Noting takes a lock, so it is for errors only.
 //!
 //! Invariants:

@@ -1,7 +1,7 @@
 //! Marks of the damage that a mount found: what it is, what it affects, and whether the pool may still be changed. They
 //! are in DRAM and repair nothing.
 //!
-//! What lives here: [`Damage`], which `audit/load/marks.rs` fills and every operation consults before it answers.
+//! Contents: [`Damage`], which `audit/load/marks.rs` fills and every operation consults before it answers.
 //! Damage does not keep a pool from being mounted, as long as its root directory can be read: access to whatever is
 //! damaged fails with `EIO`, everything else works.
 //!

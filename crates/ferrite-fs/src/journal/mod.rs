@@ -1,6 +1,6 @@
 //! The redo journal: rings of records, commit, apply and retirement (docs/design.md, "Crash atomicity").
 //!
-//! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]). The record format is
+//! Contents: [`Journal`] ([`Journal::commit`], [`Journal::advance`]). The record format is
 //! [`crate::format::record`]; recovery from the journal is [`replay`]. Only [`crate::pool::tx::Tx`] commits; only the
 //! engine advances.
 //!

@@ -1,6 +1,6 @@
 //! Reading the block of a page, and verifying its checksum where data carries one.
 //!
-//! What lives here: copying from a block ([`read_block`]), and the checksum word of a block that is about to be filled
+//! Contents: copying from a block ([`read_block`]), and the checksum word of a block that is about to be filled
 //! ([`for_block`]). [`crate::format::data_sum`] describes that word.
 //!
 //! Invariant: only what was verified is returned: bytes are copied first, then the copy is verified.

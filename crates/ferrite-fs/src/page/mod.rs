@@ -3,7 +3,7 @@
 //! A page is a block, with a checksum where data carries them ([`block`]), plus, after unaligned writes, a log: a
 //! chain of *segments* that hold *entries*. The page word names the newest entry.
 //!
-//! What lives here, by file: reading backwards ([`scan`]), the choice between log and copy and the append
+//! Contents, by file: reading backwards ([`scan`]), the choice between log and copy and the append
 //! ([`append`]), folding a log back into its page ([`fold`]), the thread that does so in the background ([`cleaner`]),
 //! and a view for people ([`dump`]). The bytes of a log are in [`crate::format::log_entry`], its space in
 //! [`crate::space::segments`].

@@ -1,6 +1,6 @@
 //! What a transaction gathers, in memory that the next one of the thread uses again.
 //!
-//! What lives here: [`Buffers`], the lists of [`crate::pool::tx::Tx`], and the [`Lease`] through which it has those of
+//! Contents: [`Buffers`], the lists of [`crate::pool::tx::Tx`], and the [`Lease`] through which it has those of
 //! its thread. Nothing here decides anything.
 //!
 //! Invariant: buffers that are not leased are empty.

@@ -1,6 +1,6 @@
 //! The engine's state, and the services that its operations share.
 //!
-//! What lives here: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
+//! Contents: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
 //! stopping after an error. Operations are on the floors above.
 //!
 //! Lock order: the rename lock, then inodes in ascending number, then one shard of the cache or one journal ring

@@ -1,6 +1,6 @@
 //! Floor 4, a mounted pool: its state, and one change to it.
 //!
-//! What lives here: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation
+//! Contents: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation
 //! before its commit. [`crate::retry`], above, decides what an operation does when it finds no space.
 
 mod buffers;

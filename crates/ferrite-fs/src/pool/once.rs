@@ -1,6 +1,6 @@
 //! Outcomes of changes that carry a token ([`ferrite_vfs::once`]).
 //!
-//! What lives here: [`Core::find_outcome`], and [`Tx::note_outcome`], which every operation calls for the record that
+//! Contents: [`Core::find_outcome`], and [`Tx::note_outcome`], which every operation calls for the record that
 //! makes its change visible (of several records, the first: the others only complete it).
 //!
 //! Invariant: an entry of the table changes only by a record, under the lock of its slot, which the engine holds for

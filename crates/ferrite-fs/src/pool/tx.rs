@@ -1,6 +1,6 @@
 //! A transaction: gathers what one operation changes, then commits it as one journal record.
 //!
-//! What lives here: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it changes.
+//! Contents: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it changes.
 //! Dropping it without a commit releases what it claimed; nothing of it was visible.
 //!
 //! Crash argument, once for all operations: until the commit fence returns, the operation has written only to blocks

@@ -1,6 +1,6 @@
 //! Free blocks: the DRAM bitmap, and the count of blocks that may be allocated.
 //!
-//! What lives here: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes
+//! Contents: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes
 //! part of a file only by a committed record, so an operation that dies leaves nothing allocated.
 //!
 //! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken

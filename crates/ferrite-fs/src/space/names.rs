@@ -1,7 +1,7 @@
 //! The name table: one global hash table from (directory, name) to the place of the entry (docs/design.md, "Names and
 //! inodes").
 //!
-//! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the name's
+//! Contents: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the name's
 //! hash. The entry itself holds the name, so a lookup is one probe and one comparison.
 //!
 //! Invariants: a slot is set and cleared in the same record as the entry it points to. A key's distance from its home

@@ -1,7 +1,7 @@
 //! Space for page logs: segments of 256 bytes to 4 KiB, cut out of blocks, so that a write of eight bytes does not
 //! cost a page.
 //!
-//! What lives here: [`LogSpace`]. A block is cut into segments of one size. The medium does not record which blocks
+//! Contents: [`LogSpace`]. A block is cut into segments of one size. The medium does not record which blocks
 //! are cut up; mount works it out from the page words and headers. Claims are volatile, like all claims
 //! (docs/design.md, "Crash atomicity").
 //!

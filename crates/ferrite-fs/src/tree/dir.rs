@@ -1,6 +1,6 @@
 //! Entries of a directory: where a new one goes, removal, listing.
 //!
-//! What lives here: functions on one directory whose lock the caller holds (exclusively to change it). A directory's
+//! Contents: functions on one directory whose lock the caller holds (exclusively to change it). A directory's
 //! blocks are mapped like a file's pages, at logical blocks 0, 1, 2…; unlike pages they are never moved, and they
 //! change only word by word, through records.
 //!

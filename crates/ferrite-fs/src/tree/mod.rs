@@ -1,6 +1,6 @@
 //! Floor 8, names and attributes: directories, and the operations on them.
 //!
-//! What lives here: one file for each family of operations, [`dir`] for directory blocks, [`lookup`] for what they
+//! Contents: one file for each family of operations, [`dir`] for directory blocks, [`lookup`] for what they
 //! share. Called by the traits on the engine's floor, and by recovery to complete what a crash interrupted.
 //!
 //! Invariant: a function that changes something takes all its locks first, then checks again everything its decision

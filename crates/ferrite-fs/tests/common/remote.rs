@@ -1,6 +1,6 @@
 //! An adapter in the test, with somebody behind it who reads and writes a bound file.
 //!
-//! What lives here: [`Checked`], which keeps where pages lie and notes whatever the engine may not do, and [`Remote`],
+//! Contents: [`Checked`], which keeps where pages lie and notes whatever the engine may not do, and [`Remote`],
 //! which does what an RDMA adapter does: it translates, copies and fences under a guard, and asks for what it does not
 //! find.
 

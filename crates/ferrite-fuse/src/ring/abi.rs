@@ -1,6 +1,6 @@
 //! FUSE requests as they lie in a ring's memory.
 //!
-//! What lives here: the layouts of the kernel's `linux/fuse.h` (protocol 7.42) that requests have, [`Request`] and
+//! Contents: the layouts of the kernel's `linux/fuse.h` (protocol 7.42) that requests have, [`Request`] and
 //! [`decode`]. No request is carried out here, and replies are written by [`super::reply`].
 //!
 //! Invariant: nothing that a message holds makes this panic; what makes no sense is `EIO`, an opcode that is not known

@@ -1,6 +1,6 @@
 //! The thread of one CPU: it takes requests from its ring, and passes replies back.
 //!
-//! What lives here: [`run`], the thread; [`Inbox`], by which others give back slots that they have answered.
+//! Contents: [`run`], the thread; [`Inbox`], by which others give back slots that they have answered.
 //!
 //! Invariants:
 //! * The thread never waits for anything but its ring: what may take time is the workers', and what has to wait (for a

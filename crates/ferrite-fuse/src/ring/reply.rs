@@ -1,6 +1,6 @@
 //! Replies, as the kernel reads them from an entry's payload.
 //!
-//! What lives here: the layouts of `linux/fuse.h` that replies have, [`Encode`] for what the service answers, and
+//! Contents: the layouts of `linux/fuse.h` that replies have, [`Encode`] for what the service answers, and
 //! [`Reply`] for listings, which end where there is no room.
 //!
 //! Invariant: nothing is written past the payload; what does not fit is an error, or not in the list.

@@ -1,6 +1,6 @@
 //! A request in a slot becomes its reply.
 //!
-//! What lives here: [`serve`]: which request may be carried out now, and which later.
+//! Contents: [`serve`]: which request may be carried out now, and which later.
 //!
 //! Invariant: each slot is answered exactly once: it is returned with its reply in it, or it is passed to `later`, also
 //! if who was to answer forgets it or panics. Without an answer its caller would wait for good.

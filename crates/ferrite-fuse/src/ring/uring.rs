@@ -1,7 +1,7 @@
 //! The memory that the kernel shares, and the io_uring that passes it to and fro. The only module of this crate with
 //! `unsafe`.
 //!
-//! What lives here: [`Slot`], one entry's memory; [`Uring`], the ring of one queue; [`Wake`], which ends its wait.
+//! Contents: [`Slot`], one entry's memory; [`Uring`], the ring of one queue; [`Wake`], which ends its wait.
 //!
 //! Invariant: a slot is with the kernel or with us. [`Uring::register`] and [`Uring::commit`] take it away from its
 //! holder, and [`Uring::wait`] gives it back. Memory that the kernel may still write to is never freed: what is with

@@ -1,6 +1,6 @@
 //! What is answered while the server of a mount is away, so that not everything that looks at the mount waits for it.
 //!
-//! What lives here: [`Away`], for engines that others use, too. A program that lists all mounts of a machine (`df`, a
+//! Contents: [`Away`], for engines that others use, too. A program that lists all mounts of a machine (`df`, a
 //! monitor, a desktop) asks each for its space and for the attributes of its root. While the server does not answer,
 //! it gets what was last known. Everything else waits, until the caller gives up ([`crate::interrupts`]).
 //!

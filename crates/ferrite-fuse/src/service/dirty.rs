@@ -1,6 +1,6 @@
 //! Pages that a shared mapping has made dirty, of which the engine knows nothing before the kernel writes them.
 //!
-//! What lives here: the answers that would deny such pages: where data and holes are, and that a file has no blocks at
+//! Contents: the answers that would deny such pages: where data and holes are, and that a file has no blocks at
 //! all. Programs that copy (`cp`, `tar -S`) believe both, and would leave out what was stored.
 //!
 //! Invariant: while a handle of an inode is open for reading and writing, which a shared mapping needs to be stored

@@ -1,6 +1,6 @@
 //! The figures, one file for each or for a family.
 //!
-//! What lives here: [`Figure`], the list of them, and what their verdicts share. A figure runs, and then judges its own
+//! Contents: [`Figure`], the list of them, and what their verdicts share. A figure runs, and then judges its own
 //! data; the judgement reads nothing but the data, so that a stored result can be judged again.
 
 use crate::data::{FigureData, FigureInfo, Outcome, Panel, Verdict};

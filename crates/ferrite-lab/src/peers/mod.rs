@@ -1,6 +1,6 @@
 //! Whom a remote client is measured with: what the figures of RUFS and `ferrite bench net` share.
 //!
-//! What lives here: [`Nfs`], an NFS server that makes the same promise, and its client; [`Many`], requests of ours of
+//! Contents: [`Nfs`], an NFS server that makes the same promise, and its client; [`Many`], requests of ours of
 //! which many are under way; what both sides read and write ([`FILE_BYTES`], [`page`], `nfs_peer.c` has the same).
 
 mod depth;

@@ -1,7 +1,7 @@
 //! The peer that makes the same promise: nfs-ganesha over ext4, with stable writes and directories that are written
 //! before an answer (`chattr +D`), on a loop device in memory, where our pool is as well.
 //!
-//! What lives here: [`Nfs`], the server and its file system, which end with this value, and a process that is its
+//! Contents: [`Nfs`], the server and its file system, which end with this value, and a process that is its
 //! client through libnfs (`nfs_peer.c`, built when it is needed).
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,6 +1,6 @@
 //! Files behind an adapter in software: what the figures of FileMR and `ferrite bench mr` share.
 //!
-//! What lives here: [`Served`], a file of an engine with an adapter in front of it; [`Service`], a whole server;
+//! Contents: [`Served`], a file of an engine with an adapter in front of it; [`Service`], a whole server;
 //! [`RawWrites`], packets that were made beforehand, so that only who answers is measured, and [`bare_round_trip_ns`],
 //! the same without anybody behind; [`layout`], where the pages of files lie; [`workloads`], files as programs leave
 //! them, and accesses to them.

@@ -1,7 +1,7 @@
 //! The report: one page of HTML that loads nothing, with a plot, the paper's claim, the measured values and the verdict
 //! for each figure.
 //!
-//! What lives here: the page; [`plot`] draws. The raw data is in the page too, as JSON, so that it can be judged again.
+//! Contents: the page; [`plot`] draws. The raw data is in the page too, as JSON, so that it can be judged again.
 
 mod plot;
 

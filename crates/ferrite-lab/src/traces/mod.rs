@@ -1,6 +1,6 @@
 //! Recorded writes of real programs, cut into what they update of each page.
 //!
-//! What lives here: the stored traces ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own traces
+//! Contents: the stored traces ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own traces
 //! ([`read`]); the sizes of their updates ([`Updates`]); [`replay`] writes them to an engine again. The format is that
 //! of `ferrite_vfs::trace`.
 //!

@@ -1,6 +1,6 @@
 //! The check of the table: every entry alone, against its homes, and every run page by page.
 //!
-//! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing
+//! Contents: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing
 //! and change nothing.
 
 use super::Cuckoo;

@@ -1,6 +1,6 @@
 //! Moves: how a new page gets a slot when both of its buckets are full.
 //!
-//! What lives here: the wishes of inserts that failed ([`Moves`]), and [`make_room`], which the engine calls with the
+//! Contents: the wishes of inserts that failed ([`Moves`]), and [`make_room`], which the engine calls with the
 //! gate closed, in a separate transaction. It searches breadth-first for the shortest chain of entries, each of which
 //! can go to the other bucket of its key, so that the first one leaves a free slot in the wanted bucket.
 //!

@@ -1,6 +1,6 @@
 //! Runs: consecutive pages of a file in consecutive blocks. One entry, the head, describes the whole run.
 //!
-//! What lives here: the meaning of a range word ([`Range`]), a run as a reader sees it ([`Run`]), and how changes keep
+//! Contents: the meaning of a range word ([`Range`]), a run as a reader sees it ([`Run`]), and how changes keep
 //! ranges true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] requires.
 //!
 //! A range word has a back index and a count of followers. The *head* of a run has back index 0 and says how many pages

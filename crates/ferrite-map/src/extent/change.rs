@@ -1,6 +1,6 @@
 //! Changes of a file's tree: they set words of a transaction, and read what it has set before.
 //!
-//! What lives here: inserting, replacing and removing a page, and what follows from that: extents that join or split,
+//! Contents: inserting, replacing and removing a page, and what follows from that: extents that join or split,
 //! groups and nodes that fill or empty. Called by the tree's [`crate::FileMap`] methods, whose callers hold the inode's
 //! lock exclusively.
 //!

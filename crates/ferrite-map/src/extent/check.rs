@@ -1,6 +1,6 @@
 //! Reading trees without trusting anything: the basis of mounting, `check` and repair.
 //!
-//! What lives here: a walk over whole trees. It shows what is sound and, for each thing that cannot be right, the words
+//! Contents: a walk over whole trees. It shows what is sound and, for each thing that cannot be right, the words
 //! that remove it. Called by [`ExtentTree`]'s `load` and `check`.
 //!
 //! A walk sees the tree as it will be once it is cured: what is broken is left out, and the rest decides which pages

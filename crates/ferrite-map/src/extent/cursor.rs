@@ -1,6 +1,6 @@
 //! Cursors: the leaf and the extent of a file that were looked at last, kept in DRAM.
 //!
-//! What lives here: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by
+//! Contents: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by
 //! the tree only.
 //!
 //! Invariants: the epoch in a cursor was read before the search that found its leaf began. So as long as the map's

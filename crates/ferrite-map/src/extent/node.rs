@@ -1,6 +1,6 @@
 //! One node of an extent tree: where its words lie, and how they are searched.
 //!
-//! What lives here: [`Node`] and its [`Group`]s, read through [`Words`], which is either the medium or a transaction.
+//! Contents: [`Node`] and its [`Group`]s, read through [`Words`], which is either the medium or a transaction.
 //! Nothing here writes. Used by the tree's lookups, changes and checks only.
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! Lookups: one line for a chunk at home, and prefetching for a sequential reader.
 //!
-//! What lives here: finding a chunk's line, and reading words by hint or by hash. For [`super::Leaf`] alone. Nothing
+//! Contents: finding a chunk's line, and reading words by hint or by hash. For [`super::Leaf`] alone. Nothing
 //! here writes.
 
 use std::sync::atomic::Ordering;

@@ -1,6 +1,6 @@
 //! A walk of a file's chunks by runs: what lies at home has arrived when it is looked at.
 //!
-//! What lives here: what [`FileMap::for_runs`](crate::FileMap::for_runs) does for [`Leaf`], the only user. Nothing here
+//! Contents: what [`FileMap::for_runs`](crate::FileMap::for_runs) does for [`Leaf`], the only user. Nothing here
 //! writes.
 
 use std::sync::atomic::Ordering;

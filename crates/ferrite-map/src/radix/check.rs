@@ -1,6 +1,6 @@
 //! The check of the radix trees: what [`FileMap::check`](crate::FileMap::check) does for them.
 //!
-//! What lives here: [`Check`]. It reads every word of every node, whatever the links say about them.
+//! Contents: [`Check`]. It reads every word of every node, whatever the links say about them.
 //!
 //! Invariants: a node is entered once, so the check ends. No two cures of one check set the same word, and the cures of
 //! one check make everything sound: a link is compared with the words that will be left in its node.

@@ -1,6 +1,6 @@
 //! The cursor of the radix trees: a leaf that sequential reads return to, kept in an open file's [`TransCache`].
 //!
-//! What lives here: what its hints mean to [`Radix`](super::Radix), the only user, whose module says when a cursor may
+//! Contents: what its hints mean to [`Radix`](super::Radix), the only user, whose module says when a cursor may
 //! be believed.
 //!
 //! Invariant: what is remembered is found whole or not at all, even if any number of threads share the cache.

@@ -1,6 +1,6 @@
 //! A walk of a radix tree by runs: leaves are compared a line at a time.
 //!
-//! What lives here: what [`FileMap::for_runs`](crate::FileMap::for_runs) does for [`Radix`], the only user. Nothing
+//! Contents: what [`FileMap::for_runs`](crate::FileMap::for_runs) does for [`Radix`], the only user. Nothing
 //! here writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};

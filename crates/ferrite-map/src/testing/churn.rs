@@ -1,7 +1,7 @@
 //! Shared test of all mappings: a few pages that come and go thousands of times while what they leave behind waits for
 //! the journal's mark.
 //!
-//! What lives here: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check
+//! Contents: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check
 //! assumes, such as how far from its home an entry lies, must hold whatever waits: an insert that would exceed it is
 //! refused, and succeeds once the mark has moved.
 

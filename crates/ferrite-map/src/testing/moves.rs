@@ -1,7 +1,7 @@
 //! Shared test of mappings that move entries: a crash at each word of a move, with records of both places older than
 //! the move.
 //!
-//! What lives here: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It
+//! Contents: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It
 //! does what the engine does between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"):
 //! records, then a move that is a separate record, and nothing that was freed is used again before the mark has passed.
 //!

@@ -1,7 +1,7 @@
 //! Shared test of replay: records bring back words that were swung in place since, and later records must be consistent
 //! with that.
 //!
-//! What lives here: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does
+//! Contents: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does
 //! between two moves of its journal's mark: records and swings in any order, while nothing that was freed is used
 //! again. Then a crash keeps any of the lines stored since the mark, and all records are replayed.
 

@@ -1,7 +1,7 @@
 //! A transaction for tests of mappings: words are stored at the commit, in order, and freed resources are released at
 //! once.
 //!
-//! What lives here: [`TestTx`], made by [`super::Bed`].
+//! Contents: [`TestTx`], made by [`super::Bed`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;

@@ -1,6 +1,6 @@
 //! What the client keeps of what the server told it, as long as it has leases.
 //!
-//! What lives here: [`Cache`]: by inode attributes, the names that a directory has and lacks, and pages of data.
+//! Contents: [`Cache`]: by inode attributes, the names that a directory has and lacks, and pages of data.
 //!
 //! Invariants:
 //! * Something is kept only if its answer came with a lease, and only until the term is over, counted from before the

@@ -1,6 +1,6 @@
 //! The end of a client's session, by the client.
 //!
-//! What lives here: [`Link::close`], in as many steps as there are ways for a server to be silent.
+//! Contents: [`Link::close`], in as many steps as there are ways for a server to be silent.
 //!
 //! Invariant: it ends within [`GOODBYE`] and [`WATCHER`], whatever the server does. A mount's daemon that is to end
 //! waits for this.

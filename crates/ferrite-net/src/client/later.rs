@@ -1,6 +1,6 @@
 //! Requests whose callers do not wait, as the connection handles them.
 //!
-//! What lives here: the part of [`Link`] that makes such requests: for locks, and for reads and writes that are
+//! Contents: the part of [`Link`] that makes such requests: for locks, and for reads and writes that are
 //! submitted ([`super::submit`] says when those may be sent).
 
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! How long a call waits for a server that is away, or does not answer.
 //!
-//! What lives here: [`Limit`], which each wait of a call asks.
+//! Contents: [`Limit`], which each wait of a call asks.
 //!
 //! Invariant: a caller is asked whether it gives up only while its call waits, a few times a second. So a call that is
 //! answered at once costs nothing here, not even a look at the clock.

@@ -1,6 +1,6 @@
 //! The connection, as those see it who make calls: it is always there, only slow at times.
 //!
-//! What lives here: [`Link`], which sends requests, finds the answer to each, and connects again when it must.
+//! Contents: [`Link`], which sends requests, finds the answer to each, and connects again when it must.
 //!
 //! There is no thread that receives for the others, because handing an answer over costs more than most requests:
 //! one of the threads that wait for an answer receives for all, until it has its own, and then passes that duty on. A

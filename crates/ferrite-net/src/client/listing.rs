@@ -1,6 +1,6 @@
 //! Listings of directories.
 //!
-//! What lives here: [`Client::list`], and [`Wishes`], by which it asks for about as much as its callers take. A caller
+//! Contents: [`Client::list`], and [`Wishes`], by which it asks for about as much as its callers take. A caller
 //! does not say how much that is: it takes entries until it has enough. A kernel takes what its buffer of 4 KiB holds,
 //! again and again, and the rest of an answer would be sent for nothing; who copies a tree takes everything.
 

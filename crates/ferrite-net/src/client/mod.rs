@@ -1,6 +1,6 @@
 //! The client: an engine that lives on a server.
 //!
-//! What lives here: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is made
+//! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is made
 //! again when it breaks (`link`, `greet`); what the client remembers for that (`book`); the slots of tokens (`slots`).
 //!
 //! A call blocks until its answer is there. While the server cannot be reached it waits, up to

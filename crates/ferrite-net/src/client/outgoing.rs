@@ -1,6 +1,6 @@
 //! Small requests on their way out, several in one system call.
 //!
-//! What lives here: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new
+//! Contents: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new
 //! requests, which go out together when it is done.
 
 use ferrite_fabric::FabricError;

@@ -3,7 +3,7 @@
 //! A server that takes each connection and then breaks it, by malice or by a fault, would otherwise keep both hosts
 //! busy with nothing else: a call that waits connects again at once.
 //!
-//! What lives here: [`Pace`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without
+//! Contents: [`Pace`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without
 //! delay.
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Long reads, asked for in pieces of which few are under way.
 //!
-//! What lives here: [`Link::read_in_pieces`]. Of one long answer both ends keep more in flight than their caches hold,
+//! Contents: [`Link::read_in_pieces`]. Of one long answer both ends keep more in flight than their caches hold,
 //! and when the sockets between them are full each waits for the other again and again. A few short ones that follow
 //! each other come in little more than half the time.
 //!

@@ -1,6 +1,6 @@
 //! Requests under way: who waits for which answer.
 //!
-//! What lives here: [`Requests`], which numbers requests, remembers them until they are answered, and gives each answer
+//! Contents: [`Requests`], which numbers requests, remembers them until they are answered, and gives each answer
 //! to whoever wants it: a thread that waits, a completion, or nobody.
 //!
 //! Invariants: the number of a request is never used again, so that an answer is never taken for another's. A

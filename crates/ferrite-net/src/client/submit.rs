@@ -1,6 +1,6 @@
 //! Reads and writes whose callers do not wait: many can be under way for one thread.
 //!
-//! What lives here: [`Parking`], where they wait until they may be sent. They are sent as long as the answers that are
+//! Contents: [`Parking`], where they wait until they may be sent. They are sent as long as the answers that are
 //! expected are not long together, and, if they are changes, as slots are free.
 //!
 //! Invariant: the thread that receives may be the one that sends these, when a completion makes a new request. So what

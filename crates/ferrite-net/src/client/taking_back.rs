@@ -1,6 +1,6 @@
 //! The way of recalls to who relies on what the client has told.
 //!
-//! What lives here: [`TakingBack`]. The thread at its other end is `leased`'s.
+//! Contents: [`TakingBack`]. The thread at its other end is `leased`'s.
 //!
 //! Invariant: nothing is vouched for before recalls are passed on.
 

@@ -1,7 +1,7 @@
 //! What a server says, checked before anybody on the client's machine uses it.
 //!
 //! A client trusts a server with the data of the export and with nothing of its own machine: a name becomes part of a
-//! local path, a length the size of a buffer, a position the next step of a loop. What lives here: [`Reply`], which
+//! local path, a length the size of a buffer, a position the next step of a loop. Contents: [`Reply`], which
 //! says of every type of answer what its fields may be, and the types of answers whose meaning depends on the request.
 //!
 //! Invariant: [`super::message::Answer::result`] is the only way to the content of an answer, and takes only a

@@ -1,6 +1,6 @@
 //! RDMA at both ends: the adapter of a server, and files that a client writes and reads by one-sided verbs.
 //!
-//! What lives here: [`Adapter`], which puts queue pairs ([`ferrite_rnic`]) and keys of files ([`Files`]) together for
+//! Contents: [`Adapter`], which puts queue pairs ([`ferrite_rnic`]) and keys of files ([`Files`]) together for
 //! a server; [`BoundFiles`], those of engines that have regions; [`RemoteFile`], which uses them, or the server's
 //! ordinary requests where there are none; [`ReplicatedFile`], several of these as one.
 //!

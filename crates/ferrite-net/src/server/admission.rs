@@ -1,6 +1,6 @@
 //! How much clients may have of the server, and whose it is.
 //!
-//! What lives here: [`Bounds`], which the administrator sets; [`Admission`], which counts sessions by export, key and
+//! Contents: [`Bounds`], which the administrator sets; [`Admission`], which counts sessions by export, key and
 //! source; [`Account`], whom something is counted for, and [`Budget`], what an account has besides sessions.
 //!
 //! Invariants: a session is counted from before anybody finds it until it has ended ([`Place`]). All that a session

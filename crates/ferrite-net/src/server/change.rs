@@ -1,6 +1,6 @@
 //! Changes while there may be leases: each waits until nobody trusts any more what it changes.
 //!
-//! What lives here: [`Change`], a request that is copied, goes through the table of leases step by step, and is
+//! Contents: [`Change`], a request that is copied, goes through the table of leases step by step, and is
 //! answered by whatever connection the client has then. Without leases none of this happens.
 //!
 //! Changes of names are made one after the other: what a name stands for must not change between the look at it and

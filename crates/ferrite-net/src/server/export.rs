@@ -1,6 +1,6 @@
 //! What clients can connect to: subtrees of engines.
 //!
-//! What lives here: [`Store`], an engine with what the server keeps for it; [`Export`], a subtree of one under a name,
+//! Contents: [`Store`], an engine with what the server keeps for it; [`Export`], a subtree of one under a name,
 //! and the rules for who connects to it.
 //!
 //! Invariant: an inode outside of the subtree is never named to a client: walks begin at the root of the export and

@@ -1,6 +1,6 @@
 //! The time after a restart in which clients of before may come back.
 //!
-//! What lives here: [`Grace`], which knows how long that is, and which sessions had locks and have not said which. As
+//! Contents: [`Grace`], which knows how long that is, and which sessions had locks and have not said which. As
 //! long as there is one, requests of others for locks are put off.
 
 use std::time::{Duration, Instant};

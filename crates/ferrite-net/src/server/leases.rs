@@ -1,6 +1,6 @@
 //! Leases on inodes: who may trust what he has read, and how long a change waits for that.
 //!
-//! What lives here: [`Leases`], the table of one engine. A lease on an inode vouches for all that its session has read
+//! Contents: [`Leases`], the table of one engine. A lease on an inode vouches for all that its session has read
 //! of it since: attributes, data, and of a directory which names it has and lacks. It ends with its term, or when the
 //! client answers a recall.
 //!

@@ -1,6 +1,6 @@
 //! Counting what clients ask for.
 //!
-//! What lives here: [`Meter`], which counts for one session, or for the sessions of an export that have ended; what a
+//! Contents: [`Meter`], which counts for one session, or for the sessions of an export that have ended; what a
 //! server tells of itself ([`Metrics`]).
 //!
 //! A request costs one look at the clock and a few additions to counters that mostly one thread uses. A session's

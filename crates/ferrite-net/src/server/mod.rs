@@ -1,6 +1,6 @@
 //! The server: exports of engines, for many clients.
 //!
-//! What lives here: [`Server`]; which request goes where; how sessions begin, go on and end. A request to an engine
+//! Contents: [`Server`]; which request goes where; how sessions begin, go on and end. A request to an engine
 //! that keeps its data in memory is answered on the thread that received it; one to an engine that may wait for a
 //! device is answered by a worker.
 //!

@@ -1,6 +1,6 @@
 //! A client's session: what the server keeps for it while it lives.
 //!
-//! What lives here: [`Session`] with the inodes it has pinned and its open files; below it, what it has of locks
+//! Contents: [`Session`] with the inodes it has pinned and its open files; below it, what it has of locks
 //! (`locks`) and slots of tokens (`slots`), and the inodes that requests use (`within`).
 //!
 //! Everything that a client asks of its session can be repeated: a client that lost its connection sends again what was

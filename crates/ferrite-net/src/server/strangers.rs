@@ -1,6 +1,6 @@
 //! Connections that have not said yet which session they are for.
 //!
-//! What lives here: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; with one
+//! Contents: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; with one
 //! more, the one that has been there longest is closed. So sessions and strangers together bound the connections of a
 //! source: one that opens connections and greets nobody closes its own.
 

@@ -1,6 +1,6 @@
 //! Clients that do not answer recalls, and for how long they get no leases.
 //!
-//! What lives here: [`Unresponsive`], a part of the table of leases. A client whose recall ran out has held up a change
+//! Contents: [`Unresponsive`], a part of the table of leases. A client whose recall ran out has held up a change
 //! for as long as a lease lasts. It gets no lease for a while, which doubles each time, so that a client which only
 //! looks, and never answers, cannot hold up others again and again.
 //!

@@ -1,6 +1,6 @@
 //! The wire format: what the messages between client and server are, byte by byte. `docs/wire.md` describes it.
 //!
-//! What lives here: the encoding of values (`codec`) and of the trait's types (`types`); the requests and what answers
+//! Contents: the encoding of values (`codec`) and of the trait's types (`types`); the requests and what answers
 //! them (`message`; `activity`, what a server tells of itself; `rdma`, what is said about RDMA).
 //!
 //! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message

@@ -1,6 +1,6 @@
 //! What the metadata store holds: keys and values, byte by byte.
 //!
-//! What lives here: the keys (`key`), nodes and edges (`node`), what a blob's own metadata says of its file (`tail`),
+//! Contents: the keys (`key`), nodes and edges (`node`), what a blob's own metadata says of its file (`tail`),
 //! and the record of the pool as a whole (`pool`). `docs/format-nvme.md` has the tables.
 //!
 //! Invariants: numbers in keys are big-endian, so that keys sort as their numbers do; numbers in values are

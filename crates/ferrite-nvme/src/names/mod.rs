@@ -1,6 +1,6 @@
 //! Names: the edges of the tree.
 //!
-//! What lives here: how a name is found, locked and placed. What creates names is in `make`, what removes them in
+//! Contents: how a name is found, locked and placed. What creates names is in `make`, what removes them in
 //! `remove`, and `rename` does both.
 //!
 //! A name's place in its directory is a hash of 62 bits, which is also its cookie in listings. Two names with the same

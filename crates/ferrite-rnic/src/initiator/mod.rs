@@ -1,6 +1,6 @@
 //! Who asks: one queue pair with verbs, for hosts without RDMA hardware.
 //!
-//! What lives here: the queue pair, its socket, and waiting (this file); verbs that wait (`verbs`).
+//! Contents: the queue pair, its socket, and waiting (this file); verbs that wait (`verbs`).
 //!
 //! An initiator has no thread. Whoever calls it drives it: packets come and go, and time passes for it, while a call
 //! lasts. That is enough, since nobody asks anything of it, and saves two switches of threads for each verb.

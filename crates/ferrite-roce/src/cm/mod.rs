@@ -1,6 +1,6 @@
 //! Connections by rdma_cm: who asks, who accepts, how both learn that it is over.
 //!
-//! What lives here: the state of each connection, what the program does with it, and the time (this file); what the
+//! Contents: the state of each connection, what the program does with it, and the time (this file); what the
 //! other end says (`hear`). Management datagrams go in and out; [`crate::endpoint`] carries them.
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! The requester of one queue pair: work goes in, requests come out, answers go in, completions come out.
 //!
-//! What lives here: work waiting, and what is sent when (this file), what answers mean (`complete`).
+//! Contents: work waiting, and what is sent when (this file), what answers mean (`complete`).
 //!
 //! Invariants:
 //!

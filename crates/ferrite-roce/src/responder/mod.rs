@@ -1,6 +1,6 @@
 //! The responder of one queue pair: requests go in, what they ask for is done once, answers come out.
 //!
-//! What lives here: the order of packets (this file), what a request does (`execute`), answers waiting to be sent
+//! Contents: the order of packets (this file), what a request does (`execute`), answers waiting to be sent
 //! (`answers`), operations that may be asked for again (`resource`).
 //!
 //! Invariants:

@@ -1,6 +1,6 @@
 //! The bytes of RoCEv2: one file a header, each with a `Packet`, a checked view over bytes, and a `Repr`, its value.
 //!
-//! What lives here: nothing that remembers anything. `Repr::parse` and `Repr::emit` undo each other; bits that the
+//! Contents: nothing that remembers anything. `Repr::parse` and `Repr::emit` undo each other; bits that the
 //! standard reserves are sent as zeros and not looked at. Numbers are big-endian, but for the ICRC.
 //!
 //! Invariant: a view exists only over enough bytes, so that its accessors cannot fail and nothing here panics on any

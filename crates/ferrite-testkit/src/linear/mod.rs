@@ -1,6 +1,6 @@
 //! Concurrent behaviour: several threads on distinct and on the same files and directories.
 //!
-//! What lives here: the checks whose invariants can be tested without a search (this file and [`names`], [`data`],
+//! Contents: the checks whose invariants can be tested without a search (this file and [`names`], [`data`],
 //! [`sticky`]), and small random histories searched for a sequential order that explains them ([`history`]).
 //!
 //! Invariant: timing affects only how sharp a check is, never whether it holds; a sound engine passes on any machine.

@@ -1,7 +1,7 @@
 //! Long, simple loops: each does one simple thing thousands of times, and nothing else, between two moments at which an
 //! engine could clean up.
 //!
-//! What lives here: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random
+//! Contents: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random
 //! operations and crash images test short histories. What an engine frees late (slots that wait for a journal's mark,
 //! for example) piles up only if the same file, name or slot is used again and again meanwhile. At that peak, limits
 //! that a check assumes may be exceeded.

@@ -1,6 +1,6 @@
 //! An engine behind a network that does not exist: what a client of a service sees, in one process.
 //!
-//! What lives here: [`Remote`], any engine as seen through a [`Network`]. The network counts the calls, delays them,
+//! Contents: [`Remote`], any engine as seen through a [`Network`]. The network counts the calls, delays them,
 //! lets some overtake others, loses requests and answers, and repeats what may be repeated, as its [`Conditions`] say
 //! (`wire`). How each call of the two traits crosses it is in `engine`, how arguments are copied in `parcel`.
 //!

@@ -1,6 +1,6 @@
 //! How long the functions of a source file are.
 //!
-//! What lives here: [`functions`]. It relies on rustfmt: a function ends at the first closing brace that stands as far
+//! Contents: [`functions`]. It relies on rustfmt: a function ends at the first closing brace that stands as far
 //! to the right as its `fn`. Functions inside an inline test module do not count.
 
 /// A function: its name, the line it starts at, and its length in lines.

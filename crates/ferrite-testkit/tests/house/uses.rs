@@ -1,6 +1,6 @@
 //! Which module of a crate uses which, read from the sources.
 //!
-//! What lives here: [`Crate`], and [`circle`]. A module is a file. What it uses are the paths that begin with `crate`
+//! Contents: [`Crate`], and [`circle`]. A module is a file. What it uses are the paths that begin with `crate`
 //! or `super`, in `use` lines and elsewhere; a name that the crate's root offers counts as the module it comes from. A
 //! module and those inside it are one room: arrows between them do not count. Tests may use what they like.
 

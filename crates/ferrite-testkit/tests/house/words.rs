@@ -1,6 +1,6 @@
 //! Idioms that are no English, and sentences without an actor.
 //!
-//! What lives here: [`idioms`], for prose of documents and comments. Code in backticks does not count. A sentence that
+//! Contents: [`idioms`], for prose of documents and comments. Code in backticks does not count. A sentence that
 //! asks may open with a question word.
 
 /// Phrases that have a plain word of the field in their place.

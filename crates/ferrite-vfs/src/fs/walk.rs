@@ -1,6 +1,6 @@
 //! Walking along a path, once for all engines.
 //!
-//! What lives here: what [`FileSystem::resolve`] and [`FileSystem::open_path`] do unless an engine can do better. Both
+//! Contents: what [`FileSystem::resolve`] and [`FileSystem::open_path`] do unless an engine can do better. Both
 //! run where the engine is, so that a path costs a client one call. The engine checks each step if the context asks.
 //!
 //! Invariant: each inode on the way is pinned ([`Held`]) from the lookup that found it until it has been used.

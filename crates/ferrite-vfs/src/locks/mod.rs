@@ -1,6 +1,6 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
-//! What lives here: the words of the lock calls of [`crate::FileSystem`]; [`LockTable`] (`table`), with which an
+//! Contents: the words of the lock calls of [`crate::FileSystem`]; [`LockTable`] (`table`), with which an
 //! engine answers them; waiting with a thread, [`wait_for`] (`blocking`), for callers that have one. Below the table
 //! are its `state`, the locks of one `file`, its `ranges` with an index of `intervals`, and completions to call
 //! (`settled`). Locks live in DRAM and end with the process.

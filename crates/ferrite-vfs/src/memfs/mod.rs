@@ -1,6 +1,6 @@
 //! The reference engine: a file system in ordinary memory, as simple as the rules allow.
 //!
-//! What lives here: [`MemFs`]. The tests compare every other engine with it, so it is written to be obviously right,
+//! Contents: [`MemFs`]. The tests compare every other engine with it, so it is written to be obviously right,
 //! not fast: one lock around everything, ordered maps, no tricks. `ferrite::Fs::memory` returns it to programs that
 //! want a scratch file system without a pool. Content is in `data`.
 //!

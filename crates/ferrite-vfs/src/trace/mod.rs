@@ -1,6 +1,6 @@
 //! Traces: which parts of which files a program wrote, as text, to read or replay later.
 //!
-//! What lives here: the format, both ways ([`TraceWriter`] writes it, [`parse`] reads it), and [`Traced`], which
+//! Contents: the format, both ways ([`TraceWriter`] writes it, [`parse`] reads it), and [`Traced`], which
 //! records what passes through to any engine. A trace holds no names, no content and no times.
 //!
 //! The first line is `ferrite-trace 1`. Lines that begin with `#` are comments; they and empty lines are skipped. Every

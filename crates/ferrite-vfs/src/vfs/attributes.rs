@@ -1,6 +1,6 @@
 //! Changes of attributes, and extended attributes, as far as the caller may.
 //!
-//! What lives here: the part of [`Vfs`] that is about one inode and not about names. The inode is given by a path or,
+//! Contents: the part of [`Vfs`] that is about one inode and not about names. The inode is given by a path or,
 //! as in `fchmod(2)` and similar calls, as one that the caller has open ([`Target`]); the rules are the same.
 
 use super::Vfs;

@@ -1,6 +1,6 @@
 //! The administrator's side of an engine: [`Volume`], and what it reports.
 //!
-//! What lives here: the trait through which the program, the control socket and the library look after what they
+//! Contents: the trait through which the program, the control socket and the library look after what they
 //! opened, without knowing which engine it is; its reports; its error, [`VolumeError`].
 //!
 //! *Architecture invariant:* a report crosses a socket, so it is plain data. What only one engine has crosses it as

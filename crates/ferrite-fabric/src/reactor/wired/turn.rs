@@ -1,6 +1,6 @@
 //! Turns of connections that go on over a fabric.
 //!
-//! What lives here: what a thread does when a message or bulk data has come over a fabric, when the connection beside
+//! Contents: what a thread does when a message or bulk data has come over a fabric, when the connection beside
 //! it rings, and when a client introduces itself. [`super::Fabrics`] has the endpoints.
 //!
 //! Invariant: a connection with something to send that could not be sent is in `blocked`, and has a turn soon.

@@ -1,6 +1,6 @@
 //! The name table checked against the directories: each used slot is followed to its entry, and the entry to its inode.
 //!
-//! What lives here: [`Tables::judge_names`], which runs once inodes and mapping are loaded. Entries do not lie in the
+//! Contents: [`Tables::judge_names`], which runs once inodes and mapping are loaded. Entries do not lie in the
 //! order of their slots, so they are prefetched, on several threads. Besides the tables it needs 4 bytes an inode and a
 //! bit a block while it runs.
 //!

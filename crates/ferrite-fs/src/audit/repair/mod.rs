@@ -1,6 +1,6 @@
 //! Repair: what to change in a damaged pool so that it is sound again, and nothing that can be saved is lost.
 //!
-//! What lives here: [`repair`] and its state ([`Repair`]); its phases by file: [`inodes`]; the [`mapping`] and the
+//! Contents: [`repair`] and its state ([`Repair`]); its phases by file: [`inodes`]; the [`mapping`] and the
 //! [`hashed_keys`] of HashFS; [`logs`]; [`blocks`]; directories and their entries ([`dirs`]); names, link counts and
 //! `lost+found` ([`links`]). It works on the raw tables in a private mapping and ends with a list of words
 //! ([`Rewrite`]); `rewrite.rs` stores them in the pool.

@@ -1,7 +1,7 @@
 //! What must hold in every pool: each rule once, as a function from what lies on the medium to what is
 //! [`Wrong`](super::wrong::Wrong) with it.
 //!
-//! What lives here: [`View`], which all rules read, and one file each for the rules of [`inodes`], [`pages`] and their
+//! Contents: [`View`], which all rules read, and one file each for the rules of [`inodes`], [`pages`] and their
 //! blocks, [`logs`], [`dirs`] with their entries, the [`names`] that lead to those, [`links`], and the copies of the
 //! [`superblock`].
 //!

@@ -1,7 +1,7 @@
 //! The experiments of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020), section "Evaluation": registration,
 //! fragmentation, the cache of translations, remote files, remote logs.
 //!
-//! What lives here: the five figures, what they are called, and the verdicts. `run` measures; it is there only with the
+//! Contents: the five figures, what they are called, and the verdicts. `run` measures; it is there only with the
 //! cargo feature `rdma`.
 //!
 //! The paper's adapter is in software too (Soft-RoCE), with caches that are modelled, as ours are. Its kernel finds and

@@ -1,6 +1,6 @@
 //! HashFS figures 13 and 14: YCSB on LevelDB, with four threads and with one.
 //!
-//! What lives here: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses
+//! Contents: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses
 //! pairs; both are there only with the cargo feature `leveldb`.
 
 use self::Operation::{Change, Insert, Read, Scan, Update};

@@ -1,7 +1,7 @@
 //! A model of cursors and epochs: a reader follows a cursor while its leaf is unlinked and the block becomes something
 //! else.
 //!
-//! What lives here: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share. The
+//! Contents: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share. The
 //! medium, the lookup ([`super::super::Radix`]'s `get_in_leaf`), and what a transaction, the mark and another file do
 //! are modelled here, step by step. As everywhere, what a reader finds counts if the inode's version is the same
 //! afterwards. See `models.rs` for how to run it.

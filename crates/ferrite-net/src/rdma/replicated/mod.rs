@@ -1,6 +1,6 @@
 //! One file as several files on several servers: each write goes to all of them.
 //!
-//! What lives here: [`ReplicatedFile`], which opens, writes, appends and reads. A copy and its thread are in `copy`,
+//! Contents: [`ReplicatedFile`], which opens, writes, appends and reads. A copy and its thread are in `copy`,
 //! what it knows of its set in `view`; bringing one up to date is in `resync`, what calls say in `outcome`. FileMR
 //! (NSDI 2020, section 4.2) proposed it: one verb, sent to several memory regions.
 //!

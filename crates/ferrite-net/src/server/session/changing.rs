@@ -1,6 +1,6 @@
 //! Numbers of open files that a change under way goes by.
 //!
-//! What lives here: [`ChangingFile`]. A change recalls the leases on the file that its number stands for, waits, and is
+//! Contents: [`ChangingFile`]. A change recalls the leases on the file that its number stands for, waits, and is
 //! made then, by the number again. From the look at the number that decides until the change is answered, the number
 //! must not come to stand for another file: [`Session::keep_file`] refuses that ([`Kept::may_stand_for`]).
 //!

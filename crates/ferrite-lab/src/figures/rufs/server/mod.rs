@@ -1,6 +1,6 @@
 //! RUFS figures 10 and 14, and 11 to 13 for the server alone: the NVMe engine, without a network.
 //!
-//! What lives here: the five figures and their verdicts. `stage` has devices, and engines on them; `homes` measures
+//! Contents: the five figures and their verdicts. `stage` has devices, and engines on them; `homes` measures
 //! figure 10, `transfers` 11 to 13, `devices` 14. They are there only with the cargo feature `nvme`.
 //!
 //! The paper has SSDs, and a driver that goes past the kernel. Here devices are this machine's memory behind the
