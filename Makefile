@@ -1,14 +1,17 @@
 # Ferrite. `make demo` and `make test` set up everything they need on a fresh Debian machine.
 #
-# The command line is built with the features `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`, `nvme`, for pools on
-# devices, and `fabric`, which is on by itself. The library needs none of them.
+# The command line is built with the features `nvme`, for pools on devices, and `fabric` and `rdma`, which are on by
+# default. The library needs none of them. The lab, a program for developers, has LevelDB as well.
 #
 # Compiled dependencies live outside the checkout, so that a fresh clone builds fast.
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
-UNDER_TEST = $(CARGO_TARGET_DIR)/ci/ferrite
+LAB = $(CARGO_TARGET_DIR)/release/ferrite-lab
+UNDER_TEST = FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
+# All features that a test needs.
+FEATURES = ferrite-cli/nvme,ferrite-lab/leveldb,ferrite-lab/nvme
 
 .PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install clean help
 
@@ -22,13 +25,13 @@ help:
 	@echo "make pmem      tests, programs and crash rounds on persistent memory, in an emulated guest (30 minutes; needs root once)"
 	@echo "make rdma      verbs programs and fabric:// over RDMA in software (rdma_rxe), in an emulated guest"
 	@echo "               (40 minutes; needs root once; FERRITE_RDMA_PHASES=stock: verbs programs alone)"
-	@echo "make bench     ferrite bench, all groups"
+	@echo "make bench     ferrite-lab bench, all groups"
 	@echo "make explain   what single operations spend their time on, by a program with probes"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
-	cargo build --release -p ferrite-cli --features leveldb,nvme
+	cargo build --release -p ferrite-cli --features nvme
 
 demo: build
 	@$(FERRITE) demo
@@ -37,12 +40,12 @@ test: lint unit
 
 # A part of every suite, on one mapping and with programs that are not optimized.
 check: lint
-	scripts/run-tests.py --short --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
+	scripts/run-tests.py --short --workspace --features $(FEATURES)
 
 lint:
 	@scripts/setup-debian.sh test
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features ferrite-cli/leveldb,ferrite-cli/nvme -- -D warnings
+	cargo clippy --workspace --all-targets --features $(FEATURES) -- -D warnings
 	# Without LevelDB, RocksDB, libfabric and their compilers, as users of the library build it.
 	cargo clippy -p ferrite-cli -p ferrite-lab --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
@@ -51,8 +54,8 @@ lint:
 
 # The command line is built first, optimized but without link-time optimization: the tests on a real mount run that binary.
 unit:
-	cargo build --profile ci -p ferrite-cli --features leveldb,nvme
-	FERRITE_BIN=$(UNDER_TEST) scripts/run-tests.py --workspace --features ferrite-cli/leveldb,ferrite-cli/nvme
+	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(FEATURES)
+	$(UNDER_TEST) scripts/run-tests.py --workspace --features $(FEATURES)
 	# Three builds with other features, as few as possible, since each compiles the engine anew.
 	# Models under many schedules: free maps, bounds and cursors; guards, revocation and combined appends of bound files.
 	scripts/run-tests.py --only ferrite-map/ferrite_map=models --only ferrite-mr/ferrite_mr=models \
@@ -73,21 +76,21 @@ ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_wit
 
 soak: build
 	# A run of an hour should report all failures, not only the first one.
-	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb,ferrite-cli/nvme -- --nocapture
+	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features $(FEATURES) -- --nocapture
 	# Both ways, if the kernel offers rings: by default mounts of memory have them, and mounts of devices and servers not.
 	for way in off on; do \
-		FERRITE_RINGS=$$way FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb,nvme \
+		FERRITE_RINGS=$$way FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme \
 			--test real_programs --test crash_kill --test nvme --test serve --test leased_mounts || exit 1; done
 	# Every planted mistake on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	cargo test --release -p ferrite-crash --features planted --test remote mistakes -- --nocapture
-	# `ferrite lab run all --quick` must take less than 10 minutes; alone, because other tests would take its cores.
+	# `ferrite-lab run all --quick` must take less than 10 minutes; alone, because other tests would take its cores.
 	cargo test --release -p ferrite-lab --features leveldb,nvme --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; as many kills as on the default mapping.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/leveldb,ferrite-cli/nvme \
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/nvme \
 			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
-		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb,nvme --test crash_kill || exit 1; done
+		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme --test crash_kill || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.
@@ -115,7 +118,7 @@ race:
 # failure; docs/pmem.md has the last result.
 pmem: build
 	@scripts/setup-debian.sh pmem
-	tests=$$(cargo test --no-run --message-format=json -p ferrite-pm -p ferrite-cli --features ferrite-cli/leveldb --lib --test devices | \
+	tests=$$(cargo test --no-run --message-format=json -p ferrite-pm -p ferrite-cli --lib --test devices | \
 		grep -o '"executable":"[^"]*"' | cut -d'"' -f4 | grep -E '/(ferrite_pm|devices)-[0-9a-f]*$$') && \
 	scripts/pmem/run.sh $(FERRITE) $$tests
 
@@ -125,14 +128,16 @@ rdma:
 	-@scripts/setup-debian.sh rdma
 	scripts/rdma/run.sh
 
-bench: build
-	$(FERRITE) bench
+bench:
+	@scripts/setup-debian.sh build
+	cargo build --release -p ferrite-cli -p ferrite-lab --features $(FEATURES)
+	$(LAB) bench
 
 # In a folder of its own, so that the program without probes stays.
 explain:
 	@scripts/setup-debian.sh build
-	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/stages cargo build --release -p ferrite-cli --no-default-features --features stages
-	@$(CARGO_TARGET_DIR)/stages/release/ferrite bench core --explain
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/stages cargo build --release -p ferrite-lab --no-default-features --features stages
+	@$(CARGO_TARGET_DIR)/stages/release/ferrite-lab bench core --explain
 
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin

@@ -121,10 +121,7 @@ impl Demo {
         }
         say(format!("\nThe mount is kept: look around in {}.", mount.display()));
         say(format!("  {} df                          space", us.display()));
-        say(format!(
-            "  {} bench core                  the engine without a mount",
-            us.display()
-        ));
+        say(format!("  {} bench {}   how fast it is", us.display(), mount.display()));
         say(format!("  {}   unmount and remove it all", self.how_to_stop(us)));
         let _ = info::gather(&Address::of_pool(mount))?;
         Ok(0)

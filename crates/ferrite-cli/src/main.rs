@@ -4,7 +4,6 @@
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
 #![deny(unsafe_code)]
 
-mod bench;
 mod contents;
 mod control;
 #[cfg(feature = "rdma")]
@@ -22,7 +21,6 @@ mod frost;
 mod fsck;
 mod info;
 mod key;
-mod lab;
 mod log;
 mod logs;
 mod manual;
@@ -195,10 +193,7 @@ enum Command {
     Fsck(fsck::Fsck),
     /// Check what this machine supports, and say how to get what is missing
     Doctor(doctor::Doctor),
-    /// Measure what operations cost, compared with peers on the same machine
-    Bench(bench::Bench),
-    /// Repeat the experiments of the papers that Ferrite builds on, and judge their claims
-    Lab(lab::Lab),
+    Bench(files::Bench),
     /// See Ferrite at work: a pool, a mount, real programs
     Demo(demo::Demo),
     /// Write man pages and shell completions into a directory
@@ -274,7 +269,6 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Bench(command) => command.run(),
-        Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Manual(command) => command.run(Arguments::command()),
     }

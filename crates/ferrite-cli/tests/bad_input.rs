@@ -224,27 +224,3 @@ fn wrong_words_are_named_with_what_would_do() {
     let said = fails(ferrite().arg("umount").arg(dir.path()), 1);
     assert!(said.contains("no pool is mounted"), "{said}");
 }
-
-/// Before anything is measured.
-#[test]
-fn what_is_no_trace_is_refused_with_line_and_mend() {
-    let dir = tempfile::tempdir().unwrap();
-    let (trace, out) = (dir.path().join("my.trace"), dir.path().join("out"));
-    fs::write(&trace, "ferrite-trace 1\nf 7 0\n12@x\n").unwrap();
-    let lab = |figure: &str, code| {
-        let words = ["lab", "run", figure, "--quick", "--trace"];
-        fails(ferrite().args(words).arg(&trace).arg("--out").arg(&out), code)
-    };
-    let said = lab("hdpm-2", 1);
-    assert!(
-        ["my.trace", "line 3", "12@x", "head -n 2"]
-            .iter()
-            .all(|word| said.contains(word)),
-        "{said}"
-    );
-    let said = lab("hashfs-5", 2);
-    assert!(said.contains("--trace") && said.contains("hdpm-2"), "{said}");
-    fs::remove_file(&trace).unwrap();
-    let said = lab("hdpm-2", 1);
-    assert!(said.contains("my.trace") && said.contains("No such file"), "{said}");
-}

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh, text};
 use ferrite::volume::{Address, VolumeInfo};
@@ -244,87 +244,6 @@ fn info_leaves_out_what_means_nothing() {
         assert!(!said.contains(" 0 of 0 ") && !said.contains("0.0 % of them"), "{said}");
         assert!(said.contains(mapping.name()), "{said}");
     }
-}
-
-#[test]
-fn a_benchmark_that_is_not_there_is_told_with_those_that_are() {
-    let bench = |words: &[&str]| fails(ferrite().arg("bench").args(words), 2);
-    let said = bench(&["--only", "wrong"]);
-    let known = [
-        "wrong",
-        "overwrite_4k_durable",
-        "varmail_1_thread",
-        "fsck_10k_files",
-        "run_length",
-    ];
-    assert!(known.iter().all(|name| said.contains(name)), "{said}");
-    for name in ["published", "cold_misses"] {
-        assert!(said.contains(name), "docs/benchmarks.md names {name}: {said}");
-    }
-    let said = bench(&["core", "--only", "varmail_1_thread"]);
-    assert!(said.contains("stat") && !said.contains("webproxy"), "{said}");
-}
-
-/// In a program without probes it says how to build one with them.
-#[test]
-fn an_operation_is_explained_by_a_program_with_probes() {
-    let said = fails(ferrite().args(["bench", "threads", "--explain"]), 2);
-    assert!(said.contains("ferrite bench core --explain"), "{said}");
-    let mut explain = ferrite();
-    explain.args(["bench", "core", "--explain", "--quick", "--json"]);
-    if !cfg!(feature = "stages") {
-        let said = fails(&mut explain, 2);
-        assert!(said.contains("--features stages"), "{said}");
-        return;
-    }
-    let output = explain.output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let said = String::from_utf8(output.stdout).unwrap();
-    let rows: Vec<serde_json::Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(
-        names,
-        [
-            "overwrite_4k",
-            "read_4k",
-            "overwrite_8b",
-            "read_4k_logged",
-            "append_64b",
-            "create"
-        ]
-    );
-    for row in &rows {
-        let stages = row["stages"].as_array().unwrap();
-        let sum: f64 = stages.iter().map(|stage| stage["ns"].as_f64().unwrap()).sum();
-        let number = |field: &str| row[field].as_f64().unwrap();
-        assert!((sum - number("sum_ns")).abs() < 0.01, "{row}");
-        assert!(stages.iter().any(|stage| stage["stage"] == "rest"), "{row}");
-        // Loosely, since others use the machine.
-        let share = sum / number("whole_ns");
-        assert!(
-            (0.3..3.0).contains(&share),
-            "the stages are {share} of the whole: {row}"
-        );
-        let fences = if row["name"].as_str().unwrap().starts_with("read") {
-            0.0
-        } else {
-            1.0
-        };
-        assert!((number("fences") - fences).abs() < 0.1, "{row}");
-    }
-}
-
-#[test]
-fn a_benchmark_that_nobody_reads_leaves_nothing() {
-    let mut bench = ferrite()
-        .args(["bench", "core", "--quick", "--only", "create_unlink"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(bench.stdout.take());
-    assert!(bench.wait().unwrap().success());
-    let left = format!("/dev/shm/ferrite-bench-{}", bench.id());
-    assert!(!Path::new(&left).exists(), "{left}");
 }
 
 #[test]

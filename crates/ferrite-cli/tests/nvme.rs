@@ -359,39 +359,3 @@ fn mkfs_destroys_nothing_by_accident_and_adds_devices() {
     ok(&mut mkfs(&["nvme:pool.toml", "--force"]));
     assert!(pool.fsck().contains("1 inodes"));
 }
-
-/// Every row is there and described, whoever runs it; nothing is left behind.
-#[test]
-fn a_quick_benchmark_has_its_rows() {
-    let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md")).unwrap();
-    let out = ok(ferrite().args(["bench", "nvme", "--quick", "--json"]));
-    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let mut names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    for row in &rows {
-        let (ratio, ours) = (row["ratio"].as_f64().unwrap(), row["median_ns"].as_f64().unwrap());
-        assert!(ratio.is_finite() && ratio > 0.0 && ours > 0.0, "{row}");
-        assert!(
-            documented.contains(row["name"].as_str().unwrap()),
-            "{row} is not described"
-        );
-    }
-    let has_ext4 = rows.iter().any(|row| row["against"] == "ext4, O_SYNC");
-    names.sort_unstable();
-    names.dedup();
-    assert_eq!(names.len(), if has_ext4 { 17 } else { 14 }, "{names:?}");
-    let stats: Vec<&str> = rows
-        .iter()
-        .filter(|row| row["name"] == "nvme_stat")
-        .map(|row| row["contents"].as_str().unwrap())
-        .collect();
-    assert!(
-        stats.len() == 2 && stats.iter().all(|text| text.ends_with("; 0 device reads")),
-        "{stats:?}"
-    );
-    let loops = Command::new("losetup").args(["-l", "-n", "-O", "BACK-FILE"]).output();
-    let left = loops.map_or_else(
-        |_| String::new(),
-        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
-    );
-    assert!(!left.contains("ferrite-bench-"), "{left}");
-}

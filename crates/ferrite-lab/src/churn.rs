@@ -35,7 +35,7 @@ const HOLE_TRIES: u32 = 16;
 /// The structure that all are compared with.
 const PEER: Mapping = Mapping::Hashfs;
 
-/// How much `ferrite bench mapping` does.
+/// How much `ferrite-lab bench mapping` does.
 #[derive(Debug, Clone)]
 pub struct ChurnPlan {
     /// Data blocks of the pools that age.

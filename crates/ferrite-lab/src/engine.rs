@@ -1,4 +1,4 @@
-//! Whole engines on pools in anonymous memory, for the figures that need one and for `ferrite bench`.
+//! Whole engines on pools in anonymous memory, for the figures that need one and for `ferrite-lab bench`.
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_pm::Region;

@@ -10,7 +10,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum LabError {
     /// No figure has that id.
-    #[error("no figure is called {0}; `ferrite lab list` shows them")]
+    #[error("no figure is called {0}; `ferrite-lab list` shows them")]
     UnknownFigure(String),
     /// The figure needs what this build was made without.
     #[error("{figure}: {mend}")]

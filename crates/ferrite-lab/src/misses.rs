@@ -1,7 +1,7 @@
 //! Cache misses of cold lookups, as the CPU counts them, where it does.
 //!
 //! Contents: [`Counting`], counters around a piece of work; [`cold_note`] for figure 5 and [`miss_rows`] for
-//! `ferrite bench mapping`. Lookups that are counted are not timed, and those that are timed are not counted, since
+//! `ferrite-lab bench mapping`. Lookups that are counted are not timed, and those that are timed are not counted, since
 //! reading a counter is a system call.
 //!
 //! Invariant: what cannot be counted is said aloud, with the reason, and nothing fails for it.

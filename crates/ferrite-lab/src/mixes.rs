@@ -1,4 +1,4 @@
-//! File-system mixes after filebench's: what HashFS figure 12, HDPM figures 7 and 8 and `ferrite bench mixes` do to a
+//! File-system mixes after filebench's: what HashFS figure 12, HDPM figures 7 and 8 and `ferrite-lab bench mixes` do to a
 //! pool, to a mapping alone, or to whatever else is a [`Store`].
 //!
 //! *fileserver*, a turn: make a file and write it whole, add 16 KiB, read one whole, remove one, stat one. *webproxy*:

@@ -183,7 +183,7 @@ fn figures_that_this_build_lacks_are_refused_with_the_mend() {
     }
 }
 
-/// What `ferrite lab run all --quick` promises. Meant for a release build on a machine that has little else to do:
+/// What `ferrite-lab run all --quick` promises. Meant for a release build on a machine that has little else to do:
 /// `cargo test --release -p ferrite-lab --test quick -- --ignored`, which `make soak` does. Leaves `report.html` and
 /// `results.json` in the directory that `FERRITE_LAB_OUT` names.
 #[test]

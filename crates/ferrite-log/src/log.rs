@@ -54,15 +54,6 @@ pub struct Log<S> {
     rewinding: Mutex<()>,
 }
 
-fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match filled {
-        Ok(count) if count == N => Ok(bytes),
-        _ => Err(ferrite_vfs::FsError::Io("the system gave no random bytes".into()).into()),
-    }
-}
-
 impl<S: Store> Log<S> {
     /// Opens the log in a file; makes one there if that is wanted and the file is empty.
     ///
@@ -74,7 +65,7 @@ impl<S: Store> Log<S> {
                 return Err(Error::Empty);
             }
             let header = Header {
-                id: random()?,
+                id: ferrite_vfs::random()?,
                 capacity: options.capacity,
                 start: FIRST_RECORD_AT,
             };
@@ -82,7 +73,7 @@ impl<S: Store> Log<S> {
             store.append(&header.page())?;
         }
         let header = header(&store)?;
-        let id = u64::from_le_bytes(random()?);
+        let id = u64::from_le_bytes(ferrite_vfs::random()?);
         Ok(Log {
             store,
             id: header.id,

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ferrite_roce::wire::Qpn;
-use ferrite_vfs::{FsError, Result};
+use ferrite_vfs::Result;
 
 use crate::file::FileMr;
 use crate::key::{Holder, Key, SessionId};
@@ -61,7 +61,7 @@ impl Keys {
     /// If the system has no randomness.
     pub(crate) fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Arc<Key>> {
         loop {
-            let number = random()?;
+            let number = u32::from_ne_bytes(ferrite_vfs::random()?);
             let mut table = alone(&self.table);
             // Zero is what forgetful programs send.
             if number == 0 || table.keys.contains_key(&number) {
@@ -146,18 +146,4 @@ impl Keys {
     pub(crate) fn len(&self) -> usize {
         shared(&self.table).keys.len()
     }
-}
-
-/// 32 bits that nobody can guess.
-fn random() -> Result<u32> {
-    let mut bytes = [0; 4];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(FsError::Io(format!("the system gives no random numbers: {error}"))),
-        }
-    }
-    Ok(u32::from_ne_bytes(bytes))
 }

@@ -1,7 +1,7 @@
 //! What operations on a server in the same process take, over TCP and over a provider of fabrics:
 //! `cargo run -p ferrite-net --features fabric --example rounds -- shm`. A second argument is the address of this host
 //! to go over, a third how many operations. The engine is in memory, so that the way is most of what is measured.
-//! `ferrite bench net` measures TCP with more care.
+//! `ferrite-lab bench net` measures TCP with more care.
 
 use std::net::TcpListener;
 use std::sync::Arc;

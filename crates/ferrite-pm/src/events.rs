@@ -1,7 +1,7 @@
 //! Events that CPU and kernel count for a thread: mainly cache misses.
 //!
 //! Contents: [`EventCounter`], a kernel file (`perf_event_open`) that counts one [`CpuEvent`] of the thread that
-//! opened it, in user mode. Only the lab uses it, for `ferrite lab` and `ferrite bench`.
+//! opened it, in user mode. Only the lab uses it, for `ferrite-lab` and `ferrite-lab bench`.
 //!
 //! Invariant: a count is exact or an error. Where the kernel multiplexes counters it returns estimates, which are
 //! rejected.

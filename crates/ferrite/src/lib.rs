@@ -37,6 +37,8 @@
 //! # Ok(())
 //! # }
 //! ```
+//! Cargo features add what a pool in this process does not need: `net` opens exports of servers (`tcp://`), `fabric`
+//! those reached over libfabric, `nvme` pools on devices, and `log` is an append-only log in a file.
 #![forbid(unsafe_code)]
 
 mod attributes;
@@ -46,6 +48,7 @@ mod file;
 mod fs;
 mod listing;
 mod locks;
+#[cfg(feature = "log")]
 pub mod log;
 mod metadata;
 mod names;

@@ -17,9 +17,7 @@ pub use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
 };
 
-use ferrite_net::client::ClientOptions;
-use ferrite_net::volume::{RemoteAddress, RemoteVolume};
-
+#[cfg(feature = "net")]
 pub use ferrite_net::volume::BadAddress;
 
 use crate::pool::{self, MountOptions};
@@ -29,6 +27,10 @@ type Open = fn(&Path, &MountOptions) -> Result<Arc<dyn Volume>, VolumeError>;
 /// How the addresses of one scheme are opened.
 struct Opener {
     scheme: &'static str,
+    /// An address of it, for messages.
+    example: &'static str,
+    /// The cargo feature that adds it.
+    feature: &'static str,
     /// `None` if this build lacks the engine.
     open: Option<Open>,
 }
@@ -39,6 +41,7 @@ const TCP: &str = "tcp";
 const FABRIC: &str = "fabric";
 
 /// Connects to an export. Of the options, only that it is read-only has a meaning; the others are refused.
+#[cfg(feature = "net")]
 fn open_remote(address: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let text = address.to_string_lossy();
     let others: Vec<_> = options
@@ -56,8 +59,8 @@ fn open_remote(address: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>
             ),
         ));
     }
-    let client = ClientOptions::default().read_only(options.read_only);
-    Ok(Arc::new(RemoteVolume::open(&text, &client)?))
+    let client = ferrite_net::client::ClientOptions::default().read_only(options.read_only);
+    Ok(Arc::new(ferrite_net::volume::RemoteVolume::open(&text, &client)?))
 }
 
 /// The scheme of pools on devices.
@@ -78,10 +81,14 @@ fn open_nvme(path: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, Vol
 const OPENERS: &[Opener] = &[
     Opener {
         scheme: "pm",
+        example: "`pm:PATH`, a path alone",
+        feature: "",
         open: Some(pool::open),
     },
     Opener {
         scheme: NVME,
+        example: "`nvme:POOL.toml`",
+        feature: "nvme",
         #[cfg(feature = "nvme")]
         open: Some(open_nvme),
         #[cfg(not(feature = "nvme"))]
@@ -89,15 +96,21 @@ const OPENERS: &[Opener] = &[
     },
     Opener {
         scheme: FABRIC,
-        open: if cfg!(feature = "fabric") {
-            Some(open_remote)
-        } else {
-            None
-        },
+        example: "`fabric://HOST:PORT/EXPORT`",
+        feature: "fabric",
+        #[cfg(feature = "fabric")]
+        open: Some(open_remote),
+        #[cfg(not(feature = "fabric"))]
+        open: None,
     },
     Opener {
         scheme: TCP,
+        example: "`tcp://HOST:PORT/EXPORT`",
+        feature: "net",
+        #[cfg(feature = "net")]
         open: Some(open_remote),
+        #[cfg(not(feature = "net"))]
+        open: None,
     },
 ];
 
@@ -106,43 +119,51 @@ const OPENERS: &[Opener] = &[
 #[non_exhaustive]
 pub enum AddressError {
     /// No engine has this scheme.
-    #[error("`{scheme}` is not a scheme of Ferrite; {OPENS}; the path of a file of this name begins with `./`")]
+    #[error(
+        "`{scheme}` is not a scheme of Ferrite; {}; the path of a file of this name begins with `./`",
+        opens()
+    )]
     Unknown {
         /// What stands before the colon.
         scheme: String,
     },
     /// This build lacks the engine.
     #[error(
-        "this build has no engine for `{scheme}` (cargo feature of this name); {OPENS}; the path \
-        of a file of this name begins with `./`"
+        "this build has no engine for `{scheme}` (cargo feature `{feature}`); {}; the path of a file of this name \
+        begins with `./`",
+        opens()
     )]
     NotBuilt {
         /// What stands before the colon.
         scheme: &'static str,
+        /// The cargo feature that adds it.
+        feature: &'static str,
     },
     /// Nothing follows the scheme.
     #[error("a path must follow the colon")]
     Empty,
     /// It is that of a server, and lacks something.
+    #[cfg(feature = "net")]
     #[error(transparent)]
     Remote(#[from] BadAddress),
 }
 
 /// What this build opens, for messages.
-const OPENS: &str = match (cfg!(feature = "nvme"), cfg!(feature = "fabric")) {
-    (false, false) => "it opens `pm:PATH`, a path alone, or `tcp://HOST:PORT/EXPORT`",
-    (true, false) => "it opens `pm:PATH`, a path alone, `nvme:POOL.toml`, or `tcp://HOST:PORT/EXPORT`",
-    (false, true) => "it opens `pm:PATH`, a path alone, `tcp://HOST:PORT/EXPORT`, or `fabric://HOST:PORT/EXPORT`",
-    (true, true) => {
-        "it opens `pm:PATH`, a path alone, `nvme:POOL.toml`, `tcp://HOST:PORT/EXPORT`, or `fabric://HOST:PORT/EXPORT`"
+fn opens() -> String {
+    let here = OPENERS.iter().filter(|opener| opener.open.is_some());
+    let mut examples: Vec<&str> = here.map(|opener| opener.example).collect();
+    let last = examples.pop().unwrap_or_default();
+    match examples.is_empty() {
+        true => format!("it opens {last}"),
+        false => format!("it opens {}, or {last}", examples.join(", ")),
     }
-};
+}
 
 impl From<AddressError> for VolumeError {
     fn from(error: AddressError) -> Self {
         let kind = match &error {
             AddressError::NotBuilt { .. } => VolumeErrorKind::Unsupported,
-            AddressError::Unknown { .. } | AddressError::Empty | AddressError::Remote(_) => VolumeErrorKind::Invalid,
+            _ => VolumeErrorKind::Invalid,
         };
         VolumeError::new(kind, error)
     }
@@ -173,19 +194,23 @@ impl Address {
     /// A scheme that Ferrite or this build does not know, or nothing behind it.
     pub fn parse(text: impl AsRef<OsStr>) -> Result<Address, AddressError> {
         let text = text.as_ref();
-        for &Opener { scheme, open } in OPENERS {
+        for &Opener {
+            scheme, feature, open, ..
+        } in OPENERS
+        {
             let rest = text.as_bytes().strip_prefix(scheme.as_bytes());
             let Some(place) = rest.and_then(|rest| rest.strip_prefix(b":")) else {
                 continue;
             };
-            let open = open.ok_or(AddressError::NotBuilt { scheme })?;
+            let open = open.ok_or(AddressError::NotBuilt { scheme, feature })?;
             if place.is_empty() {
                 return Err(AddressError::Empty);
             }
             let place = match scheme {
                 // What follows is no path, and means nothing alone.
+                #[cfg(feature = "net")]
                 TCP | FABRIC => {
-                    RemoteAddress::parse(&text.to_string_lossy())?;
+                    ferrite_net::volume::RemoteAddress::parse(&text.to_string_lossy())?;
                     text.to_owned()
                 }
                 _ => OsStr::from_bytes(place).to_owned(),
@@ -348,19 +373,24 @@ mod tests {
 
     #[test]
     fn what_this_build_cannot_open_is_refused_by_name() {
-        for (text, scheme) in [("nvme:/etc/drives", "nvme"), ("fabric://host/export", "fabric")] {
-            if scheme == FABRIC && cfg!(feature = "fabric") {
-                assert!(Address::parse(text).unwrap().is_remote());
-                continue;
-            }
-            if scheme == NVME && cfg!(feature = "nvme") {
-                assert_eq!(Address::parse(text).unwrap().path(), Path::new("/etc/drives"));
+        for (text, scheme, feature, is_built) in [
+            ("nvme:/etc/drives", NVME, "nvme", cfg!(feature = "nvme")),
+            ("fabric://host/export", FABRIC, "fabric", cfg!(feature = "fabric")),
+            ("tcp://host/export", TCP, "net", cfg!(feature = "net")),
+        ] {
+            if is_built {
+                assert_eq!(Address::parse(text).unwrap().scheme(), scheme);
                 continue;
             }
             let error = Address::parse(text).unwrap_err();
             assert!(matches!(&error, AddressError::NotBuilt { scheme: found, .. } if *found == scheme));
             let said = error.to_string();
-            for part in ["no engine for", &format!("`{scheme}`"), "pm:PATH", "./"] {
+            for part in [
+                "no engine for",
+                &format!("`{scheme}` (cargo feature `{feature}`)"),
+                "pm:PATH",
+                "./",
+            ] {
                 assert!(said.contains(part), "{part} in: {said}");
             }
             assert_eq!(VolumeError::from(error).kind(), &VolumeErrorKind::Unsupported);
@@ -373,11 +403,12 @@ mod tests {
         );
         assert_eq!(VolumeError::from(error).kind(), &VolumeErrorKind::Invalid);
         assert_eq!(Address::parse("pm:"), Err(AddressError::Empty));
-        assert!(matches!(Address::parse("tcp:host"), Err(AddressError::Remote(_))));
     }
 
+    #[cfg(feature = "net")]
     #[test]
     fn a_server_is_no_file() {
+        assert!(matches!(Address::parse("tcp:host"), Err(AddressError::Remote(_))));
         let address = Address::parse("tcp://host:1/export").unwrap();
         assert!(address.is_remote() && address.scheme() == "tcp");
         assert_eq!(address.path(), Path::new("tcp://host:1/export"), "whole, for messages");
@@ -388,7 +419,7 @@ mod tests {
     #[test]
     fn messages_list_what_can_be_opened() {
         for opener in OPENERS {
-            let listed = OPENS.contains(&format!("`{}:", opener.scheme));
+            let listed = opens().contains(&format!("`{}:", opener.scheme));
             assert_eq!(listed, opener.open.is_some(), "{}", opener.scheme);
         }
     }

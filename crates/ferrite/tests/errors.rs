@@ -241,7 +241,10 @@ fn an_address_leads_to_its_engine_or_says_why_not() {
     for (address, kind) in [
         #[cfg(not(feature = "nvme"))]
         ("nvme:/etc/drives", ErrorKind::Unsupported),
+        #[cfg(feature = "net")]
         ("tcp:host", ErrorKind::InvalidInput),
+        #[cfg(not(feature = "net"))]
+        ("tcp:host", ErrorKind::Unsupported),
         ("pm:", ErrorKind::InvalidInput),
         ("http://host", ErrorKind::InvalidInput),
     ] {

@@ -305,6 +305,14 @@ impl Folder {
         }
     }
 
+    pub(super) fn remove_dir(&self, name: &OsStr) -> Result<()> {
+        check_name(name)?;
+        match self {
+            Folder::Here(dir) => Ok(rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?),
+            Folder::There(_, dir) => Ok(dir.remove_dir(name)?),
+        }
+    }
+
     pub(super) fn remove_file(&self, name: &OsStr) -> Result<()> {
         check_name(name)?;
         match self {

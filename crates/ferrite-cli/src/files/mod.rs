@@ -1,4 +1,4 @@
-//! Commands on files in volumes that are not mounted: `cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`.
+//! Commands on files in volumes that are not mounted: `cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`, `bench`.
 //!
 //! Contents: [`Operand`], how users name a file: the address of a volume, `:`, and the path in it; [`Volumes`],
 //! those that a command has open, as the user who runs it.
@@ -6,6 +6,7 @@
 //! Invariant: the address ends at the first `:/` behind its scheme. So an export's name may have slashes and the path
 //! any byte; only names of exports and pools that contain `:/` cannot be used here.
 
+mod bench;
 mod cat;
 mod content;
 mod cp;
@@ -29,6 +30,7 @@ use rustix::io::Errno;
 
 use super::{Failure, mounts, opening};
 
+pub(crate) use bench::Bench;
 pub(crate) use cat::Cat;
 pub(crate) use cp::Cp;
 pub(crate) use ls::Ls;

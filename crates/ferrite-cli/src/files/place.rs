@@ -361,6 +361,14 @@ impl Open {
         }
     }
 
+    /// Makes all that was written durable.
+    pub(super) fn sync(&self) -> Result<()> {
+        match self {
+            Open::Here(file) => Ok(file.sync_all()?),
+            Open::There(file) => Ok(file.sync_all()?),
+        }
+    }
+
     pub(super) fn set_len(&self, len_bytes: u64) -> Result<()> {
         match self {
             Open::Here(file) => Ok(file.set_len(len_bytes)?),

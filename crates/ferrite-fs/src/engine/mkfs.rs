@@ -46,7 +46,7 @@ pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
 fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) -> Result<(), EngineError> {
     let uuid = match options.seed {
         Some(seed) => u128::from(seed) << 64 | u128::from(!seed),
-        None => rand::random(),
+        None => u128::from_ne_bytes(ferrite_vfs::random().map_err(|error| EngineError::Options(error.to_string()))?),
     };
     let now = Core::now();
     let superblock = Superblock::plan(region.len(), options, uuid, now.0)?;

@@ -372,7 +372,7 @@ fn the_published_verdicts_are_those_of_their_data_and_say_why() {
         assert!(!failed || explained, "{id}: {:?}", result.verdict);
         assert!(
             result.verdict == again.verdict,
-            "{id}: judged by an older build; `ferrite lab report --out docs/lab` judges again"
+            "{id}: judged by an older build; `ferrite-lab report --out docs/lab` judges again"
         );
     }
 }

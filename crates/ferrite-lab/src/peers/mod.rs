@@ -1,4 +1,4 @@
-//! Whom a remote client is measured with: what the figures of RUFS and `ferrite bench net` share.
+//! Whom a remote client is measured with: what the figures of RUFS and `ferrite-lab bench net` share.
 //!
 //! Contents: [`Nfs`], an NFS server that makes the same promise, and its client; [`Many`], requests of ours of
 //! which many are under way; what both sides read and write ([`FILE_BYTES`], [`page`], `nfs_peer.c` has the same).

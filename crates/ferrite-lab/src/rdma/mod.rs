@@ -1,4 +1,4 @@
-//! Files behind an adapter in software: what the figures of FileMR and `ferrite bench mr` share.
+//! Files behind an adapter in software: what the figures of FileMR and `ferrite-lab bench mr` share.
 //!
 //! Contents: [`Served`], a file of an engine with an adapter in front of it; [`Service`], a whole server;
 //! [`RawWrites`], packets that were made beforehand, so that only who answers is measured, and [`bare_round_trip_ns`],

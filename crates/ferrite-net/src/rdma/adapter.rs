@@ -252,7 +252,7 @@ impl<F: Files> Adapter<F> {
         let sessions = &mut *sessions;
         let of_session = sessions.sessions.entry(session).or_default();
         if of_session.pass == [0; PASS_BYTES] {
-            of_session.pass = crate::server::random()?;
+            of_session.pass = ferrite_vfs::random()?;
             sessions.by_pass.insert(of_session.pass, session);
         }
         Ok(of_session.pass)

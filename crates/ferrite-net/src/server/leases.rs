@@ -29,7 +29,6 @@ use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, XattrMode}
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::state::random;
 use super::unresponsive::{ANSWER_MIN, Unresponsive};
 
 /// The attribute of the pool's root that says how long leases of this run may last, in milliseconds.
@@ -152,7 +151,7 @@ impl Leases {
             table: Mutex::new(Table {
                 earlier,
                 // Answers to recalls of an earlier run may still come.
-                last_recall: u64::from_le_bytes(random()?) >> 1,
+                last_recall: u64::from_le_bytes(ferrite_vfs::random()?) >> 1,
                 ..Table::default()
             }),
             is_noted: Mutex::new(false),

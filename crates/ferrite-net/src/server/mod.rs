@@ -61,7 +61,6 @@ use leases::Leases;
 use meter::Received;
 use session::Session;
 use state::State;
-pub(crate) use state::random;
 use strangers::Strangers;
 use subtree::Borders;
 use verbs::Verbs;
@@ -163,7 +162,7 @@ impl Server {
             slots_taken_ms: AtomicU64::new(0),
             endings: Throttle::new(),
             grace,
-            instance: u64::from_le_bytes(random()?),
+            instance: u64::from_le_bytes(ferrite_vfs::random()?),
             began: Instant::now(),
             lease: options.lease,
             pool: pool.clone(),

@@ -158,7 +158,7 @@ impl State {
             Some(content) => {
                 tracing::warn!("power was lost while clients had sessions, which have ended");
                 Content {
-                    secret: random()?,
+                    secret: ferrite_vfs::random()?,
                     boot,
                     has_sessions: false,
                     holders: Vec::new(),
@@ -168,7 +168,7 @@ impl State {
             }
             None => Content {
                 format: FORMAT,
-                secret: random()?,
+                secret: ferrite_vfs::random()?,
                 boot,
                 // An earlier state may be lost, and the engine takes no token with a smaller number than it has seen.
                 reserved: SystemTime::now()
@@ -196,7 +196,7 @@ impl State {
         if !kept.save(fs) {
             // Session numbers will come again in the next run, so this one's tickets must not be good there, nor an
             // earlier run's here.
-            kept.content.secret = random()?;
+            kept.content.secret = ferrite_vfs::random()?;
         }
         let state = State {
             content: Mutex::new(kept),
@@ -467,20 +467,6 @@ fn boot_number() -> u64 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or(0) | 1
-}
-
-/// Bytes that nobody can guess.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], FsError> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(FsError::Io(format!("the system gives no random numbers: {error}"))),
-        }
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

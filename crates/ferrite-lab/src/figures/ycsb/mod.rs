@@ -99,7 +99,7 @@ pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let needs_leveldb = [FOUR_THREADS.id, ONE_THREAD.id].contains(&id);
     (needs_leveldb && cfg!(not(feature = "leveldb"))).then_some(
         "this build has no LevelDB; make one that has: scripts/setup-debian.sh build && cargo build --release -p \
-         ferrite-cli --features leveldb",
+         ferrite-lab --features leveldb",
     )
 }
 

@@ -541,7 +541,7 @@ impl Order {
         let view = match known {
             Some(view) => view,
             None => View {
-                set: crate::server::random().map_err(RemoteError::from)?,
+                set: ferrite_vfs::random().map_err(RemoteError::from)?,
                 ballot: 0,
                 epoch: (0, 0),
                 copies: count as u32,

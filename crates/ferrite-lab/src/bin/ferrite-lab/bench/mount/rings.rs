@@ -53,7 +53,7 @@ pub(super) fn run(effort: Effort, out: &mut Output, base: &Path) -> Result<(), F
         crate::complain(format_args!("ferrite: mount group, rings left out: {why}; {mend}"));
         return Ok(());
     }
-    let us = std::env::current_exe()?;
+    let us = crate::ferrite()?;
     let start = |name: &str, option: &str| {
         let (pool, dir) = (base.join(format!("{name}-pool")), base.join(name));
         make_pool(&pool)?;

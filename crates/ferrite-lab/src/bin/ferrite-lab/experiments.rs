@@ -1,4 +1,6 @@
-//! `ferrite lab`: the papers' experiments, run here, with a report.
+//! `ferrite-lab list`, `run` and `report`: the papers' experiments, run here, with a report.
+//!
+//! Contents: the commands, and how results of several runs are kept together in one directory.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,34 +9,27 @@ use clap::Subcommand;
 use ferrite_lab::{FigureInfo, FigureResult, Plan, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{FAILED, Failure, Outcome, USAGE, about, complain, say, say_json};
+use crate::{FAILED, Failure, Outcome, USAGE, about, complain, say, say_json};
 
 /// Default directory of the results.
 const DIRECTORY: &str = "ferrite-lab";
 /// File with the data in that directory.
 const RESULTS: &str = "results.json";
 
-/// Repeat the experiments of the papers that Ferrite builds on, and judge their claims
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
+const EXAMPLES: &str = "\
 Examples:
-  ferrite lab list                          all figures
-  ferrite lab run hashfs-5 hdpm-9 --quick   two figures
-  ferrite lab run all --quick               all figures, in minutes; results go to ferrite-lab/
-  ferrite lab run hdpm-2 --trace my.trace   what your programs write (recorded with
+  ferrite-lab list                          all figures
+  ferrite-lab run hashfs-5 hdpm-9 --quick   two figures
+  ferrite-lab run all --quick               all figures, in minutes; results go to ferrite-lab/
+  ferrite-lab run hdpm-2 --trace my.trace   what your programs write (recorded with
                                             `ferrite mount -o trace=FILE`)
-  ferrite lab report --out ferrite-lab      judge stored results again and rewrite the report
+  ferrite-lab report --out ferrite-lab      judge stored results again and rewrite the report
 
-`run` keeps the results of other figures in results.json, and replaces those of the figures it runs.
+`run` keeps the results of other figures in results.json, and replaces those of the figures it runs.";
 
-Exit codes: 0 success, whatever the verdicts; 1 failure; 2 wrong usage.")]
-pub(crate) struct Lab {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The commands.
 #[derive(Debug, Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// List the figures and what the papers claim
     List {
         /// Print one JSON object per line
@@ -42,6 +37,7 @@ enum Action {
         json: bool,
     },
     /// Run figures, then write report.html and results.json; results of other figures are kept
+    #[command(after_help = EXAMPLES)]
     Run {
         /// Figures by id, or `all`
         #[arg(required = true)]
@@ -94,9 +90,9 @@ impl Progress for Bar {
     }
 }
 
-impl Lab {
+impl Action {
     pub(crate) fn run(self) -> Outcome {
-        match self.action {
+        match self {
             Action::List { json } => list(json),
             Action::Run {
                 figures,

@@ -61,10 +61,10 @@ struct Served {
 }
 
 impl Served {
-    fn start(core: usize, arguments: &[&str]) -> Result<Served, Failure> {
+    fn start(core: usize, program: &Path, arguments: &[&str]) -> Result<Served, Failure> {
         let mut child = Command::new("taskset")
             .args(["-c", &core.to_string()])
-            .arg(std::env::current_exe()?)
+            .arg(program)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -80,7 +80,8 @@ impl Served {
     /// `ferrite serve` with a new pool.
     fn pool(core: usize, base: &Path, listen: &str) -> Result<Served, Failure> {
         let pool = base.join("pool").display().to_string();
-        let made = Command::new(std::env::current_exe()?)
+        let program = crate::ferrite()?;
+        let made = Command::new(&program)
             .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
             .args(["--mapping", super::options().mapping.name(), &pool])
             .stdout(Stdio::null())
@@ -88,7 +89,11 @@ impl Served {
         if !made.success() {
             return Err(Failure::new(FAILED, "no pool for the benchmark"));
         }
-        Served::start(core, &["serve", &pool, "--no-root-squash", "--listen", listen])
+        Served::start(
+            core,
+            &program,
+            &["serve", &pool, "--no-root-squash", "--listen", listen],
+        )
     }
 
     /// `HOST:PORT` as it stands in what the process said.
@@ -142,7 +147,7 @@ fn placed(
     server_core: usize,
 ) -> Result<(), Failure> {
     let server = Served::pool(server_core, base, "tcp://127.0.0.1:0")?;
-    let echo = Served::start(server_core, &["bench", "--echo"])?;
+    let echo = Served::start(server_core, &std::env::current_exe()?, &["bench", "--echo"])?;
     let client = connect(server.address()?)?;
     let file = filled(&client)?;
     let mut peer = PingPong::connect(echo.address()?)?;

@@ -14,8 +14,8 @@ use ferrite_vfs::regions::Binding;
 
 use super::contest::{Contest, timed};
 use super::{Circumstances, Effort, Output, Row};
-use crate::size::human;
 use crate::{FAILED, Failure};
+use ferrite_vfs::volume::human_bytes as human;
 
 const REGISTER: &str = "mr_register";
 const HIT_RATE: &str = "mr_hit_rate";

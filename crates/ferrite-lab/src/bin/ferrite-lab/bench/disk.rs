@@ -70,7 +70,7 @@ fn mounted(
     options: &str,
     names: &[&'static str],
 ) -> Result<(), Failure> {
-    let us = std::env::current_exe()?;
+    let us = crate::ferrite()?;
     let (pool, ours, theirs) = (base.join("pool"), base.join("ferrite"), base.join("peer"));
     let made = Command::new(&us)
         .args([

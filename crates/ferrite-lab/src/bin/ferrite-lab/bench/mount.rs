@@ -167,7 +167,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
 }
 
 fn make_pool(pool: &Path) -> Result<(), Failure> {
-    let made = Command::new(std::env::current_exe()?)
+    let made = Command::new(crate::ferrite()?)
         .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
         .args(["--mapping", super::options().mapping.name()])
         .arg(pool)
@@ -188,7 +188,7 @@ fn placed(
     daemon_core: usize,
 ) -> Result<(), Failure> {
     let pool = base.join("pool");
-    let us = std::env::current_exe()?;
+    let us = crate::ferrite()?;
     let text = |path: &Path| path.display().to_string();
     make_pool(&pool)?;
     let backing = base.join("backing");

@@ -1,4 +1,4 @@
-//! `ferrite bench core --explain`: what single operations spend their time on, by stage.
+//! `ferrite-lab bench core --explain`: what single operations spend their time on, by stage.
 //!
 //! The engine has probes only if the program was built with the feature `stages`; [`ferrite_pm::stage`] says what they
 //! measure. Each operation is measured with and without them in turn, so that what they add can be seen: `sum` is what

@@ -1,4 +1,4 @@
-//! `ferrite bench`: what operations cost, always beside a peer measured in the same run.
+//! `ferrite-lab bench`: what operations cost, always beside a peer measured in the same run.
 //!
 //! Contents: the groups (one file each), and how two things are compared ([`Duel`]): in turn, round by round, so
 //! that other load on the machine affects both; the ratio is the median of the rounds' ratios. Counts come from the
@@ -24,11 +24,13 @@ mod threads;
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite_fs::{Mapping, MkfsOptions};
 use ferrite_measure::{median, mix};
 use ferrite_pm::Counters;
+use ferrite_vfs::volume::human_bytes;
 
-use super::{FAILED, Failure, Outcome, USAGE, complain, say, say_json};
+use crate::{FAILED, Failure, Outcome, USAGE, complain, say, say_json};
 
 /// Measure what operations cost, compared with peers on the same machine
 #[derive(Debug, clap::Args)]
@@ -60,7 +62,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Mapping of the pools; docs/mappings.md compares them
-    #[arg(long, default_value_t = Mapping::default(), value_parser = super::mkfs::mapping_parser())]
+    #[arg(long, default_value_t = Mapping::default(), value_parser = mapping_parser())]
     mapping: Mapping,
     /// Print one JSON object per line
     #[arg(long)]
@@ -74,6 +76,11 @@ pub(crate) struct Bench {
     /// Be the peer of the group `net`
     #[arg(long, hide = true)]
     echo: bool,
+}
+
+fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
+    PossibleValuesParser::new(Mapping::ALL.iter().map(|mapping| mapping.name()))
+        .map(|name| Mapping::from_name(&name).unwrap_or_default())
 }
 
 /// All groups, and what is measured in each.
@@ -185,7 +192,7 @@ impl Bench {
             if self.group.as_deref() != Some("core") {
                 return Err(Failure::new(
                     USAGE,
-                    "--explain is of the group core: `ferrite bench core --explain`",
+                    "--explain is of the group core: `ferrite-lab bench core --explain`",
                 ));
             }
             explain::run(effort, &mut out)?;
@@ -342,7 +349,7 @@ impl Output {
             row.fences,
             row.lines_written_back,
             row.bytes_streamed,
-            super::size::human(c.page_bytes),
+            human_bytes(c.page_bytes),
             c.fill_percent,
             c.cache,
             c.threads,
