@@ -80,7 +80,7 @@ soak: build
 	# Both ways, if the kernel offers rings: by default mounts of memory have them, and mounts of devices and servers not.
 	for way in off on; do \
 		FERRITE_RINGS=$$way FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme \
-			--test real_programs --test crash_kill --test nvme --test serve --test leased_mounts || exit 1; done
+			--test it -- real_programs:: crash_kill:: nvme:: serve:: leased_mounts:: || exit 1; done
 	# Every planted mistake on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	cargo test --release -p ferrite-crash --features planted --test remote mistakes -- --nocapture
@@ -90,7 +90,7 @@ soak: build
 	for mapping in cuckoo radix extent leaf; do \
 		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/nvme \
 			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
-		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme --test crash_kill || exit 1; done
+		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme --test it -- crash_kill:: || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.
@@ -112,7 +112,7 @@ race:
 		echo "SKIPPED: ThreadSanitizer needs a nightly toolchain (rustup toolchain install nightly --component rust-src)"; \
 	else \
 		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-map bitmap && \
-		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-fs --test pagelog; fi
+		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-fs --test it pagelog::; fi
 
 # The tests that need devices, built for the guest. Where it cannot run, it is skipped with a message, which is not a
 # failure; docs/pmem.md has the last result.

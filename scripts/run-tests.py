@@ -1,29 +1,33 @@
 #!/usr/bin/env python3
-"""Runs the workspace's test programs, two at a time, and its documentation's tests.
+"""Runs the workspace's tests, two groups at a time, and its documentation's tests.
 
-`cargo test` runs one program after another. Tests on a mount mostly wait, which leaves time for those that compute.
-The output of each program is printed in one piece when it has ended. All programs run even if some fail; the exit code
-is 1 if any failed. A program that takes half an hour hangs: what its threads wait for is printed, and it is ended, so that
-its tests are named and the others still run.
+A group is a test program, or a module of the program `it`, into which a crate's integration tests are linked. Each runs in
+a process of its own; `cargo test` would run one program after another. Tests on a mount mostly wait, which leaves time for
+those that compute. The output of a group is printed in one piece when it has ended. All groups run even if some fail; the
+exit code is 1 if any failed. A group that takes half an hour hangs: what its threads wait for is printed, and it is ended,
+so that its tests are named and the others still run.
 
-    run-tests.py [--short] [--only CRATE/PROGRAM[=TESTS]]... ARGUMENT...
+    run-tests.py [--short | --record] [--only CRATE/GROUP[=TESTS]]... ARGUMENT...
 
-    ARGUMENT is passed to `cargo test` to choose packages, targets and features. With --only, no other programs run, and
+    ARGUMENT is passed to `cargo test` to choose packages, targets and features. With --only, no other groups run, and
     of each only the tests whose names contain TESTS; the documentation's tests do not run then.
+
+docs/test-times.md has the seconds of each group on the machine that recorded them. A whole run fails if a group takes a
+third longer than that, after the machine's speed is taken into account; `--record` writes the list anew.
 """
 
 import glob
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-# The longest start first, so that none runs alone at the end.
-LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "ageing"]
 # These compare times or memory, or take CPUs away, so nothing else runs at the same time.
 ALONE = ["recovery_time", "quick", "mount_memory", "rings"]
 # These mount, and run once more in the classic way where the kernel offers FUSE over io_uring. With FERRITE_RINGS set,
@@ -44,11 +48,11 @@ BOTH_WAYS = [
 SWITCH = "/sys/module/fuse/parameters/enable_uring"
 # More than twice what the longest takes on a busy machine.
 LIMIT_S = 1800
-# What `--short` runs of the longest; None: nothing.
+# What `--short` runs of the longest, by parts of names; after "not", all but these. None: nothing.
 SHORT = {
     "real_programs": ["git_", "archives_", "sqlite_"],
     "explorer": ["no_crash_parts_a_move_from_its_entries"],
-    "crash": ["--skip", "long_random_workloads", "--skip", "nodes_of_trees", "--skip", "space_of_folds"],
+    "crash": ["not", "long_random_workloads", "nodes_of_trees", "space_of_folds"],
     "loops": ["long_loops_on_64_mib"],
     "suites": ["posix_rules", "random_operations"],
     "crash_kill": None,
@@ -56,20 +60,51 @@ SHORT = {
     "ageing": None,
     "fuzz_corpus": None,
 }
+TIMES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "test-times.md")
+# A group may be this much slower than recorded; what all groups are slower by does not count.
+GROWTH, SLACK_S = 4 / 3, 15
 
 
-def programs(arguments):
-    """Builds; returns (name, folder, executable) of each test program."""
+class Group:
+    """Tests that share a process."""
+
+    def __init__(self, folder, name, executable, tests, way=None):
+        self.folder, self.name, self.executable, self.tests, self.way = folder, name, executable, tests, way
+        self.crate = os.path.basename(folder)
+        self.seconds, self.ended_well = 0.0, False
+
+    def key(self):
+        """Its name in lists."""
+        return f"{self.crate}/{self.name}" + (f" (rings {self.way})" if self.way else "")
+
+    def keep(self, parts):
+        """Keeps the tests whose names contain one of `parts`, or none of them after "not"."""
+        is_wanted = parts[:1] != ["not"]
+        parts = parts if is_wanted else parts[1:]
+        self.tests = [test for test in self.tests if any(part in test for part in parts) == is_wanted]
+
+
+def groups(arguments):
+    """Builds; returns all groups."""
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *arguments]
+    began = time.monotonic()
     build = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if build.returncode != 0:
         sys.exit(build.returncode)
+    print(f"== the build took {time.monotonic() - began:.0f} s", flush=True)
     found = []
     for line in build.stdout.splitlines():
         message = json.loads(line)
-        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
-            folder = os.path.dirname(message["manifest_path"])
-            found.append((message["target"]["name"], folder, message["executable"]))
+        if message["reason"] != "compiler-artifact" or not message["profile"]["test"] or not message["executable"]:
+            continue
+        folder, name = os.path.dirname(message["manifest_path"]), message["target"]["name"]
+        listing = [message["executable"], "--list", "--format", "terse"]
+        listed = subprocess.run(listing, cwd=folder, stdout=subprocess.PIPE, check=True).stdout.decode()
+        by_group = {}
+        for test in re.findall(r"^(.*): test$", listed, re.MULTILINE):
+            group = test.split("::")[0] if name == "it" else name
+            by_group.setdefault(group, []).append(test)
+        found += [Group(folder, group, message["executable"], tests) for group, tests in by_group.items()]
     return found
 
 
@@ -102,24 +137,17 @@ def rings_offered():
             return False
 
 
-def run(program, is_short):
-    """Runs one; returns whether all of its tests passed."""
-    name, folder, executable, *way = program
-    environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
-    if way:
-        environment["FERRITE_RINGS"] = way[0]
-    chosen = [ONLY[key] for key in [f"{os.path.basename(folder)}/{name}"] if ONLY.get(key)]
-    if is_short:
-        environment["FERRITE_SHORT"] = "1"
-        chosen = SHORT.get(name, [])
-    if chosen is None:
-        return True
+def run(group):
+    """Runs one."""
+    environment = dict(os.environ, CARGO_MANIFEST_DIR=group.folder)
+    if group.way:
+        environment["FERRITE_RINGS"] = group.way
     began = time.monotonic()
     # A file, not a pipe: a daemon that a test left behind would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         ended = subprocess.Popen(
-            [executable, *chosen],
-            cwd=folder,
+            [group.executable, "--exact", *group.tests],
+            cwd=group.folder,
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -131,73 +159,131 @@ def run(program, is_short):
         except subprocess.TimeoutExpired:
             waits = waits_of(ended.pid)
             os.killpg(ended.pid, signal.SIGKILL)
-        seconds = time.monotonic() - began
+        group.seconds = time.monotonic() - began
         output.seek(0)
         with PRINTING:
-            title = " ".join([name, *(f"with rings={word}" for word in way)])
-            print(f"== {os.path.basename(folder)}: {title} ({seconds:.0f} s)", flush=True)
+            print(f"== {group.key()} ({group.seconds:.0f} s)", flush=True)
             sys.stdout.buffer.write(output.read())
             if waits:
-                print(f"\nFAILED: {name} hangs: it was ended after {LIMIT_S} s. Its threads:\n{waits}")
+                print(f"\nFAILED: {group.key()} hangs: it was ended after {LIMIT_S} s. Its threads:\n{waits}")
             sys.stdout.flush()
-    return not waits and ended.wait() == 0
+    group.ended_well = not waits and ended.wait() == 0
 
 
 PRINTING = threading.Lock()
-# From --only: `crate/program` to the part of a test's name, or to nothing.
-ONLY = {}
 
 
-def parse(arguments):
-    """Returns whether the run is short, and the arguments of cargo."""
-    is_short, kept = False, []
-    arguments = iter(arguments)
-    for argument in arguments:
-        if argument == "--short":
-            is_short = True
-        elif argument == "--only":
-            program, _, tests = next(arguments).partition("=")
-            ONLY[program] = tests
-        else:
-            kept.append(argument)
-    return is_short, kept
-
-
-def main():
-    is_short, arguments = parse(sys.argv[1:])
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    todo = sorted(programs(arguments), key=lambda program: rank.get(program[0], len(LONGEST)))
-    if ONLY:
-        todo = [program for program in todo if f"{os.path.basename(program[1])}/{program[0]}" in ONLY]
-        if len(todo) != len(ONLY):
-            sys.exit(f"{len(ONLY)} programs are asked for, and {len(todo)} of them exist")
-    elif not is_short and "FERRITE_RINGS" not in os.environ and rings_offered():
-        todo += [(*program, "off") for program in todo if program[0] in BOTH_WAYS]
-    alone = [program for program in todo if program[0] in ALONE]
-    todo = [program for program in todo if program[0] not in ALONE]
-    failed, choosing = [], threading.Lock()
+def run_all(todo, recorded):
+    """Runs all, the longest first, so that none runs alone at the end, and a group that nobody timed before those."""
+    todo.sort(key=lambda group: -recorded.get(group.key(), 1e9))
+    waiting = [group for group in todo if group.name not in ALONE]
+    choosing = threading.Lock()
 
     def lane():
         while True:
             with choosing:
-                if not todo:
+                if not waiting:
                     return
-                program = todo.pop(0)
-            if not run(program, is_short):
-                failed.append(program)
+                group = waiting.pop(0)
+            run(group)
 
     lanes = [threading.Thread(target=lane) for _ in range(2)]
     for thread in lanes:
         thread.start()
     for thread in lanes:
         thread.join()
-    failed += [program for program in alone if not run(program, is_short)]
-    documented = is_short or ONLY or subprocess.run(["cargo", "test", "--doc", *arguments], check=False).returncode == 0
-    for name, folder, _, *way in failed:
-        print(f"FAILED: cargo test -p {os.path.basename(folder)} ({' '.join([name, *way])})")
+    for group in todo:
+        if group.name in ALONE:
+            run(group)
+
+
+def recorded_times():
+    """The seconds of each group, as the list in the documentation has them."""
+    try:
+        with open(TIMES, encoding="utf-8") as file:
+            return {key: float(seconds) for key, seconds in re.findall(r"^\| (\S.*?) \| ([\d.]+) \|$", file.read(), re.M)}
+    except FileNotFoundError:
+        return {}
+
+
+def record(done):
+    """Writes the list anew, below its introduction."""
+    with open(TIMES, encoding="utf-8") as file:
+        intro = file.read().split("| group |")[0]
+    rows = sorted(done, key=lambda group: (-round(group.seconds), group.key()))
+    with open(TIMES, "w", encoding="utf-8") as file:
+        file.write(intro + "| group | seconds |\n| --- | ---: |\n")
+        file.writelines(f"| {group.key()} | {group.seconds:.0f} |\n" for group in rows if group.seconds >= 1)
+
+
+def grown(done, recorded):
+    """The groups that have become slower than all the others have, in lines."""
+    known = [(group, recorded[group.key()]) for group in done if group.key() in recorded]
+    ratios = [group.seconds / was for group, was in known if was >= 5]
+    # A slower or busier machine slows most of them; its upper quartile tells by how much.
+    pace = max(1.0, statistics.quantiles(ratios, n=4)[2]) if len(ratios) > 3 else 1.0
+    return [
+        f"{group.key()} took {group.seconds:.0f} s, and {was:.0f} when docs/test-times.md was written"
+        for group, was in known
+        if group.seconds > was * pace * GROWTH + SLACK_S
+    ]
+
+
+def parse(arguments):
+    """Returns the kind of run, what it is limited to, and the arguments of cargo."""
+    kind, only, kept = "whole", {}, []
+    arguments = iter(arguments)
+    for argument in arguments:
+        if argument in ("--short", "--record"):
+            kind = argument.removeprefix("--")
+        elif argument == "--only":
+            group, _, tests = next(arguments).partition("=")
+            only[group] = tests
+        else:
+            kept.append(argument)
+    return kind, only, kept
+
+
+def chosen(kind, only, all_groups):
+    """Those of the groups that are to run, with those of their tests."""
+    if only:
+        for group in all_groups:
+            group.keep([only.get(group.key(), "")])
+        todo = [group for group in all_groups if group.key() in only]
+        if len(todo) != len(only):
+            sys.exit(f"{len(only)} groups are asked for, and {len(todo)} of them exist")
+    elif kind == "short":
+        os.environ["FERRITE_SHORT"] = "1"
+        todo = [group for group in all_groups if SHORT.get(group.name, []) is not None]
+        for group in todo:
+            group.keep(SHORT.get(group.name, ["not"]))
+    else:
+        todo = list(all_groups)
+        if "FERRITE_RINGS" not in os.environ and rings_offered():
+            twice = [group for group in todo if group.name in BOTH_WAYS]
+            todo += [Group(group.folder, group.name, group.executable, group.tests, "off") for group in twice]
+    return [group for group in todo if group.tests]
+
+
+def main():
+    kind, only, arguments = parse(sys.argv[1:])
+    began = time.monotonic()
+    recorded = recorded_times()
+    todo = chosen(kind, only, groups(arguments))
+    run_all(todo, recorded)
+    is_whole = kind != "short" and not only
+    documented = not is_whole or subprocess.run(["cargo", "test", "--doc", *arguments], check=False).returncode == 0
+    failures = [f"cargo test -p {group.key()}" for group in todo if not group.ended_well]
+    if kind == "record" and not failures:
+        record(todo)
+    elif is_whole:
+        failures += grown(todo, recorded)
     if not documented:
-        print("FAILED: cargo test --doc")
-    sys.exit(1 if failed or not documented else 0)
+        failures.append("cargo test --doc")
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    print(f"== {sum(len(group.tests) for group in todo)} tests took {time.monotonic() - began:.0f} s with their build")
+    sys.exit(1 if failures else 0)
 
 
 main()

@@ -3,13 +3,12 @@
 //! A change that fails has happened or it has not; readers see one of the two at any time, and so does the next
 //! opening, where nothing is lost and nothing leaks.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::compare;
-use common::sparse::Sparse;
+use crate::common;
+use crate::common::compare;
+use crate::common::sparse::Sparse;
 use ferrite_blob::device::{Device, Fault, Faulty, Memory, Slow, Target};
 use ferrite_blob::{Blob, BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
 

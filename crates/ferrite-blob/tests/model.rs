@@ -1,10 +1,8 @@
 //! Random operations on a store, compared with what they should come to, with reopenings in between.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Maker, Model, compare, is_full};
+use crate::common::{Maker, Model, compare, is_full};
 use ferrite_blob::device::Memory;
 use ferrite_blob::{BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
 use ferrite_testkit::seed_from_env;

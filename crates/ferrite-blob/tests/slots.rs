@@ -1,12 +1,10 @@
 //! More blobs than there are slots in front of the clusters: where the next ones go, and when there are none.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use common::sparse::Sparse;
+use crate::common::sparse::Sparse;
 use ferrite_blob::device::{Device, Memory, Op};
 use ferrite_blob::{BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
 use parking_lot::Mutex;

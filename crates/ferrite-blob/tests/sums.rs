@@ -1,7 +1,5 @@
 //! Checksums of data: what a device changes, loses or puts elsewhere is an error of the read, and of that page only.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -1,12 +1,11 @@
 //! Addresses on the command line: `pm:PATH` is a pool wherever a path is one, and what this build cannot open is
 //! refused by name before anything is done.
 
-mod common;
-
 use std::ffi::OsString;
 use std::path::Path;
 
-use common::{fails, ferrite, has_fuse, ok};
+use crate::common;
+use crate::common::{fails, ferrite, has_fuse, ok};
 
 fn pm(path: &Path) -> OsString {
     let mut address = OsString::from("pm:");

@@ -1,13 +1,12 @@
 //! Whoever administers pools sees what is there: other users' pools, dead daemons, damage, what a container lacks.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh};
+use crate::common;
+use crate::common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh};
 
 /// A mount that is gone when dropped, whatever happened.
 struct Mounted<'a>(&'a Path);

@@ -3,14 +3,12 @@
 //! The server may be gone, or stand still with the connections open: then requests have been sent, and may be carried
 //! out.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, fails, ferrite, has_fuse, ok, text};
+use crate::common::{TestPool, fails, ferrite, has_fuse, ok, text};
 
 /// Enough for a loaded machine; what hangs takes longer.
 const SOON: Duration = Duration::from_secs(20);

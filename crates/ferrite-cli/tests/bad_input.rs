@@ -1,11 +1,10 @@
 //! Bad input gets an error that names the thing, the cause and the remedy, a non-zero exit, and changes nothing.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{fails, ferrite, mkfs, ok};
+use crate::common;
+use crate::common::{fails, ferrite, mkfs, ok};
 
 fn pool(dir: &Path) -> PathBuf {
     let pool = dir.join("pool");

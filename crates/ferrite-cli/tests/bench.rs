@@ -1,13 +1,11 @@
 //! `ferrite-lab bench` measures any directory, prints each operation once, and removes what it made.
 
-mod common;
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::server::Server;
-use common::{fails, ferrite, ok};
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, ok};
 
 const NAMES: [&str; 8] = [
     "write, 1 MiB, fsync",

@@ -1,11 +1,9 @@
 //! The kernel caches pages of files on a mount; nobody reads an old one after a direct write has returned, in whatever
 //! way.
 
-mod common;
-
 use std::process::Command;
 
-use common::{TestPool, has_fuse, ok};
+use crate::common::{TestPool, has_fuse, ok};
 
 const PROGRAM: &str = include_str!("coherence.py");
 

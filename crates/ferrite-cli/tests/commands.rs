@@ -1,7 +1,5 @@
 //! Commands find the pool that is meant, go on where they can, and neither hang nor leave something half done.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh, text};
+use crate::common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh, text};
 use ferrite::volume::{Address, VolumeInfo};
 
 /// Whether something is mounted on a directory.

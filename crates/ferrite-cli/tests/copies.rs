@@ -2,16 +2,13 @@
 //!
 //! What is protected: what a command said is done is there afterwards, on every copy once it was resynchronised; and
 //! who runs the command hears of a copy that lacks something.
-#![cfg(feature = "rdma")]
-
-mod common;
 
 use std::io::Write;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::server::Server;
-use common::{fails, ferrite, mkfs, ok};
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, mkfs, ok};
 use serde_json::Value;
 
 /// Runs a command with this on its standard input.

@@ -1,7 +1,5 @@
 //! Copies of pools: `ferrite copy` makes sound ones while programs write, and others are told from them.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -9,7 +7,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, fails, ferrite, has_fuse, ok, text};
+use crate::common::{TestPool, fails, ferrite, has_fuse, ok, text};
 
 const MAYBE_COPIED: &str = "may be a copy that was taken while the original was mounted";
 

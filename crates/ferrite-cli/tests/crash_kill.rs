@@ -1,7 +1,5 @@
 //! The daemon is killed while programs are at work: what returned is there, and in order.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{PAGE, TestPool, has_fuse, ok, soak};
+use crate::common::{PAGE, TestPool, has_fuse, ok, soak};
 
 /// What one writer knows to have returned.
 #[derive(Default)]

@@ -1,12 +1,10 @@
 //! `mkfs --data-checksum` from outside: `info` says so, and a damaged page is an error on a mount and a finding of
 //! `scrub`.
 
-mod common;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, mkfs, ok, unlike_pages};
+use crate::common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, mkfs, ok, unlike_pages};
 
 /// What is damaged.
 fn content() -> Vec<u8> {

@@ -1,14 +1,13 @@
 //! What goes wrong while a pool is mounted is reported: in the log, in syslog, by `ferrite info`.
 
-mod common;
-
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, ok, sh, unlike_pages};
+use crate::common;
+use crate::common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, ok, sh, unlike_pages};
 
 /// Waits until a log says something.
 fn says(log: &Path, what: &str) -> String {

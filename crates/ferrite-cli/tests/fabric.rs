@@ -1,15 +1,12 @@
 //! `fabric://` as its users meet it: an export over libfabric, what is said when that cannot be, and what `ferrite
 //! doctor` says of it.
-#![cfg(feature = "fabric")]
-
-mod common;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::fabric::{doctor, find, has};
-use common::{fails, ferrite, mkfs, ok};
+use crate::common::fabric::{doctor, find, has};
+use crate::common::{fails, ferrite, mkfs, ok};
 
 /// A pool that is served, until it is dropped.
 struct Served {

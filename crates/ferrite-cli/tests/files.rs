@@ -1,8 +1,6 @@
 //! `ferrite cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`: files in volumes that are not mounted, on a server and in a
 //! pool of this machine.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
@@ -12,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use common::server::Server;
-use common::{fails, ferrite, mkfs, ok, sh};
+use crate::common;
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, mkfs, ok, sh};
 use tempfile::TempDir;
 
 /// Where the files of a test are.

@@ -1,13 +1,11 @@
 //! `ferrite fsck` on a damaged pool, as an administrator meets it: what it says, what it changes, and its exit codes.
 
-mod common;
-
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use common::{TestPool, create, fails, ferrite, has_fuse, ok, sh, text};
+use crate::common::{TestPool, create, fails, ferrite, has_fuse, ok, sh, text};
 use ferrite::Fs;
 use ferrite_fs::layout::{BlockNo, Inum};
 

@@ -1,14 +1,12 @@
 //! Full pools and huge files: `ENOSPC` in time, nothing damaged, `df` true, and what frees space always works.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{TestPool, has_fuse, ok, sh};
+use crate::common::{TestPool, has_fuse, ok, sh};
 
 fn free_bytes(test: &TestPool) -> u64 {
     let stat = rustix::fs::statvfs(&test.dir).unwrap();

@@ -1,15 +1,13 @@
 //! Mounting and serving leave nothing behind, however often and however they end: sockets, files in directories for
 //! temporary ones, state in the pool, descriptors, threads and memory of a server.
 
-mod common;
-
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use common::server::Server;
-use common::{fails, ferrite, has_fuse, mkfs, ok, sh};
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, has_fuse, mkfs, ok, sh};
 use serde_json::Value;
 
 fn names_in(dir: &Path) -> Vec<String> {

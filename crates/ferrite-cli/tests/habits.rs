@@ -1,13 +1,12 @@
 //! What programs and administrators take for granted of a file system on Linux.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use common::{TestPool, ferrite, has_fuse, ok, sh};
+use crate::common;
+use crate::common::{TestPool, ferrite, has_fuse, ok, sh};
 
 /// Runs a command as a user who is in one other group.
 fn as_user(user: u32, program: &Path, words: &[&str]) -> Command {

@@ -1,15 +1,13 @@
 //! Mounts of one server whose kernels keep what they are told (`-o cache=leased`): each sees what the other has done as
 //! soon as that has returned.
 
-mod common;
-
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, ferrite, has_fuse, ok};
+use crate::common::{TestPool, ferrite, has_fuse, ok};
 
 const LEASED: [&str; 2] = ["-o", "cache=leased"];
 

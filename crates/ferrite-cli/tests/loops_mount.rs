@@ -5,8 +5,6 @@
 //! 1,500 turns, since the journal's mark moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP` runs one
 //! loop alone.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -14,7 +12,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::time::Instant;
 
-use common::{PAGE, TestPool, has_fuse, ok, sh, soak};
+use crate::common;
+use crate::common::{PAGE, TestPool, has_fuse, ok, sh, soak};
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags, fallocate, renameat_with};
 
 /// A loop on a mount.

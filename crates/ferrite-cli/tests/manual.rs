@@ -1,11 +1,9 @@
 //! Man pages and completions are made from the same source as `--help`: every command has a page, every shell a file.
 
-mod common;
-
 use std::fs;
 use std::process::Command;
 
-use common::{ferrite, ok};
+use crate::common::{ferrite, ok};
 
 /// The commands that `ferrite --help` lists.
 fn commands() -> Vec<String> {

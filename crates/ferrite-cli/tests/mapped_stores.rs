@@ -1,12 +1,11 @@
 //! What programs store in shared mappings, which only the kernel knows until it writes it: nobody is told that it is
 //! durable when it is not, and no copy leaves it out.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{TestPool, ferrite, has_fuse, ok};
+use crate::common;
+use crate::common::{TestPool, ferrite, has_fuse, ok};
 use tempfile::TempDir;
 
 fn python(script: &str, words: &[&str]) -> String {

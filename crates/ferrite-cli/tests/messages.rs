@@ -1,11 +1,9 @@
 //! Exact texts of what users do wrong most often: each names the thing, the cause and the mend, and what it tells users
 //! to type can be typed.
 
-mod common;
-
 use std::fs;
 
-use common::{fails, ferrite, ok};
+use crate::common::{fails, ferrite, ok};
 
 /// A pool that this process has open through the library is not mounted anywhere.
 #[test]

@@ -1,14 +1,12 @@
 //! What a server tells of itself: `serve --metrics` to Prometheus, `ferrite top` to its clients.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::server::Server;
-use common::{fails, ferrite, ok};
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, ok};
 
 const DASHBOARD: &str = include_str!("../../../dist/grafana/ferrite.json");
 

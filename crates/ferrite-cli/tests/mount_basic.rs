@@ -1,7 +1,5 @@
 //! A mount does what a file system does, comes and goes in order, and survives its daemon.
 
-mod common;
-
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -10,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, fails, ferrite, has_fuse, ok, sh, ways};
+use crate::common::{TestPool, fails, ferrite, has_fuse, ok, sh, ways};
 
 #[test]
 fn content_and_attributes_outlive_the_mount() {

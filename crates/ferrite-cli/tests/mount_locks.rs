@@ -1,8 +1,6 @@
 //! Locks between processes on a mount: the same whether the kernel keeps those of `fcntl` or the engine, except for who
 //! else sees them.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -11,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{TestPool, ferrite, has_fuse, ok, ways};
+use crate::common::{TestPool, ferrite, has_fuse, ok, ways};
 use ferrite::{Fs, LockKind, OpenOptions, Wait};
 use ferrite_fuse::FuseOptions;
 use ferrite_vfs::memfs::MemFs;

@@ -2,13 +2,12 @@
 //! server's export, with and without leases: those that the kernel shows, those of access times, and those that have no
 //! effect, which nobody is let believe in.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::server::Server;
-use common::{ferrite, has_fuse, ok, text};
+use crate::common;
+use crate::common::server::Server;
+use crate::common::{ferrite, has_fuse, ok, text};
 use tempfile::TempDir;
 
 /// What is mounted.

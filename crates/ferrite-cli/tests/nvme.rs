@@ -1,13 +1,11 @@
 //! Pools on devices, which are files here: made, mounted, killed, served, checked; what is refused, and how.
-#![cfg(feature = "nvme")]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{fails, ferrite, has_fuse, ok, sh};
+use crate::common;
+use crate::common::{fails, ferrite, has_fuse, ok, sh};
 use tempfile::TempDir;
 
 /// A pool of two devices, and a directory to mount it on.

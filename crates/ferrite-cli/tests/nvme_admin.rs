@@ -1,13 +1,10 @@
 //! Administration of pools on devices: what a crash in the middle of it leaves, and that a look writes nothing.
-#![cfg(feature = "nvme")]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{fails, ferrite, has_fuse, ok, sh};
+use crate::common::{fails, ferrite, has_fuse, ok, sh};
 use tempfile::TempDir;
 
 /// A pool of one device, and a directory to mount it on.

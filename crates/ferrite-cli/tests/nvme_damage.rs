@@ -1,13 +1,11 @@
 //! Damage of pools on devices, as a user meets it: it is named, and what can be kept is.
-#![cfg(feature = "nvme")]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{fails, ferrite, has_fuse, ok, sh};
+use crate::common;
+use crate::common::{fails, ferrite, has_fuse, ok, sh};
 use tempfile::TempDir;
 
 /// A pool of one data device, and a directory to mount it on.

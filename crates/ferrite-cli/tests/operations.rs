@@ -3,13 +3,12 @@
 //! Blocks marked `sh` are run, one after the other, command by command. Behind a command may stand what it `prints`
 //! (lines in this order among others; `…` is anything) and what it `exits with`, which is 0 if nothing is said.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{has_fuse, text};
+use crate::common;
+use crate::common::{has_fuse, text};
 
 const DOC: &str = include_str!("../../../docs/operations.md");
 /// Blocks that are not run: for devices and services, for what changes the machine, for parts of files. No more shall

@@ -1,13 +1,11 @@
 //! A closed or full output changes nothing of what a command does, and hides no exit code.
 
-mod common;
-
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{ferrite, has_fuse, mkfs, ok};
+use crate::common::{ferrite, has_fuse, mkfs, ok};
 
 /// A pool with an error: its second superblock.
 fn damaged(dir: &Path) -> PathBuf {

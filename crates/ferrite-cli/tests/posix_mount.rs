@@ -3,16 +3,13 @@
 //!
 //! Which side is wrong, table or file system? `FERRITE_POSIX_DIR=/some/dir` runs the tables on another file system.
 
-mod common;
-#[path = "../../ferrite/tests/posix/mod.rs"]
-mod posix;
-
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use common::{TestPool, has_fuse, ways};
-use posix::{Answer, GivenTime, Run, System, Times, User, given_time, number, octal};
+use crate::common::{TestPool, has_fuse, ways};
+use crate::posix;
+use crate::posix::{Answer, GivenTime, Run, System, Times, User, given_time, number, octal};
 
 fn check(result: impl Into<i64>) -> Result<i64, i32> {
     let result = result.into();

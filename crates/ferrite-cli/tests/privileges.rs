@@ -1,8 +1,6 @@
 //! Rights that a file gives to those who run it (setuid, setgid, file capabilities) end with a change of its content or
 //! its owner: on every kind of mount, for each kind of change, and before the change returns.
 
-mod common;
-
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
@@ -10,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{TestPool, has_fuse, ok, text};
+use crate::common;
+use crate::common::{TestPool, has_fuse, ok, text};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, StatxFlags, XattrFlags};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 

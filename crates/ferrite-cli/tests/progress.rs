@@ -1,11 +1,10 @@
 //! Long commands show how far they are on a terminal, and nothing elsewhere.
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{TestPool, ferrite, has_fuse, ok};
+use crate::common;
+use crate::common::{TestPool, ferrite, has_fuse, ok};
 
 /// What a command writes to its own terminal.
 fn on_terminal(words: &[&str]) -> String {

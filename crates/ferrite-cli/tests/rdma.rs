@@ -2,15 +2,12 @@
 //!
 //! What is protected: bytes go to a file and come back by verbs, programs that use the server's file system see them,
 //! and they are there after the server was killed; where verbs cannot be, the same commands work and say why.
-#![cfg(feature = "rdma")]
-
-mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 
-use common::server::Server;
-use common::{fails, ferrite, mkfs, ok};
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, mkfs, ok};
 use serde_json::Value;
 
 fn mr(words: &[&str]) -> Command {

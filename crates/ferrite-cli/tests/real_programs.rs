@@ -1,11 +1,10 @@
 //! Programs that know nothing of Ferrite, on a real mount: of a pool, and of what a server exports.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{TestPool, has_fuse, ok, sh, soak};
+use crate::common;
+use crate::common::{TestPool, has_fuse, ok, sh, soak};
 
 /// Runs `test`, then unmounts and checks the pool.
 fn finished(pool: TestPool, test: impl Fn(&TestPool)) {

@@ -1,8 +1,6 @@
 //! `ferrite serve` and mounts of what it exports, with real processes: what one mount writes the other reads, and a
 //! server that is killed and started again has lost nothing and done nothing twice.
 
-mod common;
-
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +10,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{fails, ferrite, has_fuse, mkfs, ok, sh, soak};
+use crate::common;
+use crate::common::{fails, ferrite, has_fuse, mkfs, ok, sh, soak};
 use tempfile::TempDir;
 
 /// Starts servers and kills them, as it reads on its standard input. A process of its own: one that this process starts

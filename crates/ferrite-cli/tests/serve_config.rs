@@ -1,8 +1,6 @@
 //! Servers with keys and with a configuration: several pools and exports, who gets in, and what is said of a file that
 //! is wrong.
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -10,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{fails, ferrite, has_fuse, mkfs, ok, sh};
+use crate::common;
+use crate::common::{fails, ferrite, has_fuse, mkfs, ok, sh};
 use tempfile::TempDir;
 
 const EXAMPLE: &str = include_str!("../../../dist/server.toml");

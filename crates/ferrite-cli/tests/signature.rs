@@ -1,12 +1,10 @@
 //! Programs that know files by their first bytes know a pool, once they have been told what `docs/format.md` says of
 //! it.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{ferrite, ok};
+use crate::common::{ferrite, ok};
 use ferrite_fs::Mapping;
 
 /// What file(1) says of a pool, with our description of it.

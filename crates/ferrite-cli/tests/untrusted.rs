@@ -1,8 +1,6 @@
 //! What others can do to a copy: servers that lie, users of honest servers who put links where the next copy goes, and
 //! names that are no text.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
@@ -12,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
-use common::server::Server;
-use common::{fails, ferrite, mkfs, ok, sh, text};
+use crate::common::server::Server;
+use crate::common::{fails, ferrite, mkfs, ok, sh, text};
 use rustix::fs::{CWD, Mode, OFlags};
 
 fn run(words: &[&str]) -> String {

@@ -3,11 +3,10 @@
 //! `FERRITE_SOAK=1` runs ten minutes (or `FERRITE_SOAK_SECONDS`) and compares latencies, which means something in a
 //! release build only.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::make;
+use crate::common;
+use crate::common::make;
 use ferrite_fs::{Engine, MountOptions, mkfs};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};

@@ -6,12 +6,10 @@
 //! fsck, and hold the tree after the last operation that returned, or after the one that was under way. Some are
 //! crashed again while they recover.
 
-mod common;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
+use crate::common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, ImageCursor, Log, Recorder, Region};
 use ferrite_vfs::{

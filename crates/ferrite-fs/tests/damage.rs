@@ -3,16 +3,14 @@
 //!
 //! Damage of data is in `data_checksum.rs`, damage at random in `src/repair/tests.rs` and the fuzz targets.
 
-mod common;
-#[path = "damage/keys.rs"]
 mod keys;
-#[path = "damage/names.rs"]
 mod names;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{fixed, image_of, make, pattern, write};
+use crate::common;
+use crate::common::{fixed, image_of, make, pattern, write};
 use ferrite_fs::{Engine, Mapping, MountOptions, PageDump, Superblock, fsck, identify, mkfs, repair};
 use ferrite_map::Inum;
 use ferrite_pm::{Recorder, Region};

@@ -1,11 +1,10 @@
 //! Checksums of file data (`mkfs --data-checksum`): damage is an error that names inode and offset, never wrong data;
 //! it is not copied into blocks that verify; what was written by whatever way verifies.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{fixed, image_of, make, mount, pattern};
+use crate::common;
+use crate::common::{fixed, image_of, make, mount, pattern};
 use ferrite_fs::{Engine, EngineError, Mapping, MkfsOptions, MountOptions, PageDump, fsck, identify, mkfs, repair};
 use ferrite_map::BlockNo;
 use ferrite_pm::{Recorder, Region};

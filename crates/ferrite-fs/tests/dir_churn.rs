@@ -1,10 +1,8 @@
 //! Names that come and go in a large directory leave it as large as it was.
 
-mod common;
-
 use std::collections::HashSet;
 
-use common::{fixed, image_of, make, mount};
+use crate::common::{fixed, image_of, make, mount};
 use ferrite_fs::mkfs;
 use ferrite_pm::Region;
 use ferrite_testkit::rng::Rng;

@@ -1,12 +1,11 @@
 //! What `durability=process` and `durability=fsync` promise on an ordinary file: operations pay for no sync; what tells
 //! of a power loss is safe from one; and whoever asks for durability gets it, with one sync for all that wait.
 
-mod common;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{make, write};
+use crate::common;
+use crate::common::{make, write};
 use ferrite_fs::{Durability, Engine, MountOptions, mkfs};
 use ferrite_pm::{Access, Medium, Region};
 use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};

@@ -1,14 +1,13 @@
 //! Media that fail under a mounted pool: an error instead of wrong data or a dead process, no change after it, nothing
 //! lost that returned before it.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::{capture, check, empty_pool, fixed, make, mount, pattern};
+use crate::common;
+use crate::common::{capture, check, empty_pool, fixed, make, mount, pattern};
 use ferrite_fs::{AtimePolicy, Engine, EngineError, MountOptions, fsck, mkfs, repair};
 use ferrite_map::Inum;
 use ferrite_pm::{Access, Choice, Recorder, Region};

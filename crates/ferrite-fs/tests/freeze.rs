@@ -1,12 +1,11 @@
 //! A frozen pool is one that was unmounted in order, for whoever looks at its bytes; and nothing is lost by it.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{capture, empty_pool, fixed, make, pattern, write};
+use crate::common;
+use crate::common::{capture, empty_pool, fixed, make, pattern, write};
 use ferrite_fs::layout::{CONTROL_STATE, STATE_CLEAN};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, is_clean, number_thread};
 use ferrite_pm::{Choice, Recorder, Region};

@@ -3,11 +3,9 @@
 //!
 //! Filling pools and going on with them is in `suites.rs` and, on a mount, in `ferrite/tests/full_device.rs`.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{fixed, image_of, make};
+use crate::common::{fixed, image_of, make};
 use ferrite_fs::{Engine, Mapping, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{

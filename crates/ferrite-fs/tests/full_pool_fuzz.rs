@@ -6,11 +6,9 @@
 //! else may, for want of space only. Content is compared, fsck runs at the end, and when all is removed all space is
 //! back. `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{fixed, image_of, make};
+use crate::common::{fixed, image_of, make};
 use ferrite_fs::{Engine, Mapping, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_testkit::rng::Rng;

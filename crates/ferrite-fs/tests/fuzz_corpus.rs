@@ -3,10 +3,6 @@
 //!
 //! `FERRITE_SEED` replays one random input of each target; `FERRITE_SOAK=1` runs each for three minutes.
 
-#[path = "../../../fuzz/src/attacks.rs"]
-mod attacks;
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -20,6 +16,9 @@ use ferrite_vfs::FileSystem;
 use ferrite_vfs::memfs::MemFs;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+
+use crate::attacks;
+use crate::common;
 
 /// Bytes of a patch.
 const PATCH: usize = 12;
@@ -189,7 +188,7 @@ fn try_random_inputs((target, attack): (&str, fn(&[u8])), first: u64, limit: Opt
     println!("{target}: {done} inputs");
 }
 
-/// Writes the corpora anew: `cargo test -p ferrite-fs --test fuzz_corpus -- --ignored`. Inputs with other names, that
+/// Writes the corpora anew: `cargo test -p ferrite-fs --test it fuzz_corpus:: -- --ignored`. Inputs with other names, that
 /// somebody found and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]

@@ -2,16 +2,13 @@
 //!
 //! What is protected: the format on the medium (docs/format.md). An image is never changed, nor its list, and none is
 //! ever taken away: who must change one to make this test pass has broken the pools of users. New ones come with
-//! `cargo test -p ferrite-fs --test golden make_images -- --ignored`, which adds a set of them; `FERRITE_SEED` chooses
+//! `cargo test -p ferrite-fs --test it golden::make_images -- --ignored`, which adds a set of them; `FERRITE_SEED` chooses
 //! the seed, and the program `zstd` must be there. A set is due when the format gains something that no image has yet.
 //!
 //! `NAME.pool.zst` is a pool, `NAME.txt` what is in it. Those called `dirty` were not unmounted: they have records to
 //! replay, and an orphan.
 
-mod common;
-#[path = "golden/content.rs"]
 mod content;
-#[path = "golden/list.rs"]
 mod list;
 
 use std::collections::BTreeSet;
@@ -21,7 +18,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use common::{check, image_of, mount};
+use crate::common::{check, image_of, mount};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, identify, is_clean, layout, mkfs};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;

@@ -1,12 +1,10 @@
 //! What a pool takes does not grow by being mounted, unmounted, cut off or left alone: its file, free blocks and
 //! inodes, descriptors, threads and memory of the process.
 
-mod common;
-
 use std::path::Path;
 use std::time::Duration;
 
-use common::{check, options};
+use crate::common::{check, options};
 use ferrite_fs::{Engine, MountOptions, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::growth::{Taken, files_in};

@@ -1,12 +1,10 @@
 //! Damage to the journal of a pool that crashed: what had returned is there, or the mount and fsck say that something
 //! is lost.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
+use crate::common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
 use ferrite_fs::layout::{CONTROL_MARK, encode_mark};
 use ferrite_fs::{Durability, Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, repair};
 use ferrite_pm::{Choice, Recorder, Region};

@@ -4,9 +4,7 @@
 //! Rewriting one file 1,500 times once left a pool of 1 GiB damaged: each freed slot of the table waits for the mark,
 //! so the file's key walked away from its home, farther than mount, check and repair believe of a sound pool.
 
-mod common;
-
-use common::{fixed, make, options};
+use crate::common::{fixed, make, options};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_vfs::{

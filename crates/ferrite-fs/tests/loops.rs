@@ -279,7 +279,7 @@ fn run_all(test: &str, pool: Pool, wanted: impl Fn(&Loop) -> bool, effort: Effor
                 .unwrap_or("no text");
             failures.push(format!(
                 "{}, seed {seed}, loop {} ({}), {progress}: {text}\n  again: {}{} FERRITE_LOOP={} FERRITE_SEED={seed} \
-                 cargo test -p ferrite-fs --test loops {test}",
+                 cargo test -p ferrite-fs --test it loops::{test}",
                 pool.name(),
                 of.name,
                 of.presses,

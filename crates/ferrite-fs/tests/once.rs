@@ -4,11 +4,10 @@
 //! Contents: a client that sends random changes, loses answers, and sends again; the reference engine, which is
 //! asked once, says what must be there.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Tree, capture, fixed, pattern};
+use crate::common;
+use crate::common::{Tree, capture, fixed, pattern};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_vfs::memfs::MemFs;

@@ -2,11 +2,9 @@
 //! ring, records that are dead, moves followed by others. Each test does what breaks if one line of the engine is left
 //! out.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
+use crate::common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck};
 use ferrite_pm::{Choice, Log, Recorder, Region};
 use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr, SpaceOf};

@@ -1,11 +1,9 @@
 //! Files that lose their last name: whoever lets go last, the remover or a holder, frees them, and `info` and fsck
 //! count those between.
 
-mod common;
-
 use std::sync::{Arc, Barrier};
 
-use common::{empty_pool, image_of, make, options};
+use crate::common::{empty_pool, image_of, make, options};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Recorder, Region};
 use ferrite_vfs::{FileSystem, FsError, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM};

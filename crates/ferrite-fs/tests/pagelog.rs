@@ -1,11 +1,10 @@
 //! Page logs from outside: what unaligned writes cost, what reading and folding them gives, and all of it at once.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::make;
+use crate::common;
+use crate::common::make;
 use ferrite_fs::{AtimePolicy, Engine, MountOptions, fsck, mkfs};
 use ferrite_pm::{Medium, Recorder, Region};
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};

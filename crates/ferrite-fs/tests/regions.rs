@@ -3,16 +3,15 @@
 //! What is protected: nobody is lost a byte, local changes and those from elsewhere in any order; the adapter is never
 //! left with a place that a page has left; and the file is an ordinary one again when all is over.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::bound::{POOL_BYTES, fallocate, options, pool, quiet, read, reopened, soak, truncate};
-use common::remote::{Remote, WRITABLE};
-use common::{check, image_of, make, mount, pattern, write};
+use crate::common;
+use crate::common::bound::{POOL_BYTES, fallocate, options, pool, quiet, read, reopened, soak, truncate};
+use crate::common::remote::{Remote, WRITABLE};
+use crate::common::{check, image_of, make, mount, pattern, write};
 use ferrite_fs::{Engine, Mapping, MountOptions, create, fsck, mkfs};
 use ferrite_pm::{Access as Opening, Region as Pool};
 use ferrite_vfs::regions::{Access, Adapter, Binding, PageRun, Regions};

@@ -1,11 +1,9 @@
 //! Local changes of a bound file, and those from elsewhere, in any order: no byte is lost.
 //! `FERRITE_SEED` replays.
 
-mod common;
-
-use common::bound::{fallocate, options, pool, read, reopened, seed, soak, truncate};
-use common::remote::Remote;
-use common::{check, make, mount, pattern, write};
+use crate::common::bound::{fallocate, options, pool, read, reopened, seed, soak, truncate};
+use crate::common::remote::Remote;
+use crate::common::{check, make, mount, pattern, write};
 use ferrite_fs::{Engine, Mapping};
 use ferrite_vfs::regions::{Access, Regions};
 use ferrite_vfs::{FallocateMode, FileSystem, FsError, Ino, ROOT_INO, RenameMode, SYSTEM, SetAttr};

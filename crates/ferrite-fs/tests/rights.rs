@@ -3,13 +3,12 @@
 //!
 //! Each step is crashed at each fence, as in `crash.rs`.
 
-mod common;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use common::remote::{Remote, WRITABLE};
-use common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
+use crate::common;
+use crate::common::remote::{Remote, WRITABLE};
+use crate::common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_vfs::regions::{Adapter, Binding, Regions};

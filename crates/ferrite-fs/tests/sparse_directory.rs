@@ -1,8 +1,6 @@
 //! A directory that is mostly holes, after most of its names have gone.
 
-mod common;
-
-use common::{fixed, make};
+use crate::common::{fixed, make};
 use ferrite_fs::{Engine, Mapping, MountOptions, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};

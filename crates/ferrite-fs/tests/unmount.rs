@@ -1,11 +1,9 @@
 //! Unmounting while others work: what had returned is there, and a pool that says it is clean is so.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{empty_pool, fixed, pattern};
+use crate::common::{empty_pool, fixed, pattern};
 use ferrite_fs::{Engine, MountOptions, fsck, number_thread};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, SYSTEM};

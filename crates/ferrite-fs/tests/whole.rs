@@ -1,11 +1,10 @@
 //! Every call of more than one step fails whole: with each fence of the medium failing, and with no, one, two ...
 //! blocks free, until it succeeds.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{check, empty_pool, fixed, make};
+use crate::common;
+use crate::common::{check, empty_pool, fixed, make};
 use ferrite_fs::{AtimePolicy, Engine, Mapping, MountOptions};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;

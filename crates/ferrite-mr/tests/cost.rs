@@ -1,14 +1,12 @@
 //! What registration and a packet's guard cost. Nothing is compared with a time: machines differ. `--ignored` prints.
 
-mod double;
-
 use std::time::Instant;
 
 use ferrite_measure::Rng;
 use ferrite_mr::{Options, Run, compare};
 use ferrite_roce::memory::Memory;
 
-use double::{message, read, stage, write};
+use crate::double::{message, read, stage, write};
 
 /// The lines that docs/filemr.md has.
 #[test]

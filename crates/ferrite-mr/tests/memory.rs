@@ -1,7 +1,5 @@
 //! One thread's memory over bound files, call by call as a responder makes them.
 
-mod double;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -12,7 +10,7 @@ use ferrite_testkit::rng::pattern;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Cred, Ctx, FsError, SYSTEM};
 
-use double::{PAGE, SESSION, WRITABLE, message, patiently, read, stage, write};
+use crate::double::{PAGE, SESSION, WRITABLE, message, patiently, read, stage, write};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,8 +3,6 @@
 //! What is protected: who takes a page or a key back waits for the packet that uses it, from its first store until its
 //! fence is over; a change of permissions reaches a key that is just being given.
 
-mod double;
-
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -16,7 +14,7 @@ use ferrite_testkit::rng::pattern;
 use ferrite_vfs::regions::{Binding, Region};
 use ferrite_vfs::{Cred, Ctx, SYSTEM};
 
-use double::{SESSION, Stage, WRITABLE, message, patiently, read, stage, write};
+use crate::double::{SESSION, Stage, WRITABLE, message, patiently, read, stage, write};
 
 const SIZE: u64 = 20_000;
 /// What need not wait has long been done.

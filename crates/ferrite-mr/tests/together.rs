@@ -2,8 +2,6 @@
 //!
 //! What is protected: no write of either side is lost or lands elsewhere; the engine's own assertions hold (`double`).
 
-mod double;
-
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use ferrite_mr::Options;
@@ -11,7 +9,7 @@ use ferrite_roce::memory::{APPEND_AT, Fault, Memory};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use double::{PAGE, SESSION, patiently, read, stage, write};
+use crate::double::{PAGE, SESSION, patiently, read, stage, write};
 
 const PAGES: u64 = 4;
 const WORDS: u64 = PAGES * PAGE as u64 / 8;

@@ -1,9 +1,5 @@
 //! Bound files at the end of a network that loses, repeats, reorders and changes datagrams.
 
-mod double;
-#[path = "../../ferrite-roce/tests/support/mod.rs"]
-mod support;
-
 use ferrite_mr::{FileMemory, Options};
 use ferrite_roce::memory::{APPEND_AT, RESERVE_AT};
 use ferrite_roce::requester::{Outcome, Request};
@@ -12,8 +8,8 @@ use ferrite_roce::wire::cm::Mtu;
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use double::{SESSION, Stage, stage};
-use support::{Hosts, Weather};
+use crate::double::{SESSION, Stage, stage};
+use crate::support::{Hosts, Weather};
 
 const BAD: Weather = Weather {
     loss: 5,

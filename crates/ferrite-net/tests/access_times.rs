@@ -1,11 +1,9 @@
 //! A read-only export moves no access time, whoever reads and however, on each engine. The same reads through an export
 //! that may be written do, so that this can fail.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{connect_export, export, make_pool, serve};
+use crate::common::{connect_export, export, make_pool, serve};
 use ferrite_blob::device::uring::{Options as Opening, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, FormatOptions};
 use ferrite_fs::{AtimePolicy, Engine, MountOptions};

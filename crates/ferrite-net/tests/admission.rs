@@ -1,18 +1,16 @@
 //! The list of everything that clients can make the server keep: each has a bound, a client that meets it hears why,
 //! and no other client notices.
 
-mod common;
-
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::bystander::{Bystander, new_file};
-use common::proxy::{Proxy, Weather};
-use common::raw::Raw;
-use common::{connect, export, make_pool, mount, serve};
+use crate::common::bystander::{Bystander, new_file};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::raw::Raw;
+use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_net::client::{Client, ClientOptions, ConnectError};
 use ferrite_net::secure::Key;
 use ferrite_net::server::{Bounds, KeyWanted, Keys, Rdma, Resource, ServerOptions};

@@ -1,14 +1,12 @@
 //! Requests that come again: locks that a session claims anew after each restart, and a change that a client sends a
 //! second time while the first waits.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::bystander::new_file;
-use common::raw::Raw;
-use common::{export, make_pool, mount, serve, serve_at};
+use crate::common::bystander::new_file;
+use crate::common::raw::Raw;
+use crate::common::{export, make_pool, mount, serve, serve_at};
 use ferrite_net::server::ServerOptions;
 use ferrite_net::wire::{Node, OpenedFile, Request, SessionState, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};

@@ -4,12 +4,11 @@
 //! files, large directories and many locks, and asks the server how long its threads were at work. A kind that is new
 //! fails it until it is added here, and to the table in docs/engines.md.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::raw::Raw;
-use common::{export, make_pool, mount, serve};
+use crate::common;
+use crate::common::raw::Raw;
+use crate::common::{export, make_pool, mount, serve};
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::{Node, QueuePairTold, REQUEST_NUMBERS, Request, Told, UdpPlace};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};

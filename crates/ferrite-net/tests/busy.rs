@@ -1,14 +1,12 @@
 //! A server that is busy for longer than the lease: nobody loses a session whose signs of life lie unread meanwhile,
 //! and those that are gone are still found out.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::raw::Raw;
-use common::{export, serve};
+use crate::common::raw::Raw;
+use crate::common::{export, serve};
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::{OpenedFile, Request, SessionState};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};

@@ -1,15 +1,13 @@
 //! Many clients at a time.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::bystander::{Bystander, new_file};
-use common::raw::Raw;
-use common::{connect, export, make_pool, mount, serve};
+use crate::common::bystander::{Bystander, new_file};
+use crate::common::raw::Raw;
+use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_net::server::{KeyWanted, Keys, Rdma, ServerOptions};
 use ferrite_net::wire::{BoundTold, GrantedKey, Node, QueuePairTold, RdmaCounters, Request, Told};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};

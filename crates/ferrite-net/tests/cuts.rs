@@ -3,13 +3,11 @@
 //! Clients are on TCP, whatever others use: it is their sockets' bytes that the network breaks. What is cut beside a
 //! fabric is in `fabric.rs`.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::proxy::{Proxy, Weather};
-use common::{connect, export, make_pool, mount, serve};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_fabric::secure::{Encryption, Key};
 use ferrite_fs::Engine;
 use ferrite_net::client::{Client, ClientOptions};

@@ -1,8 +1,6 @@
 //! Suites that every engine must pass, over a real connection to a pool on devices: its reads are answered when the
 //! device calls back, its changes by threads that may wait, its tokens are kept with the changes.
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +18,7 @@ use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::buffers::{Buffer, Pool};
 use ferrite_vfs::{FileSystem, NewFile, OpenMode, Position, ROOT_INO, Result, SYSTEM, Written};
 
-use common::{connect, export, serve};
+use crate::common::{connect, export, serve};
 
 const DEVICE_BYTES: u64 = 160 << 20;
 

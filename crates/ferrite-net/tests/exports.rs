@@ -1,14 +1,13 @@
 //! What an export does not show and does not allow, asked by clients that mean harm: seals, tickets and tokens of
 //! others, ways out of a subtree, changes of what is read-only, and root.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::bystander::{Bystander, new_file, node};
-use common::raw::{Raw, invented, unsealed_root};
-use common::{export, make_pool, mount, serve};
+use crate::common;
+use crate::common::bystander::{Bystander, new_file, node};
+use crate::common::raw::{Raw, invented, unsealed_root};
+use crate::common::{export, make_pool, mount, serve};
 use ferrite_net::server::{ExportOptions, NOBODY, Server, ServerOptions};
 use ferrite_net::wire::{
     ENTRY_FOLLOWS, Entry, EntryTold, LISTING_ENDS, Node, OpenedFile, Reader, Request, SessionState, Ticket, Told,

@@ -2,19 +2,16 @@
 //!
 //! `FERRITE_SEED` replays one random input of each target; `FERRITE_SOAK=1` runs each for three minutes.
 
-#[path = "../../../fuzz/src/answers.rs"]
-mod answers;
-#[path = "../../../fuzz/src/handshake.rs"]
-mod handshake;
-#[path = "../../../fuzz/src/network.rs"]
-mod network;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ferrite_net::wire::{Head, Request, Wire};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
+
+use crate::answers;
+use crate::handshake;
+use crate::network;
 
 /// All targets.
 const TARGETS: [network::Target; 4] = [
@@ -208,7 +205,7 @@ fn rand_seed() -> u64 {
         .map_or(1, |now| now.as_nanos() as u64)
 }
 
-/// Writes the corpora anew: `cargo test -p ferrite-net --test fuzz_corpus -- --ignored`. Inputs with other names, that
+/// Writes the corpora anew: `cargo test -p ferrite-net --test it fuzz_corpus:: -- --ignored`. Inputs with other names, that
 /// somebody found and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]

@@ -2,15 +2,12 @@
 //!
 //! The server is a process of its own ([`common::child`]), so that its memory is counted and nobody else's. The system
 //! says on Linux only how much that is.
-#![cfg(target_os = "linux")]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
-use common::child::{Site, serve_if_child};
-use common::make_pool;
-use common::raw::{Raw, unsealed_root};
+use crate::common::child::{Site, serve_if_child};
+use crate::common::make_pool;
+use crate::common::raw::{Raw, unsealed_root};
 use ferrite_net::wire::Request;
 
 /// Not a test: what the measured process runs.

@@ -1,17 +1,16 @@
 //! Exports with keys: who gets in, who does not, what is said to whom, and what somebody in between can do.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::bystander::{Bystander, new_file};
-use common::meddler::{Meddler, Side, Trick};
-use common::raw::{Raw, hello};
-use common::{export, make_pool, mount, serve};
+use crate::common;
+use crate::common::bystander::{Bystander, new_file};
+use crate::common::meddler::{Meddler, Side, Trick};
+use crate::common::raw::{Raw, hello};
+use crate::common::{export, make_pool, mount, serve};
 use ferrite_fabric::secure::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, VERDICT_BYTES, introduce};
 use ferrite_fabric::secure::{Credentials, Encrypt, Encryption, Key};
 use ferrite_fabric::{FabricError, HandshakeError};

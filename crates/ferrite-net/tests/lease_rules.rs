@@ -1,13 +1,11 @@
 //! Which leases a change recalls, who gets leases, and for how long who does not answer recalls gets none.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::raw::{Came, Raw};
-use common::{connect_leased_tcp, connect_tcp, export, serve};
+use crate::common::raw::{Came, Raw};
+use crate::common::{connect_leased_tcp, connect_tcp, export, serve};
 use ferrite_net::client::Client;
 use ferrite_net::server::{ExportOptions, ServerOptions};
 use ferrite_net::wire::{Node, RECALL_ID, Reader, Request, Told};

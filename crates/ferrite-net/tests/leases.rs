@@ -1,14 +1,12 @@
 //! Leased caches: what one client keeps never hides what another has done, and nobody holds up others for long.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proxy::{Proxy, Weather};
-use common::raw::Raw;
-use common::{connect, connect_leased, connect_leased_tcp, export, make_pool, mount, serve, serve_at};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::raw::Raw;
+use crate::common::{connect, connect_leased, connect_leased_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_net::client::Client;
 use ferrite_net::server::ServerOptions;
 use ferrite_net::wire::{Request, Told};

@@ -1,12 +1,10 @@
 //! What listings cost: who takes a directory in small parts, as kernels do, is not sent much more than it takes, and
 //! who takes it at once needs no more answers for that.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::raw::Raw;
-use common::{connect, export, serve};
+use crate::common::raw::Raw;
+use crate::common::{connect, export, serve};
 use ferrite_net::client::Client;
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::{Counted, ENTRY_FOLLOWS, Entry, LISTING_BYTES_MAX, LISTING_GOES_ON, Reader, Request};

@@ -1,15 +1,13 @@
 //! Locks between two clients: who waits gets the lock when it is released, however that happens; who must not have it
 //! does not.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use common::proxy::{Proxy, Weather};
-use common::raw::Raw;
-use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::raw::Raw;
+use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::Request;

@@ -2,15 +2,11 @@
 //!
 //! Each lie is one that a client once believed. The fuzz target `client_answers` looks for others.
 
-#[path = "../../../fuzz/src/answers.rs"]
-#[allow(dead_code, reason = "its target is run by `fuzz_corpus`")]
-mod answers;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use answers::{Frame, HEAD_BYTES, Liar, honest, number_of};
+use crate::answers::{Frame, HEAD_BYTES, Liar, honest, number_of};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::volume::RemoteVolume;
 use ferrite_net::wire::{ENTRY_FOLLOWS, Entry, EntryTold, LISTING_GOES_ON, Wire};

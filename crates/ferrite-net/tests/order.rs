@@ -1,13 +1,11 @@
 //! Requests that must not be done twice, or too late: a release that is repeated, a request of a connection that
 //! another has replaced.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::raw::{Raw, prefix};
-use common::{export, serve};
+use crate::common::raw::{Raw, prefix};
+use crate::common::{export, serve};
 use ferrite_net::server::ServerOptions;
 use ferrite_net::wire::{Request, SessionState, Told};
 use ferrite_vfs::memfs::MemFs;

@@ -1,15 +1,13 @@
 //! Long reads, which travel in pieces: each sees one state of the file, whatever others do to it meanwhile, and also if
 //! its pages are sent from where they lie.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proxy::{Proxy, Weather};
-use common::raw::Raw;
-use common::{RemotePool, RemoteReference, connect, connect_tcp, export, make_pool, mount, serve};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::raw::Raw;
+use crate::common::{RemotePool, RemoteReference, connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_fabric::secure::Key;
 use ferrite_net::server::ServerOptions;

@@ -1,11 +1,9 @@
 //! Servers whose machine goes down before they have synced what they had answered. The next one has an older image;
 //! here that is an empty one.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{connect, export, serve, serve_at};
+use crate::common::{connect, export, serve, serve_at};
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, Layer, Limits, NewFile, OpenMode, ROOT_INO, SYSTEM};

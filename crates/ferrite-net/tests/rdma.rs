@@ -4,17 +4,13 @@
 //! What is protected: nobody reaches by RDMA what he may not reach by requests, or not any more; what was acknowledged
 //! is there; where there is no RDMA the same calls work by requests, and say so.
 
-#[path = "common/double.rs"]
-mod double;
-
-mod common;
-
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{connect, connect_leased, export, serve, serve_at};
-use double::Double;
+use crate::common;
+use crate::common::{connect, connect_leased, export, serve, serve_at};
+use crate::double::Double;
 use ferrite_net::client::Client;
 use ferrite_net::rdma::{Adapter, BoundFiles, How, RemoteError, RemoteFile, RemoteOptions};
 use ferrite_net::server::{ExportOptions, KeyWanted, Keys, Rdma, Server, ServerOptions};
@@ -125,7 +121,7 @@ fn pages_of_a_pool_are_written_in_place() {
         exclusive: true,
     };
     let made = client.create(SYSTEM, ROOT_INO, b"file", &new).unwrap();
-    let file = RemoteFile::open(&client, SYSTEM, made.attr.ino, crate::options()).unwrap();
+    let file = RemoteFile::open(&client, SYSTEM, made.attr.ino, self::options()).unwrap();
     assert!(by_verbs(&file), "{}", file.how());
     let data: Vec<u8> = (0..100_000_u32).map(|index| (index * 7) as u8).collect();
     file.write(10_000, &data).unwrap();

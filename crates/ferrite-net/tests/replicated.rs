@@ -3,21 +3,14 @@
 //! What is protected: what was acknowledged is on as many copies as was asked for, at the same place; a copy that was
 //! away is never read or believed before it has caught up, whoever opens the set; and after a resync all are equal.
 
-#[path = "common/double.rs"]
-#[allow(dead_code, reason = "other tests use more of it")]
-mod double;
-#[path = "common/weather.rs"]
-mod weather;
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proxy::Proxy;
-use common::{export, serve, serve_at};
-use double::Double;
+use crate::common::proxy::Proxy;
+use crate::common::{export, serve, serve_at};
+use crate::double::Double;
+use crate::weather::Weather;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::rdma::{
     Acknowledge, Adapter, Extent, Held, How, RemoteError, RemoteFile, RemoteOptions, ReplicatedError, ReplicatedFile,
@@ -29,7 +22,6 @@ use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, NewFile, OpenMode, Position, ROOT_INO, SYSTEM};
-use weather::Weather;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -1,11 +1,9 @@
 //! Who may lock a file: those that may use it so. And how many requests for locks may wait.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::raw::Raw;
-use common::{export, serve};
+use crate::common::raw::Raw;
+use crate::common::{export, serve};
 use ferrite_net::server::{Server, ServerOptions};
 use ferrite_net::wire::{OpenedFile, Request, Told};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};

@@ -1,16 +1,14 @@
 //! What a session has, to the letter: who gets locks and slots back after a restart, what becomes of requests whose
 //! client has given up, and of those that come twice while an engine takes its time.
 
-mod common;
-
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proxy::{Proxy, Weather};
-use common::raw::{Raw, prefix};
-use common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::raw::{Raw, prefix};
+use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{Server, ServerOptions};

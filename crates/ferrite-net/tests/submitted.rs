@@ -1,14 +1,12 @@
 //! Reads and writes whose callers do not wait: each is answered once, with what a call would have given, also while
 //! connections break, slots are few and completions ask for more.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proxy::{Proxy, Weather};
-use common::{connect, connect_tcp, export, make_pool, mount, serve};
+use crate::common::proxy::{Proxy, Weather};
+use crate::common::{connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_buffers::Pool;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::ServerOptions;

@@ -1,15 +1,13 @@
 //! Clients of a part of an engine reach nothing else, even if somebody moves directories across its border or changes
 //! its `path`.
 
-mod common;
-
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::bystander::{new_file, node};
-use common::raw::Raw;
-use common::{export, serve};
+use crate::common::bystander::{new_file, node};
+use crate::common::raw::Raw;
+use crate::common::{export, serve};
 use ferrite_net::server::{ExportOptions, Server, ServerOptions};
 use ferrite_net::wire::{Node, OpenedFile, Request, SessionState, Told};
 use ferrite_vfs::memfs::MemFs;

@@ -1,13 +1,11 @@
 //! The suites that every engine must pass, over a real connection: on the reference engine and on a pool.
 
-mod common;
-
 use ferrite_fabric::secure::Key;
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
 
-use common::{RemotePool, RemoteReference};
+use crate::common::{RemotePool, RemoteReference};
 
 fn reference() -> Box<dyn TestEngine> {
     Box::new(RemoteReference::new())

@@ -1,16 +1,10 @@
 //! Leases on files that somebody has writable keys of: there are none as long as one key is left, whoever gives one
 //! back.
 
-#[allow(dead_code, reason = "this test uses a part of it")]
-#[path = "common/double.rs"]
-mod double;
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{connect, connect_leased, export, serve};
-use double::Double;
+use crate::common::{connect, connect_leased, export, serve};
+use crate::double::Double;
 use ferrite_net::client::Client;
 use ferrite_net::rdma::{Adapter, RemoteFile, RemoteOptions};
 use ferrite_net::server::ServerOptions;

@@ -1,13 +1,11 @@
 //! What a client vouches for, to a kernel that keeps it: nobody changes that before it was taken back.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{connect, connect_leased, export, serve};
+use crate::common::{connect, connect_leased, export, serve};
 use ferrite_net::client::Client;
 use ferrite_net::server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;

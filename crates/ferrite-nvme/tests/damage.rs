@@ -1,8 +1,6 @@
 //! Damage of every kind that the check knows: it is found, a repair mends it, and the pool is sound afterwards.
 
-mod common;
-
-use common::Memory;
+use crate::common::Memory;
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::{Cred, FsError, OpenFlags, SYSTEM, Vfs};
 

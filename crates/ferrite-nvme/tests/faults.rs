@@ -3,8 +3,7 @@
 //! In all cases: an error and no hang; what was acknowledged is there after opening again; files of other devices go
 //! on; the check finds the pool sound, or names what is damaged, and a repair mends it.
 
-#[path = "faults/pool.rs"]
-mod pool;
+pub(crate) mod pool;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

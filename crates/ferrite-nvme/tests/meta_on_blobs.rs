@@ -1,6 +1,4 @@
 //! Metadata on a blob store: it is there after opening again, and over power failures of the device.
-#![cfg(feature = "rocksdb")]
-
 use std::sync::Arc;
 
 use ferrite_blob::device::{Device, Logged, Memory, Recorder, lose_power};

@@ -1,16 +1,13 @@
 //! What seldom comes together, or goes on for long, in a whole pool: changes in the moment of another, stores that stay
 //! full or fail while a program tries again, times of tomorrow, many devices.
 
-#[path = "faults/pool.rs"]
-mod pool;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::faults::pool::{Pool, chmod, content, ino_of, open, put, read, rename, sound, unlink};
 use ferrite_vfs::{
     FallocateMode, FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, SetTime, Timestamp,
 };
-use pool::{Pool, chmod, content, ino_of, open, put, read, rename, sound, unlink};
 
 const MIB: u64 = 1 << 20;
 

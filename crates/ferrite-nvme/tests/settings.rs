@@ -1,6 +1,4 @@
 //! What a pool's file sets is what the pool does.
-#![cfg(feature = "rocksdb")]
-
 use std::path::Path;
 
 use ferrite_nvme::{MakeOptions, NvmeVolume, Options, make};

@@ -1,8 +1,6 @@
 //! Files without a blob: in their nodes, beside them, and how they come and go.
 
-mod common;
-
-use common::Memory;
+use crate::common::Memory;
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::rng::pattern;
 use ferrite_vfs::{

@@ -1,8 +1,6 @@
 //! The suites that every engine must pass (ferrite-testkit), on the NVMe engine with its stores in memory.
 
-mod common;
-
-use common::{HOMES, Home, Memory};
+use crate::common::{HOMES, Home, Memory};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};

@@ -1,6 +1,4 @@
 //! A source tree takes little more space than its files have bytes.
-#![cfg(feature = "rocksdb")]
-
 use std::path::Path;
 
 use ferrite_blob::device::uring::{Options as Opening, Reactor, Uring, Waiting};

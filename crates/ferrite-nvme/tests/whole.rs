@@ -1,16 +1,14 @@
 //! Every call of more than one step fails whole: with each request of the data device failing, each commit of the
 //! metadata refused or failing, and no, one, two ... units of space free, until it succeeds.
 
-#[path = "faults/pool.rs"]
-mod pool;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::faults::pool;
+use crate::faults::pool::Pool;
 use ferrite_blob::device::{Fault, Target};
 use ferrite_nvme::NvmeFs;
 use ferrite_testkit::whole::{Call, FILLER, State, calls, scene};
 use ferrite_vfs::{Ctx, FileKind, FileSystem, FsError, NewNode, Once, OpenMode, ROOT_INO, SYSTEM, SpaceOf};
-use pool::Pool;
 
 /// More requests than any call makes.
 const REQUESTS_MAX: u64 = 600;

@@ -2,8 +2,6 @@
 //!
 //! What is protected: whoever waits learns of it, with a cause; nothing is done for who has no queue pair.
 
-mod support;
-
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +12,7 @@ use ferrite_roce::wire::icrc::{self, Flow};
 use ferrite_roce::wire::packet::Repr;
 use ferrite_roce::wire::{Opcode, Psn, reth};
 
-use support::{Ends, Files, KEY, asking, connect, options, start};
+use crate::support::{Ends, Files, KEY, asking, connect, options, start};
 
 #[test]
 fn a_wrong_key_ends_the_queue_pair_and_the_service_hears_once() {

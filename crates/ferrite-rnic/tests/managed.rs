@@ -4,8 +4,6 @@
 //! What is protected: one that the service wants gets a queue pair on whichever thread, and loses it when it says so;
 //! one that it does not want gets none.
 
-mod support;
-
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +17,7 @@ use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::{Flow, Ids};
 use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
 
-use support::{Ends, Files, KEY};
+use crate::support::{Ends, Files, KEY};
 
 const SERVICE: u16 = 7_471;
 /// Where the packets of the server shall begin.

@@ -3,8 +3,6 @@
 //!
 //! What is protected: what is acknowledged is there, whole, and what is read is what was written.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::thread;
 
@@ -13,7 +11,7 @@ use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_testkit::rng::pattern;
 
-use support::{Files, KEY, LOOPBACKS, asking, connect, start};
+use crate::support::{Files, KEY, LOOPBACKS, asking, connect, start};
 
 #[test]
 fn every_verb_at_every_mtu_on_both_families() {

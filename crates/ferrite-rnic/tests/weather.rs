@@ -2,8 +2,6 @@
 //!
 //! What is protected: everything completes, and nothing is done twice, half, or in the wrong place.
 
-mod support;
-
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +14,7 @@ use ferrite_roce::wire::icrc::{self, Flow, Ids};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use support::{Files, KEY, LOOPBACKS, connect, start};
+use crate::support::{Files, KEY, LOOPBACKS, connect, start};
 
 /// Of the datagrams.
 const PERCENT: u64 = 5;

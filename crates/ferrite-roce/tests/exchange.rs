@@ -3,8 +3,6 @@
 //! What is protected: everything completes; nothing is done twice or beside its place; what is read was written. The
 //! memory of `support` asserts order and bounds at each call; these tests compare with models.
 
-mod support;
-
 use std::collections::HashMap;
 
 use ferrite_roce::requester::{Completion, Outcome, Request};
@@ -13,7 +11,7 @@ use ferrite_roce::wire::cm::Mtu;
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use support::{APPEND, File, Hosts, RESERVE, Weather};
+use crate::support::{APPEND, File, Hosts, RESERVE, Weather};
 
 const BAD: Weather = Weather {
     loss: 5,

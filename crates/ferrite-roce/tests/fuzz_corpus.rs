@@ -2,9 +2,6 @@
 //!
 //! `FERRITE_SEED` replays one random input; `FERRITE_SOAK=1` runs for three minutes.
 
-#[path = "../../../fuzz/src/roce.rs"]
-mod roce;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +9,8 @@ use ferrite_roce::wire::Opcode;
 use ferrite_roce::wire::opcode::Place;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
+
+use crate::roce;
 
 /// Seeds of the corpus.
 const SEEDS: u64 = 40;
@@ -178,7 +177,7 @@ fn rand_seed() -> u64 {
         .map_or(1, |now| now.as_nanos() as u64)
 }
 
-/// Writes the corpus anew: `cargo test -p ferrite-roce --test fuzz_corpus -- --ignored`. Inputs with other names, that
+/// Writes the corpus anew: `cargo test -p ferrite-roce --test it fuzz_corpus:: -- --ignored`. Inputs with other names, that
 /// somebody found and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]

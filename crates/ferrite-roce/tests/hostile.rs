@@ -2,8 +2,6 @@
 //!
 //! What is protected: they do nothing, are counted, and the connections go on.
 
-mod support;
-
 use std::net::SocketAddr;
 
 use ferrite_roce::endpoint::{Connection, Dropped, Endpoint, InUse};
@@ -16,7 +14,7 @@ use ferrite_roce::wire::{Error, Opcode, Psn, QPN_MANAGEMENT, deth, mad, reth};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 
-use support::{Array, File, Hosts};
+use crate::support::{Array, File, Hosts};
 
 fn hosts_with_file() -> Hosts {
     let mut hosts = Hosts::new(1, true);

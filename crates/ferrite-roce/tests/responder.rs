@@ -1,7 +1,5 @@
 //! One responder, packet by packet: what it answers, in which order, and what it refuses.
 
-mod support;
-
 use ferrite_roce::memory::APPEND_AT;
 use ferrite_roce::responder::{Config, Responder};
 use ferrite_roce::wire::aeth::{Nak, Syndrome};
@@ -9,7 +7,7 @@ use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::packet::{Packet, Repr};
 use ferrite_roce::wire::{Opcode, Psn, atomic, reth};
 
-use support::{Array, File};
+use crate::support::{Array, File};
 
 const KEY: u32 = 5;
 const OURS: u32 = 40;

@@ -1,7 +1,5 @@
 //! Everything together: two hosts connect by rdma_cm over queue pair 1, exchange data, and part, on a bad network.
 
-mod support;
-
 use ferrite_roce::cm::{self, Event, Id, Manager, Offer, Target};
 use ferrite_roce::endpoint::Connection;
 use ferrite_roce::requester::{self, Failure, Outcome, Request};
@@ -12,7 +10,7 @@ use ferrite_roce::wire::{Psn, Qpn};
 use ferrite_testkit::rng::pattern;
 use ferrite_testkit::seed_from_env;
 
-use support::{APPEND, File, Hosts, Weather};
+use crate::support::{APPEND, File, Hosts, Weather};
 
 const PORT: u16 = 4_420;
 

@@ -1,8 +1,6 @@
 //! The suites can fail: each of these deliberately broken engines must be caught, by the suite that claims to
 //! protect from its fault.
 
-mod faulty;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ferrite_testkit::generate::Profile;
@@ -10,7 +8,7 @@ use ferrite_testkit::loops::{self, Effort, Progress};
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
 
-use faulty::{Fault, FaultyEngine};
+use crate::faulty::{Fault, FaultyEngine};
 
 fn maker(fault: Fault) -> impl Fn() -> Box<dyn TestEngine> {
     move || Box::new(FaultyEngine::new(fault))

@@ -56,11 +56,11 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-blob/src/device/submitted.rs",
     "ferrite-buffers/src/area.rs",
     "ferrite-buffers/src/lent.rs",
-    "ferrite-cli/src/bench/nvme/raw.rs",
     "ferrite-cli/src/memory.rs",
     "ferrite-fabric/src/ofi.rs",
     "ferrite-fabric/src/ofi/",
     "ferrite-fuse/src/ring/uring.rs",
+    "ferrite-lab/src/bin/ferrite-lab/bench/nvme/raw.rs",
     "ferrite-leveldb/src/",
     "ferrite-map/src/simd.rs",
     "ferrite-pm/src/copies.rs",
@@ -109,7 +109,6 @@ const NAME_THE_ENGINE: &[&str] = &[
     "ferrite/src/error.rs",
     "ferrite/src/lib.rs",
     "ferrite/src/pool.rs",
-    "ferrite-cli/src/bench/",
     "ferrite-cli/src/copy.rs",
     "ferrite-cli/src/fsck.rs",
     "ferrite-cli/src/mkfs.rs",
@@ -421,6 +420,26 @@ fn pages_are_in_plain_english() {
     complain("words", &findings);
 }
 
+/// The same of comments. Help texts are comments in the source, and users read them.
+#[test]
+fn comments_are_in_plain_english() {
+    let mut findings = Vec::new();
+    for path in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        // Every line of code ends a comment.
+        let comments: Vec<&str> = text
+            .lines()
+            .map(|line| match line.trim_start().strip_prefix("//") {
+                Some(comment) => comment.trim_start_matches(['/', '!']).trim_start(),
+                None => "",
+            })
+            .collect();
+        let found = paragraphs(&comments.join("\n")).into_iter().flat_map(|paragraph| idioms(&paragraph));
+        findings.extend(found.map(|what| format!("{}: {what}", path.display())));
+    }
+    complain("words", &findings);
+}
+
 /// The paragraphs of a page, rows of tables each alone, without blocks of code.
 fn paragraphs(text: &str) -> Vec<String> {
     let mut found = vec![String::new()];
@@ -474,6 +493,31 @@ fn unsafe_code_is_in_the_listed_files() {
             .map(|file| format!("{file} contains none: take it off the list")),
     );
     complain("unsafe code", &findings);
+}
+
+/// Cargo finds no test of a crate whose programs are listed, so a file that is not listed would never run.
+#[test]
+fn no_file_of_tests_is_forgotten() {
+    let mut findings = Vec::new();
+    for main in sources().into_iter().filter(|path| path.ends_with("tests/main.rs")) {
+        let folder = main.parent().unwrap();
+        let modules = fs::read_to_string(&main).unwrap();
+        let programs = fs::read_to_string(folder.with_file_name("Cargo.toml")).unwrap();
+        assert!(
+            programs.contains("autotests = false") && programs.contains("path = \"tests/main.rs\""),
+            "{main:?}"
+        );
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap();
+            let is_listed = modules.contains(&format!("\nmod {name};\n"))
+                || programs.contains(&format!("[[test]]\nname = \"{name}\"\n"));
+            if path.extension().is_some_and(|end| end == "rs") && name != "main" && !is_listed {
+                findings.push(path.display().to_string());
+            }
+        }
+    }
+    complain("tests that nothing runs", &findings);
 }
 
 /// Crates whose texts only developers read.

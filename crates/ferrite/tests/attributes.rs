@@ -1,14 +1,12 @@
 //! Attributes: by path, of a link itself, and by open file.
 
-mod common;
-
 use std::fs::Permissions;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::Barrier;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::on_both;
+use crate::common::on_both;
 use ferrite::{Access, Cred, FallocateMode, FileKind, FileTimes, Fs, NewNode, OpenOptions, XattrMode};
 
 fn errno<T: std::fmt::Debug>(result: ferrite::Result<T>) -> i32 {

@@ -1,11 +1,9 @@
 //! Directory handles: the same directory whatever becomes of its name, and every operation relative to it.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use common::on_both;
+use crate::common::on_both;
 use ferrite::{Access, Cred, Dir, FileKind, FileTimes, Fs, NewNode, OpenOptions, RenameMode, XattrMode};
 
 fn names(listing: ferrite::ReadDir) -> Vec<String> {

@@ -1,13 +1,11 @@
 //! What errors report: the errno, as a program gets it from the kernel, the kind, and the path.
 
-mod common;
-
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{create, on_both};
+use crate::common::{create, on_both};
 use ferrite::vfs::memfs::MemFs;
 use ferrite::vfs::{Ctx, FileLayer, Layer, OpenFlags, Opened, SetAttr, Start};
 use ferrite::{

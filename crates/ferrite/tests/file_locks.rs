@@ -1,12 +1,10 @@
 //! Locks between open files: whole files as `flock(2)`, ranges as open-file-description locks.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use common::on_both;
+use crate::common::on_both;
 use ferrite::{Cred, File, Fs, LockKind, OpenOptions, Wait};
 use ferrite_vfs::memfs::MemFs;
 

@@ -1,12 +1,10 @@
 //! The public API, as a program uses it: on a pool, and in memory.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{create, on_both};
+use crate::common::{create, on_both};
 use ferrite::{Cred, FallocateMode, Fs, OpenOptions, RenameMode};
 
 #[test]

@@ -4,17 +4,16 @@
 //! Lines with calls that the library does not have (flags that no [`OpenOptions`] can say, sizes of buffers) are
 //! skipped and counted.
 
-mod common;
-mod posix;
-
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::common;
+use crate::posix;
+use crate::posix::{Answer, GivenTime, ROOT, System, Times, User, given_time, number, octal};
 use ferrite::{
     Access, Cred, Dir, FallocateMode, File, FileKind, FileTimes, Fs, Mapping, Metadata, MkfsOptions, NewNode,
     OpenOptions, RenameMode, Timestamp, XattrMode,
 };
-use posix::{Answer, GivenTime, ROOT, System, Times, User, given_time, number, octal};
 
 /// The library on an engine.
 struct Library {

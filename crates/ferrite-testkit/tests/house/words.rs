@@ -7,6 +7,12 @@
 const PHRASES: &[&str] = &[
     "as ever",
     "as often as wanted",
+    "by itself",
+    "daily business",
+    "goes on",
+    "he",
+    "him",
+    "his",
     "in the very moment",
     "is none",
     "let go",
@@ -15,7 +21,7 @@ const PHRASES: &[&str] = &[
     "of others",
     "one behind the other",
     "that which",
-    "told so",
+    "told",
 ];
 
 /// Words that open a question, or a sentence whose subject nobody can see.

@@ -1,0 +1,12 @@
+//! The tests of blobs on devices, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod common;
+mod faults;
+mod model;
+mod proof;
+mod slots;
+mod submitted;
+mod sums;
+mod untangle;
+mod uring;

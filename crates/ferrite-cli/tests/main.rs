@@ -1,0 +1,53 @@
+//! The tests of the command line and its mounts, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod addresses;
+mod administrator;
+mod away_server;
+mod bad_input;
+mod bench;
+mod coherence;
+mod commands;
+mod common;
+#[cfg(feature = "rdma")]
+mod copies;
+mod copy;
+mod crash_kill;
+mod data_checksum;
+mod events;
+#[cfg(feature = "fabric")]
+mod fabric;
+mod files;
+mod fsck_repair;
+mod full_device;
+mod growth;
+mod habits;
+mod leased_mounts;
+mod loops_mount;
+mod manual;
+mod mapped_stores;
+mod messages;
+mod metrics;
+mod mount_basic;
+mod mount_locks;
+mod mount_options;
+#[cfg(feature = "nvme")]
+mod nvme;
+#[cfg(feature = "nvme")]
+mod nvme_admin;
+#[cfg(feature = "nvme")]
+mod nvme_damage;
+mod operations;
+mod output;
+#[path = "../../ferrite/tests/posix/mod.rs"]
+mod posix;
+mod posix_mount;
+mod privileges;
+mod progress;
+#[cfg(feature = "rdma")]
+mod rdma;
+mod real_programs;
+mod serve;
+mod serve_config;
+mod signature;
+mod untrusted;

@@ -1,0 +1,51 @@
+//! The tests of client and server, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod access_times;
+mod admission;
+mod again;
+#[path = "../../../fuzz/src/answers.rs"]
+mod answers;
+mod bounds;
+mod busy;
+mod common;
+mod crowd;
+mod cuts;
+mod devices;
+#[cfg(feature = "rdma")]
+#[path = "common/double.rs"]
+mod double;
+#[cfg(feature = "rdma")]
+mod exchange;
+mod exports;
+mod fuzz_corpus;
+#[path = "../../../fuzz/src/handshake.rs"]
+mod handshake;
+#[cfg(target_os = "linux")]
+mod idle;
+mod keys;
+mod lease_rules;
+mod leases;
+mod listings;
+mod locks;
+mod lying_server;
+#[path = "../../../fuzz/src/network.rs"]
+mod network;
+mod order;
+mod pieces;
+mod power;
+#[cfg(feature = "rdma")]
+mod rdma;
+#[cfg(feature = "rdma")]
+mod replicated;
+mod rights;
+mod sessions;
+mod submitted;
+mod subtrees;
+mod suites;
+#[cfg(feature = "rdma")]
+mod verbs_leases;
+mod vouching;
+#[cfg(feature = "rdma")]
+#[path = "common/weather.rs"]
+mod weather;

@@ -1,0 +1,18 @@
+//! The tests of the engine of devices, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod common;
+mod damage;
+mod faults;
+mod lookups;
+#[cfg(feature = "rocksdb")]
+mod meta_on_blobs;
+mod rare;
+#[cfg(feature = "rocksdb")]
+mod settings;
+mod small;
+mod suites;
+mod transfers;
+#[cfg(feature = "rocksdb")]
+mod tree;
+mod whole;

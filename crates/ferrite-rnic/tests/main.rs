@@ -1,0 +1,8 @@
+//! The tests of the RDMA adapter in software, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod ends;
+mod managed;
+mod support;
+mod verbs;
+mod weather;

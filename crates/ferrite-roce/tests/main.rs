@@ -1,0 +1,14 @@
+//! The tests of the RoCE protocol, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod connections;
+mod exchange;
+mod fuzz_corpus;
+mod hostile;
+mod requester;
+mod responder;
+#[path = "../../../fuzz/src/roce.rs"]
+mod roce;
+mod support;
+mod whole;
+mod wire;

@@ -1,0 +1,10 @@
+//! The tests of the test kit, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod calls;
+mod faults;
+mod faulty;
+mod memfs;
+mod own;
+mod remote;
+mod traced;

@@ -1,0 +1,15 @@
+//! The tests of the library, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
+//! in a process of its own.
+
+mod attributes;
+mod calls;
+mod common;
+mod directories;
+mod errors;
+mod file_locks;
+mod library;
+mod posix;
+mod posix_library;
+mod public_names;
+#[cfg(feature = "net")]
+mod servers;
