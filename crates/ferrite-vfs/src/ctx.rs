@@ -1,4 +1,4 @@
-//! Who asks, and how: the context that every call of [`crate::FileSystem`] and [`crate::OpenFile`] carries.
+//! The context that every call of [`crate::FileSystem`] and [`crate::OpenFile`] carries: the caller, and how it asks.
 //!
 //! Invariant: making a [`Ctx`] allocates nothing, and passing one costs an engine nothing as long as it asks for
 //! nothing. A mount makes one for each request.
@@ -22,7 +22,7 @@ pub enum Groups {
     OfProcess {
         /// The process.
         pid: u32,
-        /// Returns its groups; none if it is gone.
+        /// Returns its groups; empty if the process is gone.
         list: fn(pid: u32) -> Vec<u32>,
     },
 }
@@ -93,8 +93,9 @@ impl Cred {
     }
 }
 
-/// Whose locks these are, as a whole: what stands between a user and an engine, such as a mount or a connection. It has
-/// its own numbers for owners, and when it goes, [`crate::FileSystem::release_client`] ends all that it holds.
+/// A client of the engine as the holder of locks: whatever stands between a user and an engine, for example a mount or
+/// a connection. It numbers lock owners itself; when it leaves, [`crate::FileSystem::release_client`] drops all its
+/// locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
@@ -102,7 +103,7 @@ impl ClientId {
     /// This process itself.
     pub const LOCAL: ClientId = ClientId(0);
 
-    /// One that nothing else in this process has.
+    /// An id that nothing else in this process has.
     pub fn fresh() -> ClientId {
         static LAST: AtomicU64 = AtomicU64::new(ClientId::LOCAL.0);
         ClientId(LAST.fetch_add(1, Ordering::Relaxed) + 1)
@@ -112,22 +113,22 @@ impl ClientId {
 /// The context of a call.
 #[derive(Debug, Clone)]
 pub struct Ctx {
-    /// The caller. What is created belongs to it, and the rules about setuid and setgid ask for its groups.
+    /// The caller. It owns the files it creates, and the rules about setuid and setgid look up its groups.
     pub cred: Cred,
     /// The engine checks the caller's permissions, under the locks it takes anyway: nothing can change between a check
     /// and what it allowed. Off for callers that have checked, as a kernel does for its mounts.
     pub check: bool,
-    /// Each inode whose attributes a call that takes a name returns comes pinned, as by [`crate::FileSystem::pin`]
-    /// (the root, which is never freed, does not). It is pinned before anything can remove the name again.
+    /// A call that takes a name and returns attributes pins that inode, as [`crate::FileSystem::pin`] does (except the
+    /// root, which is never freed), before anything can remove the name again.
     pub pins: bool,
-    /// Nothing that the call reads has its access time moved, whoever owns it: for who decides that for all callers, as
-    /// a read-only export does. What an owner may ask for is [`crate::OpenMode::no_atime`].
+    /// The call moves no access time, whoever owns the file. For front ends that decide this for all callers, as a
+    /// read-only export does; an owner asks with [`crate::OpenMode::no_atime`].
     pub no_atime: bool,
-    /// The change that the call asks for happens once, however often the call is repeated with this token.
+    /// The requested change happens once, however often the caller repeats the call with this token.
     pub once: Option<Once>,
-    /// Whose locks are meant.
+    /// The client whose locks the call concerns.
     pub client: ClientId,
-    /// How long it may wait for what is away.
+    /// How long the call may wait for something unreachable.
     pub waits: Waits,
 }
 
@@ -174,7 +175,7 @@ impl Ctx {
         Ctx { client, ..self }
     }
 
-    /// The same, which waits no longer than this for what is away.
+    /// The same, but it waits no longer than this for something unreachable.
     pub fn waiting(self, waits: Waits) -> Ctx {
         Ctx { waits, ..self }
     }

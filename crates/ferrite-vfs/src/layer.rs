@@ -1,4 +1,4 @@
-//! Engines on top of engines: a [`Layer`] does some calls in its own way and passes all others to the engine below.
+//! Engines on top of engines: a [`Layer`] overrides some calls and passes all others to the engine below.
 //!
 //! Contents: the two traits with which a layer is written. Each of their methods has the name and the contract
 //! of the one in [`FileSystem`] or [`OpenFile`], and calls the engine below unless the layer replaces it. Every type
@@ -18,8 +18,8 @@ type Sink<'s> = &'s mut dyn FnMut(&DirEntry<'_>) -> bool;
 /// The same with attributes, see [`FileSystem::readdir_plus`].
 type PlusSink<'s> = &'s mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool;
 
-/// The trait `$layer` with a default for each method of `$trait`, and `$trait` for all that have it. What is marked
-/// `!` is not passed on: the layer has it or nobody.
+/// The trait `$layer` with a default for each method of `$trait`, and `$trait` for all types that have it. Methods
+/// marked `!` are not passed on: the layer implements them or they are absent.
 macro_rules! layer {
     (
         $(#[$doc:meta])* $layer:ident over $trait:ident;
@@ -28,7 +28,7 @@ macro_rules! layer {
     ) => {
         $(#[$doc])*
         pub trait $layer: Send + Sync {
-            /// What is below.
+            /// The engine or file below.
             fn below(&self) -> &dyn $trait;
             $(
                 #[doc = concat!("See [`", stringify!($trait), "::", stringify!($own), "`]. Not what is below has.")]
@@ -57,7 +57,8 @@ macro_rules! layer {
 }
 
 layer! {
-    /// An engine on top of another. Its files are no memory regions unless it says so: adapters would go past it.
+    /// An engine on top of another. Its files are no memory regions unless it implements them: adapters would bypass
+    /// the layer.
     Layer over FileSystem;
     ! regions() -> Option<&dyn Regions>;
     limits() -> Limits;
@@ -99,7 +100,7 @@ layer! {
 }
 
 layer! {
-    /// An open file on top of another. What is submitted is read and written by the layer's own calls.
+    /// An open file on top of another. Submitted requests run through the layer's own reads and writes.
     FileLayer over OpenFile;
     ino() -> Ino;
     getattr(ctx: &Ctx) -> Result<Attr>;
@@ -112,7 +113,7 @@ layer! {
     fsync(ctx: &Ctx) -> Result<()>;
 }
 
-/// A shared engine as an engine, for layers that own what is below them.
+/// A shared engine as an engine, for layers that own the engine below.
 pub struct Shared(pub Arc<dyn FileSystem>);
 
 impl Layer for Shared {

@@ -1,19 +1,19 @@
 //! The one interface between front ends (library, mount) and engines.
 //!
-//! Contents: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
-//! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
-//! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
-//! traces of writes, for any engine ([`trace`]); what engines with other users vouch for ([`Vouching`]); files as
-//! memory regions ([`regions`]); names in messages ([`Shown`]); threads for what may wait ([`workers`]); how long calls
-//! may wait for what is away ([`Waits`]); and an in-memory reference engine ([`memfs`]), which the tests use as their
-//! oracle.
+//! Contents: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path walking
+//! with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]); advisory
+//! locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]); traces
+//! of writes, for any engine ([`trace`]); cache leases of engines with other users ([`Vouching`]); files as memory
+//! regions ([`regions`]); names in messages ([`Shown`]); threads for blocking work ([`workers`]); how long calls may
+//! wait for unreachable servers ([`Waits`]); and an in-memory reference engine ([`memfs`]), which the tests use as
+//! their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
 //!
 //! *Architecture invariant:* every rule of permissions, and every consequence that POSIX ties to an operation (setgid
 //! inheritance, times, link counts), is a pure function of [`posix`], and exists once. Engines call them under their
-//! own locks, permissions if the [`Ctx`] of the call asks for that. A kernel checks for its mounts itself.
+//! own locks, those for permissions if the call's [`Ctx`] asks. A kernel checks for its mounts itself.
 #![forbid(unsafe_code)]
 
 mod ctx;

@@ -1,11 +1,11 @@
-//! Exactly once: tokens of changes, and what an engine keeps of a change that carried one.
+//! Exactly once: tokens of changes, and the outcome an engine keeps of a change that carried one.
 //!
-//! A client that lost an answer sends its request again. With a token, the change happens once all the same: the engine
-//! stores token and [`Outcome`] with the change, in one atomic step, and answers a repetition from there, after a crash
-//! too. A cache of answers in DRAM could not do that.
+//! A client that lost a reply sends its request again. With a token, the change still happens once: the engine stores
+//! token and [`Outcome`] with the change, in one atomic step, and replies to a retransmission from there, after a crash
+//! too. A reply cache in DRAM could not do that.
 //!
-//! Contract: a client numbers the changes of one slot in ascending order and has one of them under way at a time, as
-//! in a session of NFSv4.1. So an engine keeps one outcome for each slot. Calls that change nothing need no token, and
+//! Contract: a client numbers the changes of one slot in ascending order and has at most one of them in flight, as in a
+//! session of NFSv4.1. So an engine keeps one outcome for each slot. Calls that change nothing need no token, and
 //! ignore it.
 
 use crate::{Attr, ErrorCode, FileKind, FsError, Timestamp};
@@ -13,19 +13,19 @@ use crate::{Attr, ErrorCode, FileKind, FsError, Timestamp};
 /// A token: names one change of one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Once {
-    /// Which of the engine's slots: 0 to [`crate::Limits::once_slots`] - 1. Whoever hands out slots to clients makes
-    /// sure that no two use the same.
+    /// Which of the engine's slots: 0 to [`crate::Limits::once_slots`] - 1. The server that hands out slots makes sure
+    /// that no two clients use the same.
     pub slot: u32,
     /// Larger than that of every earlier change with this slot. Never 0.
     pub seq: u64,
 }
 
-/// What a change returned.
+/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing, successfully.
     Done,
-    /// Attributes. [`Attr::change`] is not kept: it is 0 in a repeated answer.
+    /// Attributes. [`Attr::change`] is not kept: it is 0 in a repeated reply.
     Attr(Attr),
     /// An open file: a repetition opens the same file.
     Opened {
@@ -34,7 +34,7 @@ pub enum Outcome {
         /// The change created it.
         created: bool,
     },
-    /// Where data went.
+    /// The extent that data was written to.
     Wrote {
         /// Its offset.
         offset: u64,
@@ -71,7 +71,7 @@ impl Outcome {
         })
     }
 
-    /// The outcome that has this kind and these words; `None` if there is none, which is damage.
+    /// The outcome that has this kind and these words; `None` if no outcome has them, which is damage.
     pub fn from_words(kind: u8, words: &[u64]) -> Option<Outcome> {
         Some(match (kind, words) {
             (DONE, []) => Outcome::Done,
@@ -128,8 +128,7 @@ fn attr_of(words: &[u64]) -> Option<Attr> {
     })
 }
 
-/// Whether an error is kept. One that says that the medium or the engine failed is not: what was asked for may be
-/// possible later.
+/// Whether an error is kept. Failures of the medium or the engine are not: the request may succeed later.
 pub fn keeps(error: &FsError) -> bool {
     !matches!(error, FsError::Stale | FsError::Loop | FsError::ReadOnly) && error.code().is_some()
 }

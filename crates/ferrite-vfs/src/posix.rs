@@ -8,7 +8,7 @@ use crate::{
 
 /// The file runs with its owner's rights.
 pub const S_ISUID: u32 = 0o4000;
-/// The file runs with its group's rights; of a directory: what is made in it gets its group.
+/// The file runs with its group's rights; of a directory: new entries get its group.
 pub const S_ISGID: u32 = 0o2000;
 /// The extended attribute with the capabilities of those who run a file.
 pub const CAPABILITY: &[u8] = b"security.capability";
@@ -16,10 +16,10 @@ const S_ISVTX: u32 = 0o1000;
 const S_IXGRP: u32 = 0o010;
 const DAY_NS: i64 = 86_400 * 1_000_000_000;
 
-/// What `chown(2)` means "no change" with, and a kernel "nobody that is known": the number of no user and no group.
+/// The id of no user and no group: `chown(2)` means "no change" with it, a kernel "an unknown user".
 pub const NO_ID: u32 = u32::MAX;
 
-/// What an access check asks for.
+/// The permissions that an access check asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access {
     /// Read the content, or list the directory.
@@ -67,7 +67,7 @@ pub fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// What a new file has from its directory and its creator.
+/// The attributes that a new file gets from its directory and its creator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inherited {
     /// Its group.
@@ -76,9 +76,9 @@ pub struct Inherited {
     pub mode: u32,
 }
 
-/// Group and permission bits of what `cred` creates with `mode` in `parent`. In a setgid directory the group is the
-/// directory's, and subdirectories are setgid too. A new file keeps setgid with group execution only if its creator is
-/// root or a member of the group.
+/// Group and permission bits of a file that `cred` creates with `mode` in `parent`. In a setgid directory the group is
+/// the directory's, and subdirectories are setgid too. A new file keeps setgid with group execution only if its creator
+/// is root or a member of the group.
 pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> Inherited {
     let mode = mode & 0o7777;
     if parent.mode & S_ISGID == 0 {
@@ -108,22 +108,22 @@ pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
     mode & !(S_ISUID | setgid)
 }
 
-/// [`kill_priv`] for a change by `cred` of an inode that belongs to group `gid`. Groups are asked for only if the
-/// answer depends on them.
+/// [`kill_priv`] for a change by `cred` of an inode that belongs to group `gid`. Looks up groups only if the result
+/// depends on them.
 pub fn kill_priv_by(cred: &Cred, kind: FileKind, mode: u32, gid: u32) -> u32 {
     let depends = kind != FileKind::Directory && mode & (S_ISGID | S_IXGRP) == S_ISGID;
     let by_stranger = depends && !cred.is_root() && !cred.in_group(gid);
     kill_priv(kind, mode, by_stranger)
 }
 
-/// Whether a change of attributes takes the capability of what is no directory ([`CAPABILITY`]): a new size does, and
-/// any change of the owner, whoever makes it. So does every write that is not empty, and every `fallocate`.
+/// Whether a change of attributes removes the file's capabilities ([`CAPABILITY`]; directories keep them): a new size
+/// does, and any change of the owner, whoever makes it. So does every write that is not empty, and every `fallocate`.
 pub fn takes_capability(set: &SetAttr) -> bool {
     set.size.is_some() || set.uid.is_some() || set.gid.is_some() || set.kill_priv
 }
 
-/// Checks permission bits: owner, then group, then others. Root may do anything except execute a file that nobody may
-/// execute.
+/// Checks permission bits: owner, then group, then others. Root may do anything except execute a file without any
+/// execute bit.
 pub fn may_access(attr: &Attr, cred: &Cred, want: Access) -> Result<()> {
     if cred.is_root() {
         let runnable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
@@ -157,7 +157,7 @@ pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
     Ok(())
 }
 
-/// Refuses an owner or group that is none, whoever asks: the kernel and `chown(2)` mean "no change" with it, and a file
+/// Refuses [`NO_ID`] as owner or group, whoever asks: the kernel and `chown(2)` mean "no change" with it, and a file
 /// that had it would belong to callers whose user is unknown.
 pub fn check_owner(set: &SetAttr) -> Result<()> {
     match set.uid == Some(NO_ID) || set.gid == Some(NO_ID) {
@@ -167,15 +167,15 @@ pub fn check_owner(set: &SetAttr) -> Result<()> {
 }
 
 /// Checks a change of attributes by `cred`, and returns it with its consequences. A chown clears setuid and setgid
-/// (root's too, as on Linux), and so does a truncate by anybody but root. A chmod by a non-member of the group drops
-/// setgid (of directories too, as the kernel does for a mount). A symbolic link itself has no mode to change. Whoever
-/// has the file open for writing may set its size.
+/// (root's too, as on Linux), and so does a truncate by any other user than root. A chmod by a non-member of the group
+/// drops setgid (of directories too, as the kernel does for a mount). A symbolic link itself has no mode to change. A
+/// caller that has the file open for writing may set its size.
 pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: bool) -> Result<SetAttr> {
     let mut set = *set;
     if set.size.is_some() {
         match attr.kind {
             FileKind::File => {}
-            // For every caller: a size on what has none is refused before permissions are checked.
+            // For every caller: a size for an inode that has none is refused before permissions are checked.
             FileKind::Directory => return Err(FsError::IsDirectory),
             _ => return Err(FsError::Invalid(BadArgument::NoSize)),
         }
@@ -200,7 +200,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: 
         if !(cred.is_root() || by_owner) {
             return Err(FsError::NotPermitted);
         }
-        // Root's chown too: the new owner did not write what runs with the new owner's rights.
+        // Root's chown too: the program would run with the rights of a new owner that did not write it.
         set.kill_priv |= set.mode.is_none();
     }
     if set.size.is_some() {
@@ -220,7 +220,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: 
     Ok(set)
 }
 
-/// Checks whether `cred` may search `dir`, or anything of the kind: `NotDirectory` for what is none.
+/// Checks whether `cred` may search `dir`: `NotDirectory` if it is no directory.
 pub fn may_search(dir: &Attr, cred: &Cred) -> Result<()> {
     if dir.kind != FileKind::Directory {
         return Err(FsError::NotDirectory);
@@ -228,7 +228,7 @@ pub fn may_search(dir: &Attr, cred: &Cred) -> Result<()> {
     may_access(dir, cred, Access::EXEC)
 }
 
-/// Checks whether `cred` may add a name to `dir`. A name that is taken is reported to everyone who may search.
+/// Checks whether `cred` may add a name to `dir`. Every caller that may search learns that a name is taken.
 pub fn may_create(dir: &Attr, cred: &Cred, taken: bool) -> Result<()> {
     may_search(dir, cred)?;
     if taken {
@@ -259,16 +259,16 @@ pub fn may_open(file: &Attr, cred: &Cred, mode: OpenMode) -> Result<()> {
     Ok(())
 }
 
-/// A name that a rename takes or gives, and what is there.
+/// The source or target name of a rename, and the inode there.
 #[derive(Debug, Clone, Copy)]
 pub struct RenameSide<'a> {
     /// The directory.
     pub dir: &'a Attr,
-    /// What the name leads to.
+    /// The inode that the name leads to.
     pub entry: Option<&'a Attr>,
 }
 
-/// Checks whether `cred` may rename what is at `from`, which exists, to `to`, where something else or nothing is. A
+/// Checks whether `cred` may rename the existing entry at `from` to `to`, where another entry or nothing is. A
 /// directory that moves changes its `..`, so it must be writable itself.
 pub fn may_rename(from: RenameSide<'_>, to: RenameSide<'_>, cred: &Cred, mode: RenameMode) -> Result<()> {
     let moved = from.entry.ok_or(FsError::NotFound)?;
@@ -319,8 +319,8 @@ pub fn sees_xattr(cred: &Cred, name: &[u8]) -> bool {
     cred.is_root() || !name.starts_with(b"trusted.")
 }
 
-/// Whether an extended attribute is Ferrite's own: what services keep with a file system. Setting one is no change of
-/// the file: neither its time of change nor [`Attr::change`] moves.
+/// Whether an extended attribute is Ferrite's own, which services keep with a file system. Setting one does not change
+/// the file: neither its `ctime` nor [`Attr::change`] moves.
 pub fn is_own_xattr(name: &[u8]) -> bool {
     name.starts_with(b"trusted.ferrite.")
 }
@@ -331,7 +331,7 @@ pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: T
 }
 
 /// Checks the name of an extended attribute: one of the namespaces `user`, `trusted` and `security`, and a name in it.
-/// `system` holds POSIX ACLs, which are not supported and must not pass for plain attributes: a kernel would trust
+/// `system` holds POSIX ACLs, which are not supported and must not pass for plain attributes: a kernel would enforce
 /// them.
 pub fn check_xattr_name(name: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];

@@ -1,11 +1,11 @@
 //! Names in messages.
 //!
-//! Contents: [`Shown`], which every message uses that quotes a name of a file system. Names come from media and
-//! from servers, so nothing in them may reach a terminal or a log but what can be printed.
+//! Contents: [`Shown`], for every message that quotes a name of a file system. Names come from media and from servers,
+//! so only their printable characters may reach a terminal or a log.
 
 use std::fmt;
 
-/// A name, or any text of users, as messages quote it: between backticks, with what cannot be printed as an escape.
+/// A name, or any text of users, as messages quote it: between backticks, with unprintable characters escaped.
 ///
 /// ```
 /// use ferrite_vfs::Shown;

@@ -23,7 +23,7 @@ pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value of an extended attribute, in bytes.
 pub const XATTR_SIZE_MAX: usize = 65_536;
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// Regular file.
@@ -103,7 +103,7 @@ pub struct Attr {
     pub ino: Ino,
     /// Changes each time the number is given to a new file.
     pub generation: u32,
-    /// What it is.
+    /// Its type.
     pub kind: FileKind,
     /// Permission bits with setuid, setgid and sticky (`07777`), without the kind.
     pub mode: u32,
@@ -157,11 +157,11 @@ pub struct SetAttr {
     /// New modification time.
     pub mtime: Option<SetTime>,
     /// Clear setuid and (where the group may execute, or the caller is not in it) setgid too, as an unprivileged write,
-    /// truncate or chown does. With [`crate::Ctx::check`] the engine finds out itself when that is due.
+    /// truncate or chown does. With [`crate::Ctx::check`] the engine decides itself when that is due.
     pub kill_priv: bool,
 }
 
-/// What to create: see [`crate::FileSystem::mknod`].
+/// The node to create, see [`crate::FileSystem::mknod`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewNode {
     /// Anything but a directory or symbolic link.
@@ -197,7 +197,7 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// What `setxattr` requires of an existing attribute.
+/// How `setxattr` treats an existing attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum XattrMode {
     /// Create or replace.
@@ -209,7 +209,7 @@ pub enum XattrMode {
     Replace,
 }
 
-/// What `fallocate` does to a range.
+/// The effect of `fallocate` on a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FallocateMode {
     /// Reserve space; grow the file when `keep_size` is false.
@@ -226,7 +226,7 @@ pub enum FallocateMode {
     },
 }
 
-/// How a file is opened, as far as an engine cares.
+/// How a file is opened, as far as it concerns an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenMode {
     /// Reads are allowed.
@@ -281,7 +281,7 @@ pub struct OpenFlags {
 }
 
 impl OpenFlags {
-    /// What the engine opens the file with.
+    /// The mode in which the engine opens the file.
     pub fn open_mode(&self) -> OpenMode {
         OpenMode {
             read: self.read,
@@ -292,7 +292,7 @@ impl OpenFlags {
     }
 }
 
-/// What [`crate::FileSystem::create`] creates or opens.
+/// The file that [`crate::FileSystem::create`] creates or opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewFile {
     /// Permission bits of a new file (`07777`), the umask already applied.
@@ -303,7 +303,7 @@ pub struct NewFile {
     pub exclusive: bool,
 }
 
-/// An open file, and what it is.
+/// An open file, and its attributes.
 #[derive(Clone)]
 pub struct Opened {
     /// Its attributes when it was opened. With [`crate::Ctx::pins`] the inode is pinned besides.
@@ -323,7 +323,7 @@ pub enum Position {
     End,
 }
 
-/// What a write has done.
+/// The extent that a write has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Written {
     /// Where in the file it begins.
@@ -338,7 +338,7 @@ impl Written {
         Written { offset, len_bytes }
     }
 
-    /// The offset behind it.
+    /// The offset after the last byte.
     pub const fn end(self) -> u64 {
         self.offset + self.len_bytes as u64
     }
@@ -362,7 +362,7 @@ impl From<Position> for WriteMode {
     }
 }
 
-/// Where a walk along a path begins, and what it cannot leave.
+/// Where a walk along a path begins, and the root it cannot leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
     /// Where absolute paths and absolute links begin. Nothing outside of this directory can be reached: `..` of it is
@@ -381,10 +381,10 @@ impl Default for Start {
     }
 }
 
-/// What survives, once a call that changed something has returned.
+/// The failures that a completed change survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
-    /// Nothing beyond the life of this process.
+    /// None: changes end with this process.
     None,
     /// The death of the process that serves the file system, not the loss of power.
     Process,
@@ -392,7 +392,7 @@ pub enum Durability {
     Power,
 }
 
-/// What an engine promises, asked with [`crate::FileSystem::limits`].
+/// The guarantees of an engine, as [`crate::FileSystem::limits`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -403,23 +403,24 @@ pub struct Limits {
     pub whole_write_bytes: u64,
     /// Longest file.
     pub file_bytes_max: u64,
-    /// What a call that returned has made sure of.
+    /// The failures that a call that returned survives.
     pub durability: Durability,
-    /// That holds for every call by itself; else only after `sync` or `fsync`.
+    /// That holds for every single call; else only after `sync` or `fsync`.
     pub durable_operations: bool,
     /// Calls may wait for a device or a network, so they should not run on a thread that serves others.
     pub may_block: bool,
-    /// What is submitted ([`crate::OpenFile::submit_read`]) goes on after the call has returned; nobody waits for it.
+    /// Submitted requests ([`crate::OpenFile::submit_read`]) continue after the call has returned; no thread waits for
+    /// them.
     pub submits: bool,
-    /// Tokens it keeps outcomes for ([`crate::Once`]); 0: it takes none.
+    /// Slots for which it keeps outcomes ([`crate::Once`]); 0: it takes no tokens.
     pub once_slots: u32,
-    /// How long a cache may trust an answer without asking again. [`Duration::MAX`]: nobody else changes anything.
+    /// How long a cache may trust a reply without asking again. [`Duration::MAX`]: no other client changes anything.
     pub trust: Duration,
 }
 
 impl Limits {
-    /// An engine in this process that nobody else can change, with operations that are durable in this sense when they
-    /// return.
+    /// An engine in this process whose files no other client can change, with operations that are durable in this sense
+    /// when they return.
     pub const fn local(atomic_write_bytes: u64, file_bytes_max: u64, durability: Durability) -> Limits {
         Limits {
             atomic_write_bytes,

@@ -1,9 +1,9 @@
 //! Paths, once for all engines: what a kernel's VFS does for a mount, for callers without a kernel.
 //!
-//! Contents: [`Vfs`], an engine as one caller sees it. It finds where a path leads ([`crate::walk`]) and calls
-//! the engine with the caller's context; the engine checks permissions under its own locks, so no concurrent chmod or
-//! rename can fall between a check and what it allowed. The rules are in [`crate::posix`]; [`Dir`] is an open
-//! directory; changes of attributes are in `attributes`.
+//! Contents: [`Vfs`], an engine as one caller sees it. It resolves a path ([`crate::walk`]) and calls the engine with
+//! the caller's context; the engine checks permissions under its own locks, so no concurrent chmod or rename can fall
+//! between a check and what it allowed. The rules are in [`crate::posix`]; [`Dir`] is an open directory; changes of
+//! attributes are in `attributes`.
 //!
 //! Invariant: each inode is pinned ([`Held`]) from the walk that found it until it has been used. Otherwise a number
 //! that is freed and reused in between would name another file.
@@ -71,7 +71,7 @@ impl Drop for Dir {
     }
 }
 
-/// The same caller, for calls whose answer is used up at once. Each pin costs a call to drop it.
+/// The same caller, for calls whose reply is used up at once. Each pin costs a call to drop it.
 fn without_pins(ctx: &Ctx) -> Ctx {
     Ctx {
         pins: false,
@@ -140,9 +140,9 @@ impl Vfs {
         }
     }
 
-    /// The same file system, but with the directory at `path` as its root, as with `chroot(2)` or a bind mount:
-    /// neither `..` nor absolute paths nor links lead out of it. Whoever holds the returned value keeps the directory
-    /// usable, even without a name.
+    /// The same file system, but with the directory at `path` as its root, as with `chroot(2)` or a bind mount: neither
+    /// `..` nor absolute paths nor links lead out of it. The returned value keeps the directory usable, even without a
+    /// name.
     ///
     /// # Errors
     /// Those of opening the directory.
@@ -191,7 +191,7 @@ impl Vfs {
         without_pins(&self.ctx)
     }
 
-    /// What a path leads to, pinned.
+    /// The inode that a path leads to, pinned.
     fn target(&self, path: &[u8], follow: bool) -> Result<Held<'_>> {
         let attr = self.fs.resolve(&self.ctx, &self.start, path, follow)?;
         Ok(Held { vfs: self, attr })
@@ -230,18 +230,18 @@ impl Vfs {
         Ok(place)
     }
 
-    /// What is at a place.
+    /// The inode at a place.
     fn look(&self, place: &Place<'_, '_>) -> Result<Held<'_>> {
         let attr = self.fs.lookup(&self.ctx, place.parent.ino, place.name)?;
         Ok(Held { vfs: self, attr })
     }
 
-    /// Attributes; of what a link points to, if `follow`.
+    /// Attributes; of the link's target, if `follow`.
     pub fn stat(&self, path: &[u8], follow: bool) -> Result<Attr> {
         self.fs.resolve(&self.unpinned_ctx(), &self.start, path, follow)
     }
 
-    /// Whether the caller may use what `path` names in these ways.
+    /// Whether the caller may use the file at `path` in these ways.
     pub fn access(&self, path: &[u8], want: Access) -> Result<()> {
         posix::may_access(&self.stat(path, true)?, self.cred(), want)
     }
@@ -256,7 +256,7 @@ impl Vfs {
         Ok(opened.file)
     }
 
-    /// Creates a directory. Setuid and setgid cannot be asked for, as with `mkdir(2)`: setgid comes from the parent.
+    /// Creates a directory. Ignores setuid and setgid, as `mkdir(2)` does: setgid comes from the parent.
     pub fn mkdir(&self, path: &[u8], mode: u32) -> Result<Attr> {
         let ctx = self.unpinned_ctx();
         retry(|| {

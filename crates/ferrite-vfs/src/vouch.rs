@@ -1,29 +1,28 @@
-//! What an engine vouches for though others change its files, too: for a while, and until it takes that back.
+//! Cache leases of an engine whose files others change too: valid for a while, until the engine recalls them.
 //!
-//! Contents: [`Vouching`], for front ends that keep what they were told (a mount, whose kernel does). An engine
-//! whose [`crate::Limits::trust`] says how long anything may be kept needs none of it.
+//! Contents: [`Vouching`], for front ends that cache replies (a mount, whose kernel does). An engine whose
+//! [`crate::Limits::trust`] bounds the age of cached replies does not need it.
 
 use std::time::Duration;
 
 use crate::{Attr, Ino};
 
-/// Takes back what was told of an inode: its attributes and, of a directory, its names. True once nobody relies on it
-/// any more. May block, but not on the engine without a bound.
+/// Recalls the cached attributes of an inode and, of a directory, its names. True once no cache relies on them any
+/// more. May block, but not on the engine without a bound.
 pub type TakeBack = Box<dyn Fn(Ino) -> bool + Send + Sync>;
 
-/// What an engine vouches for, from now on for so long; zero: not at all. As long as it vouches for something nobody
-/// else changes that, unless what was told has been taken back first ([`Vouching::watch`]). What callers of this same
-/// engine change is their own to know.
+/// The leases of an engine, as durations from now on; zero: no lease. While a lease lasts, no other client changes its
+/// object unless the engine has recalled the lease first ([`Vouching::watch`]). Callers of this same engine must track
+/// their own changes.
 ///
-/// Nothing blocks.
+/// No method blocks.
 pub trait Vouching: Send + Sync {
-    /// For attributes that it has told, but for the access time.
+    /// The lease on attributes that it has returned, except the access time.
     fn attr(&self, attr: &Attr) -> Duration;
 
-    /// For what it has told of a name in a directory: which inode that stands for, or that there is none.
+    /// The lease on a lookup that it has answered: the inode of a name in a directory, or its absence.
     fn name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration;
 
-    /// Has what was told taken back this way from now on. Nothing is vouched for before that. Only the first call
-    /// counts.
+    /// Sets the callback for recalls. The engine grants no lease before. Only the first call counts.
     fn watch(&self, take_back: TakeBack);
 }

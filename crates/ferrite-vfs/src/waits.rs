@@ -1,4 +1,4 @@
-//! How long a call may wait for what is away, such as a server that cannot be reached.
+//! How long a call may wait for something unreachable, for example a server.
 //!
 //! Contents: [`Waits`], a part of [`crate::Ctx`]. An engine that never waits for anything but its own device
 //! ignores it.
@@ -8,22 +8,22 @@ use std::time::Duration;
 /// For whom a call waits, and how long.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Waits {
-    /// After so long the call fails with [`crate::FsError::TimedOut`]; a change may have been made. `None`: the
+    /// After this time the call fails with [`crate::FsError::TimedOut`]; a change may have been made. `None`: the
     /// engine's own limit holds, if it has one.
     pub within: Option<Duration>,
-    /// The caller may give up; the call fails with [`crate::FsError::Interrupted`] then, and a change may have been
-    /// made. Nothing is made twice.
+    /// The caller may give up; then the call fails with [`crate::FsError::Interrupted`], and a change may have been
+    /// made. No change is made twice.
     pub caller: Option<WaitingCaller>,
 }
 
 impl Waits {
-    /// Until the answer is there.
+    /// Until the reply arrives.
     pub const FOREVER: Waits = Waits {
         within: None,
         caller: None,
     };
 
-    /// At most so long, for whoever that is.
+    /// At most this long, for any caller.
     pub const fn within(most: Duration) -> Waits {
         Waits {
             within: Some(most),
@@ -32,7 +32,7 @@ impl Waits {
     }
 }
 
-/// A caller that can be asked whether it still wants the answer.
+/// A caller that can be polled whether it still wants the reply.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitingCaller {
     /// Its number, as `gives_up` knows it.

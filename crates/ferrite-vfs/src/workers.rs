@@ -1,6 +1,6 @@
-//! Threads for what may wait for a device, so that the threads of sockets and devices do not.
+//! Threads for work that may wait for a device, so that the threads of sockets and devices do not.
 //!
-//! Invariant: what was given is done, also when the last holder goes: dropping waits for it.
+//! Invariant: all submitted work is done, also when the last handle is dropped: the drop waits for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Work that waits for a thread. With more, who brings work does it.
+/// Most work that waits for a thread. Beyond it, the caller does its work itself.
 const QUEUE_MAX: usize = 4096;
 
-/// Something to do.
+/// A piece of work.
 pub type Work = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
     work: VecDeque<Work>,
-    /// Threads that do something now.
+    /// Number of threads that work now.
     busy: usize,
     is_over: bool,
 }
@@ -26,11 +26,11 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// A thread has done what it did.
+    /// A thread has finished its work.
     idle: Condvar,
 }
 
-/// A number of threads that do what they are given.
+/// A pool of threads that run submitted work.
 pub struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -40,7 +40,7 @@ impl Workers {
     /// Starts at least one thread.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// No thread can be started.
     pub fn start(count: usize) -> std::io::Result<Workers> {
         let shared = Arc::new(Shared::default());
         let mut workers = Workers {
@@ -69,7 +69,7 @@ impl Workers {
         self.add(work);
     }
 
-    /// Waits until all that was given is done, and let go of; one of the threads itself does not wait.
+    /// Waits until all submitted work is done and dropped; called on one of the threads itself, it does not wait.
     pub fn wait(&self) {
         let this = std::thread::current().id();
         if self.threads.iter().any(|thread| thread.thread().id() == this) {
@@ -81,14 +81,15 @@ impl Workers {
         }
     }
 
-    /// Has `work` done by a thread, however much there is to do: for who must not wait, and has a bound of its own.
+    /// Has `work` done by a thread, however much is queued: for callers that must not wait and bound their work
+    /// themselves.
     pub fn add(&self, work: impl FnOnce() + Send + 'static) {
         self.shared.queue.lock().work.push_back(Box::new(work));
         self.shared.changed.notify_one();
     }
 }
 
-/// A thread does something; ends also if that panics.
+/// Marks a thread as busy; ends also if its work panics.
 struct Busy<'s>(&'s Shared);
 
 impl Drop for Busy<'_> {
@@ -120,7 +121,7 @@ impl Drop for Workers {
         self.shared.queue.lock().is_over = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // The last to know of a server may be one of its own.
+            // The last reference may be dropped on one of these threads.
             if thread.thread().id() == std::thread::current().id() {
                 continue;
             }

@@ -109,7 +109,7 @@ fn a_cancelled_request_is_interrupted_and_gets_nothing() {
     assert!(table.is_empty());
 }
 
-/// A client that goes leaves none behind, and touches nobody else's, even under the same numbers.
+/// A client that leaves drops all its locks, and touches no other client's, even under the same numbers.
 #[test]
 fn a_client_that_goes_leaves_nothing_behind() {
     let (table, seen) = (LockTable::new(), Outcomes::default());
@@ -134,7 +134,7 @@ fn a_client_that_goes_leaves_nothing_behind() {
     assert_eq!(seen.take(), []);
 }
 
-/// Owners of two clients are two, also for who waits for whom.
+/// Owners of two clients are distinct, also in the search for deadlocks.
 #[test]
 fn a_ring_across_clients_is_refused() {
     let (table, seen) = (LockTable::new(), Outcomes::default());
@@ -149,7 +149,7 @@ fn a_ring_across_clients_is_refused() {
     assert_eq!(seen.take(), [("waits", Ok(()))]);
 }
 
-/// An owner that waits with one thread takes, with another, part of what its holder waits for.
+/// An owner that waits with one thread takes, with another, part of the range that its holder waits for.
 #[test]
 fn a_ring_that_a_later_grant_closes_is_refused() {
     let (table, seen) = (LockTable::new(), Outcomes::default());
@@ -168,8 +168,8 @@ fn a_ring_that_a_later_grant_closes_is_refused() {
     assert_eq!(seen.take(), [("c wants 30 and 31", Ok(()))]);
 }
 
-/// Each completion unlocks, and so settles the next request: a row as long as this must not be a deep stack. A
-/// completion that ran with the table locked would hang here.
+/// Each completion unlocks, and so settles the next request: a chain this long must not be a deep stack. A completion
+/// that ran with the table locked would hang here.
 #[test]
 fn a_long_row_of_completions_runs_one_after_the_other() {
     const ROW: u64 = 5_000;
@@ -195,8 +195,8 @@ fn a_long_row_of_completions_runs_one_after_the_other() {
     assert!(table.is_empty());
 }
 
-/// Threads that lock, unlock, cancel and go, without ever waiting. Completions count themselves, and who holds an
-/// exclusive lock.
+/// Threads that lock, unlock, cancel and leave, without ever waiting. Completions count themselves and the holders of
+/// exclusive locks.
 #[test]
 fn many_threads_get_one_outcome_for_each_request() {
     const THREADS: u64 = 4;
@@ -260,7 +260,7 @@ fn many_threads_get_one_outcome_for_each_request() {
         })
         .collect();
     let calls: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    // Whoever is granted unlocks, on one of the threads that have ended: nothing waits any more.
+    // Each granted owner unlocks, on one of the threads that have ended: nothing waits any more.
     assert!(table.is_empty(), "{table:?}");
     for calls in calls {
         assert!(calls.iter().all(|calls| calls.load(Ordering::SeqCst) == 1));

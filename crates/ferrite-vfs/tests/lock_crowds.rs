@@ -1,4 +1,4 @@
-//! Many locks and many that wait: how many there may be, what a call costs then, and that nobody is forgotten.
+//! Many locks and many waiting requests: their bounds, the cost of a call, and that no request is forgotten.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn flock(owner: u64, kind: LockKind) -> LockRequest {
     LockRequest::Flock(LockOwner(owner), kind)
 }
 
-/// A request's number, and what became of it.
+/// A request's number, and its outcome.
 type Outcome = (u64, Result<()>);
 /// Makes a request of a kind for an owner.
 type Make = fn(u64, LockKind) -> LockRequest;
@@ -74,7 +74,7 @@ impl Drop for Clock {
 }
 
 /// Requests that wait for one lock have a bound for a file and one for all, whatever they are; the one too many is
-/// refused, and costs no more than the first. One release grants all that can be.
+/// refused, and costs no more than the first. One release grants all requests that can be granted.
 #[test]
 fn requests_that_wait_have_a_bound_and_cost_the_same() {
     let kinds: [(Make, LockKind); 4] = [
@@ -121,8 +121,8 @@ fn requests_that_wait_have_a_bound_and_cost_the_same() {
     }
 }
 
-/// Each request that is granted sets others free, and all others wait for the same bytes: what one release may cost has
-/// a bound, and each request is settled or can wait for somebody.
+/// Each granted request unblocks others, and all others wait for the same bytes: the cost of one release is bounded,
+/// and each request is settled or waits for a holder.
 #[test]
 fn rows_of_requests_that_free_each_other_have_a_budget() {
     let (table, seen, mut clock) = (LockTable::new(), Outcomes::default(), Clock::default());
@@ -170,7 +170,7 @@ fn locks_on_a_file_have_a_bound_and_an_unlock_that_splits_one_too() {
     let more = Unlock::Range(ByteRange::new(2 * splits + 1, 1).unwrap());
     assert_eq!(table.unlock(SYSTEM, 1, LockOwner(1), more), Err(FULL));
     assert_eq!(table.records(1), before, "a call that fails changes nothing");
-    // What leaves no more than before is done.
+    // A release that leaves no more locks than before succeeds.
     let end = Unlock::Range(ByteRange::new(1 << 19, 1 << 19).unwrap());
     assert_eq!(table.unlock(SYSTEM, 1, LockOwner(1), end), Ok(()));
     let refused = record(2, Exclusive, 1 << 21, 1);
@@ -185,7 +185,7 @@ fn locks_on_a_file_have_a_bound_and_an_unlock_that_splits_one_too() {
     assert_eq!(table.records(1), []);
 }
 
-/// What a table should hold, found by looking at everything each time.
+/// The expected content of a table, found by looking at everything each time.
 #[derive(Default)]
 struct Model {
     flocks: BTreeMap<(u64, u64), LockKind>,
@@ -216,7 +216,7 @@ impl Model {
         }
     }
 
-    /// Nobody holds what conflicts, and nobody waits for nothing.
+    /// No two owners hold conflicting locks, and no request waits without a conflict.
     fn check(&self, table: &LockTable, ino: u64) {
         let records = table.records(ino);
         for (n, a) in records.iter().enumerate() {
@@ -259,7 +259,7 @@ fn nobody_waits_for_nothing() {
     };
     let (table, seen, mut model) = (LockTable::new(), Outcomes::default(), Model::default());
     for number in 0..60_000 {
-        // Owners are of one client each.
+        // Each owner belongs to one client.
         let (ino, owner) = (random(2), random(9));
         let ctx = client(owner / 3);
         let kind = if random(3) == 0 { Exclusive } else { Shared };

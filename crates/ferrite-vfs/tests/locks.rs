@@ -1,4 +1,4 @@
-//! Advisory locks: who gets them, who waits, who gets an error because waiting is pointless.
+//! Advisory locks: which requests are granted, which wait, and which fail because waiting is pointless.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,10 +16,10 @@ const OTHER: u64 = 8;
 const A: LockOwner = LockOwner(1);
 const B: LockOwner = LockOwner(2);
 const C: LockOwner = LockOwner(3);
-/// What has not come by then does not come.
+/// A result that has not come by then does not come.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A table as a caller sees it that has threads to park.
+/// A table as seen by a caller that has threads to park.
 struct Table(LockTable);
 
 impl Table {
@@ -81,7 +81,7 @@ fn record(owner: LockOwner, kind: LockKind, start: u64, len_bytes: u64) -> Recor
     }
 }
 
-/// What an owner holds, as (kind, start, length).
+/// The locks of an owner, as (kind, start, length).
 fn held(table: &Table, owner: LockOwner) -> Vec<(LockKind, u64, u64)> {
     let records = table.records(FILE).into_iter().filter(|lock| lock.owner == owner);
     records
@@ -89,7 +89,7 @@ fn held(table: &Table, owner: LockOwner) -> Vec<(LockKind, u64, u64)> {
         .collect()
 }
 
-/// Runs `f` in its own thread; its result comes by the channel.
+/// Runs `f` in its own thread; its result comes through the channel.
 fn in_thread(f: impl FnOnce() -> Result<()> + Send + 'static) -> Receiver<Result<()>> {
     let (send, receive) = channel();
     thread::spawn(move || send.send(f()));
@@ -101,7 +101,7 @@ fn record_in_thread(table: &Arc<Table>, ino: u64, lock: RecordLock) -> Receiver<
     in_thread(move || table.lock(ino, &lock, Wait::Forever))
 }
 
-/// Comes back when `count` requests sleep on a file, so that no test depends on how fast its threads start.
+/// Returns when `count` requests sleep on a file, so that no test depends on how fast its threads start.
 fn until_waiting(table: &Table, ino: u64, count: usize) {
     let start = Instant::now();
     while table.waiters(ino) != count {
@@ -110,7 +110,7 @@ fn until_waiting(table: &Table, ino: u64, count: usize) {
     }
 }
 
-/// A request that was woken without need sleeps on: gives it the time to show that it does not.
+/// A request woken without need sleeps again: gives it the time to show that it does not.
 fn still_waits(result: &Receiver<Result<()>>) {
     assert!(result.recv_timeout(Duration::from_millis(20)).is_err(), "did not wait");
 }
@@ -289,7 +289,7 @@ fn getlk_names_the_first_that_stands_against_it() {
     assert_eq!(conflict(C, Exclusive, 20, 30), None, "between the two");
 }
 
-/// Every byte of a small file, and who holds it how: the model that random requests are compared with.
+/// Every byte of a small file with its lock: the model that random requests are compared with.
 #[test]
 fn random_requests_agree_with_a_model_of_bytes() {
     const BYTES: usize = 48;

@@ -1,4 +1,4 @@
-//! Paths of [`Vfs`] in the corners: bases, dots, slashes, links to nowhere, and walks under which the tree changes.
+//! Corner cases of paths in [`Vfs`]: bases, dots, slashes, links to nowhere, and walks under which the tree changes.
 
 use std::sync::Arc;
 use std::thread;
@@ -27,7 +27,7 @@ fn create(mode: u32) -> OpenFlags {
     }
 }
 
-/// Every pin a walk takes must be given back, or unlinked files would keep their space for ever.
+/// Every pin a walk takes must be dropped, or unlinked files would keep their space for ever.
 fn assert_nothing_leaks(root: &Vfs, inodes: u64) {
     let stat = root.statfs().unwrap();
     assert_eq!(stat.inodes - stat.inodes_free, inodes, "inodes in use");
@@ -100,8 +100,7 @@ fn dots_and_the_root_cannot_be_removed() {
     assert_eq!(rename(b"/d/sub/", b"/d/moved/"), Ok(()));
 }
 
-/// What an `open` that may create does with a link to nowhere: it makes the file there, but no file can have a slash
-/// behind its name.
+/// An `open` that may create makes the file at the end of a dangling link, but no file can have a slash after its name.
 #[test]
 fn links_to_nowhere_are_made_real() {
     let (root, _) = world();
@@ -177,7 +176,7 @@ fn opening_asks_for_more_than_bits() {
     );
 }
 
-/// An exchange moves two directories, so it needs leave to change the `..` of both.
+/// An exchange moves two directories, so it needs permission to change the `..` of both.
 #[test]
 fn an_exchange_checks_both_directories() {
     let (root, user) = world();

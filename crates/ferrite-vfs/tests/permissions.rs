@@ -15,7 +15,7 @@ struct World {
     bob: Vfs,
 }
 
-/// A tree with something of everybody's in it.
+/// A tree with files of every user in it.
 fn world() -> World {
     let fs = Arc::new(MemFs::new());
     let user = |uid| Vfs::new(fs.clone(), Cred::new(uid, uid));
@@ -320,7 +320,7 @@ fn names_go_from_one_open_directory_to_another_as_far_as_both_allow() {
     );
     assert_eq!(rename(&alice, hers, b"public", tmp, b"hers"), Err(FsError::Exists));
     rename(&alice, hers, b"public", tmp, b"x").unwrap();
-    // What is said of sticky directories holds for handles, too; and an absolute path needs no start.
+    // The rules of sticky directories hold for handles, too; and an absolute path needs no start.
     assert_eq!(rename(&bob, tmp, b"x", tmp, b"y"), Err(FsError::NotPermitted));
     alice.at(tmp).link_at(b"x", hers, b"back").unwrap();
     rename(&alice, tmp, b"/tmp/x", hers, b"/tmp/y").unwrap();

@@ -1,4 +1,4 @@
-//! The rules of [`ferrite_vfs::posix`], as tables: each row is a case somebody's program relies on.
+//! The rules of [`ferrite_vfs::posix`], as tables: each row is a case that real programs rely on.
 
 use ferrite_vfs::posix::{
     Access, Inherited, check_name, inherit, kill_priv, may_access, may_delete, may_setattr, relatime_due,
@@ -36,7 +36,7 @@ fn new_inodes_inherit_group_and_setgid() {
     let user = Cred::new(1000, 100);
     let member = member(1000, 100, 50);
     let root = Cred::root();
-    // Mode of the directory (its group is 50), who, mode asked for, is it a directory; group and mode it gets.
+    // Mode of the directory (its group is 50), creator, requested mode, is it a directory; resulting group and mode.
     for (dir, cred, mode, is_dir, (gid, bits)) in [
         (0o755, &user, 0o644, false, (100, 0o644)),
         (0o755, &user, 0o2755, true, (100, 0o2755)),
@@ -96,7 +96,7 @@ fn names_are_checked() {
     assert_eq!(check_name(&long), Err(FsError::NameTooLong));
 }
 
-/// The class that fits best decides alone: an owner whom his own bits refuse gets nothing from those of the others.
+/// The class that fits best decides alone: an owner whom the owner bits refuse gets nothing from the other bits.
 #[test]
 fn access_goes_by_owner_then_group_then_others() {
     let (owner, group, other, root) = (Cred::new(1, 9), member(2, 9, 10), Cred::new(3, 9), Cred::root());
@@ -129,7 +129,7 @@ fn access_goes_by_owner_then_group_then_others() {
 #[test]
 fn sticky_directories_let_owners_delete() {
     let (denied, not_permitted) = (Err(FsError::AccessDenied), Err(FsError::NotPermitted));
-    // Mode of the directory (owned by 1), owner of the entry, who wants to remove it.
+    // Mode of the directory (owned by 1), owner of the entry, user that removes it.
     for (mode, victim, uid, expected) in [
         (0o777, 2, 3, Ok(())),
         (0o755, 3, 3, denied.clone()),

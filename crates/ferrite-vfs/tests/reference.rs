@@ -1,5 +1,5 @@
-//! What only the reference engine offers: its clock, its snapshots, and its bounds. What it shares with every engine
-//! is in the suites of `ferrite-testkit`, which run on it too.
+//! Features of the reference engine alone: its clock, its snapshots, and its bounds. The suites of `ferrite-testkit`,
+//! which run on it too, cover the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -83,8 +83,8 @@ fn a_snapshot_goes_its_own_way() {
     assert!(copy.lookup(SYSTEM, ROOT_INO, b"f").is_ok());
 }
 
-/// Reserving costs memory here, so a caller must not be able to reserve what no machine has; a hole of any size is
-/// free.
+/// Reserving costs memory here, so a caller must not be able to reserve more than any machine has; a hole of any size
+/// is free.
 #[test]
 fn reservations_are_bounded_and_holes_are_not() {
     let fs = MemFs::new();

@@ -133,7 +133,7 @@ fn as_a_user_and_from_a_directory_of_its_own() {
     assert_eq!(ino(&inner, "/b/leaf"), ino(&whole, "/in/a/b/leaf"));
 }
 
-/// A directory that is moved out takes along who is in it, but no farther: its parent is not there for them.
+/// A directory that is moved out takes its users along, but no farther: its parent is invisible to them.
 #[test]
 fn moving_a_directory_out_lets_nobody_out() {
     let whole = world();
@@ -222,8 +222,8 @@ fn deep(fs: &dyn FileSystem) -> (Ino, Ino) {
     (root, end)
 }
 
-/// Links that climb and descend cost what their components are, once, and have a bound together: in the whole file
-/// system as within a root, and whatever the walk is for.
+/// Links that climb and descend cost their components once, and share one bound: in the whole file system as within a
+/// root, and for every kind of walk.
 #[test]
 fn links_up_and_down_have_a_budget() {
     let counting = Counting {

@@ -1,4 +1,4 @@
-//! In a sticky directory nobody removes another user's file, whoever is faster: the engine checks under its own locks.
+//! In a sticky directory no user removes another's file, whoever is faster: the engine checks under its own locks.
 //!
 //! Each caller has a [`Vfs`] of its own, as two mounts or two clients would: they share nothing but the engine.
 
@@ -15,11 +15,11 @@ const FILE: NewNode = NewNode {
     rdev: 0,
 };
 
-/// One way for Alice to take away what is at the name.
+/// One way for Alice to remove the file at the name.
 type Take = fn(&Vfs) -> ferrite_vfs::Result<()>;
 
-/// Alice has a file at the name. Two programs of hers take it away at once, and as soon as it is gone, Bob makes one
-/// there. What Bob was told he made is there, and his.
+/// Alice has a file at the name. Two of her programs remove it at once, and as soon as it is gone, Bob creates one
+/// there. A file whose creation succeeded for Bob is there, and belongs to Bob.
 fn race(take: Take) {
     let fs = Arc::new(MemFs::new());
     let user = |uid| Vfs::new(fs.clone(), Cred::new(uid, uid));

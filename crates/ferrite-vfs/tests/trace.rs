@@ -8,7 +8,7 @@ use ferrite_vfs::trace::{Event, TraceError, TraceWriter, Traced, parse};
 use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use parking_lot::Mutex;
 
-/// What was written to it, for all of its clones.
+/// The bytes written to it, for all of its clones.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -80,7 +80,7 @@ fn what_succeeds_is_recorded_and_only_that() {
     fs.setattr(SYSTEM, log, &size(3)).unwrap();
     handle.append(SYSTEM, b"4").unwrap();
     fs.setattr(SYSTEM, cut, &size(77)).unwrap();
-    // Nobody opens it, but its number may have been another file's before.
+    // Nothing opens it, but its number may have been another file's before.
     let empty = file(&fs, b"empty");
     assert_eq!(shared.text(), "", "it is passed on late");
     writer.finish().unwrap();

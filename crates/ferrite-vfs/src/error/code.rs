@@ -94,14 +94,14 @@ fn place<T: PartialEq>(list: &[T], wanted: &T) -> Option<u16> {
 /// An error in numbers that mean the same for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ErrorCode {
-    /// What went wrong.
+    /// The number of the cause.
     pub cause: u16,
-    /// Of what, or how; 0 where the cause says all.
+    /// Details of the cause; 0 if it has none.
     pub particulars: u16,
 }
 
 impl ErrorCode {
-    /// With these numbers, which need not belong to an error.
+    /// A code of these numbers, which need not belong to an error.
     pub const fn new(cause: u16, particulars: u16) -> Self {
         ErrorCode { cause, particulars }
     }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(FsError::damaged(1, "").code(), None);
     }
 
-    /// What a pool or a client of an earlier program has kept means the same for ever.
+    /// Codes that a pool or a client kept under an earlier release keep their meaning for ever.
     #[test]
     fn numbers_keep_their_meaning() {
         for (error, (cause, particulars)) in [

@@ -11,7 +11,7 @@ use crate::Ino;
 /// Result of a file-system operation.
 pub type Result<T> = std::result::Result<T, FsError>;
 
-/// What has run out, see [`FsError::NoSpace`].
+/// The resource that has run out, see [`FsError::NoSpace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpaceOf {
     /// Blocks of data.
@@ -22,7 +22,7 @@ pub enum SpaceOf {
     Inodes,
     /// Names.
     Names,
-    /// Room for the extended attributes of one inode.
+    /// Space for the extended attributes of one inode.
     Attributes,
     /// Record locks.
     RecordLocks,
@@ -41,7 +41,7 @@ impl std::fmt::Display for SpaceOf {
     }
 }
 
-/// Whose sessions are too many, see [`FsError::TooManySessions`].
+/// The clients that have too many sessions, see [`FsError::TooManySessions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SessionsOf {
     /// All clients of the export.
@@ -62,7 +62,7 @@ impl std::fmt::Display for SessionsOf {
     }
 }
 
-/// What is wrong with an argument, see [`FsError::Invalid`].
+/// Why an argument is invalid, see [`FsError::Invalid`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum BadArgument {
@@ -129,15 +129,15 @@ pub enum BadArgument {
     /// A write that would grow a memory region; appends do that.
     #[error("a write to a memory region must not grow the file")]
     RegionGrows,
-    /// A page that is none of the pool's data.
+    /// A page number outside the pool's data.
     #[error("a page of a memory region that holds no data")]
     RegionPage,
-    /// The number that stands for "no change" and "nobody" where users and groups are numbers.
+    /// The number that means "no change" and "nobody" where users and groups are numbers.
     #[error("4294967295 (-1) is no user or group; leave out what is not to change")]
     NoId,
 }
 
-/// What is not supported, see [`FsError::NotSupported`].
+/// The unsupported request, see [`FsError::NotSupported`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Unsupported {
@@ -156,7 +156,7 @@ pub enum Unsupported {
     /// A file as a memory region, on an engine or a medium that cannot be one.
     #[error("memory regions on this kind of pool")]
     Region,
-    /// A memory region that others may write, on a medium where a torn sector could hit what was acknowledged.
+    /// A memory region that others may write, on a medium where a torn sector could hit acknowledged data.
     #[error("writable memory regions on a pool in a disk file: bind it for reading, or use a pool in memory")]
     WritableRegion,
 }
@@ -170,14 +170,15 @@ pub struct FileBytes {
     pub len_bytes: u64,
 }
 
-/// Damage that an operation met. The owner is for programs, the text for people: no program may depend on it.
+/// Damage that an operation met. The inode and the bytes are for programs, the text for people: no program may depend
+/// on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corruption {
     /// The inode it belongs to, if that is known.
     pub ino: Option<Ino>,
     /// The bytes of the file that cannot be read, if it is content.
     pub bytes: Option<FileBytes>,
-    /// What is wrong, and where on the medium.
+    /// A description of the damage, and where on the medium it is.
     pub what: String,
 }
 
@@ -264,7 +265,7 @@ pub enum FsError {
     /// The handle is not open for this.
     #[error("bad file descriptor")]
     BadHandle,
-    /// A lock is held by someone else.
+    /// Another owner holds the lock.
     #[error("resource temporarily unavailable")]
     WouldBlock,
     /// Waiting for the lock would never end.
@@ -279,10 +280,10 @@ pub enum FsError {
     /// The medium failed, or the engine has stopped because it did (`EIO`). The text says how, for people.
     #[error("input/output error: {0}")]
     Io(String),
-    /// No answer within the time that was allowed. What was asked for may still happen.
+    /// No reply within the timeout. The request may still take effect.
     #[error("connection timed out")]
     TimedOut,
-    /// The connection to the engine is lost. What was asked for may or may not have happened.
+    /// The connection to the engine is lost. The request may or may not have taken effect.
     #[error("not connected")]
     Disconnected,
     /// The caller gave up waiting.
@@ -291,10 +292,10 @@ pub enum FsError {
     /// The engine keeps no more files open for this caller.
     #[error("too many open files")]
     TooManyOpen,
-    /// A later change with the same slot has taken the place of this one ([`crate::Once`]).
+    /// A later change with the same slot has replaced this one ([`crate::Once`]).
     #[error("a later request has taken the place of this one")]
     Superseded,
-    /// A server has as many clients as it takes. The next may try again when one of them has left.
+    /// The server has reached its limit of clients. The next may retry when one of them has left.
     #[error(
         "the server has as many sessions as its configuration allows for {0}; try again later, or raise that number in \
          its configuration"

@@ -16,7 +16,7 @@ use crate::{
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
 pub type ReadDone = Box<dyn FnOnce(Buffer, Result<usize>) + Send>;
-/// Completion of [`OpenFile::submit_write`]: called exactly once, with what was written.
+/// Completion of [`OpenFile::submit_write`]: called exactly once, with the extent written.
 pub type WriteDone = Box<dyn FnOnce(Buffer, Result<Written>) + Send>;
 
 /// A file system, addressed by inode number.
@@ -29,15 +29,15 @@ pub type WriteDone = Box<dyn FnOnce(Buffer, Result<Written>) + Send>;
 /// With [`Ctx::check`] an engine checks permissions itself, by the rules of [`crate::posix`]; see there for what each
 /// call needs. A missing permission is `AccessDenied` or `NotPermitted`.
 pub trait FileSystem: Send + Sync {
-    /// What this engine promises. The answer never changes.
+    /// The engine's guarantees. They never change.
     fn limits(&self) -> Limits;
 
-    /// Tells of a pool whose buffers will be submitted. Engines with devices may prepare for that, and keep its memory
-    /// taken as long as they live; it only makes transfers cheaper.
+    /// Announces a pool whose buffers will be submitted. Engines with devices may register its memory, and keep it
+    /// registered for as long as they live; this only makes transfers cheaper.
     fn know_buffers(&self, _: &Pool) {}
 
-    /// What it vouches for, if others change its files, too, and it knows when. Without this nothing that it tells may
-    /// be kept for longer than [`Limits::trust`].
+    /// The engine's cache leases, if others change its files too and it knows when. Without them, a caller may cache
+    /// replies for no longer than [`Limits::trust`].
     fn vouching(&self) -> Option<&dyn Vouching> {
         None
     }
@@ -109,13 +109,13 @@ pub trait FileSystem: Send + Sync {
         mode: RenameMode,
     ) -> Result<()>;
 
-    /// Lists `dir` from `cookie` (0: the start), without `.` and `..`, until `sink` returns false (the
-    /// entry it refused is given again by its predecessor's `next_cookie`). Entries that exist throughout a
-    /// listing come exactly once. `sink` must not call into this file system. Whoever opened a directory was allowed to
-    /// read it, so nothing is checked here.
+    /// Lists `dir` from `cookie` (0: the start), without `.` and `..`, until `sink` returns false (the entry it refused
+    /// is given again by its predecessor's `next_cookie`). Entries that exist throughout a listing come exactly once.
+    /// `sink` must not call into this file system. The caller was allowed to read the directory when it opened it, so
+    /// nothing is checked here.
     fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()>;
 
-    /// [`Self::readdir`] with the attributes of each entry, or why they cannot be had. With [`Ctx::pins`], an entry
+    /// [`Self::readdir`] with the attributes of each entry, or the error of reading them. With [`Ctx::pins`], an entry
     /// that `sink` accepts with attributes comes pinned.
     fn readdir_plus(
         &self,
@@ -128,13 +128,13 @@ pub trait FileSystem: Send + Sync {
     /// Opens a regular file. The inode stays usable until the handle is dropped.
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>>;
 
-    /// Creates a regular file and opens it, or opens the one that is there, unless `new.exclusive` is set. In one step:
-    /// what is opened is what the name led to. An existing file of another kind is refused as by [`Self::open`]; a
+    /// Creates a regular file and opens it, or opens the existing one, unless `new.exclusive` is set. In one step: it
+    /// opens the file that the name led to. An existing file of another kind is refused as by [`Self::open`]; a
     /// symbolic link is `Loop`.
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened>;
 
-    /// What `path` leads to from `start`. Links on the way are followed; the last one if `follow`, or if a slash
-    /// follows it. Each directory on the way is checked for the permission to search it, if [`Ctx::check`] asks.
+    /// The inode that `path` leads to from `start`. Follows links on the way; the last one if `follow`, or if a slash
+    /// follows it. If [`Ctx::check`] is set, checks the permission to search each directory on the way.
     fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
         walk::resolve(self, ctx, start, path, follow)
     }
@@ -157,14 +157,14 @@ pub trait FileSystem: Send + Sync {
     /// Removes an extended attribute.
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
 
-    /// Frees the files without names that were open when the engine ended, and that it has kept since because it was
-    /// asked to. Those that are pinned or open by now are freed when they are let go.
+    /// Frees the files without names that were open when the engine ended, and that the mount options made it keep.
+    /// Files that are pinned or open by now are freed when the last reference is dropped.
     fn drop_orphans(&self, _ctx: &Ctx) -> Result<()> {
         Ok(())
     }
 
-    /// How many files without a name are held by pins or opens: what they take comes back when they are let go. None
-    /// from an engine that does not count them. Not exact while files are removed.
+    /// How many files without a name pins or opens keep: their space comes back when the last reference is dropped.
+    /// `None` from an engine that does not count them. Not exact while files are removed.
     fn unnamed_files(&self) -> Option<u64> {
         None
     }
@@ -173,21 +173,21 @@ pub trait FileSystem: Send + Sync {
     fn sync(&self, ctx: &Ctx) -> Result<()>;
 
     /// Asks for an advisory lock on a file for an owner of [`Ctx::client`]. The rules of locks are in [`crate::locks`];
-    /// nothing is checked. `done` is called exactly once: before this returns if the request does not wait, else
-    /// whenever it is settled, possibly on another thread and before the returned ticket is seen. Never blocks. For a
-    /// caller that wants to block there is [`crate::Vfs::lock`].
+    /// nothing is checked. `done` is called exactly once: before this returns if the request does not wait, else when
+    /// it is settled, possibly on another thread and before the returned ticket is seen. Never blocks. Callers that
+    /// want to block use [`crate::Vfs::lock`].
     ///
-    /// The outcome is `WouldBlock` when others hold it and it may not wait; `Deadlock` when they, along some chain,
-    /// wait for this owner (record locks only); `Interrupted` after [`Self::cancel_lock`]; `Disconnected` after
-    /// [`Self::release_client`]; `NoSpace` with too many locks or too many requests that wait (see the bounds in
+    /// The outcome is `WouldBlock` when others hold the lock and the request may not wait; `Deadlock` when they, along
+    /// some chain, wait for this owner (record locks only); `Interrupted` after [`Self::cancel_lock`]; `Disconnected`
+    /// after [`Self::release_client`]; `NoSpace` with too many locks or too many requests that wait (see the bounds in
     /// [`crate::locks`]).
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
 
-    /// Releases what an owner holds on a file. What it waits for it still waits for. No error if nothing is held.
-    /// `NoSpace` if the middle of a lock is to be released, which leaves two, and there are too many locks.
+    /// Releases the locks of an owner on a file. Its waiting requests keep waiting. No error if it holds nothing.
+    /// `NoSpace` if releasing the middle of a lock leaves two, and there are too many locks.
     fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
 
-    /// A lock that conflicts with `lock`, as `fcntl(F_GETLK)`; if there are several, one that starts first.
+    /// A lock that conflicts with `lock`, as `fcntl(F_GETLK)` reports it; of several, one that starts first.
     fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>>;
 
     /// Ends a request of [`Ctx::client`] that waits, with `Interrupted`. No effect if it is settled already.
@@ -216,8 +216,8 @@ pub trait OpenFile: Send + Sync {
     /// file, never half of a concurrent write.
     fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// [`Self::read_at`], and the file's version: what reads of one open file with the same version found is of one
-    /// state. `None`: that cannot be said of this read.
+    /// [`Self::read_at`], and the file's version: reads of one open file with the same version saw one state. `None`:
+    /// the engine cannot tell for this read.
     fn read_versioned(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<(usize, Option<u64>)> {
         let before = self.getattr(ctx)?.change;
         let count = self.read_at(ctx, offset, buf)?;
@@ -226,16 +226,16 @@ pub trait OpenFile: Send + Sync {
     }
 
     /// Lends `take` the bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent
-    /// from where they lie, and the file's version as in [`Self::read_versioned`]. Until `take` returns they stay what
-    /// they are, and all who would change the file wait, so it must not block. False: they must be read, and `take` was
-    /// not called. After an error of the medium that was met meanwhile, what `take` got must not be used.
+    /// without a copy, and the file's version as in [`Self::read_versioned`]. Until `take` returns, the bytes do not
+    /// change and writers of the file wait, so `take` must not block. False: the caller must read instead; `take` was
+    /// not called. After a media error met meanwhile, the caller must not use the bytes that `take` got.
     fn lend(&self, _: &Ctx, _offset: u64, _len_bytes: usize, _take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
         Ok(false)
     }
 
-    /// Writes all of `data`; returns where that went. At [`Position::End`], the end is
-    /// found and moved in the same atomic step. For data longer than [`Limits::whole_write_bytes`] it may write only a
-    /// prefix when space runs out; the length says how much. `FileTooBig` past the limit.
+    /// Writes all of `data`; returns the extent written. At [`Position::End`], the end is found and moved in the same
+    /// atomic step. For data longer than [`Limits::whole_write_bytes`] it may write only a prefix when space runs out;
+    /// the length says how much. `FileTooBig` past the limit.
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written>;
 
     /// [`Self::write`] at an offset; returns the length.
@@ -250,7 +250,7 @@ pub trait OpenFile: Send + Sync {
     }
 
     /// [`Self::read_at`] into a buffer that network and devices know, as long as the buffer; `done` gets it back with
-    /// the count. Engines that wait for a device return before it is called, on another thread; the default reads and
+    /// the count. Engines that wait for a device return first and call `done` on another thread; the default reads and
     /// then calls it. `done` must not block.
     fn submit_read(&self, ctx: &Ctx, offset: u64, mut buffer: Buffer, done: ReadDone) {
         let read = self.read_at(ctx, offset, &mut buffer);
@@ -266,7 +266,7 @@ pub trait OpenFile: Send + Sync {
     /// Reserves, punches or zeroes a range.
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
 
-    /// First offset at or after `offset` that holds data (`NoSuchAddress`: none).
+    /// First offset at or after `offset` that holds data (`NoSuchAddress` without one).
     fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64>;
 
     /// First offset at or after `offset` in a hole; the end of the file counts as one

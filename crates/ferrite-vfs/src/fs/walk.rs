@@ -1,14 +1,15 @@
 //! Walking along a path, once for all engines.
 //!
-//! Contents: what [`FileSystem::resolve`] and [`FileSystem::open_path`] do unless an engine can do better. Both
-//! run where the engine is, so that a path costs a client one call. The engine checks each step if the context asks.
+//! Contents: the defaults of [`FileSystem::resolve`] and [`FileSystem::open_path`] for engines that have nothing
+//! better. Both run in the engine's process, so that a path costs a client one call. The engine checks each step if the
+//! context asks.
 //!
 //! Invariant: each inode on the way is pinned ([`Held`]) from the lookup that found it until it has been used.
 //! Otherwise a number that is freed and reused in between would lead into another directory.
 //!
-//! Invariant: nothing outside of [`Start::root`] is reached. Absolute paths and links begin there. Within another root
-//! than the file system's own, `..` leads back along the walk itself, or, above its start, along the parents that lead
-//! to the root; so a directory that is moved out meanwhile takes nobody with it.
+//! Invariant: no walk leaves [`Start::root`]. Absolute paths and links begin there. Within a root other than the file
+//! system's own, `..` leads back along the walk itself, or, above its start, along the parents that lead to the root;
+//! so a directory that is moved out meanwhile takes no walk with it.
 //!
 //! Invariant: a walk, with all its restarts, takes at most [`STEPS_MAX`] steps, each a few calls of the engine,
 //! whatever paths and links say.
@@ -30,7 +31,7 @@ const RACES_MAX: usize = 64;
 /// would make 80,000 steps of one request. With one more the walk is `Loop`, as with one link too many.
 pub const STEPS_MAX: usize = 4096;
 
-/// An inode that stays what it is, and its attributes as last read. The root needs no pin: it is never freed.
+/// A pinned inode, which cannot be reused, and its attributes as last read. The root needs no pin: it is never freed.
 struct Held<'v, F: FileSystem + ?Sized> {
     fs: &'v F,
     ctx: &'v Ctx,
@@ -62,8 +63,8 @@ impl<F: FileSystem + ?Sized> Held<'_, F> {
     }
 }
 
-/// What one walk may spend. It is shared by all attempts of a walk that restarts, so that a caller who makes it restart
-/// gains nothing.
+/// The steps left to one walk. All attempts of a walk that restarts share them, so a caller gains nothing by making it
+/// restart.
 struct Budget {
     steps: Cell<usize>,
 }
@@ -87,8 +88,8 @@ impl Budget {
 struct Place<'v, F: FileSystem + ?Sized> {
     at: Held<'v, F>,
     /// The way back for `..` within a root: the directories above `at`, the nearest last. A climb from the start to the
-    /// root completes it, so that a walk climbs at most once. In the whole file system the engine knows parents best,
-    /// and this stays empty.
+    /// root completes it, so that a walk climbs at most once. In a walk of the whole file system the engine supplies
+    /// the parents, and this stays empty.
     way: Vec<Held<'v, F>>,
     /// Symbolic links that were followed.
     links: usize,
@@ -124,7 +125,7 @@ impl Rest<'_> {
     }
 }
 
-/// One walk: who goes, and from where.
+/// One walk: its caller, and its start.
 struct Walk<'v, F: FileSystem + ?Sized> {
     fs: &'v F,
     /// Asks for pins.
@@ -210,7 +211,7 @@ pub fn open<F: FileSystem + ?Sized>(
             false => walk.open(path, flags),
         };
         match opened {
-            // Something on the way was removed, or what was there when it was looked at: look again.
+            // Something on the way, or the file just looked up, was removed: look it up again.
             Err(FsError::Stale) => {}
             Ok(opened) => {
                 if !keeps && opened.attr.ino != ROOT_INO {
@@ -268,7 +269,7 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
         let mut at = dir;
         while at != self.start.root {
             if at == ROOT_INO {
-                // It was moved out of the root, so its parent is not there for this caller.
+                // It was moved out of the root, so this caller cannot see its parent.
                 return Err(FsError::NotFound);
             }
             self.budget.step()?;
@@ -302,7 +303,7 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
         Ok(self.from(self.begin(path)?, path, follow)?.at)
     }
 
-    /// Walks on from where an absolute path has begun already.
+    /// Continues a walk whose absolute path has begun at the root already.
     fn from(&self, mut to: Place<'v, F>, path: &[u8], follow: bool) -> Result<Place<'v, F>> {
         let mut rests = vec![Rest::new(Cow::Borrowed(path))?];
         loop {
@@ -342,7 +343,7 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
         }
     }
 
-    /// The target of a link in the directory at which the walk is, from where the walk goes on, or from the root.
+    /// The target of a link in the walk's current directory. The walk continues from there, or from the root.
     fn follow(&self, to: &mut Place<'v, F>, link: &Attr) -> Result<Vec<u8>> {
         to.links += 1;
         if to.links > SYMLOOP_MAX {
@@ -394,7 +395,7 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
             }
             self.budget.step()?;
             match self.fs.create(self.ctx, to.at.ino, name, &new) {
-                // A link, perhaps to what is missing: then that is the file to create.
+                // A link, perhaps dangling: then its target is the file to create.
                 Err(FsError::Loop) if !flags.no_follow => {}
                 other => return other,
             }

@@ -1,4 +1,4 @@
-//! Waiting for a lock with a thread, for callers that have one.
+//! Blocking waits for a lock, for callers that have a thread to park.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,14 +8,14 @@ use parking_lot::{Condvar, Mutex};
 use super::{LockDone, LockTicket, Wait};
 use crate::{FsError, Result};
 
-/// Where a completion leaves the outcome.
+/// The place where a completion leaves the outcome.
 #[derive(Default)]
 struct Slot {
     outcome: Mutex<Option<Result<()>>>,
     there: Condvar,
 }
 
-/// Blocks as `wait` says for a lock request: `start` makes it, and is told whether it may wait; `cancel` ends it. Must
+/// Blocks on a lock request as `wait` says: `start` makes it, with a flag whether it may wait; `cancel` ends it. Must
 /// not be called from a completion.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use crate::ClientId;
 #[derive(PartialEq, Eq)]
 pub(super) enum Attempt {
     Granted {
-        /// Part of what the owner held became weaker, so others may get theirs.
+        /// Part of the owner's lock became weaker, so others may get theirs.
         weaker: bool,
     },
     Conflict,
@@ -27,7 +27,7 @@ pub(super) struct FileLocks {
     /// Whether the one holder's lock is exclusive.
     is_exclusive: bool,
     pub(super) ranges: RangeSet,
-    /// All requests, by who made them.
+    /// All requests, by their owner.
     waiting: BTreeSet<(Holder, LockTicket)>,
     flocks_shared: BTreeSet<LockTicket>,
     flocks_exclusive: BTreeSet<LockTicket>,
@@ -59,7 +59,7 @@ impl FileLocks {
         self.waiting.len()
     }
 
-    /// Whether a client has something here.
+    /// Whether a client has a lock or request here.
     pub(super) fn has_client(&self, client: ClientId) -> bool {
         let (first, last) = owners(client);
         self.flocks.range(first..=last).next().is_some()
@@ -91,7 +91,7 @@ impl FileLocks {
         was_held
     }
 
-    /// Drops what owners of a client have; returns how many there were.
+    /// Drops the `flock` locks of a client's owners; returns how many there were.
     pub(super) fn drop_flocks(&mut self, client: ClientId) -> usize {
         let (first, last) = owners(client);
         let gone: Vec<Holder> = self.flocks.range(first..=last).map(|(&holder, _)| holder).collect();
@@ -116,7 +116,7 @@ impl FileLocks {
         let Some((&holder, _)) = self.flocks.first_key_value() else {
             return shared.into_iter().chain(exclusive).min().copied();
         };
-        // Of the only holder, a conversion.
+        // A request of the only holder: a conversion.
         let own = (self.flocks.len() == 1)
             .then(|| self.waiting.range(of(holder, holder)))
             .into_iter()

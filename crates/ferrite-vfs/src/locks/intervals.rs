@@ -1,10 +1,10 @@
-//! [`Intervals`]: ranges of bytes that may overlap, found by what they overlap.
+//! [`Intervals`]: an index of byte ranges that may overlap, searched by overlap.
 //!
 //! It is a treap by start and tag in which each node knows the largest end below it. Adding, removing, and
 //! finding the first overlap take logarithmic time; a visit takes that and the overlaps. Used by the lock table only.
 //!
 //! Invariants: no two entries have the same start and tag. A node's priority is not smaller than its children's, and
-//! priorities are random to callers, so nobody can choose ranges that make the tree deep.
+//! callers cannot predict priorities, so no client can choose ranges that make the tree deep.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -62,7 +62,7 @@ impl<T: Ord + Copy> Node<T> {
     }
 }
 
-/// Those before this place, and those from there on.
+/// The entries before this place, and those from there on.
 fn split<T: Ord + Copy>(link: Link<T>, start: u64, tag: T) -> (Link<T>, Link<T>) {
     let Some(mut node) = link else { return (None, None) };
     if node.compare(start, tag) == Ordering::Less {
@@ -162,7 +162,7 @@ impl<T: Ord + Copy> Intervals<T> {
         self.root = remove(self.root.take(), start, tag);
     }
 
-    /// Visits all that share a byte with `range`, by start, until `each` breaks.
+    /// Visits all entries that share a byte with `range`, by start, until `each` breaks.
     pub(super) fn visit<B>(
         &self,
         range: &ByteRange,

@@ -1,13 +1,13 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
-//! Contents: the words of the lock calls of [`crate::FileSystem`]; [`LockTable`] (`table`), with which an
-//! engine answers them; waiting with a thread, [`wait_for`] (`blocking`), for callers that have one. Below the table
-//! are its `state`, the locks of one `file`, its `ranges` with an index of `intervals`, and completions to call
+//! Contents: the types of the lock calls of [`crate::FileSystem`]; [`LockTable`] (`table`), with which an engine
+//! implements them; blocking waits, [`wait_for`] (`blocking`), for callers with a thread to park. Below the table are
+//! its `state`, the locks of one `file`, its `ranges` with an index of `intervals`, and completions to call
 //! (`settled`). Locks live in DRAM and end with the process.
 //!
-//! A request that has to wait is no parked thread but a completion: [`LockDone`]. It is called exactly once, whatever
-//! happens, and with no lock of the table held, on the thread whose call settled the request. It must not block and
-//! must not panic. It may make lock calls; completions that those settle run after it has returned.
+//! A request that has to wait parks no thread but leaves a completion: [`LockDone`]. It is called exactly once,
+//! whatever happens, with no lock of the table held, on the thread whose call settled the request. It must not block
+//! and must not panic. It may make lock calls; completions that those settle run after it has returned.
 //!
 //! Contract: locks are keyed by inode number, so an owner keeps the file open or pinned for as long as it holds locks
 //! or waits for them, and releases them before it closes or unpins the file; otherwise the number could come to mean
@@ -32,33 +32,33 @@ use crate::Result;
 
 /// Most locks that a table holds, so that no client can fill the memory with them.
 pub const RECORD_LOCKS_MAX: usize = 1 << 20;
-/// Most locks on one file: what a call costs depends on them.
+/// Most locks on one file: the cost of a call depends on them.
 pub const FILE_LOCKS_MAX: usize = 1 << 14;
-/// Most requests that wait, in a table.
+/// Most waiting requests in a table.
 pub const WAITING_MAX: usize = 1 << 16;
-/// Most requests that wait on one file. Also bounds what a release costs.
+/// Most waiting requests on one file. Also bounds the cost of a release.
 pub const FILE_WAITING_MAX: usize = 1 << 13;
 
-/// Who holds a lock: an open file (`flock`, open-file-description locks) or a process (`fcntl`). The numbers are the
-/// client's: owners of two clients are never the same.
+/// The holder of a lock: an open file (`flock`, open-file-description locks) or a process (`fcntl`). Each client
+/// assigns its own numbers: owners of two clients are never the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockOwner(pub u64);
 
 impl LockOwner {
-    /// One that nothing else in this process has. The numbers count up from 1, so a client uses either these or its
-    /// own.
+    /// An owner that nothing else in this process has. The numbers count up from 1, so a client uses either these or
+    /// its own.
     pub fn fresh() -> LockOwner {
         static LAST: AtomicU64 = AtomicU64::new(0);
         LockOwner(LAST.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 
-/// What a lock excludes.
+/// The mode of a lock: which other locks it excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LockKind {
     /// Others may hold shared locks too (`F_RDLCK`, `LOCK_SH`).
     Shared,
-    /// Nobody else may hold any (`F_WRLCK`, `LOCK_EX`).
+    /// No other owner may hold any (`F_WRLCK`, `LOCK_EX`).
     Exclusive,
 }
 
@@ -81,7 +81,7 @@ pub struct RecordLock {
     pub range: ByteRange,
 }
 
-/// A lock that is asked for, see [`crate::FileSystem::lock`].
+/// A requested lock, see [`crate::FileSystem::lock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockRequest {
     /// The whole file, for an open file, like `flock(2)`. A lock that the owner already has is converted.
@@ -89,8 +89,8 @@ pub enum LockRequest {
     /// A conversion that has to wait releases the old lock first, as Linux does; otherwise two readers that both want
     /// to write would wait for each other forever. A conversion that may not wait, and fails, keeps the old lock.
     Flock(LockOwner, LockKind),
-    /// A range, like `fcntl(F_SETLK)` and `F_SETLKW`: what the owner already holds there is replaced in one step, and
-    /// neighbours of the same kind are merged. While it waits, the owner keeps what it has.
+    /// A range, like `fcntl(F_SETLK)` and `F_SETLKW`: it replaces the owner's locks there in one step, and neighbours
+    /// of the same kind are merged. While it waits, the owner keeps its locks.
     Record(RecordLock),
 }
 
@@ -103,25 +103,25 @@ impl LockRequest {
     }
 }
 
-/// What to release, see [`crate::FileSystem::unlock`].
+/// The locks to release, see [`crate::FileSystem::unlock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unlock {
     /// The `flock` lock.
     Flock,
     /// Record locks in a range, which may split one in two.
     Range(ByteRange),
-    /// Both, entirely: what closing does.
+    /// Both, entirely, as a close does.
     All,
 }
 
-/// What is called with the outcome of a request, exactly once. See the rules in [`crate::locks`].
+/// The completion of a request, called exactly once with the outcome. See the rules in [`crate::locks`].
 pub type LockDone = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// A request that waits, for [`crate::FileSystem::cancel_lock`]. No number comes twice.
+/// A waiting request, for [`crate::FileSystem::cancel_lock`]. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockTicket(pub u64);
 
-/// What to do when a lock cannot be granted at once.
+/// The behaviour when a lock cannot be granted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Fail with `WouldBlock`.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: the ranges of one owner do not overlap, and those that touch differ in kind or process (neighbours that
 //! can be merged are). No range is empty. Each lock is in `held` and, by its place, among those of its kind. Only
-//! [`super::LockTable`] calls this; it checks for conflicts before it sets.
+//! [`super::LockTable`] calls this; it checks for conflicts before it sets a lock.
 //!
 //! A search for conflicts visits the locks that overlap, of the kinds that conflict; a change visits those of its owner
 //! that overlap.
@@ -54,7 +54,7 @@ impl ByteRange {
         self.start
     }
 
-    /// Number of bytes, or 0 for all from the start on: what [`Self::new`] takes.
+    /// Number of bytes, or 0 for all from the start on, as [`Self::new`] takes it.
     pub fn len_bytes(&self) -> u64 {
         if self.end == u64::MAX { 0 } else { self.end - self.start }
     }
@@ -120,8 +120,8 @@ impl RangeSet {
         Some(held)
     }
 
-    /// Visits what conflicts with `lock` of `holder`, shared and exclusive locks each by start, until `each` breaks.
-    /// Takes one from `work` for each lock on the way, the holder's own too.
+    /// Visits the locks that conflict with `lock` of `holder`, shared and exclusive ones each by start, until `each`
+    /// breaks. Takes one from `work` for each lock on the way, the holder's own too.
     fn against<B>(
         &self,
         holder: Holder,
@@ -143,7 +143,7 @@ impl RangeSet {
         }
     }
 
-    /// Whether a lock conflicts with `lock` of `holder`. Takes from `work` what that costs.
+    /// Whether a lock conflicts with `lock` of `holder`. Charges the cost to `work`.
     pub(super) fn conflicts(&self, holder: Holder, lock: &RecordLock, work: &mut usize) -> bool {
         self.against(holder, lock, work, |_| ControlFlow::Break(())).is_break()
     }
@@ -165,7 +165,7 @@ impl RangeSet {
         Some(held.lock(other, start))
     }
 
-    /// Adds those whose locks conflict with `lock` of `holder` to `found`, as far as `work` lasts.
+    /// Adds the owners whose locks conflict with `lock` of `holder` to `found`, as far as `work` lasts.
     pub(super) fn blockers(&self, holder: Holder, lock: &RecordLock, work: &mut usize, found: &mut Vec<Holder>) {
         let most = found.len() + *work;
         let _ = self.against(holder, lock, work, |other| {
@@ -185,12 +185,12 @@ impl RangeSet {
         around.is_some_and(|(key, held)| key.0 == holder && held.end > range.end)
     }
 
-    /// Removes `range` from what `holder` has. False if it had nothing there.
+    /// Removes `range` from the locks of `holder`. False if it had nothing there.
     pub(super) fn clear(&mut self, holder: Holder, range: ByteRange) -> bool {
         !self.carve(holder, range).is_empty()
     }
 
-    /// Removes all that the owners of a client have; returns where that was.
+    /// Removes all locks of a client's owners; returns their ranges.
     pub(super) fn clear_client(&mut self, client: ClientId) -> Vec<ByteRange> {
         let keys: Vec<(Holder, u64)> = self.held.range(all_of(client)).map(|(&key, _)| key).collect();
         let removed = |(holder, start)| Some((start, self.remove(holder, start)?.end));
@@ -198,7 +198,7 @@ impl RangeSet {
         ranges.map(|(start, end)| ByteRange { start, end }).collect()
     }
 
-    /// Sets `lock` for `owner`, replacing what that one holds in the range. True if part of that was stronger.
+    /// Sets `lock` for `owner`, replacing its locks in the range. True if part of those was stronger.
     pub(super) fn set(&mut self, owner: Holder, lock: &RecordLock) -> bool {
         let ByteRange { mut start, mut end } = lock.range;
         let (kind, pid) = (lock.kind, lock.pid);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::LockDone;
 use crate::Result;
 
-/// A completion and what it is called with.
+/// A completion and its argument.
 type Outcome = (LockDone, Result<()>);
 
 /// Requests that are settled and whose completions have not been called.
@@ -17,7 +17,7 @@ type Outcome = (LockDone, Result<()>);
 pub(super) struct Settled(Vec<Outcome>);
 
 thread_local! {
-    /// Settled by the completion that runs on this thread, if one does.
+    /// Requests settled by the completion that runs on this thread, if one does.
     static NEXT: RefCell<Option<VecDeque<Outcome>>> = const { RefCell::new(None) };
 }
 
@@ -27,9 +27,9 @@ impl Settled {
     }
 
     /// Calls the completions; the table must be unlocked. Within a completion it leaves them to the caller of that one,
-    /// so that a long row of requests, each granted by the one before, needs no deep stack.
+    /// so that a long chain of requests, each granted by the one before, needs no deep stack.
     pub(super) fn call(self) {
-        /// Ends the row even if a completion panics.
+        /// Ends the chain even if a completion panics.
         struct Row;
         impl Drop for Row {
             fn drop(&mut self) {

@@ -3,9 +3,9 @@
 //! Invariants: see [`super::table`]. A client is in `clients` with every file on which it holds a lock or waits for
 //! one, and with no other. Each request that waits is in `waiting`, in `waiting_of`, and with its file.
 //!
-//! A grant, a refusal and a request that waits cost a visit of the locks that overlap; a release costs these, and an
-//! attempt for each request that overlaps. Anything beyond that (rows of requests that set each other free, rings)
-//! has a budget of [`WORK_MAX`] or [`SEARCH_MAX`] for the whole call.
+//! A grant, a refusal and a request that waits cost a visit of the overlapping locks; a release costs these, and an
+//! attempt for each overlapping request. Anything beyond that (chains of requests that unblock each other, cycles) has
+//! a budget of [`WORK_MAX`] or [`SEARCH_MAX`] for the whole call.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -19,16 +19,16 @@ use super::{
 };
 use crate::{ClientId, FsError, Ino, Result, SpaceOf};
 
-/// One call may spend so much on requests that may be granted now, in visits of a lock: several milliseconds. One
-/// attempt for each request on a file fits. More is only needed where each request that is granted sets others free,
-/// again and again; requests that are not reached then are refused.
+/// The budget of one call for requests that may be granted now, in visits of a lock: several milliseconds. One attempt
+/// for each request on a file fits. A call needs more only where each granted request unblocks others, again and again;
+/// requests it does not reach are refused.
 const WORK_MAX: usize = 1 << 19;
-/// The price of an attempt besides the locks that it visits.
+/// The cost of an attempt besides the locks that it visits.
 const ATTEMPT: usize = 32;
-/// The price of finding a request.
+/// The cost of finding a request.
 const FIND: usize = 8;
 const _: () = assert!(FILE_WAITING_MAX * (ATTEMPT + FIND) < WORK_MAX);
-/// The same for a search for a ring. A ring that is not found by then is not refused, as in Linux, which gives up much
+/// The same for a deadlock search. A cycle not found within it is not refused, as in Linux, which gives up much
 /// earlier.
 const SEARCH_MAX: usize = 1 << 15;
 
@@ -52,7 +52,7 @@ impl Work {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) files: HashMap<Ino, FileLocks>,
-    /// By ticket, which is the order in which they came.
+    /// By ticket, which is the order of arrival.
     pub(super) waiting: BTreeMap<LockTicket, Waiting>,
     waiting_of: HashMap<Holder, BTreeSet<LockTicket>>,
     clients: HashMap<ClientId, BTreeSet<Ino>>,
@@ -75,14 +75,14 @@ impl fmt::Debug for Waiting {
     }
 }
 
-/// Something that may have become free.
+/// A lock that may have become free.
 pub(super) enum Freed {
     Flock,
     Range(ByteRange),
 }
 
 impl Freed {
-    /// A grant of this request frees this, if it makes a lock weaker.
+    /// The lock that a grant of this request frees, if it makes one weaker.
     pub(super) fn by(request: &LockRequest) -> Freed {
         match request {
             LockRequest::Flock(..) => Freed::Flock,
@@ -101,7 +101,7 @@ impl State {
         self.files.entry(ino).or_default()
     }
 
-    /// Forgets that a client has something on a file, and the file, where that is so.
+    /// Forgets that a client has locks on a file once it has none, and forgets a file without locks or requests.
     pub(super) fn tidy(&mut self, client: ClientId, ino: Ino) {
         let file = self.files.get(&ino);
         if !file.is_some_and(|file| file.has_client(client))
@@ -121,7 +121,8 @@ impl State {
         Err(FsError::NoSpace(SpaceOf::RecordLocks))
     }
 
-    /// Whether there is space for what one request may add: two locks, itself and what it splits off an older one.
+    /// Whether there is space for the two locks that one request may add: itself and the part it splits off an older
+    /// one.
     fn check_held(&self, ino: Ino) -> Result<()> {
         let of_file = self.files.get(&ino).map_or(0, FileLocks::held);
         match self.held + 2 > RECORD_LOCKS_MAX || of_file + 2 > FILE_LOCKS_MAX {
@@ -197,9 +198,9 @@ impl State {
         }
     }
 
-    /// Those for whom the owners in `pending` wait, along some chain, and these themselves. Chains are followed through
-    /// the locks held now, so no edge is ever out of date. Threads of one owner count as one: the owner counts as stuck
-    /// if one of its threads is.
+    /// The owners for whom those in `pending` wait, along some chain, and these themselves. The search follows the
+    /// locks held now, so no edge is ever stale. Threads of one owner count as one: the owner counts as stuck if one of
+    /// its threads is.
     fn reached(&self, mut pending: Vec<Holder>, work: &mut Work) -> HashSet<Holder> {
         let mut seen = HashSet::new();
         while let Some(owner) = pending.pop() {
@@ -253,7 +254,7 @@ impl State {
         }
     }
 
-    /// Grants what a release on a file makes possible, in order.
+    /// Grants the requests that a release on a file unblocks, in order.
     pub(super) fn advance(&mut self, ino: Ino, freed: Freed, work: &mut Work, settled: &mut Settled) {
         match freed {
             Freed::Flock => self.advance_flocks(ino, work, settled),
@@ -307,8 +308,8 @@ impl State {
         }
     }
 
-    /// Refuses the requests that a lock just granted to `holder` makes wait for themselves, the oldest of each ring on
-    /// this file first. That takes an owner that waits elsewhere meanwhile, with another thread.
+    /// Refuses the requests that a lock just granted to `holder` makes wait for themselves, the oldest of each cycle on
+    /// this file first. Such a cycle needs an owner that waits elsewhere meanwhile, with another thread.
     pub(super) fn refuse_stuck(
         &mut self,
         ino: Ino,
@@ -360,7 +361,7 @@ impl State {
         }
     }
 
-    /// Has a request wait.
+    /// Queues a request.
     pub(super) fn enqueue(&mut self, waiting: Waiting, work: &mut Work, settled: &mut Settled) -> LockTicket {
         let ticket = LockTicket(self.next_ticket);
         self.next_ticket += 1;
@@ -377,12 +378,12 @@ impl State {
         ticket
     }
 
-    /// A file on which a client has something.
+    /// A file on which a client has a lock or request.
     pub(super) fn file_of(&self, client: ClientId) -> Option<Ino> {
         self.clients.get(&client)?.first().copied()
     }
 
-    /// Ends what a client has on one file.
+    /// Ends the locks and requests of a client on one file.
     pub(super) fn release(&mut self, client: ClientId, ino: Ino, settled: &mut Settled) {
         let mut work = Work::new();
         let tickets = self

@@ -3,12 +3,11 @@
 //! Invariants: `flock` locks and record locks do not see each other (as on Linux). Two owners never hold conflicting
 //! locks at once. A file without locks or waiting requests takes no space. A request that fails has changed nothing
 //! (except for a `flock` conversion that had to wait). After each change, no request waits that could be granted, and
-//! no ring of requests waits for itself that a bounded search can find.
+//! no requests wait in a cycle that a bounded search can find.
 //!
-//! One mutex guards the table ([`super::state`]). It is held for a number of map operations that depends on what
-//! overlaps, and has a bound; never while a completion runs. Reads and writes of data do not take it. Requests that
-//! wait are tried in the order in which they came. A new request does not queue behind them: what can be granted at
-//! once is.
+//! One mutex guards the table ([`super::state`]). It is held for a bounded number of map operations that depends on the
+//! overlapping locks; never while a completion runs. Reads and writes of data do not take it. Waiting requests are
+//! tried in order of arrival. A new request does not queue behind them: it is granted at once if possible.
 
 use parking_lot::Mutex;
 
@@ -81,7 +80,7 @@ impl LockTable {
     /// See [`crate::FileSystem::unlock`].
     ///
     /// # Errors
-    /// `NoSpace` if the middle of a lock is to be released, which leaves two, and there are too many locks.
+    /// `NoSpace` if releasing the middle of a lock leaves two, and there are too many locks.
     pub fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
         let holder = (ctx.client, owner);
         let (mut settled, mut work) = (Settled::default(), Work::new());
@@ -125,7 +124,7 @@ impl LockTable {
         settled.call();
     }
 
-    /// See [`crate::FileSystem::release_client`]. File by file: others have their turn in between.
+    /// See [`crate::FileSystem::release_client`]. Works file by file: other callers get the mutex in between.
     pub fn release_client(&self, ctx: &Ctx) {
         loop {
             let mut settled = Settled::default();

@@ -11,7 +11,7 @@ use crate::{
 /// Size of a page, the unit of holes.
 pub(super) const PAGE_BYTES: u64 = 4096;
 
-/// Pages that hold data, and pages that are only reserved. What is in neither is a hole.
+/// Pages that hold data, and pages that are only reserved. A page in neither is a hole.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Content {
     written: BTreeMap<u64, Box<[u8]>>,
@@ -138,7 +138,7 @@ impl MemFile {
         f(state.node(self.ino)?, now)
     }
 
-    /// What every change of the content does to the attributes.
+    /// Updates the attributes for a change of the content.
     fn stamp(ctx: &Ctx, node: &mut Node, now: Timestamp, kill_priv: bool) {
         node.changed(now);
         node.take_capability();

@@ -102,7 +102,7 @@ impl MemFs {
         }
     }
 
-    /// An independent copy of the present state, without locks on files.
+    /// An independent copy of the current state, without locks on files.
     pub fn snapshot(&self) -> MemFs {
         MemFs {
             state: Arc::new(Mutex::new(self.state().clone())),

@@ -3,12 +3,12 @@
 use super::MemFs;
 use crate::{Attr, BadArgument, Ctx, FileSystem, FsError, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM, once};
 
-/// Slots it says it has.
+/// Number of slots it reports.
 pub(super) const SLOTS: u32 = 1024;
 
 impl MemFs {
-    /// Makes a change, unless one with the same token was made: then its outcome is returned again. `keep` makes the
-    /// outcome of an answer, `again` the answer of an outcome.
+    /// Makes a change, unless one with the same token was made: then it returns that outcome again. `keep` turns a
+    /// reply into an outcome, `again` an outcome into a reply.
     pub(super) fn once<T>(
         &self,
         ctx: &Ctx,
@@ -77,7 +77,7 @@ impl MemFs {
             let Outcome::Opened { attr, created } = outcome else {
                 return Err(FsError::Superseded);
             };
-            // The pin makes sure that it is the same file, and is given back unless the caller wants it.
+            // The pin makes sure that it is the same file, and is dropped unless the caller wants it.
             self.pin(ctx, attr.ino, attr.generation)?;
             let mode = OpenMode {
                 truncate: false,

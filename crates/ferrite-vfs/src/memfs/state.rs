@@ -1,4 +1,4 @@
-//! The reference engine's inodes, and all that is done to them under its one lock.
+//! The reference engine's inodes, and all changes to them under its one lock.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -153,7 +153,7 @@ impl State {
         Ok(dir.entries.get(name).map(|&(ino, _)| ino))
     }
 
-    /// What a name leads to, if the caller may remove it.
+    /// The inode that a name leads to, if the caller may remove it.
     pub(super) fn find_removable(&mut self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Ino> {
         let ino = self.find(ctx, dir, name)?.ok_or(FsError::NotFound)?;
         if ctx.check {

@@ -1,7 +1,7 @@
 //! Traces: which parts of which files a program wrote, as text, to read or replay later.
 //!
-//! Contents: the format, both ways ([`TraceWriter`] writes it, [`parse`] reads it), and [`Traced`], which
-//! records what passes through to any engine. A trace holds no names, no content and no times.
+//! Contents: the format, both ways ([`TraceWriter`] writes it, [`parse`] reads it), and [`Traced`], which records the
+//! writes that pass through to any engine. A trace holds no names, no content and no times.
 //!
 //! The first line is `ferrite-trace 1`. Lines that begin with `#` are comments; they and empty lines are skipped. Every
 //! other line is an [`Event`]:
@@ -34,7 +34,7 @@ pub use traced::Traced;
 pub const HEADER: &str = "ferrite-trace 1";
 /// No offset or length in a trace is larger; that of the longest file.
 pub const MAX_BYTES: u64 = crate::memfs::MAX_FILE_BYTES;
-/// A writer passes its lines on when it has this many bytes of them.
+/// A writer flushes its lines when it has buffered this many bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// The event in a line of a trace.
@@ -78,21 +78,21 @@ pub enum TraceError {
     /// A line in an unknown form.
     #[error("line {line}: `{text}`: {why}; correct the line, or cut the trace before it (`head -n {}`)", line - 1)]
     Line {
-        /// Which one.
+        /// The line number.
         line: usize,
         /// The line itself, or its beginning.
         text: String,
-        /// What is wrong with it.
+        /// The defect.
         why: &'static str,
     },
 }
 
-/// What lines may leave out, because earlier ones gave it.
+/// The values that lines may leave out, because earlier ones gave them.
 #[derive(Debug, Default)]
 struct Known {
     /// File of the last line.
     ino: Option<Ino>,
-    /// Where each file was left.
+    /// The offset at which each file was left.
     ends: HashMap<Ino, u64>,
 }
 
@@ -265,7 +265,7 @@ impl TraceWriter {
         }
     }
 
-    /// Writes out what is buffered. Reports any error since the beginning, once.
+    /// Writes out the buffered lines. Reports any error since the beginning, once.
     pub fn finish(&self) -> io::Result<()> {
         let mut recording = self.0.lock();
         recording.pass_on();

@@ -1,7 +1,8 @@
 //! [`Traced`]: an engine whose writes are recorded.
 //!
-//! Recorded is what succeeded, after it was done: writes, appends, new sizes, files created, and files opened for
-//! writing for the first time. `fallocate` is not: it writes no data. Every call is passed to the engine unchanged.
+//! It records calls that succeeded, after they are done: writes, appends, new sizes, files created, and files opened
+//! for writing for the first time. It does not record `fallocate`, which writes no data. Every call is passed to the
+//! engine unchanged.
 
 use std::sync::Arc;
 
@@ -57,7 +58,7 @@ impl<F: FileSystem> Layer for Traced<F> {
 
     fn limits(&self) -> Limits {
         let mut limits = self.below().limits();
-        // What is submitted is a call here, so that it is recorded.
+        // Submitted writes become calls here, so that they are recorded.
         limits.submits = false;
         limits
     }
@@ -90,7 +91,7 @@ impl<F: FileSystem> Layer for Traced<F> {
             truncate: false,
             ..mode
         };
-        // What is truncated is introduced with the size it had.
+        // A file that this truncates is introduced with the size it had.
         let before = match mode.truncate {
             true => Some(self.inner.open(ctx, ino, untruncated)?.getattr(ctx)?.size),
             false => None,
@@ -124,7 +125,7 @@ impl<F: FileSystem> Layer for Traced<F> {
     }
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
-        // By the calls above, so that what they record is recorded.
+        // Uses the calls above, so that these record the changes.
         walk::open(self, ctx, start, path, flags)
     }
 }

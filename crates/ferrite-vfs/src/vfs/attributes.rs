@@ -1,4 +1,4 @@
-//! Changes of attributes, and extended attributes, as far as the caller may.
+//! Changes of attributes, and extended attributes, as far as the caller is permitted.
 //!
 //! Contents: the part of [`Vfs`] that is about one inode and not about names. The inode is given by a path or,
 //! as in `fchmod(2)` and similar calls, as one that the caller has open ([`Target`]); the rules are the same.
@@ -9,16 +9,16 @@ use crate::{Attr, Ino, Result, SetAttr, XattrMode, posix};
 /// The target of a change of attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target<'p> {
-    /// What the path names; links are followed.
+    /// The inode at the path; links are followed.
     Path(&'p [u8]),
-    /// What the path names, even if it is a symbolic link.
+    /// The inode at the path, even if it is a symbolic link.
     Link(&'p [u8]),
     /// An inode that the caller has open or pinned.
     Open(Ino),
 }
 
 impl Vfs {
-    /// Calls `f` with the inode of a target, which stays what it is meanwhile.
+    /// Calls `f` with the inode of a target, which is pinned or open meanwhile.
     fn with_target<T>(&self, target: Target<'_>, f: impl FnOnce(Ino) -> Result<T>) -> Result<T> {
         let held = match target {
             Target::Path(path) => self.target(path, true)?,
@@ -28,12 +28,13 @@ impl Vfs {
         f(held.ino)
     }
 
-    /// Changes attributes, as far as the caller may. A symbolic link itself has no mode to change: `NotSupported`.
+    /// Changes attributes, as far as the caller is permitted. A symbolic link itself has no mode to change:
+    /// `NotSupported`.
     pub fn setattr(&self, path: &[u8], set: &SetAttr, follow: bool) -> Result<Attr> {
         self.setattr_of(if follow { Target::Path(path) } else { Target::Link(path) }, set)
     }
 
-    /// Like [`Self::setattr`], of any target. What counts is who the caller is, not how a file was opened.
+    /// Like [`Self::setattr`], of any target. The caller's identity counts, not how it opened the file.
     pub fn setattr_of(&self, target: Target<'_>, set: &SetAttr) -> Result<Attr> {
         self.with_target(target, |ino| self.fs.setattr(&self.ctx, ino, set))
     }

@@ -1,14 +1,14 @@
-//! Why a volume cannot be opened, closed or looked after. Operations on its files report [`crate::FsError`] instead.
+//! Why a volume cannot be opened, closed or administered. Operations on its files report [`crate::FsError`] instead.
 
 use std::error::Error;
 use std::fmt;
 
-/// What kind of error it is, for callers that act on it. The list is closed: engines map what they have onto it.
+/// The kind of an error, for callers that act on it. The list is closed: engines map their errors onto it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeErrorKind {
-    /// Somebody else has it open.
+    /// Another process has it open.
     InUse {
-        /// Who, as far as known.
+        /// The holder, as far as known.
         by: String,
         /// The process, if it is on this machine and visible.
         process: Option<u32>,
@@ -17,7 +17,7 @@ pub enum VolumeErrorKind {
     Medium,
     /// The options or the address cannot be met.
     Invalid,
-    /// There is something else, or nothing.
+    /// The medium holds something else, or nothing.
     Foreign,
     /// This build lacks what it needs: the engine, the version of the format, a feature.
     Unsupported,
@@ -53,7 +53,7 @@ impl VolumeError {
         VolumeError { errno, ..self }
     }
 
-    /// Says that the text begins with the name of the volume, so that nobody adds it.
+    /// Records that the text begins with the name of the volume, so that no caller adds it.
     #[must_use]
     pub fn with_name_in_text(self) -> VolumeError {
         VolumeError {
@@ -62,7 +62,7 @@ impl VolumeError {
         }
     }
 
-    /// What kind of error it is.
+    /// The kind of the error.
     pub fn kind(&self) -> &VolumeErrorKind {
         &self.kind
     }

@@ -1,10 +1,10 @@
 //! The administrator's side of an engine: [`Volume`], and what it reports.
 //!
-//! Contents: the trait through which the program, the control socket and the library look after what they
-//! opened, without knowing which engine it is; its reports; its error, [`VolumeError`].
+//! Contents: the trait through which the program, the control socket and the library administer an opened engine
+//! without knowing which one it is; its reports; its error, [`VolumeError`].
 //!
-//! *Architecture invariant:* a report crosses a socket, so it is plain data. What only one engine has crosses it as
-//! text for people and as JSON for programs; nobody above the engine looks into either.
+//! *Architecture invariant:* a report crosses a socket, so it is plain data. Details of one engine cross it as text for
+//! people and as JSON for programs; no code above the engine interprets either.
 
 mod error;
 
@@ -39,14 +39,14 @@ pub trait Volume: Send + Sync {
     /// [`crate::FsError::Damaged`], everything else works.
     fn damage(&self) -> Vec<String>;
 
-    /// What else the user who opens it should know, one line each, with the remedy.
+    /// Other warnings for the user who opens it, one line each, with the remedy.
     fn warnings(&self) -> Vec<String>;
 
-    /// Whether changes are refused: because the opener asked for that, because of damage, or because the medium failed.
+    /// Whether changes are refused: because the opener requested it, because of damage, or because the medium failed.
     fn is_read_only(&self) -> bool;
 
-    /// Makes all completed operations durable in place and holds changes back until [`Self::thaw`] or [`Self::close`],
-    /// so that the medium can be copied. Reads continue. Blocks for the operations that are committing. Fails if it is
+    /// Makes all completed operations durable in place and blocks changes until [`Self::thaw`] or [`Self::close`], so
+    /// that the medium can be copied. Reads continue. Waits for the operations that are committing. Fails if it is
     /// frozen already.
     fn freeze(&self) -> Result<(), VolumeError>;
 
@@ -54,7 +54,7 @@ pub trait Volume: Send + Sync {
     fn thaw(&self) -> Result<(), VolumeError>;
 
     /// Verifies everything that carries a checksum, reading at most `bytes_per_second` (`None` or 0: no limit), while
-    /// the volume is in use. Changes nothing. Blocking, for as long as that takes.
+    /// the volume is in use. Changes nothing. Blocks until it is done.
     fn scrub(&self, bytes_per_second: Option<u64>, progress: Progress<'_>) -> Result<ScrubReport, VolumeError>;
 
     /// How a file is stored, piece by piece.
@@ -63,7 +63,7 @@ pub trait Volume: Send + Sync {
     /// A number that moves with each change of the medium. Cheap.
     fn activity(&self) -> u64;
 
-    /// Inodes dropped from memory since it was opened, which tells when memory may be given back. Cheap.
+    /// Inodes dropped from memory since it was opened, which hints when memory can be returned to the system. Cheap.
     fn inodes_dropped(&self) -> u64 {
         0
     }
@@ -72,12 +72,12 @@ pub trait Volume: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What `ferrite info` and `ferrite df` show of a volume.
+/// The report of `ferrite info` and `ferrite df` on a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeInfo {
     /// The engine: the scheme of its addresses.
     pub engine: String,
-    /// What it is stored on.
+    /// The medium that stores it.
     pub medium: String,
     /// In words: which failures a completed operation survives.
     pub durability: String,
@@ -99,7 +99,7 @@ pub struct VolumeInfo {
     pub damage: Vec<String>,
     /// How often damage was met since it was opened.
     pub findings_since_open: u64,
-    /// All of it and what only this engine has, for people, in the order to show it.
+    /// All of it and the details of this engine, for people, in the order to show it.
     pub lines: Vec<InfoLine>,
     /// The same for programs: a JSON object with names that the engine chooses and keeps.
     pub json: String,
@@ -108,18 +108,18 @@ pub struct VolumeInfo {
 /// A line of a report for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfoLine {
-    /// What it is about; empty if it continues the line before.
+    /// Its subject; empty if it continues the line before.
     pub name: String,
-    /// What there is to say.
+    /// Its text.
     pub value: String,
 }
 
 /// Result of a scrub.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
-    /// What is wrong.
+    /// Descriptions of the damage found.
     pub findings: Vec<String>,
-    /// There was more than `findings` lists, which holds a limited number.
+    /// There was more damage than `findings` lists, which holds a limited number.
     #[serde(default)]
     pub more: bool,
     /// Inodes in use.
@@ -167,7 +167,7 @@ pub fn human_bytes(bytes: u64) -> String {
 /// `iB`) are powers of 1024.
 ///
 /// # Errors
-/// What is wrong, and how to write it.
+/// The mistake, and how to write a size.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let hint = "write a number followed by K, M, G or T, for example 512M or 1G";
     let digits = text
