@@ -1,7 +1,7 @@
-//! What it costs that copies from and to a pool are made of atomic words: each against the plain copy of the same bytes
-//! in the same memory, by turns, with the medians of all rounds. `cargo bench -p ferrite-pm`.
+//! The cost of copying from and to a pool by atomic words: each copy against the plain copy of the same bytes in the
+//! same memory, in alternation, with the medians of all rounds. `cargo bench -p ferrite-pm`.
 //!
-//! A plain copy is what nobody may make where other threads store (docs/memory-model.md); here is only one thread.
+//! No code may make a plain copy where other threads store (docs/memory-model.md); here is only one thread.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -40,7 +40,7 @@ fn compare(what: &str, len: usize, span_bytes: u64, ours: Access<'_>, plain: Acc
     };
     let (mut our_times, mut plain_times, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        // Who comes second finds other caches and another clock.
+        // The second of the two finds other caches and another clock rate.
         let (our_time, plain_time) = if round % 2 == 0 {
             let our_time = time(ours, 2 * round);
             (our_time, time(plain, 2 * round + 1))
@@ -63,7 +63,7 @@ fn compare(what: &str, len: usize, span_bytes: u64, ours: Access<'_>, plain: Acc
 #[inline(never)]
 fn plain_read(region: &Region, offset: u64, buf: &mut [u8]) {
     let words = region.words(offset, buf.len().div_ceil(8));
-    // SAFETY: as many bytes as the slice of words has, and this program has one thread: nobody stores there.
+    // SAFETY: as many bytes as the slice of words has, and this program has one thread: no other stores there.
     unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), buf.as_mut_ptr(), buf.len()) };
 }
 

@@ -19,7 +19,7 @@ use crate::medium;
 
 const MODE: u32 = 0o600;
 
-/// What happens to the file if it does not become a pool.
+/// How to undo the creation of a file that does not become a pool.
 enum Undo {
     /// It has no name yet: nothing.
     Unnamed,
@@ -39,7 +39,7 @@ pub(crate) struct Newborn {
 }
 
 impl Newborn {
-    /// Opens what is at `path`, or makes a file.
+    /// Opens the file or device at `path`, or makes a file.
     pub(crate) fn open(path: &Path) -> Result<Newborn, PmError> {
         let fails = |error: io::Error| PmError::io("create", path, error);
         let open = |options: &mut OpenOptions| options.read(true).write(true).mode(MODE).open(path);
@@ -67,7 +67,7 @@ impl Newborn {
         };
         let newborn = Newborn::new(path, file, undo);
         match &newborn.undo {
-            // Only now it is known where a dangling link leads.
+            // Only the open shows where a dangling link leads.
             Undo::Remove(made) if medium::is_among_devices(made) => Err(no_device(path)),
             _ => Ok(newborn),
         }
@@ -174,7 +174,7 @@ fn unnamed(dir: &Path) -> io::Result<File> {
         .mode(MODE)
         .custom_flags(libc::O_TMPFILE)
         .open(dir)?;
-    // A name is given through /proc; where there is none, none could be given.
+    // The file gets its name through /proc; without a /proc it could not get one.
     std::fs::symlink_metadata(through_proc(&file)).map(|_| file)
 }
 
@@ -193,7 +193,7 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
     )?)
 }
 
-/// Allocates by writing, where the file system has no other way.
+/// Allocates by writing, where the file system supports no other way.
 fn fill(file: &File, len_bytes: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     let zeros = vec![0; 1 << 20];

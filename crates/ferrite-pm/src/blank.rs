@@ -10,7 +10,7 @@ use rustix::io::Errno;
 const ZEROS_READ_MAX: u64 = 64 << 20;
 
 /// Whether nothing was ever written to a file: it is empty, or space was reserved for it. The kernel reports reserved
-/// space that was read as data, so what it calls data may be zeros. False where it cannot be determined. Blocking.
+/// space that was read as data, so its data may be zeros. False where this cannot be determined. Blocking.
 pub fn holds_nothing(file: &File) -> bool {
     let mut buffer = vec![0; 1 << 20];
     let (mut at, mut read_bytes) = (0, 0);

@@ -1,4 +1,4 @@
-//! Private views of what the kernel maps only shared: device DAX.
+//! Private views of device DAX, which the kernel maps only shared.
 //!
 //! Contents: [`Copies`], which records the chunks of such a view that have been copied. The view is a read-only
 //! shared mapping of a device that was opened for reading only; so the kernel guarantees that nothing reaches the
@@ -67,7 +67,7 @@ impl Copies {
         }
         let chunk = start + index * self.chunk_bytes;
         let len = self.chunk_bytes.min(end - chunk);
-        // SAFETY: the chunk lies in the view, which is mapped as the caller vouches.
+        // SAFETY: the chunk lies in the view, which is mapped, as the caller guarantees.
         let done = unsafe { exchange(chunk, len) };
         state.store(if done { COPIED } else { SHARED }, Ordering::Release);
         done
@@ -77,7 +77,7 @@ impl Copies {
 /// Replaces the `len` bytes at `chunk` by a copy in memory.
 ///
 /// # Safety
-/// The bytes must be mapped and readable, and nobody may be able to store to them.
+/// The bytes must be mapped and readable, and no thread may be able to store to them.
 unsafe fn exchange(chunk: usize, len: usize) -> bool {
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let memory = unsafe {
@@ -94,26 +94,26 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
         return false;
     }
     if len > HUGE_PAGE_BYTES {
-        // Otherwise a page that is not zeros would take the room of a huge one, and all of them that of the whole
-        // chunk.
+        // Otherwise one nonzero page would take the space of a huge page, and all of them that of the whole chunk.
         // SAFETY: advice on the mapping just made; it changes no content, and a refusal only costs memory.
         unsafe { libc::madvise(memory, len, libc::MADV_NOHUGEPAGE) };
     }
     for page in (0..len).step_by(PAGE_BYTES) {
         let (from, to) = ((chunk + page) as *const AtomicU64, (memory as usize + page) as *mut u64);
-        // SAFETY: readable for a page, as the caller vouches, and aligned to pages; as atomic words, as all of a pool.
+        // SAFETY: readable for a page, as the caller guarantees, and aligned to pages; as atomic words, as all of a
+        // pool.
         let words = unsafe { std::slice::from_raw_parts(from, PAGE_WORDS) };
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        // New memory is zeros already, and takes no room until it is stored to.
+        // New memory is zero already, and takes no space until it is stored to.
         if words.iter().any(|word| load(word) != 0) {
             for (index, word) in words.iter().enumerate() {
-                // SAFETY: a word of the mapping just made, which nobody else knows.
+                // SAFETY: a word of the mapping just made, which no other code knows.
                 unsafe { to.add(index).write(load(word)) };
             }
         }
     }
-    // Atomic for other threads that read there meanwhile: they see the one or the other, and both are alike.
-    // SAFETY: the memory is ours and nobody else knows it; the place belongs to the view, whose content it gets.
+    // Atomic for other threads that read there meanwhile: they see the old or the new page, and both are equal.
+    // SAFETY: the memory is ours and no other code knows it; its target belongs to the view, whose content it has.
     let moved = unsafe {
         libc::mremap(
             memory,
@@ -124,7 +124,7 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
         )
     };
     if moved == libc::MAP_FAILED {
-        // SAFETY: the mapping just made, which nobody else knows.
+        // SAFETY: the mapping just made, which no other code knows.
         unsafe { libc::munmap(memory, len) };
         return false;
     }

@@ -1,4 +1,4 @@
-//! Counts of what persistence costs: fences, lines, bytes. Unlike times, they are repeatable.
+//! Counts of the costs of persistence: fences, lines, bytes. Unlike times, they are repeatable.
 //!
 //! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has its own slot, which
 //! only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add atomically.
@@ -16,13 +16,13 @@ const OWN_SLOTS: usize = 64;
 /// Totals since the region was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Store fences (on an ordinary file: syncs asked for).
+    /// Store fences (on an ordinary file: syncs requested).
     pub fences: u64,
     /// Cache lines written back.
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
-    /// Syncs of an ordinary file that were issued; threads that ask at once share one.
+    /// Syncs of an ordinary file that were issued; concurrent requests share one.
     pub file_syncs: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The instructions that make stores durable, chosen once by what the CPU offers.
+//! The instructions that make stores durable, chosen once by the CPU's features.
 //!
 //! Contents: copies of whole lines out of a pool and, past the cache, into it; cache-line write-back, the store
 //! fence, and detection. Called by [`crate::Region`] and `shared` only, which have checked every range.
@@ -8,7 +8,7 @@
 //! the intrinsics of `core::arch` would be plain accesses, which must not race.
 //!
 //! On architectures other than x86-64, ordinary stores and a full fence are used instead. That is correct for media
-//! whose stores are durable by themselves and for ordinary files; `Region::open` refuses DAX there.
+//! where a store itself is durable and for ordinary files; `Region::open` refuses DAX there.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
@@ -22,7 +22,7 @@ const LINE: usize = LINE_BYTES as usize;
 #[cfg(target_arch = "x86_64")]
 const STRING_BYTES_MIN: usize = 1024;
 
-/// What this CPU supports.
+/// The features of this CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuFeatures {
     /// Write-back that keeps the line cached.
@@ -155,7 +155,7 @@ impl Isa {
         for index in 0..count {
             let at = line.wrapping_add((index * LINE_BYTES) as usize);
             match self.write_back {
-                // SAFETY: the caller vouches for the address; the instruction changes no visible state.
+                // SAFETY: the caller guarantees the address; the instruction changes no visible state.
                 WriteBack::Clwb => unsafe {
                     asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
                 },
@@ -195,7 +195,7 @@ impl Isa {
     }
 
     /// Copies whole lines from `data` to `lines` (64-aligned), which is as long, each word atomically, past the cache.
-    /// Until a [`store_fence`] other threads may see these stores later than what this one stores afterwards.
+    /// Until a [`store_fence`] other threads may see these stores after this thread's later stores.
     #[inline]
     pub(crate) fn stream_lines(self, lines: &[AtomicU64], data: &[u8]) {
         assert!(size_of_val(lines) == data.len() && data.len().is_multiple_of(LINE));
@@ -239,7 +239,7 @@ pub(crate) unsafe fn evict(line: *const u8, count: u64) -> bool {
         for index in 0..count {
             let at = line.wrapping_add((index * LINE_BYTES) as usize);
             if unordered {
-                // SAFETY: the caller vouches for the address; the instruction changes no visible state, and was
+                // SAFETY: the caller guarantees the address; the instruction changes no visible state, and was
                 // detected.
                 unsafe { asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)) };
             } else {
@@ -272,8 +272,8 @@ pub(crate) fn store_fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
-/// The time-stamp counter once earlier loads have their values; nanoseconds where there is none. Stores may still be on
-/// their way.
+/// The time-stamp counter once earlier loads have their values; nanoseconds on CPUs without one. Stores may still be in
+/// flight.
 #[cfg(feature = "stages")]
 #[inline]
 pub(crate) fn ticks() -> u64 {
@@ -313,11 +313,11 @@ pub fn prefetch<T>(at: *const T) {
     let _ = at;
 }
 
-/// Starts loading the line of `at` to store there: another core that has it gives it up. Harmless for any address.
+/// Starts loading the line of `at` to store there: another core's copy is invalidated. Harmless for any address.
 #[inline]
 pub fn prefetch_to_store<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above; a CPU without the instruction takes it for none.
+    // SAFETY: as above; a CPU without the instruction executes it as a no-op.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
     }

@@ -3,7 +3,7 @@
 //! The model: any subset of the stores that are not yet durable survives, atomic per aligned word; a word holds its
 //! durable value or one of those stored to it since, and no word is ever older than its durable value. A store is
 //! durable when its line was written back after it, and the thread that wrote it back (or streamed the store) has
-//! fenced since. A store that nobody wrote back may reach the medium at any time later, and may not.
+//! fenced since. A store that no thread wrote back may reach the medium at any later time, or never.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,7 +26,7 @@ pub enum Event {
         /// Values.
         words: Vec<u64>,
     },
-    /// A cache line was written back: what it holds is durable when this thread fences.
+    /// A cache line was written back: its content is durable when this thread fences.
     WriteBack {
         /// Offset of the line.
         line: u64,
@@ -76,7 +76,7 @@ impl Log {
         self.events.iter().filter(|(_, event)| is_point(event)).count() + 1
     }
 
-    /// What the region held when the recording ended, unfenced stores included.
+    /// The content of the region when the recording ended, unfenced stores included.
     pub fn final_image(&self) -> Vec<u8> {
         let mut image = self.initial.clone();
         for (_, event) in &self.events {
@@ -117,7 +117,7 @@ pub struct ImageCursor<'a> {
     log: &'a Log,
     next: usize,
     point: usize,
-    /// What is durable.
+    /// The durable content.
     image: Vec<u8>,
     /// For `image`: the exclusive or of a hash of each word and its place, so that each change can be applied to it.
     fingerprint: u64,

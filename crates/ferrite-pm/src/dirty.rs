@@ -1,7 +1,7 @@
 //! Lines that a journal's records cover, until they are written back.
 //!
-//! Contents: [`DirtyLines`], one for each ring. Used by the journal, and by code that should cost what the
-//! journal costs.
+//! Contents: [`DirtyLines`], one for each ring. Used by the journal, and by code whose costs should match the
+//! journal's.
 //!
 //! Lines are not written back operation by operation: replay can set them again until the journal's mark advances, an
 //! inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can evict the

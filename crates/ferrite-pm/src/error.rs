@@ -12,9 +12,9 @@ pub enum PmError {
     /// The operating system refused.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted action.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -28,7 +28,7 @@ pub enum PmError {
     InUse {
         /// The pool.
         path: PathBuf,
-        /// Who has it, as far as known.
+        /// The holder, as far as known.
         by: String,
         /// The process that has it, if it is visible.
         process: Option<u32>,
@@ -38,13 +38,13 @@ pub enum PmError {
     Unsuitable {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it, and what would work.
+        /// The defect, and the remedy.
         why: String,
     },
     /// No memory for a region.
     #[error("cannot map {len_bytes} bytes of memory: {source}")]
     NoMemory {
-        /// How much was asked for.
+        /// The requested size.
         len_bytes: u64,
         /// Why not.
         #[source]

@@ -14,7 +14,7 @@ use std::os::fd::FromRawFd;
 
 use thiserror::Error;
 
-/// What can be counted.
+/// The events that can be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CpuEvent {
     /// Accesses that no cache could serve (the last level's misses).
@@ -163,7 +163,7 @@ impl EventCounter {
         };
         match i32::try_from(descriptor) {
             Ok(descriptor) if descriptor >= 0 => Ok(EventCounter {
-                // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+                // SAFETY: the kernel has just made this descriptor for us, and no other code knows it.
                 file: unsafe { File::from_raw_fd(descriptor) },
                 event,
                 stays: PhantomData,
@@ -207,7 +207,7 @@ mod tests {
         (0..PAGES).for_each(|page| region.store(page << 12, 1));
     }
 
-    /// An event that every machine has, through all that cache misses go through.
+    /// An event that every machine has, counted on the same path as cache misses.
     #[test]
     fn an_event_of_this_thread_is_counted() {
         let counter = match EventCounter::open(CpuEvent::PageFaults) {

@@ -4,7 +4,7 @@
 //! Contents: process-wide handlers of `SIGBUS` and `SIGSEGV`, and the table of regions they know.
 //!
 //! At a `SIGBUS` inside a region zeros are mapped over the faulting page and the region is marked; the access is
-//! repeated and sees zeros, and every operation checks the mark before it commits or answers. At a `SIGSEGV` inside a
+//! repeated and sees zeros, and every operation checks the mark before it commits or replies. At a `SIGSEGV` inside a
 //! view of device DAX the chunk is copied (`copies.rs`). Unwinding out of a handler would be undefined, and is not
 //! done. Other addresses go to the previously installed handler.
 //!
@@ -23,7 +23,7 @@ struct Entry {
     end: AtomicUsize,
     page_bytes: AtomicUsize,
     poisoned: AtomicBool,
-    /// What has been copied of a private view; null otherwise.
+    /// The copied chunks of a private view; null for other regions.
     copies: AtomicPtr<Copies>,
     /// 0 free, 1 in use.
     used: AtomicU8,
@@ -46,14 +46,14 @@ static BEFORE_SEGV: OnceLock<libc::sigaction> = OnceLock::new();
 /// A region's place in the table; released when dropped.
 pub(crate) struct Guard {
     entry: Option<&'static Entry>,
-    /// What the entry points to.
+    /// The data that the entry points to.
     #[allow(dead_code, reason = "it is there to be kept")]
     copies: Option<Arc<Copies>>,
 }
 
 impl Guard {
-    /// Registers a mapping; a read-only one that is to be copied comes with `copies`. If the table is full the region
-    /// works, but a fault ends the process as usual.
+    /// Registers a mapping; a read-only one whose chunks are copied on a store comes with `copies`. If the table is
+    /// full the region works, but a fault ends the process as usual.
     pub(crate) fn new(start: *const u8, len_bytes: u64, page_bytes: u64, copies: Option<Copies>) -> Guard {
         install(libc::SIGBUS, &BEFORE_BUS, handle_bus);
         if copies.is_some() {
@@ -126,8 +126,8 @@ extern "C" fn handle_segv(signal: libc::c_int, info: *mut libc::siginfo_t, conte
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGSEGV sets its address.
     let address = unsafe { (*info).si_addr() } as usize;
     if let Some(entry) = find(address) {
-        // SAFETY: an entry with an end has a guard, which keeps alive what the pointer leads to: whoever faults there
-        // borrows the region that owns the guard, and its mapping.
+        // SAFETY: an entry with an end has a guard, which keeps alive what the pointer leads to: a thread that faults
+        // there borrows the region that owns the guard, and its mapping.
         let copied = unsafe {
             entry.copies.load(Ordering::Relaxed).as_ref().is_some_and(|copies| {
                 let (start, end) = (entry.start.load(Ordering::Relaxed), entry.end.load(Ordering::Relaxed));
@@ -148,7 +148,7 @@ extern "C" fn handle_bus(signal: libc::c_int, info: *mut libc::siginfo_t, contex
     if let Some(entry) = found {
         let page_bytes = entry.page_bytes.load(Ordering::Relaxed);
         let page = address / page_bytes * page_bytes;
-        // SAFETY: the page lies in a mapping that the region owns, so replacing it affects nobody else.
+        // SAFETY: the page lies in a mapping that the region owns, so replacing it affects no other code.
         let mapped = unsafe {
             libc::mmap(
                 page as *mut libc::c_void,

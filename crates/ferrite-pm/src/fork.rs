@@ -53,9 +53,9 @@ const CHILD_ENDS_WITHIN_S: u32 = 30;
 /// false.
 #[doc(hidden)]
 pub fn in_child(f: impl FnOnce() -> bool) -> io::Result<bool> {
-    // SAFETY: the child has a copy of this thread and nothing else. What other threads hold stays held there, which may
-    // keep it waiting, but breaks nothing; the C library sees to its own locks. It ends below, and never returns into
-    // the caller.
+    // SAFETY: the child has a copy of this thread and no other thread. Locks of other threads stay locked there, which
+    // may keep it waiting, but breaks nothing; the C library takes care of its own locks. It ends below, and never
+    // returns into the caller.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {

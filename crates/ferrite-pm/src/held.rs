@@ -1,19 +1,20 @@
-//! Stores that are held back: a pool in an ordinary file whose operations are durable after a sync, not before.
+//! Deferred write-back: a pool in an ordinary file whose operations are durable after a sync, not before.
 //!
-//! Contents: [`Held`], which of a private view's pages differ from the file. [`crate::Region`] has such a view
-//! in the mode [`crate::Durability::OnSync`].
+//! Contents: [`Held`], which records the pages of a private view that differ from the file. [`crate::Region`] has such
+//! a view in the mode [`crate::Durability::OnSync`].
 //!
-//! In this mode the kernel writes what is in the file to the disk at any time and in any order. So a word must not get
-//! there before the record that sets it is durable. The view is a private mapping: what is stored in it stays in
-//! memory, until somebody writes it to the file. What is streamed goes to the file at once, and shows in the view,
-//! because a private page is the file's own until the first store to it. After that the page is a copy, and what is
-//! streamed must go there as well.
+//! In this mode the kernel writes the file's pages to the disk at any time and in any order. So a word must not get
+//! into the file before the record that sets it is durable. The view is a private mapping: stores to it stay in memory
+//! until the engine writes them to the file. Streams go to the file at once, and show in the view, because a private
+//! page is the file's own until the first store to it. After that the page is a copy, and streams must go there as
+//! well.
 //!
 //! Invariants:
 //!
-//! * A page is noted before the first store to it. Who streams writes the file first and looks afterwards, with a full
-//!   barrier between. So either the page is found noted and gets the bytes, or it is copied after the file had them.
-//! * Copies are dropped only while nobody stores to any.
+//! * A page is noted before the first store to it. A stream writes the file first and reads the notes afterwards, with
+//!   a full barrier between. So either it finds the page noted and stores the bytes there too, or the page is copied
+//!   after the file had them.
+//! * Copies are dropped only while no thread stores to any.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -28,7 +29,7 @@ const BITS: u64 = 64;
 pub(crate) struct Held {
     /// A bit for each page that is a copy.
     copied: Box<[AtomicU64]>,
-    /// Held shared by who stores to copies.
+    /// Held shared by threads that store to copies.
     storing: RwLock<()>,
 }
 
@@ -71,8 +72,8 @@ impl Held {
         }
     }
 
-    /// Forgets the copies whose pages `keep` does not name; the rest hold what the file holds. `drop` gets start and
-    /// length of each run.
+    /// Forgets the copies whose pages `keep` does not name; the rest equal the file. `drop` gets start and length of
+    /// each run.
     pub(crate) fn drop_copies(&self, keep: &dyn Fn(u64) -> bool, mut drop: impl FnMut(u64, u64)) {
         let _alone = self.storing.write();
         let mut run = 0..0;

@@ -1,7 +1,7 @@
-//! Who holds the lock on a file, for messages and for those who wait: of pools of every engine.
+//! The holder of the lock on a file, for messages and for processes that wait: for the pools of every engine.
 //!
-//! Invariant: everything here is a look at `/proc`, which may be old when it returns. Nothing is decided by it but how
-//! long to wait and what to say.
+//! Invariant: everything here is read from `/proc`, and may be stale when it returns. It decides nothing but how long
+//! to wait and what to report.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

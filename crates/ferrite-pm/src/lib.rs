@@ -1,4 +1,4 @@
-//! Byte-addressable media: one mapped region, and what makes stores to it durable (docs/design.md, "Media").
+//! Byte-addressable media: one mapped region, and how stores to it become durable (docs/design.md, "Media").
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -22,9 +22,9 @@
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
 //!
-//! *Architecture invariant:* this crate knows nothing of what is stored, and no other crate makes stores to a pool
-//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool is ever made: another thread may be
-//! storing there (docs/memory-model.md).
+//! *Architecture invariant:* this crate knows nothing of the stored data, and no other crate makes stores to a pool
+//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool is ever made: another thread may be storing
+//! there (docs/memory-model.md).
 #![deny(unsafe_code)]
 
 mod birth;

@@ -38,7 +38,7 @@ pub enum Access {
 pub(crate) struct MappedMemory {
     base: *mut u8,
     len: usize,
-    /// What was mapped, with the slack for alignment.
+    /// The whole mapping, with the slack for alignment.
     outer: (*mut u8, usize),
     pub(crate) file: Option<File>,
     /// Process that has the lock.
@@ -150,18 +150,18 @@ impl MappedMemory {
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let base = map_aligned(file, self.len, both, MapFlags::PRIVATE | MapFlags::NORESERVE, &found)
             .map_err(|error| PmError::io("map", Path::new("the pool"), error))?;
-        // SAFETY: the whole of what was mapped for this value, to which there are no borrows: it is borrowed mutably.
+        // SAFETY: the whole mapping of this value, to which there are no borrows: it is borrowed mutably.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
         self.base = base;
         self.outer = (base, self.len);
         Ok(())
     }
 
-    /// Makes pages of a private mapping show the file again. The caller sees to it that nobody stores to them.
+    /// Makes pages of a private mapping show the file again. The caller makes sure that no thread stores to them.
     pub(crate) fn drop_copies(&self, offset: u64, len: u64) {
         debug_assert!(offset.is_multiple_of(4096) && offset + len <= self.len().next_multiple_of(4096));
-        // SAFETY: pages of our own mapping, whose bytes are read as atomic words only, and to which nobody stores now:
-        // each word is then the copy's or the file's.
+        // SAFETY: pages of our own mapping, whose bytes are read as atomic words only, and to which no thread stores
+        // now: each word is then the copy's or the file's.
         let _ = unsafe {
             rustix::mm::madvise(
                 self.base.add(offset as usize).cast(),
@@ -217,7 +217,7 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
+        // SAFETY: the whole mapping of this value, which ends together with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
         // Closing is not enough: a child that some thread has forked, and that has not reached its exec yet, has the
         // same open file. A child that never calls exec has this value, too, but must not release the lock.
@@ -245,8 +245,8 @@ fn accepts_sync(file: &File) -> bool {
 }
 
 /// Maps a file on a boundary of its pages, of huge ones at least, if the kernel permits. Never at a fixed address: a
-/// mapping that fails there may leave a hole in what it was to replace, another thread's memory may get into the hole,
-/// and the next to map or unmap the place destroys it.
+/// mapping that fails there may leave a hole in the one it was to replace, another thread's memory may get into the
+/// hole, and the next call to map or unmap the place destroys it.
 fn map_aligned(
     file: &File,
     len: usize,
@@ -258,8 +258,8 @@ fn map_aligned(
     let mut tries = 0;
     loop {
         let hint = free_place(len, align)?;
-        // SAFETY: a new mapping at an address of the kernel's choice, which takes the hint if nobody has taken the
-        // place, touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice, which takes the hint only if the place is free,
+        // touches nothing that exists.
         let mapped = unsafe { rustix::mm::mmap(hint.cast(), len, prot, flags, file.as_fd(), 0) };
         tries += 1;
         let mapped = match mapped {
@@ -294,7 +294,7 @@ fn free_place(len: usize, align: usize) -> rustix::io::Result<*mut u8> {
 }
 
 fn advise_huge(base: *mut u8, len: usize) {
-    // SAFETY: advice on a mapping of ours; it changes no content. Refusal only costs speed.
+    // SAFETY: advice on our own mapping; it changes no content. Refusal only costs speed.
     let _ = unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxHugepage) };
 }
 

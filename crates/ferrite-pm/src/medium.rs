@@ -1,4 +1,4 @@
-//! What a pool lies on, which decides what *durable* means (docs/design.md, "Media").
+//! The medium of a pool, which decides the meaning of *durable* (docs/design.md, "Media").
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,12 +11,12 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// What a region is.
+/// The kind of a region's medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Medium {
     /// Device DAX, or a file on fs-DAX: durable after write-back and fence.
     Dax,
-    /// Named DRAM (tmpfs, hugetlbfs): the store itself is as durable as it gets.
+    /// Named DRAM (tmpfs, hugetlbfs): a store is as durable as the medium allows at once.
     NamedDram,
     /// Anonymous memory: gone with the process.
     Anonymous,
@@ -35,7 +35,7 @@ impl Medium {
         }
     }
 
-    /// What a completed operation survives on this medium.
+    /// The failures that a completed operation survives on this medium.
     pub fn survives(self) -> &'static str {
         match self {
             Medium::Dax | Medium::File => "a killed process and a power loss",
@@ -45,7 +45,7 @@ impl Medium {
     }
 }
 
-/// What was found at a path.
+/// The medium found at a path.
 pub(crate) struct Detected {
     pub(crate) medium: Medium,
     /// How much of it can be mapped.

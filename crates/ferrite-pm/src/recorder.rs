@@ -1,4 +1,4 @@
-//! Records what is stored, written back and fenced, so that tests can build what a crash could leave.
+//! Records stores, write-backs and fences, so that tests can build the images that a crash could leave.
 //!
 //! Attached to a [`crate::Region`] before the engine gets it. The log has the true order of events: each takes effect
 //! and is logged under one lock.
@@ -70,7 +70,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Logs what `effect` does. The lock is held over both, so that the log has the order of the effects.
+    /// Logs the event of `effect`. The lock is held over both, so that the log has the order of the effects.
     pub(crate) fn record(&self, effect: impl FnOnce() -> Event) {
         let mut events = self.events.lock();
         let event = effect();

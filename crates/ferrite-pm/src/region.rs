@@ -27,7 +27,7 @@ use crate::stage::{self, Stage};
 use crate::sync::GroupSync;
 use crate::touch;
 
-/// What a fence on an ordinary file does.
+/// The effect of a fence on an ordinary file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
     /// It syncs the file: stores survive a power loss.
@@ -35,8 +35,8 @@ pub enum Durability {
     Strict,
     /// It only orders stores: they survive a killed process, since the kernel keeps the pages.
     Process,
-    /// Nothing: only [`Region::sync`] makes anything durable. What is streamed goes to the file, in any order until
-    /// then. What is stored stays in memory, until it is written back or let out ([`Region::let_out`]).
+    /// Nothing: only [`Region::sync`] makes anything durable. Streams go to the file, in any order until then. Stores
+    /// stay in memory, until they are written back or let out ([`Region::let_out`]).
     OnSync,
 }
 
@@ -90,7 +90,7 @@ impl Region {
     /// Memory that holds `image`, zero-padded to a whole word. For tests.
     pub fn from_image(image: &[u8]) -> Result<Region, PmError> {
         let region = Region::anonymous((image.len() as u64).next_multiple_of(8))?;
-        // SAFETY: the mapping is new, as long as the image, and nobody else has it.
+        // SAFETY: the mapping is new, as long as the image, and no other code has it.
         unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), region.mapping.base(), image.len()) };
         Ok(region)
     }
@@ -132,9 +132,9 @@ impl Region {
         is_lacking.then_some("no cache write-back is known for this CPU, so DAX would not be durable")
     }
 
-    /// Chooses what a fence does on an ordinary file; no effect elsewhere. Only [`Durability::OnSync`] can fail, and
-    /// can be chosen for anonymous memory as well, for tests: a recorder then sees what a file would get. It is for
-    /// good.
+    /// Chooses the effect of a fence on an ordinary file; no effect elsewhere. Only [`Durability::OnSync`] can fail,
+    /// and can be chosen for anonymous memory as well, for tests: a recorder then sees the writes to the file. It
+    /// cannot be undone.
     pub fn set_durability(&mut self, durability: Durability) -> Result<(), PmError> {
         let shared_file = self.mapping.medium == Medium::File && self.access == Access::ReadWrite;
         self.syncs = shared_file && durability == Durability::Strict && self.held.is_none();
@@ -148,7 +148,7 @@ impl Region {
         Ok(())
     }
 
-    /// Whether stores are held back, see [`Durability::OnSync`].
+    /// Whether write-back is deferred, see [`Durability::OnSync`].
     #[inline]
     pub fn is_held(&self) -> bool {
         self.held.is_some()
@@ -198,7 +198,7 @@ impl Region {
 
     /// A number that identifies the file as long as it exists, under any name and across restarts; a copy has a
     /// different one. It is the file's creation time or, where the file system does not keep that, its inode number.
-    /// All devices have the same number, since nothing of theirs outlasts a restart. `None` for anonymous memory.
+    /// All devices have the same number, since no identity of a device outlasts a restart. `None` for anonymous memory.
     pub fn file_identity(&self) -> Option<u64> {
         let metadata = self.mapping.file.as_ref()?.metadata().ok()?;
         if !metadata.is_file() {
@@ -216,7 +216,7 @@ impl Region {
         self.counters.total()
     }
 
-    /// What made the region untrustworthy: a fault on the mapping, or a sync that failed.
+    /// The error that made the region untrustworthy: a fault on the mapping, or a sync that failed.
     pub fn poisoned(&self) -> Option<String> {
         self.check().err().map(|error| error.to_string())
     }
@@ -252,8 +252,8 @@ impl Region {
         }
         let at = self.at(offset, (count as u64).saturating_mul(8));
         // SAFETY: inside the mapping, aligned (the base is page-aligned), alive as long as `self`. While this value
-        // lives nobody makes a reference to its bytes but as atomic words, nor accesses them in another way: this file,
-        // `shared` and `cpu` are all that do.
+        // lives no code makes a reference to its bytes except as atomic words, nor accesses them in another way: only
+        // this file, `shared` and `cpu` access them.
         unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) }
     }
 
@@ -263,7 +263,7 @@ impl Region {
         let _ = self.at(offset, len);
         let skip = offset % 8;
         let count = (skip + len).div_ceil(8) as usize;
-        // SAFETY: as for `words`. The last word may end behind a length that is not a multiple of 8, but not behind the
+        // SAFETY: as for `words`. The last word may end beyond a length that is not a multiple of 8, but not beyond the
         // last page, which is mapped as a whole.
         let words = unsafe {
             let first = self.mapping.base().add((offset - skip) as usize);
@@ -279,8 +279,8 @@ impl Region {
     }
 
     /// Copies bytes out. Each word of 8 bytes (at a multiple of 8) is whole. If others store there meanwhile, each word
-    /// is the old or the new one. A caller that needs them to belong together checks a version or a checksum
-    /// afterwards, and sees its value as of after the copy.
+    /// is the old or the new one. A caller that needs a consistent copy checks a version or a checksum afterwards; it
+    /// reads the check's value as of after the copy.
     #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
         let _stage = stage::enter(Stage::Copy);
@@ -332,8 +332,8 @@ impl Region {
         }
     }
 
-    /// Changes a word through the cache, in one step, to what `change` makes of it, unless that is `None`; gives what
-    /// was there. `change` may be called several times. Durable as [`Self::store`]. Not where stores are held back.
+    /// Changes a word through the cache, in one step, to the result of `change`, unless that is `None`; returns the old
+    /// value. `change` may be called several times. Durable as [`Self::store`]. Not where write-back is deferred.
     pub fn update(&self, offset: u64, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let word = &self.words(offset, 1)[0];
         let mut set = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, &mut change);
@@ -493,8 +493,8 @@ impl Region {
         self.fence()
     }
 
-    /// Lets held words out: `words`, which were stored at `offset`, reach the file, and are durable after a sync. What
-    /// has been stored there since stays in memory.
+    /// Writes deferred words to the file: `words`, which were stored at `offset`, are durable after a sync. Later
+    /// stores there stay in memory.
     pub fn let_out(&self, offset: u64, words: &[u64]) {
         let _ = self.words(offset, words.len());
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -507,15 +507,15 @@ impl Region {
         }
     }
 
-    /// Gives back the memory of pages of the view that hold what the file holds. The caller knows that all but those
-    /// that `keep` names do, by page of 4096 bytes, and that nobody stores words to the others meanwhile.
+    /// Releases the memory of pages of the view that equal the file. The caller knows that all do except those that
+    /// `keep` names, by page of 4096 bytes, and that no thread stores words to the others meanwhile.
     pub fn drop_copies(&self, keep: &dyn Fn(u64) -> bool) {
         if let (Some(held), Some(_)) = (&self.held, &self.mapping.file) {
             held.drop_copies(keep, |offset, len| self.mapping.drop_copies(offset, len));
         }
     }
 
-    /// Bytes that are streamed: to the file, and to the pages of the view that do not show the file any more.
+    /// Bytes that are streamed: to the file, and to the pages of the view that no longer show the file.
     #[cold]
     fn stream_held(&self, held: &Held, offset: u64, data: &[u8]) {
         let len = data.len() as u64;

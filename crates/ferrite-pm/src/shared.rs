@@ -4,9 +4,9 @@
 //! Called by [`crate::Region`] only.
 //!
 //! Invariant: a pool's bytes are accessed by aligned words of 8 bytes, each of them atomically, and in no other way.
-//! That is what makes races defined, and words whole (docs/memory-model.md). Bytes at the ends of a range, which share
-//! a word with bytes outside, are taken out of the loaded word, or put into it by a compare-and-exchange, so that a
-//! store to its other bytes is not lost.
+//! This makes races defined, and words whole (docs/memory-model.md). Bytes at the ends of a range, which share a word
+//! with bytes outside, are taken out of the loaded word, or put into it by a compare-and-exchange, so that a store to
+//! its other bytes is not lost.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -70,7 +70,7 @@ fn load_short(words: &[AtomicU64], skip: usize, buf: &mut [u8]) {
     for (index, word) in words.iter().enumerate().skip(1) {
         (before, last) = (last, load(word));
         if let Some(part) = buf.get_mut((index - 1) * WORD_BYTES..index * WORD_BYTES) {
-            // Two shifts, since one by 64 bits is none.
+            // Two shifts, since a shift by 64 bits would overflow.
             let bytes = before >> bits | last << 1 << (63 - bits);
             part.copy_from_slice(&bytes.to_le_bytes());
         }

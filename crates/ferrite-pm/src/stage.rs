@@ -1,30 +1,30 @@
-//! What an operation spends its time on, by stage, on the thread that asks.
+//! The time that an operation spends, by stage, on the calling thread.
 //!
 //! Contents: the probes, which all crates of the engine set ([`enter`], [`within`], [`turn_to`]), and the
 //! evaluation ([`begin`], [`end`], [`calibrate`]), which only measurements call.
 //!
-//! Without the feature `stages` the probes are empty and cost nothing; the program has them only when it is built to
-//! explain itself. With it, each border between two stages reads the time-stamp counter once. Its cost is measured and
-//! subtracted, half on either side of the border.
+//! Without the feature `stages` the probes are empty and cost nothing; only a profiling build of the program has them.
+//! With it, each border between two stages reads the time-stamp counter once. Its cost is measured and subtracted, half
+//! on either side of the border.
 //!
 //! Invariant: from [`begin`] to [`end`] every tick belongs to exactly one stage. A stage that is entered within another
 //! interrupts it.
 //!
 //! A border waits for loads, so that a miss is charged to the stage that has it, but not for stores: a stream drains
-//! while other stages go on. A store fence by itself waits for nothing either; what comes after it does, the first
-//! locked instruction at the latest. [`drained`] makes the fence wait for itself. So with probes less overlaps than
-//! without: the stages add up to somewhat more than the whole.
+//! while other stages run. A store fence itself does not wait either; a later instruction does, the first locked one at
+//! the latest. [`drained`] makes the stage of the fence include the wait. So less overlaps with probes than without:
+//! the stages add up to somewhat more than the whole.
 
-/// What time is spent on.
+/// The stages of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Everything else: checks, the clock, calls.
     Rest,
-    /// Finding inode, name and page, and the words that say so.
+    /// Finding inode, name and page, and the words that name them.
     Lookup,
     /// Taking locks: of inodes, of a ring, of the gate.
     Lock,
-    /// Claiming what is free: blocks, log segments, inodes.
+    /// Claiming free space: blocks, log segments, inodes.
     Claim,
     /// Copying data out of the pool.
     Copy,
@@ -34,11 +34,11 @@ pub enum Stage {
     Checksum,
     /// Gathering, sealing and streaming the record.
     Record,
-    /// The fence: waits for what was streamed.
+    /// The fence: waits for streams.
     Fence,
     /// Storing words where they belong, and writing lines back.
     Words,
-    /// What is remembered in DRAM: dirty lines, live records, what was freed, numbers.
+    /// Bookkeeping in DRAM: dirty lines, live records, freed space, numbers.
     Books,
 }
 
@@ -79,7 +79,7 @@ impl Stage {
 /// Whether the probes are there.
 pub const IS_BUILT_IN: bool = cfg!(feature = "stages");
 
-/// What a thread spent between [`begin`] and [`end`].
+/// The time of a thread between [`begin`] and [`end`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Profile {
     ticks: [u64; Stage::ALL.len()],
@@ -105,19 +105,19 @@ impl Profile {
         self.borders[stage as usize]
     }
 
-    /// Nanoseconds in a stage, without the probes: each end of a stretch costs it half of what a border costs.
+    /// Nanoseconds in a stage, without the probes: each end of a stretch costs it half a border.
     pub fn ns(&self, stage: Stage, clock: Clock) -> f64 {
         let probes = self.borders(stage) as f64 * clock.border_ticks / 2.0;
         (self.ticks(stage) as f64 - probes) * clock.ns_per_tick
     }
 }
 
-/// What is known of the counter and of the probes, from [`calibrate`].
+/// The calibration of the counter and the probes, from [`calibrate`].
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     /// Length of a tick.
     pub ns_per_tick: f64,
-    /// What a border between two stages costs.
+    /// The cost of a border between two stages.
     pub border_ticks: f64,
 }
 
@@ -160,7 +160,7 @@ mod probes {
         Profile::default()
     }
 
-    /// Nothing is known.
+    /// An empty calibration.
     pub fn calibrate() -> Clock {
         Clock {
             ns_per_tick: 0.0,
@@ -187,7 +187,7 @@ mod probes {
     use super::{Clock, Profile, Stage};
     use crate::cpu::{drain, ticks};
 
-    /// How long the calibration looks at the clock.
+    /// How long the calibration reads the clock.
     const LOOK: Duration = Duration::from_millis(20);
     /// Borders of one round of the calibration, of which the cheapest round counts: others were interrupted.
     const BORDERS: u64 = 20_000;
@@ -223,7 +223,7 @@ mod probes {
     }
 
     impl Account {
-        /// Charges the time since the last border to the present stage, which it returns, and goes on with `stage`.
+        /// Charges the time since the last border to the current stage, which it returns, and continues with `stage`.
         #[inline]
         fn change(&self, stage: Stage) -> Stage {
             let before = self.stage.replace(stage);
@@ -248,7 +248,7 @@ mod probes {
         }
     }
 
-    /// Begins a stage, which ends with what is returned; then the present one goes on.
+    /// Begins a stage, which ends when the returned value is dropped; then the current one continues.
     #[inline]
     pub fn enter(stage: Stage) -> Within {
         ACCOUNT.with(|account| {
@@ -259,7 +259,7 @@ mod probes {
         })
     }
 
-    /// The same, unless the present stage is `outer`, which then goes on.
+    /// The same, unless the current stage is `outer`, which then continues.
     #[inline]
     pub fn enter_unless_in(outer: Stage, stage: Stage) -> Within {
         match ACCOUNT.with(|account| account.stage.get() == outer) {
@@ -268,7 +268,7 @@ mod probes {
         }
     }
 
-    /// Goes on with another stage, until the one around it ends.
+    /// Continues with another stage, until the one around it ends.
     #[inline]
     pub fn turn_to(stage: Stage) {
         ACCOUNT.with(|account| {
@@ -279,7 +279,7 @@ mod probes {
         });
     }
 
-    /// Waits for this thread's stores, if its account is open: what follows would do so.
+    /// Waits for this thread's stores, if its account is open: otherwise a later stage would.
     #[inline]
     pub fn drained() {
         if ACCOUNT.with(|account| account.is_open.get()) {
@@ -301,7 +301,7 @@ mod probes {
         });
     }
 
-    /// Closes it, and says what was in it.
+    /// Closes it, and returns its content.
     pub fn end() -> Profile {
         ACCOUNT.with(|account| {
             let now = ticks();
@@ -316,7 +316,7 @@ mod probes {
         })
     }
 
-    /// Measures the length of a tick, and what a border costs. Takes some hundredths of a second.
+    /// Measures the length of a tick, and the cost of a border. Takes some hundredths of a second.
     pub fn calibrate() -> Clock {
         let (start, first) = (Instant::now(), ticks());
         while start.elapsed() < LOOK {}
@@ -340,7 +340,7 @@ mod probes {
 mod tests {
     use super::*;
 
-    /// What no stage has entered is rest; what interrupts a stage is not part of it.
+    /// Time outside of every stage is rest; a stage that interrupts another is not part of it.
     #[test]
     #[cfg(feature = "stages")]
     fn every_tick_belongs_to_one_stage() {

@@ -1,12 +1,12 @@
 //! Which cache lines an operation writes that other threads can write as well.
 //!
-//! Contents: notes, which all crates of the engine make where they store to such a line ([`line()`]), and what a
-//! test does with them (`begin`, `end`). Without the feature `stages` a note is empty and costs nothing.
+//! Contents: notes, which all crates of the engine make where they store to such a line ([`line()`]), and their
+//! evaluation by a test (`begin`, `end`). Without the feature `stages` a note is empty and costs nothing.
 //!
 //! A line that two cores write in turn travels between them, some 50 to 100 ns each way. On a machine with few cores
 //! that cannot be timed, but it can be counted: threads run one after the other, and a line counts as shared if another
-//! thread's operations write it, too. What a lock protects counts with the lock; what only one thread can reach (a file
-//! handle's memory, thread locals) is not noted.
+//! thread's operations write it, too. Data under a lock counts with the lock; data that only one thread can reach (a
+//! file handle's memory, thread locals) is not noted.
 
 /// A line that was written: in which structure, and its address or number in units of lines.
 pub type Touched = (&'static str, u64);
@@ -35,12 +35,12 @@ mod notes {
         });
     }
 
-    /// Notes what this thread writes from here on.
+    /// Notes this thread's writes from here on.
     pub fn begin() {
         NOTES.set(Some(Vec::new()));
     }
 
-    /// What it has written since [`begin`], in order.
+    /// The lines it has written since [`begin`], in order.
     pub fn end() -> Vec<Touched> {
         NOTES.take().unwrap_or_default()
     }

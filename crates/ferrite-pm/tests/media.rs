@@ -1,4 +1,4 @@
-//! What a region promises on the media every machine has: tmpfs, an ordinary file, anonymous memory.
+//! The guarantees of a region on the media every machine has: tmpfs, an ordinary file, anonymous memory.
 //!
 //! Only the public API is used. Each test says what it protects. Files lie in a directory of their own that is removed
 //! at the end, also after a failure. The tests on tmpfs need `/dev/shm`.
@@ -48,7 +48,8 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 31 + 7) as u8).collect()
 }
 
-/// The medium decides what a fence must do, so it must be told right, and a pool's content must outlive the region.
+/// The medium decides what a fence must do, so its detection must be right, and a pool's content must outlive the
+/// region.
 #[test]
 fn media_are_told_apart_and_keep_their_content() {
     let (tmpfs, disk) = (Scratch::on_tmpfs("media"), Scratch::on_disk("media"));
@@ -109,7 +110,7 @@ fn a_second_opener_in_this_process_is_refused() {
     Region::open(&scratch.pool(), Access::ReadWrite).expect("dropping a region frees its pool");
 }
 
-/// Not a separate test: what the copy of this program started by the next test runs.
+/// Not a separate test: the copy of this program that the next test starts runs it.
 #[test]
 fn child_that_tries_to_open() {
     let Some(pool) = std::env::var_os(POOL_VARIABLE) else {
@@ -121,7 +122,7 @@ fn child_that_tries_to_open() {
     }
 }
 
-/// As above, from another process; the refusal must say whom to stop.
+/// As above, from another process; the refusal must name the process to stop.
 #[test]
 fn a_second_process_is_refused_and_told_who_holds_the_pool() {
     let scratch = Scratch::on_tmpfs("lock-process");
@@ -293,21 +294,21 @@ fn regions_of_files_take_no_place_that_is_somebody_elses() {
     });
 }
 
-/// The lock goes with the region, also while a child that another thread has forked still has the pool's open file: it
-/// would be told of a pool in use for as long as the child takes to its exec.
+/// The lock ends with the region, also while a child that another thread has forked still has the pool's open file:
+/// otherwise the pool would be reported as in use until the child reaches its exec.
 #[test]
 fn a_dropped_region_gives_its_lock_up_whoever_shares_its_file() {
     let scratch = Scratch::on_tmpfs("given-up");
     let pool = scratch.0.join("pool");
     let region = Region::create(&pool, MIB).unwrap();
-    // Opening what the link of /proc leads to would make a new open file; a child inherits the old one.
+    // Opening the target of the link in /proc would make a new open file; a child inherits the old one.
     let number = fs::read_dir("/proc/self/fd")
         .unwrap()
         .map(|entry| entry.unwrap())
         .find(|entry| fs::metadata(entry.path()).is_ok_and(|file| file.ino() == fs::metadata(&pool).unwrap().ino()))
         .map(|entry| entry.file_name().into_string().unwrap().parse().unwrap())
         .expect("the region has its file open");
-    // SAFETY: the region has it open, until behind the copy.
+    // SAFETY: the region has it open until after the copy.
     let shared = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) }
         .try_clone_to_owned()
         .unwrap();
@@ -335,7 +336,7 @@ fn a_device_that_is_not_there_becomes_no_file() {
     assert!(link.is_symlink());
 }
 
-/// What is streamed is in the file at once, what is stored only when it is let out; the view has both.
+/// Streams are in the file at once, stores only when they are let out; the view has both.
 #[test]
 fn held_stores_reach_the_file_when_they_are_let_out() {
     let scratch = Scratch::on_disk("held");

@@ -1,8 +1,8 @@
-//! What threads that read and store at the same place may count on: docs/memory-model.md, pressed from outside.
+//! The guarantees for threads that read and store at the same place: docs/memory-model.md, stressed from outside.
 //!
-//! What is protected: no word of 8 bytes is ever seen half old and half new, however it was stored and is read; threads
-//! that store to different bytes of a word do not undo each other's stores; bytes that were streamed and fenced are
-//! there for whoever sees the word that was stored afterwards.
+//! Guarantees: no reader sees a word of 8 bytes half old and half new, however it was stored and is read; threads that
+//! store to different bytes of a word do not undo each other's stores; a thread that sees a word sees the bytes that
+//! were streamed and fenced before it was stored.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn bytes_that_share_a_word_are_not_lost() {
     let own = |at: u64, len: usize| {
         let (region, mut turn) = (&region, 0u8);
         move || {
-            // What was stored the turn before: what it has just stored a thread sees in any case.
+            // The stores of the turn before: a thread always sees its own latest stores.
             let mut found = [0; 16];
             region.read(at, &mut found[..len]);
             assert_eq!(found[..len], [turn; 16][..len], "another thread undid a store at {at}");
