@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How the thread hears that it is to end, or that there is work.
+/// Signals to the thread: to end, or that there is work.
 #[derive(Default)]
 pub(crate) struct Stop {
     told: Mutex<Told>,
     changed: Condvar,
 }
 
-/// What ended a sleep.
+/// The reason for the end of a sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Woken {
     /// The thread is to end.
@@ -38,7 +38,8 @@ impl Stop {
         told.to_end
     }
 
-    /// Sleeps until there is work, told by [`Self::wake`] since the last call, or the thread is to end; true if it is.
+    /// Sleeps until there is work, signalled by [`Self::wake`] since the last call, or the thread is to end; true if it
+    /// is.
     pub(crate) fn wait_for_work(&self) -> bool {
         let mut told = self.told.lock();
         while !told.to_end && !std::mem::take(&mut told.of_work) {
@@ -47,7 +48,7 @@ impl Stop {
         told.to_end
     }
 
-    /// The same, until `deadline` at the latest. Says what ended the sleep.
+    /// The same, until `deadline` at the latest. Returns what ended the sleep.
     pub(crate) fn wait_for_work_until(&self, deadline: Instant) -> Woken {
         let mut told = self.told.lock();
         let is_idle = |told: &mut Told| !told.to_end && !told.of_work;
@@ -60,9 +61,9 @@ impl Stop {
         }
     }
 
-    /// Tells the thread that there is work.
+    /// Signals to the thread that there is work.
     pub(crate) fn wake(&self) {
-        // Who has been told, and has not looked yet, need not be told again.
+        // A thread with a pending signal needs no second one.
         if !std::mem::replace(&mut self.told.lock().of_work, true) {
             self.changed.notify_all();
         }
@@ -81,7 +82,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts a thread that does `work`, which returns soon after it is told to.
+    /// Starts a thread that does `work`, which returns soon after the signal to end.
     pub(crate) fn start(name: &str, work: impl FnOnce(&Stop) + Send + 'static) -> std::io::Result<Background> {
         let stop = Arc::<Stop>::default();
         let shared = Arc::clone(&stop);
@@ -94,7 +95,7 @@ impl Background {
         })
     }
 
-    /// What it is woken by.
+    /// The handle that wakes it.
     pub(crate) fn waker(&self) -> Arc<Stop> {
         Arc::clone(&self.stop)
     }
@@ -119,7 +120,8 @@ impl Drop for Background {
 mod tests {
     use super::*;
 
-    /// Work that was told while nobody slept is not lost, and is told once; a thread that is to end hears nothing else.
+    /// A signal of work while the thread is awake is not lost, and is delivered once; a thread that is to end gets no
+    /// other signal.
     #[test]
     fn a_sleep_ends_by_work_by_time_or_for_good() {
         let stop = Stop::default();

@@ -5,7 +5,7 @@ use ferrite_pm::PmError;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 use thiserror::Error;
 
-/// What went wrong with a pool as a whole.
+/// An error of a pool as a whole.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -54,9 +54,9 @@ pub enum EngineError {
          `ferrite fsck` has anything to start from; restore the pool from a copy"
     )]
     NoSuperblock {
-        /// What is wrong with the first.
+        /// The defect of the first.
         first: String,
-        /// What is wrong with the second.
+        /// The defect of the second.
         second: String,
     },
     /// Options that cannot be met.
@@ -75,7 +75,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// What is wrong, without the remedy: for lists of findings, where the remedy is given once for all.
+    /// The defect without the remedy: for lists of findings, which give the remedy once for all.
     pub(crate) fn cause(&self) -> String {
         match self {
             EngineError::Foreign(what) | EngineError::Damaged(what) => what.clone(),

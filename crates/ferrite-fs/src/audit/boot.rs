@@ -1,4 +1,4 @@
-//! The mark of the boot in which a pool is used with `durability=process`: what it says after a restart.
+//! The mark of the boot in which a pool is used with `durability=process`: its meaning after a restart.
 
 use ferrite_pm::Region;
 
@@ -16,7 +16,7 @@ pub(crate) enum StaleBoot {
 }
 
 impl StaleBoot {
-    /// What is wrong, as fsck reports it.
+    /// The defect, as fsck reports it.
     pub(crate) fn what(self) -> &'static str {
         match self {
             StaleBoot::PowerLost => {
@@ -28,7 +28,7 @@ impl StaleBoot {
     }
 }
 
-/// What is wrong with the mark of the boot, if anything.
+/// The defect of the mark of the boot, if any.
 pub(crate) fn stale_boot(region: &Region) -> Option<StaleBoot> {
     match region.load(CONTROL_BOOT) {
         0 => None,

@@ -106,7 +106,7 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
     };
     let region = Arc::new(region);
     let mut report = check(Arc::clone(&region), superblock, options, findings, progress);
-    // What cannot be read looks like zeros: no finding in such a pool means anything.
+    // Bytes that cannot be read look like zeros: no finding in such a pool means anything.
     region.check()?;
     report.replayed_records = replayed_records;
     Ok(report)
@@ -180,7 +180,7 @@ impl Check {
         ino != Inum::NONE && u64::from(ino) < self.superblock.inodes
     }
 
-    /// Records an owner of `block`; returns what is wrong with that.
+    /// Records an owner of `block`; fails if the block cannot have it.
     fn own(&self, block: BlockNo) -> Result<(), BlockWrong> {
         self.view().own(block, |block| self.claim(block))
     }
@@ -268,7 +268,7 @@ impl Check {
         true
     }
 
-    /// Page logs: chains, lengths, checksums of all entries, links forward, and who owns what.
+    /// Page logs: chains, lengths, checksums of all entries, links forward, and owners of segments.
     fn logs(&self) {
         let space = LogSpace::new();
         let mut buffer = [0; BLOCK_BYTES as usize];
@@ -396,8 +396,8 @@ impl Check {
         self.links[entry.ino.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Slots that no entry was found by are followed, to report what is wrong with them. What is wrong with their
-    /// entries was already reported.
+    /// Follows the slots by which no entry was found, to report their defects. Defects of their entries were already
+    /// reported.
     fn name_table(&self, entries: u64) {
         let mut slots = 0u64;
         for group in 0..self.names.groups() {
@@ -474,7 +474,7 @@ impl Check {
             if !inode.is_dir() {
                 break false;
             }
-            // A directory met again on the same way is in a cycle.
+            // A directory met again on the same path is in a cycle.
             known[at.index()] = Some(false);
             way.push(at);
             at = inode.parent();

@@ -1,5 +1,5 @@
-//! From the tables of a pool to the tables in DRAM: which inodes exist, and who owns which block. What does not add up
-//! becomes [`Damage`].
+//! From the tables of a pool to the tables in DRAM: the existing inodes, and the owner of each block. Contradictions
+//! become [`Damage`].
 //!
 //! Contents: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and
 //! names on one thread, the mapping on others, then page logs. Each structure is checked against another:
@@ -11,7 +11,7 @@
 //! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against
 //!   those that their directory counts (`names.rs`).
 //!
-//! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is
+//! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays unchanged
 //! ([`Damage::stop`]); damage recorded without that leaves every block with its owner.
 
 mod marks;
@@ -64,7 +64,7 @@ pub(crate) struct Tables<'m> {
     pub(crate) candidates: &'m Candidates,
 }
 
-/// What the inode table says.
+/// The content of the inode table.
 struct Inodes {
     /// Pages that each inode counts.
     counted: Vec<u32>,
@@ -72,13 +72,13 @@ struct Inodes {
     ends: Vec<u32>,
     /// Blocks of extended attributes, by inode.
     xattr_blocks: Vec<(Inum, BlockNo)>,
-    /// Inodes whose content cannot be believed.
+    /// Inodes whose content cannot be trusted.
     unsound: Vec<Wrong>,
     /// Sound directories, and the entries that each counts.
     dirs: Vec<(Inum, u32)>,
 }
 
-/// What the mapping says.
+/// The content of the mapping.
 struct Mapped {
     /// Pages of each inode.
     pages: Vec<AtomicU32>,
@@ -202,7 +202,7 @@ impl Tables<'_> {
         };
         self.inode_map.set(0);
         for ino in self.superblock.inums() {
-            // Most free inodes were never in use; for the others, not even the word that says so is trusted.
+            // Most free inodes were never in use; for the others, not even the word that marks them free is trusted.
             let words = self.region.words(self.superblock.inode_offset(ino), INODE_WORDS);
             if words[..W_INLINE].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
                 continue;
@@ -283,8 +283,8 @@ impl Tables<'_> {
         }
     }
 
-    /// The block that a damaged inode names is kept from others. If the inode names a block other than its own, nothing
-    /// leads to its own block, and no repair would find it.
+    /// The block that a damaged inode names is not given to others. If the inode names a block other than its own,
+    /// nothing leads to its own block, and no repair would find it.
     fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
         for &(ino, block) in &inodes.xattr_blocks {
             let claim = |block| self.alloc.set_used(block);
@@ -357,7 +357,7 @@ impl Tables<'_> {
     }
 
     /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS
-    /// that do not fit where they lie, or that are there twice; and blocks whose checksums say whose they are.
+    /// that do not fit where they lie, or that are there twice; and blocks whose checksums identify another page.
     fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
         for &at in mapped.astray.lock().iter() {
             if let Some(what) = pages::place(self.view(), &at) {

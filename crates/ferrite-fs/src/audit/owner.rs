@@ -2,7 +2,7 @@
 //!
 //! Mount sets it and unmount clears it (`engine/mount.rs`), with the words that say whether the pool is in use; all of
 //! them share a line. It is one word, so a crash leaves the old one or the new one, and it counts only with the number
-//! of mounts that it names, so an old one counts for nothing.
+//! of mounts that it names, so an old one is ignored.
 
 use ferrite_pm::Region;
 
@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use crate::format::checksum::crc32c;
 use crate::format::layout::{CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN};
 
-/// What [`Engine::may_be_live_copy`](crate::Engine::may_be_live_copy) means, for users.
+/// The meaning of [`Engine::may_be_live_copy`](crate::Engine::may_be_live_copy), for users.
 pub const MAYBE_COPIED: &str = "the pool may be a copy that was taken while the original was mounted: it is marked as \
 in use \
      in another file. What was written meanwhile may be missing or wrong, and no check finds all of that. Take a copy \

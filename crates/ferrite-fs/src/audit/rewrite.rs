@@ -24,22 +24,22 @@ use crate::format::layout::{
 };
 use crate::journal::replay::{self, Ended, Losses};
 
-/// What a repair changes.
+/// The changes of a repair.
 #[derive(Debug, Clone, Default)]
 pub struct Rewrite {
     /// The words to store.
     pub(crate) words: Vec<StoredWord>,
     /// The new value of the damaged mark.
     pub(crate) mark: Option<u64>,
-    /// The word that says which boot uses the pool is cleared.
+    /// The word that names the boot that uses the pool is cleared.
     pub(crate) clear_boot: bool,
-    /// The word that says in which file it is used is cleared, too.
+    /// The word that names the file in which it is used is cleared, too.
     pub(crate) clear_owner: bool,
-    /// The pool as it was looked at.
+    /// The pool as it was examined.
     pub(crate) basis: Basis,
 }
 
-/// What shows whether a pool was used since.
+/// The words that show whether a pool was used since.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Basis {
     mark: u64,
@@ -78,7 +78,7 @@ impl Rewrite {
         }
         let superblock = Superblock::find(region)?;
         if finish(region, &superblock).is_err() {
-            // It cannot be completed; the words of this repair account for what it did.
+            // It cannot be completed; the words of this repair account for its effects.
             set(region, CONTROL_REPAIR, 0)?;
         }
         if let Some(mark) = self.mark {

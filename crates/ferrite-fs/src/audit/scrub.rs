@@ -43,7 +43,7 @@ struct Scrub<'e> {
 }
 
 /// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it
-/// carries checksums. `bytes_per_second` limits how fast, unless it is 0. Blocking, for as long as that takes.
+/// carries checksums. `bytes_per_second` limits the rate, unless it is 0. Blocks until it is done.
 pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress: Progress<'e>) -> Result<ScrubReport> {
     core.check_readable()?;
     let mut scrub = Scrub {

@@ -1,4 +1,4 @@
-//! What can be wrong with a pool: a variant of [`Wrong`] for each rule of `rules`, with the text that users read.
+//! The possible defects of a pool: a variant of [`Wrong`] for each rule of `rules`, with the text that users read.
 //!
 //! Mount turns these into marks of damage (`load/marks.rs`), fsck into its report, repair into its repairs, scrub into
 //! events. A rule that one of the four does not check says so in its comment.
@@ -12,7 +12,7 @@ use crate::format::data_sum;
 use crate::format::unit::Unit;
 use crate::options::Finding;
 
-/// Something that a rule does not allow.
+/// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wrong {
     /// A copy of the superblock.
@@ -55,9 +55,9 @@ pub(crate) enum Wrong {
     DirBlockBehindEnd { dir: Inum, lblk: Lblk },
     /// A directory's block has another block's header, or a damaged one.
     DirHeader { dir: Inum, lblk: Lblk },
-    /// The same, for a block that a name leads to. Only its header would say which block of the directory it is.
+    /// The same, for a block that a name leads to. Only its header would identify the block within the directory.
     NamedBlock { dir: Inum, block: BlockNo },
-    /// What is damaged in an entry of a directory, or in the lengths of a block's entries; worded as lookups report it.
+    /// Damage in an entry of a directory, or in the lengths of a block's entries; worded as lookups report it.
     DirEntry { dir: Inum, what: String },
     /// A sound entry.
     Entry { dir: Inum, name: String, what: EntryWrong },
@@ -91,7 +91,7 @@ pub(crate) enum Wrong {
     Outcome { slot: u32 },
 }
 
-/// What is wrong with a mapped page.
+/// The defect of a mapped page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageWrong {
     /// The inode is free, or cannot exist.
@@ -108,7 +108,7 @@ pub(crate) enum PageWrong {
     WrittenAs { other: Lblk },
 }
 
-/// What is wrong with the log of a page.
+/// The defect of a page's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LogWrong {
     /// A damaged entry or header, or a bad link from one; reported by the code that reads logs.
@@ -123,7 +123,7 @@ pub(crate) enum LogWrong {
     OfBound,
 }
 
-/// What is wrong with a sound entry of a directory.
+/// The defect of a directory entry whose checksum is right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryWrong {
     /// Lookups do not recognise the name.
@@ -146,7 +146,7 @@ pub(crate) enum EntryWrong {
     Nowhere,
 }
 
-/// What is wrong with a slot of the name table.
+/// The defect of a slot of the name table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SlotWrong {
     /// It does not point to a data block.
@@ -163,7 +163,7 @@ pub(crate) enum SlotWrong {
     NoInode { ino: Inum },
 }
 
-/// Why a block cannot belong to what refers to it.
+/// Why a block cannot belong to its referrer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockWrong {
     /// It lies outside the data blocks.
@@ -375,7 +375,7 @@ impl LogWrong {
 }
 
 impl PageWrong {
-    /// Why a page is not answered, as mount and readers of the page report it after the page's place.
+    /// Why a page cannot be read, as mount and readers of the page report it after the page's place.
     pub(crate) fn reason(&self, at: &MapEntry) -> String {
         let block = at.word.page();
         match self {

@@ -1,13 +1,13 @@
 //! Bound files: which files others may change in place, and the adapters that let them.
 //!
-//! Contents: [`Attached`], a file with its adapter, and [`Bindings`], all of them. That a file is bound is a
-//! flag of its inode; a bound file need not have an adapter. What changes pages is in the floor `file`, the trait for
+//! Contents: [`Attached`], a file with its adapter, and [`Bindings`], all of them. A flag of the inode marks a file as
+//! bound; a bound file need not have an adapter. The code that changes pages is in the floor `file`, the trait for
 //! adapters in `engine`.
 //!
 //! Invariants:
 //! * A file that has an adapter is bound and pinned. It gets and loses its adapter under its inode's exclusive lock.
 //! * The adapter is called only through [`Attached::tell`], and so by one thread at a time.
-//! * An adapter's thread serves many, so no call of one waits for a thaw: who freezes the pool waits for their calls.
+//! * An adapter's thread serves many, so no call of one waits for a thaw: a freeze waits for their calls.
 //! * Lock order: [`Bindings::enter`], inode, then [`Attached::tell`], then the adapter's own. The list is locked for a
 //!   lookup only.
 
@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 
 use crate::background::Stop;
 
-/// How often a file is sealed in vain until it is left to an unmount, or the next mount.
+/// Failed attempts to seal a file before it is left to an unmount, or the next mount.
 const TRIES_MAX: u32 = 10;
 /// The wait after the first failure. It doubles with each.
 const RETRY: Duration = Duration::from_secs(1);
@@ -36,39 +36,39 @@ pub(crate) struct Attached {
     pub(crate) how: Binding,
     /// Something was stored since the times were set.
     is_dirty: AtomicBool,
-    /// A page was named that holds no data: the adapter is wrong, and nothing it stores counts.
+    /// The adapter named a page that holds no data: it is buggy, and none of its stores count.
     is_misused: AtomicBool,
     telling: Mutex<Telling>,
 }
 
-/// What calls to the adapter are made with.
+/// The state for calls to the adapter, under its lock.
 pub(crate) struct Telling {
     /// `None` once the binding has ended.
     adapter: Option<Arc<dyn Adapter>>,
     /// The size that the adapter knows.
     pub(crate) size: u64,
-    /// Pages behind the end that appends have reserved, and nobody else. The inode's lock protects it as well.
+    /// Pages beyond the end that only appends have reserved. The inode's lock protects it as well.
     pub(crate) window: Window,
-    /// How many the next window has.
+    /// Number of pages of the next window.
     pub(crate) window_pages: u64,
     /// Runs that were published when the file was bound.
     pub(crate) runs: u64,
 }
 
-/// Pages that appends have reserved ahead, to be given back if none comes.
+/// Pages that appends have reserved ahead, to be unmapped if no append comes.
 #[derive(Default)]
 pub(crate) struct Window {
     pages: BTreeSet<u64>,
 }
 
 impl Window {
-    /// They have been reserved; what is before `first` is in the file by now.
+    /// Adds reserved pages; those before `first` are in the file by now.
     pub(crate) fn add(&mut self, first: u64, pages: &[Lblk]) {
         self.pages = self.pages.split_off(&first);
         self.pages.extend(pages.iter().map(|page| u64::from(page.get())));
     }
 
-    /// Somebody else wants these to stay.
+    /// Removes pages from the window, which another caller wants to stay.
     pub(crate) fn keep(&mut self, pages: PageRange) {
         if self.pages.range(pages.first..pages.end).next().is_some() {
             self.pages.retain(|&page| page < pages.first || page >= pages.end);
@@ -87,14 +87,14 @@ impl Telling {
         self.adapter.as_deref()
     }
 
-    /// Takes the adapter away, which is called no more.
+    /// Removes the adapter, which gets no more calls.
     pub(crate) fn end(&mut self) -> Option<Arc<dyn Adapter>> {
         self.adapter.take()
     }
 }
 
 impl Attached {
-    /// A file that gets an adapter, which knows nothing yet.
+    /// A file with a new adapter, which knows nothing yet.
     pub(crate) fn new(ino: Inum, how: Binding, adapter: Arc<dyn Adapter>) -> Attached {
         Attached {
             ino,
@@ -149,12 +149,12 @@ impl Attached {
     }
 }
 
-/// How often a file could not be sealed, and when it is worth another try.
+/// How often a file could not be sealed, and when to retry.
 #[derive(Debug, Default, Clone, Copy)]
 struct Tries {
     failed: u32,
     next: Option<Instant>,
-    /// It was changed by an adapter, and its times do not say so yet.
+    /// An adapter has changed it, and its times do not show that yet.
     awaits_stamp: bool,
 }
 
@@ -171,7 +171,7 @@ impl Tries {
 #[derive(Default)]
 struct List {
     attached: FxHashMap<Inum, Arc<Attached>>,
-    /// Bound files without an adapter, and what came of sealing them.
+    /// Bound files without an adapter, and the attempts to seal them.
     left: BTreeMap<Inum, Tries>,
     is_closed: bool,
 }
@@ -180,11 +180,11 @@ struct List {
 #[derive(Default)]
 pub(crate) struct Bindings {
     list: Mutex<List>,
-    /// Held beside others by adapters' calls that change a file, alone by who freezes the pool.
+    /// Held shared by adapters' calls that change a file, exclusively by a freeze.
     calls: RwLock<()>,
     /// Number of those that have adapters.
     attached: AtomicUsize,
-    /// The thread that seals what has no adapter.
+    /// The thread that seals files without an adapter.
     sealer: OnceLock<Arc<Stop>>,
 }
 
@@ -205,7 +205,7 @@ impl Bindings {
     }
 
     /// Lets an adapter's call change a file: until it is dropped the pool is not frozen, so the call waits for no thaw.
-    /// `None` if somebody is about to freeze it.
+    /// `None` if a freeze is about to begin.
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.calls.try_read()
     }
@@ -227,7 +227,7 @@ impl Bindings {
         true
     }
 
-    /// Takes a file off that has lost its adapter, and stays bound.
+    /// Removes a file that has lost its adapter, and stays bound.
     pub(crate) fn detach(&self, ino: Inum) {
         let mut list = self.list.lock();
         if list.attached.remove(&ino).is_some() {
@@ -261,13 +261,13 @@ impl Bindings {
         self.list.lock().left.remove(&ino);
     }
 
-    /// The thread that is told of files without an adapter from now on.
+    /// Sets the thread to notify of files without an adapter from now on.
     pub(crate) fn has_sealer(&self, sealer: Arc<Stop>) {
         let _ = self.sealer.set(sealer);
         self.wake_sealer();
     }
 
-    /// Whether there is one.
+    /// Whether such a thread exists.
     pub(crate) fn is_watched(&self) -> bool {
         self.sealer.get().is_some()
     }

@@ -46,7 +46,7 @@ use crate::planted::{Flaw, planted};
 const SHARDS: usize = if cfg!(feature = "planted") { 2 } else { 64 };
 /// Unused entries that a sweep of a shard leaves.
 const KEEP_FILES: usize = if cfg!(feature = "planted") { 0 } else { 64 };
-/// The same for directories whose lock protects something: learning that again means reading all of their blocks.
+/// The same for directories whose lock protects something: rebuilding that state means reading all of their blocks.
 const KEEP_DIRS: usize = if cfg!(feature = "planted") { 0 } else { 64 };
 /// A shard with less news is not swept.
 const NEWS_MIN: usize = KEEP_FILES + KEEP_DIRS;
@@ -107,7 +107,7 @@ impl Table {
         }
     }
 
-    /// An entry that nobody else holds, for reusing number `ino`, and whether the table has grown by one.
+    /// An entry without other holders, for reusing number `ino`, and whether the table has grown by one.
     fn fresh(&mut self, ino: Inum, seq_floor: u64) -> (Arc<InodeMem>, bool) {
         let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
@@ -115,8 +115,8 @@ impl Table {
         if let Some(found) = self.inodes.get_mut(&ino) {
             is_more = false;
             made.news = AtomicBool::new(found.is_news());
-            // This is the number of the record that freed the inode, or of a later one: the inode number was given
-            // back after that record was noted here, and only then could we claim it.
+            // This is the number of the record that freed the inode, or of a later one: the inode number was freed
+            // after that record was noted here, and only then could we claim it.
             if !planted(Flaw::InodeUnordered) {
                 made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
                 made.change = AtomicU64::new(made.last_seq());
@@ -135,11 +135,11 @@ impl Table {
     }
 }
 
-/// An entry of a table that nobody holds or has pinned. The caller has the table's lock.
+/// An entry of a table without holders or pins. The caller has the table's lock.
 ///
-/// While we hold the shard, nobody can clone an entry that only the table refers to. `get_mut` acquires what the last
-/// other holder released when it dropped the entry, so the pins and the sequence number that it set are visible here.
-/// Reading the reference count alone would not guarantee that.
+/// While we hold the shard, no thread can clone an entry that only the table refers to. `get_mut` acquires what the
+/// last other holder released when it dropped the entry, so the pins and the sequence number that it set are visible
+/// here. Reading the reference count alone would not guarantee that.
 fn unused(inode: &mut Arc<InodeMem>) -> Option<&mut InodeMem> {
     Arc::get_mut(inode).filter(|unheld| unheld.pins() == 0)
 }
@@ -166,7 +166,7 @@ impl Shard {
     }
 }
 
-/// What a directory's lock protects besides its content: where the next entry may go.
+/// State under a directory's lock besides its content: where the next entry may go.
 ///
 /// Most inodes have none, so it is boxed; the first change of the directory creates the box.
 #[derive(Debug, Default)]
@@ -180,7 +180,7 @@ pub(crate) struct DirHints {
     pub(crate) tail: Option<u64>,
 }
 
-/// Most blocks with room that are remembered for a directory.
+/// Most blocks with space that are remembered for a directory.
 const ROOMY_MAX: usize = 1024;
 
 /// Blocks of a directory without duplicates, the most recently noted on top.
@@ -209,7 +209,7 @@ impl Roomy {
 }
 
 impl DirHints {
-    /// Notes that block `lblk` may have room. If the list is full, the next search will find the block again.
+    /// Notes that block `lblk` may have space. If the list is full, the next search will find the block again.
     pub(crate) fn note_roomy(&mut self, lblk: Lblk) {
         if self.roomy.last() == Some(lblk) || self.roomy.listed.contains(&lblk) {
             return;
@@ -223,7 +223,7 @@ impl DirHints {
     }
 }
 
-/// What an inode's lock protects.
+/// The state under an inode's lock.
 type Hints = Option<Box<DirHints>>;
 
 /// One inode in use. There may be millions, so it is small: it shares cache lines with its neighbours in memory, and
@@ -284,12 +284,12 @@ impl InodeMem {
         self.verified.store(true, Ordering::Relaxed);
     }
 
-    /// Shared lock, if nobody has the exclusive one or waits for it.
+    /// Shared lock, if no thread has the exclusive one or waits for it.
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Hints>> {
         self.lock.try_read()
     }
 
-    /// Exclusive lock, if nobody has any lock.
+    /// Exclusive lock, if no thread has any lock.
     pub(crate) fn try_write(self: &Arc<Self>) -> Option<Exclusive<'_>> {
         self.lock.try_write().map(|hints| Exclusive { hints, inode: self })
     }
@@ -304,7 +304,7 @@ impl InodeMem {
         }
     }
 
-    /// Starts an optimistic read; `None` while a change is going on.
+    /// Starts an optimistic read; `None` while a change is in progress.
     pub(crate) fn begin_read(&self) -> Option<u64> {
         let version = self.version.load(Ordering::Acquire);
         version.is_multiple_of(2).then_some(version)
@@ -316,8 +316,8 @@ impl InodeMem {
         self.version.load(Ordering::Relaxed) == version
     }
 
-    /// Announces that words are about to change. The caller holds the lock exclusively, or nobody else knows the inode
-    /// yet. Ends when the [`Exclusive`] guard is dropped.
+    /// Announces that words are about to change. The caller holds the lock exclusively, or no other thread knows the
+    /// inode yet. Ends when the [`Exclusive`] guard is dropped.
     pub(crate) fn begin_change(&self) {
         let version = self.version.load(Ordering::Relaxed);
         if version.is_multiple_of(2) {
@@ -446,7 +446,7 @@ impl InodeCache {
         cache
     }
 
-    /// Who asks for it locks it.
+    /// The caller locks it.
     fn shard(&self, ino: Inum) -> &Shard {
         let shard = &self.shards[ino.index() % SHARDS];
         touch::line("inode cache", shard);
@@ -472,7 +472,7 @@ impl InodeCache {
         shard.news_max.store(table.news_max(), Ordering::Relaxed);
     }
 
-    /// The entry of `ino`, created if there is none. Does not mean that the inode is in use.
+    /// The entry of `ino`, created if absent. An entry does not mean that the inode is in use.
     pub(crate) fn get(&self, ino: Inum) -> Arc<InodeMem> {
         let shard = self.shard(ino);
         let mut table = shard.table.lock();
@@ -487,14 +487,14 @@ impl InodeCache {
         made
     }
 
-    /// Whether a change of `ino` may be under way. Does not wait for it.
+    /// Whether a change of `ino` may be in progress. Does not wait for it.
     pub(crate) fn is_changing(&self, ino: Inum) -> bool {
         let table = self.shard(ino).table.lock();
         table.inodes.get(&ino).is_some_and(|inode| inode.try_read().is_none())
     }
 
     /// Stores in `place` the entry of a number just claimed for a new file, locked and dead until
-    /// [`InodeMem::set_alive`]. The entry of the file that had the number before is reused if nobody holds it;
+    /// [`InodeMem::set_alive`]. The entry of the file that had the number before is reused if it has no holder;
     /// otherwise its holders keep it, permanently dead.
     ///
     /// Never waits for the lock, so the caller may hold any other inode's.
@@ -507,11 +507,12 @@ impl InodeCache {
             shard.news.fetch_add(u32::from(is_more), Ordering::Relaxed);
             entry
         });
-        // Nobody else has the entry, and nobody can get it while we hold the shard.
+        // No other thread has the entry, and none can get it while we hold the shard.
         entry.try_write().expect("a fresh entry is unlocked")
     }
 
-    /// Notes that the last pin of `inode` went. The inode may be needed again. The caller holds no lock of the cache.
+    /// Notes that the last pin of `inode` was dropped. The inode may be needed again. The caller holds no lock of the
+    /// cache.
     pub(crate) fn let_go(&self, inode: &InodeMem) {
         if inode.is_news() {
             return;
@@ -523,7 +524,7 @@ impl InodeCache {
         }
     }
 
-    /// Drops the entry `inode`, which will not be needed soon, unless somebody else holds it or has pinned it.
+    /// Drops the entry `inode`, which will not be needed soon, unless it has other holders or pins.
     pub(crate) fn release(&self, inode: Arc<InodeMem>) {
         let ino = inode.ino;
         let shard = self.shard(ino);
@@ -578,10 +579,10 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// DRAM of an entry including the allocator's overhead, without what the lock of a directory protects and without
+    /// DRAM of an entry including the allocator's overhead, without the state under a directory's lock and without
     /// lists of pages.
     pub(crate) const ENTRY_BYTES: u64 = {
-        /// What the allocator adds, and the multiple it rounds up to.
+        /// The allocator's overhead, and the multiple it rounds up to.
         const CHUNK_HEAD: usize = 8;
         const CHUNK_STEP: usize = 16;
         let counted = 2 * size_of::<usize>() + size_of::<InodeMem>();

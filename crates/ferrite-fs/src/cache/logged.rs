@@ -1,9 +1,9 @@
 //! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning); and how many
 //! logs were removed, by cause.
 //!
-//! Contents: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page
-//! that has lost its log. No page that has a log is missing, but for those that are [`Taken`] at the moment, and for
-//! those whose logs are damaged ([`Candidates::leave_out`]).
+//! Contents: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page that
+//! has lost its log. No page that has a log is missing, except those that are [`Taken`] at the moment and those whose
+//! logs are damaged ([`Candidates::leave_out`]).
 
 use ferrite_map::{Inum, Lblk, PageId};
 use ferrite_pm::touch;
@@ -18,7 +18,7 @@ use crate::thread::thread_number;
 /// Whether a page has a log, or may be getting one.
 pub(crate) type MayHaveLog<'a> = &'a dyn Fn(PageId) -> bool;
 
-/// What removed a log.
+/// The cause of a log's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// A write that merged, because the log was long or the page complete.
@@ -106,13 +106,13 @@ fn tidy(list: &Mutex<List>, may_have_log: MayHaveLog<'_>) {
 /// listed twice.
 pub(crate) struct Candidates {
     lists: Box<[CachePadded<Mutex<List>>]>,
-    /// Held beside others while pages are away from their lists. Who wants it alone does not wait for it.
+    /// Held shared while pages are away from their lists. [`Candidates::of`] only tries the exclusive lock.
     away: RwLock<()>,
     /// Some page with a damaged log is in no list.
     leaves_out: AtomicBool,
 }
 
-/// Pages that were taken from the lists. Who has them puts back those that keep their logs, and then drops this.
+/// Pages that were taken from the lists. The holder puts back those that keep their logs, and then drops this.
 pub(crate) struct Taken<'c> {
     pub(crate) pages: Vec<PageId>,
     _away: RwLockReadGuard<'c, ()>,
@@ -131,7 +131,7 @@ impl Candidates {
         &self.lists[thread_number() as usize % LISTS]
     }
 
-    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
+    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not the cleaner
     /// takes pages from it, so it never holds more than about twice the pages that may have logs. Without
     /// `may_have_log` that is left to the next one.
     pub(crate) fn add(&self, page: PageId, may_have_log: Option<MayHaveLog<'_>>) {
@@ -214,7 +214,7 @@ impl Candidates {
 mod tests {
     use super::*;
 
-    /// Who relies on the lists must not miss a page that the cleaner has taken, or that it has given up.
+    /// A user of the lists must not miss a page that the cleaner has taken or left out.
     #[test]
     fn the_pages_of_an_inode_are_told_only_if_all_are_listed() {
         let candidates = Candidates::new();

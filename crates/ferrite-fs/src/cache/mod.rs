@@ -1,5 +1,5 @@
-//! Floor 2, what is known in DRAM: inodes in use and their locks, where a file has pages, which pages have logs,
-//! which files are bound.
+//! Floor 2, caches in DRAM: inodes in use and their locks, where a file has pages, which pages have logs, which files
+//! are bound.
 //!
 //! Nothing here is on the medium. A mount starts without any of it, except the pages that have logs.
 

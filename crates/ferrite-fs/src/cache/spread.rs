@@ -1,5 +1,5 @@
-//! Where a file may have pages, kept in DRAM, so that a truncation or a search of a sparse file costs what is mapped
-//! there, not what is not.
+//! Where a file may have pages, kept in DRAM, so that a truncation or a search of a sparse file costs its mapped pages,
+//! not its holes.
 //!
 //! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
 //! can, and for them nothing is kept here. Contents: [`Spread`], one in each
@@ -8,9 +8,9 @@
 //! A spread covers **all** pages of its inode, and may cover more: a covered stretch without pages costs lookups, but
 //! a page outside would be lost to truncation.
 //!
-//! For most files it is one number, the page after which there is nothing; this takes no extra memory. Only a file
-//! whose pages are far apart has a list of runs, at most [`RUNS_MAX`]. What exceeds that, or the budget, is covered by
-//! coarser runs, at worst by that one number.
+//! For most files it is one number, the page after the last; this takes no extra memory. Only a file whose pages are
+//! far apart has a list of runs, at most [`RUNS_MAX`]. Beyond that, or beyond the budget, coarser runs cover the pages,
+//! at worst that one number.
 //!
 //! Why no page is ever missing:
 //! * The spread of an inode that comes into DRAM covers everything; that of a new inode, which maps nothing, covers
@@ -20,10 +20,10 @@
 //!   transaction that is dropped, or whose commit fails, leaves the spread as it was, or too wide.
 //! * Nothing else maps pages while operations run: replay, repair and mkfs have finished before. A mapping that moves
 //!   its entries, or a fold that swings a word, leaves keys unchanged.
-//! * It is narrowed in two ways only. [`Spread::clear`]: a commit, after its words are set, leaves out what its own
-//!   record has unmapped. [`Spread::learn`]: narrows it to what was found mapped. The caller holds the inode's lock,
-//!   at least shared, and either has examined the whole stretch under it, or has seen since that the inode's version
-//!   did not change.
+//! * It is narrowed in two ways only. [`Spread::clear`]: a commit, after its words are set, leaves out the pages that
+//!   its own record has unmapped. [`Spread::learn`]: narrows it to the pages found mapped. The caller holds the inode's
+//!   lock, at least shared, and either has examined the whole stretch under it, or has seen since that the inode's
+//!   version did not change.
 //! * Each of these is a single step to readers. A reader without the inode's lock checks its version afterwards, as
 //!   always.
 
@@ -53,7 +53,7 @@ const BUDGET_MIN_BYTES: u64 = 1 << 20;
 /// In place of a number of pages: there is a list.
 const LISTED: u64 = u64::MAX;
 
-/// What all lists of a pool may take, and what they take.
+/// The limit of memory for all lists of a pool, and its use.
 pub(crate) struct Budget {
     used_bytes: AtomicU64,
     most_bytes: u64,
@@ -181,7 +181,7 @@ impl List {
         }
     }
 
-    /// Takes memory for `len` runs from the budget, or gives back what they do not need.
+    /// Takes memory for `len` runs from the budget, or returns what they do not need.
     fn pay(&mut self, len: usize) -> bool {
         let wanted = len.next_power_of_two().max(RUNS_MIN);
         let (paid, due) = (Self::bytes(self.paid), Self::bytes(wanted));

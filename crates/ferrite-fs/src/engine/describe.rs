@@ -21,7 +21,7 @@ impl Report {
     }
 }
 
-/// What `ferrite info` shows of a pool, line by line.
+/// The lines of `ferrite info` on a pool.
 pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
     let mut report = Report::default();
     add_space(&mut report, info);
@@ -228,7 +228,7 @@ fn ago(seconds_since_1970: i64) -> String {
     }
 }
 
-/// What `ferrite dump` shows of a page, line by line.
+/// The lines of `ferrite dump` on a page.
 pub(crate) fn page_lines(page: &PageDump) -> Vec<String> {
     let state = match (page.unwritten, page.entries.len()) {
         (true, _) => "reserved".to_owned(),

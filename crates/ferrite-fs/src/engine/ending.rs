@@ -21,8 +21,8 @@ pub(super) fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<(
     core.told(sealed)
 }
 
-/// Ends all bindings, and takes no more. With `seals`, all bound files become ordinary ones again; what cannot be
-/// sealed, and everything without it, stays bound.
+/// Ends all bindings, and takes no more. With `seals`, all bound files become ordinary ones again; files that cannot be
+/// sealed, and all files without it, stay bound.
 pub(super) fn end_all(core: &Core, seals: bool) {
     core.bindings.close();
     for file in core.bindings.attached() {

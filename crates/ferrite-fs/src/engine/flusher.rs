@@ -1,5 +1,5 @@
-//! The thread that syncs where stores are held back ([`ferrite_pm::Durability::OnSync`]): every few seconds, so that
-//! operations become durable although nobody asks, and when a ring is half full, so that nobody waits for that.
+//! The thread that syncs where write-back is deferred ([`ferrite_pm::Durability::OnSync`]): every few seconds, so that
+//! operations become durable without a request, and when a ring is half full, so that no operation waits for space.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::background::{Background, Woken};
 use crate::pool::core::Core;
 
 /// From one sync to the next. An operation that returned right after one began is durable when the next is over: well
-/// within the five seconds that are promised.
+/// within the five seconds that the manual promises.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// Starts the thread, which [`Core::make_room`] wakes from then on.
@@ -19,7 +19,7 @@ pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
         loop {
             let done = match stop.wait_for_work_until(next) {
                 Woken::ToEnd => {
-                    // Nobody syncs later, if the pool is only dropped. An unmount does, and reports a failure.
+                    // No sync follows if the pool is only dropped. An unmount does, and reports a failure.
                     let _ = core.journal.sync();
                     return;
                 }

@@ -99,8 +99,8 @@ impl FileSystem for Engine {
         let core = self.core();
         core.check_readable()?;
         let superblock = &core.superblock;
-        // What operations freed but a crash could still replay counts as free, and so do blocks that log segments will
-        // give back: they can be had on demand. Asking changes nothing.
+        // Space that operations freed but a crash could still replay counts as free, and so do blocks that log segments
+        // will return: both can be reclaimed on demand. The call changes nothing.
         let count = || core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
         let free = core.journal.while_settled(count);
         let reserve = superblock.reserve_blocks;
@@ -319,7 +319,7 @@ impl FileSystem for Engine {
         let core = self.core();
         let mut kept = core.kept_orphans.lock();
         while let Some(&ino) = kept.last() {
-            // Whoever holds one frees it with the last pin.
+            // The last holder frees it with its pin.
             core.told(remove::free_orphan(core, &core.inodes.get(ino)))?;
             kept.pop();
         }

@@ -42,9 +42,9 @@ struct Inner {
 }
 
 impl Engine {
-    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, completes what a crash interrupted. A
-    /// damaged pool is mounted as far as possible, see [`Self::damage`]. Blocking; takes time in proportion to the
-    /// size of the tables.
+    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, completes operations that a crash
+    /// interrupted. A damaged pool is mounted as far as possible, see [`Self::damage`]. Blocking; takes time in
+    /// proportion to the size of the tables.
     pub fn mount(region: Region, options: &MountOptions) -> Result<Engine, EngineError> {
         let mut core = mount::mount(region, options)?;
         mount::finish_interrupted(&mut core)?;
@@ -89,12 +89,12 @@ impl Engine {
         settle(core)
     }
 
-    /// Makes all completed operations durable in place, marks the pool clean, and holds changes back until
-    /// [`Self::thaw`] or [`Self::unmount`]. Meanwhile the file holds a cleanly unmounted pool and may be copied.
+    /// Makes all completed operations durable in place, marks the pool clean, and blocks changes until [`Self::thaw`]
+    /// or [`Self::unmount`]. Meanwhile the file holds a cleanly unmounted pool and may be copied.
     ///
-    /// Blocks for the operations that are just committing, for calls of adapters that change files, and for a sync.
-    /// Later changes wait, and keep the locks that they hold; those of adapters fail with `Busy`. Reads continue, and
-    /// do not update access times. Fails if the pool is already frozen.
+    /// Waits for operations that are committing, for calls of adapters that change files, and for a sync. Later changes
+    /// wait, and keep the locks that they hold; those of adapters fail with `Busy`. Reads continue, and do not update
+    /// access times. Fails if the pool is already frozen.
     ///
     /// Crash points: as for [`Self::unmount`]. A crash while frozen leaves a clean pool.
     pub fn freeze(&self) -> Result<(), EngineError> {
@@ -117,7 +117,7 @@ impl Engine {
         if core.options.read_only {
             return Ok(());
         }
-        // Nothing is published any more.
+        // No page is published any more.
         core.bindings.attached().iter().for_each(|file| revoke_all(file));
         settle(core).inspect_err(|error| {
             // It is unknown how far this got, and nothing may change a pool that is marked clean.
@@ -145,7 +145,7 @@ impl Engine {
         outcome
     }
 
-    /// Whether changes are held back by [`Self::freeze`].
+    /// Whether [`Self::freeze`] blocks changes.
     pub fn is_frozen(&self) -> bool {
         self.inner.core.journal.is_frozen()
     }
@@ -161,8 +161,8 @@ impl Engine {
         self.inner.core.damage.findings()
     }
 
-    /// Whether changes are refused: because the mount asked for that, because damage leaves it unknown which blocks
-    /// are free, or because the medium failed.
+    /// Whether changes are refused: because the mount requested it, because damage leaves it unknown which blocks are
+    /// free, or because the medium failed.
     pub fn is_read_only(&self) -> bool {
         self.inner.core.is_read_only() || self.failed().is_some()
     }
@@ -188,13 +188,13 @@ impl Engine {
         self.core().inodes.usage().dropped
     }
 
-    /// What persistence has cost since the pool was opened.
+    /// The costs of persistence since the pool was opened.
     pub fn counters(&self) -> Counters {
         self.inner.core.region.counters()
     }
 
-    /// Folds the logs of up to `pages` pages, the longest first, and frees the space. Returns how many were folded.
-    /// The cleaner does this by itself when space is short or the pool is idle.
+    /// Folds the logs of up to `pages` pages, the longest first, and frees the space. Returns how many were folded. The
+    /// cleaner does this in the background when space is short or the pool is idle.
     pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
         let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
         let mut folded = 0;
@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// Verifies everything that carries a checksum, reading at most `bytes_per_second` (`None`: no limit), while the
-    /// pool is in use. Changes nothing. Blocking, for as long as that takes.
+    /// pool is in use. Changes nothing. Blocks until it is done.
     pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
         self.scrub_telling(bytes_per_second, &mut |_, _, _| {})
     }
@@ -280,13 +280,13 @@ impl Engine {
 }
 
 impl Drop for Inner {
-    /// Regions do not keep the pool: whoever opens it next must not be written to by them.
+    /// Regions do not keep the pool: they must not write to it once another process has opened it.
     fn drop(&mut self) {
         ending::end_all(&self.core, false);
     }
 }
 
-/// Makes the adapter of a bound file give all its pages back.
+/// Revokes all pages from the adapter of a bound file.
 fn revoke_all(file: &Attached) {
     if let Some(adapter) = file.tell().adapter() {
         adapter.revoke(0, u32::MAX);
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
     use crate::MkfsOptions;
 
-    /// Nobody is left who would sync two seconds later.
+    /// No thread is left that would sync two seconds later.
     #[test]
     fn a_pool_that_is_dropped_is_synced() {
         let dir = tempfile::tempdir().unwrap();

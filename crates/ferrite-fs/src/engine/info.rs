@@ -1,4 +1,4 @@
-//! What `ferrite info` shows of a mounted pool.
+//! The data of `ferrite info` for a mounted pool.
 
 use crate::format::log_entry::has_log;
 use ferrite_map::Inum;
@@ -44,7 +44,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         names: names.total,
         names_free: names.total - names.used,
         map_slots: slots.total,
-        // What trees free is reported as entries, but they have no fixed number of entries.
+        // Trees report freed space as entries, but have no fixed number of entries.
         map_slots_free: (slots.free + pending.map_slots).min(slots.total),
         pages,
         logged_pages: logged,
@@ -86,7 +86,7 @@ fn folds(core: &Core) -> FoldCounts {
     }
 }
 
-/// What the mapping's entries say.
+/// Totals of the mapping's entries.
 #[derive(Default)]
 struct Pages {
     pages: u64,

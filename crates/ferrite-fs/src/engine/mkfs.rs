@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// What an older use of the file left in data blocks stays there, unless zeros are asked for.
+    /// Remains of an older use of the file stay in data blocks, unless zeroing is requested.
     #[test]
     fn zeros_are_written_to_all_space_if_that_is_asked_for() {
         // On a disk and in DRAM.

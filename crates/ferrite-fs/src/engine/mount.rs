@@ -1,15 +1,15 @@
 //! Mounting: from the bytes of a pool to a [`Core`] (docs/design.md, "Crash atomicity", recovery).
 //!
-//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work that
-//! a crash interrupted: inodes without names, intents. Recovery changes the medium only by replaying records and by
-//! committing new ones, so a crash during recovery is handled like any other crash.
+//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the operations
+//! that a crash interrupted: inodes without names, intents. Recovery changes the medium only by replaying records and
+//! by committing new ones, so a crash during recovery is handled like any other crash.
 //!
-//! Damage keeps a pool from being mounted only if it affects what all files need: superblocks, the journal's mark, the
-//! root directory. Otherwise [`crate::health::marks`] records what is affected, and the pool may be read-only until
-//! it is repaired.
+//! Damage keeps a pool from being mounted only if it affects structures that all files need: superblocks, the journal's
+//! mark, the root directory. Otherwise [`crate::health::marks`] records the affected files, and the pool may be
+//! read-only until it is repaired.
 //!
-//! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and what a crash
-//! interrupted stays as it is.
+//! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and interrupted
+//! operations stay incomplete.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -55,9 +55,9 @@ use crate::tree::remove;
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
 
-/// What the medium says of the pool's last use, and this use's number.
+/// The state of the pool's last use on the medium, and this use's number.
 struct LastUse {
-    /// Of the machine that the pool was used on without syncs; 0: nothing is missing that was durable.
+    /// The boot id of the machine that used the pool without syncs; 0: no durable operation is missing.
     boot: u64,
     losses: Losses,
     ended: Ended,
@@ -65,7 +65,7 @@ struct LastUse {
     mounts: u64,
 }
 
-/// What a mount keeps in DRAM of the tables on the medium.
+/// The DRAM state that a mount builds from the tables on the medium.
 struct Loaded {
     alloc: BlockAlloc,
     inode_map: AtomicBitmap,
@@ -85,7 +85,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
     let last_use = take_possession(&mut region, &options)?;
-    // Here and below: what cannot be read looks like zeros, and is reported like any other damage.
+    // Here and below: bytes that cannot be read look like zeros, and are reported like any other damage.
     let recovered = rewrite::finish(&region, &superblock)
         .and_then(|()| replay::replay(&region, &superblock, last_use.losses, last_use.ended));
     region.check()?;
@@ -114,8 +114,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
 /// the pool as it was or marked as in use, which only makes the next mount look for records.
 fn take_possession(region: &mut Region, options: &MountOptions) -> Result<LastUse, EngineError> {
     let boot = check_boot(region, options)?;
-    // If the kernel decided what was written back, records may be missing that were durable to their process; the user
-    // has accepted that.
+    // If the kernel decided which pages were written back, records may be missing that survived the death of their
+    // process; the user has accepted that.
     let losses = match stale_boot(region) {
         Some(StaleBoot::PowerLost) => Losses::Accept,
         _ => Losses::Keep,
@@ -128,7 +128,8 @@ fn take_possession(region: &mut Region, options: &MountOptions) -> Result<LastUs
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
         if region.load(CONTROL_BOOT) != 0 {
-            // Syncs what a killed process left to the kernel, before the word goes that would reveal a power loss.
+            // Syncs the pages that a killed process left to the kernel, before clearing the word that would reveal a
+            // power loss.
             region.sync()?;
         }
         // Before anything else changes, so that a pool in use is never marked clean.
@@ -268,8 +269,8 @@ pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
     region.sync()
 }
 
-/// Sets, durably and before anything is committed, how recovery is to understand the journal from here on, and begins
-/// to hold stores back if that is asked for.
+/// Sets, durably and before anything is committed, how recovery is to interpret the journal from here on, and begins to
+/// defer write-back if the options say so.
 fn hold_stores(region: &mut Region, superblock: &Superblock, options: &MountOptions) -> Result<(), EngineError> {
     let (is_file, has_links) = (region.medium() == Medium::File, superblock.has_linked_records());
     let held = match options.durability {
@@ -327,8 +328,8 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
     Ok(if process { this_boot } else { 0 })
 }
 
-/// Frees inodes that have no name, and carries out intents, as the interrupted operations would have done. What damage
-/// prevents from being finished waits for a repair.
+/// Frees inodes that have no name, and carries out intents, as the interrupted operations would have done. Operations
+/// that damage keeps unfinished wait for a repair.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
         let bound = core.superblock.inums().filter(|&ino| {

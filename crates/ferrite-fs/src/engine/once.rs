@@ -1,8 +1,8 @@
-//! Changes with tokens: each happens once, however often it is asked for.
+//! Changes with tokens: each happens once, however often it is requested.
 //!
-//! Contents: [`Engine::once`], through which the traits call every operation that changes something. One with a
-//! token stores its outcome in its own record ([`crate::pool`]); what was refused, or found nothing to do, is recorded
-//! here.
+//! Contents: [`Engine::once`], through which the traits call every operation that changes something. One with a token
+//! stores its outcome in its own record ([`crate::pool`]); a change that was refused, or found nothing to do, is
+//! recorded here.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::pool::core::Core;
 use crate::tree::lookup;
 use crate::tree::open::Taken;
 
-/// What a change returns, and how a repetition gets it from the outcome.
+/// The result of a change, and how a repetition restores it from the outcome.
 pub(super) trait Answer: Sized {
     /// The outcome to keep.
     fn outcome(&self) -> Outcome;
 
-    /// What the caller is told again; `None` if the outcome is that of another kind of change, so that the token was
-    /// used for two.
+    /// The repeated result; `None` if the outcome is that of another kind of change, so that the token was used for
+    /// two.
     fn again(core: &Core, ctx: &Ctx, outcome: Outcome) -> Result<Option<Self>>;
 }
 
@@ -87,7 +87,7 @@ impl Answer for Taken {
 }
 
 impl Engine {
-    /// Makes a change, unless one with the same token was made: then its caller is told again what the first was told.
+    /// Makes a change, unless one with the same token was made: then it returns the first result again.
     pub(super) fn once<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
         match ctx.once {
             None => change(),

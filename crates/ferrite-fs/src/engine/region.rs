@@ -63,8 +63,8 @@ struct PmRegion {
 }
 
 impl PmRegion {
-    /// Where bytes of a page lie. `None` if the page holds no data, or if they leave it: the adapter is wrong, and
-    /// every later fence says so.
+    /// Where bytes of a page lie. `None` if the page holds no data, or if they leave it: the adapter is buggy, and
+    /// every later fence fails.
     #[inline]
     fn place(&self, page: u32, within: u32, len: usize) -> Option<u64> {
         let superblock = &self.core.superblock;
@@ -121,7 +121,7 @@ impl Region for PmRegion {
         }
         if let Some(offset) = self.place(page, within, data.len()) {
             self.core.region.stream(offset, data);
-            // After the bytes: who sets the times before this sets them again for the next one who asks.
+            // After the bytes: a thread that sets the times before this sets them again at the next request.
             self.file.note_store();
         }
     }

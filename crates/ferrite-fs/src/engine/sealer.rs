@@ -1,8 +1,8 @@
-//! The thread that seals files that are bound and have no adapter: a crash left them so, or an unbind that failed.
+//! The thread that seals bound files without an adapter, as a crash or a failed unbind leaves them.
 //!
-//! It starts with the mount if there are any, else when the first file is bound, and sleeps while there are none. It
-//! waits until little else goes on. It takes one file's lock at a time, for as long as reading the file takes. A file
-//! that cannot be sealed is tried again a few times, at growing distances ([`crate::cache::bindings`]).
+//! It starts with the mount if such files exist, else when the first file is bound, and sleeps while there are none. It
+//! waits until the pool is nearly idle. It takes one file's lock at a time, for as long as reading the file takes. A
+//! file that cannot be sealed is retried a few times, at growing intervals ([`crate::cache::bindings`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ mod tests {
         fn unbound(&self) {}
     }
 
-    /// Nobody waits for a thaw who only lets a file go. It is sealed after the thaw.
+    /// An unbind does not wait for a thaw. The file is sealed after the thaw.
     #[test]
     fn a_file_is_let_go_while_the_pool_is_frozen() {
         let region = Pool::anonymous(64 << 20).unwrap();
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// What an unbind leaves that cannot seal the file is sealed while the pool is in service.
+    /// A file that an unbind cannot seal is sealed later, while the pool is in service.
     #[test]
     fn a_file_that_a_failed_unbind_left_is_sealed_without_another_mount() {
         let region = Pool::anonymous(64 << 20).unwrap();

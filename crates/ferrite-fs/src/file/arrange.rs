@@ -1,7 +1,7 @@
 //! Moving the pages of a file so that they follow each other.
 //!
-//! Contents: [`arrange`], for a file that is about to be bound: adapters keep an entry a run. It goes through
-//! the file in order and puts each page behind the one before it, where that block is free.
+//! Contents: [`arrange`], for a file that is about to be bound: adapters keep an entry per run. It goes through the
+//! file in order and puts each page after the one before it, where that block is free.
 //!
 //! Crash argument: each record moves some pages, as an overwrite with the same content would, so a crash leaves each of
 //! them in its old place or the new one.
@@ -21,12 +21,12 @@ use crate::space::blocks::Class;
 
 /// Pages that one record moves.
 const PAGES_PER_RECORD: usize = 128;
-/// Words of a record that a page may need: its word, its checksum, and what an extent that is split takes.
+/// Words of a record that a page may need: its word, its checksum, and those for splitting an extent.
 const MOVE_WORDS: usize = 32;
 /// Pages a run that are enough.
 const RUN_PAGES: usize = 64;
 
-/// Moves those of `pages` that do not lie behind the page before them, as far as space allows. They have no logs; the
+/// Moves those of `pages` that do not follow the page before them, as far as space allows. They have no logs; the
 /// caller has the inode's exclusive lock, and no adapter has the file. `inode` is as stored, and stays so.
 pub(super) fn arrange(core: &Core, mem: &Arc<InodeMem>, inode: &Inode, pages: &[Lblk]) -> Result<()> {
     let written: Vec<Lblk> = pages
@@ -44,7 +44,7 @@ pub(super) fn arrange(core: &Core, mem: &Arc<InodeMem>, inode: &Inode, pages: &[
             Ok(moved) => {
                 last = moved.last;
                 rest = &rest[moved.pages..];
-                // What the moves have freed is room for the next ones.
+                // Blocks that the moves have freed are space for the next ones.
                 core.reclaim()?;
             }
             Err(FsError::NoSpace(_)) => break,
@@ -84,9 +84,9 @@ impl Place {
     }
 }
 
-/// What one record has moved.
+/// The moves of one record.
 struct Moved {
-    /// How many pages were looked at, at least one.
+    /// Number of examined pages, at least one.
     pages: usize,
     last: Option<Place>,
 }

@@ -10,8 +10,8 @@ use crate::options::AtimePolicy;
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 
-/// Updates the access time after a read, if the mount's policy and the times ask for it. Has no effect on a pool that
-/// cannot be changed. What was read is right whether or not the time can be recorded, so a failure is not reported to
+/// Updates the access time after a read, if the mount's policy and the times require it. Has no effect on a pool that
+/// cannot be changed. The data read is right whether or not the time can be recorded, so a failure is not reported to
 /// the reader: the commit has stopped the engine and logged why.
 pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     // A frozen pool keeps its times, as on Linux: readers do not wait.

@@ -1,13 +1,13 @@
 //! Binding a file, and making it an ordinary one again.
 //!
-//! Contents: [`bind`], [`unbind`], [`abandon`], [`seal`]. What a bound file is, and what holds for it, is in
+//! Contents: [`bind`], [`unbind`], [`abandon`], [`seal`]. The definition and the invariants of a bound file are in
 //! [`super::bound`].
 //!
 //! Crash argument. Binding moves content in steps that change no content, then sets the flag by a record, then lets the
-//! journal's mark pass all that vouches for the content, and only then tells the adapter: a crash before that finds a
-//! file that nobody else has changed. Sealing makes the content durable, sets checksums by records, and clears the flag
-//! by the last one: a crash in between leaves the file bound, and whatever its checksums are, only whose page a block
-//! holds is read from them.
+//! journal's mark pass all records that carry checks of the content, and only then notifies the adapter: a crash before
+//! that finds a file that no adapter has changed. Sealing makes the content durable, sets checksums by records, and
+//! clears the flag by the last one: a crash in between leaves the file bound, and whatever its checksums are, readers
+//! take only the identity of the page from them.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ pub(crate) fn bind(
         if core.bindings.of(mem.ino).is_some() {
             return Err(FsError::Busy);
         }
-        // What damage has made a hole must not be filled, and no adapter asks whether a page is damaged.
+        // A hole that damage has made must not be filled, and no adapter checks whether a page is damaged.
         core.damage.check_holes(mem.ino)?;
         core.damage.check_pages(mem.ino)?;
         let inode = match how.writable {
@@ -101,7 +101,7 @@ fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool
     posix::may_open(&core.locked_attr(mem, inode)?, &ctx.cred, mode)
 }
 
-/// Moves what is not in blocks to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
+/// Moves inline content and logs to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
 /// inode as stored.
 fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
     if inode.is_inline() {
@@ -114,7 +114,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     }
     rid_of_logs(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
-        // Nobody would notice later.
+        // No later check would notice.
         verify(core, mem, &cut::mapped_pages(core, mem, &inode, 0))?;
     }
     inode.set_bound(true);
@@ -141,7 +141,7 @@ fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// Those that have logs now. To look at all pages takes long, so the lists for the cleaner are asked first.
+/// The pages that have logs now. Examining all pages takes long, so this consults the cleaner's lists first.
 fn logged_pages(core: &Core, mem: &InodeMem, inode: &Inode) -> Vec<Lblk> {
     if let Some(mut listed) = core.candidates.of(mem.ino) {
         listed.retain(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))));
@@ -164,9 +164,9 @@ fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {
     Ok(())
 }
 
-/// Ends a binding and seals the file. The caller drops the pin if this says that the binding has ended just now. An
-/// error means that the file stays bound, without an adapter. On a frozen pool it does: whoever has ended may be one of
-/// many whom a service looks after, and they do not wait for the thaw.
+/// Ends a binding and seals the file. The caller drops the pin if this returns that the binding has ended just now. An
+/// error means that the file stays bound, without an adapter. On a frozen pool it does: a service may serve many
+/// clients besides the one that has ended, and they must not wait for the thaw.
 pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool, Result<()>) {
     if core.journal.is_frozen() {
         // Without the lock, which a change may hold that waits for the thaw itself.
@@ -190,7 +190,8 @@ pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool
     (true, sealed)
 }
 
-/// Ends a binding and leaves the file bound: everything is revoked, and the adapter is told. False if it has ended.
+/// Ends a binding and leaves the file bound: revokes everything, and notifies the adapter. False if it has ended
+/// already.
 pub(crate) fn abandon(core: &Core, file: &Attached) -> bool {
     let mut telling = file.tell();
     let Some(adapter) = telling.end() else {
@@ -203,7 +204,7 @@ pub(crate) fn abandon(core: &Core, file: &Attached) -> bool {
     true
 }
 
-/// Unmaps what appends have reserved in vain. What cannot be unmapped for lack of space stays reserved.
+/// Unmaps pages that appends have reserved in vain. Pages that cannot be unmapped for lack of space stay reserved.
 fn give_window_back(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
     let mut inode = core.load_live(mem)?;
     let mut reserved = file.tell().window.from(lblks(inode.size()));
@@ -277,7 +278,7 @@ fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk], waits: bool) -> Re
             continue;
         }
         block::read_bound(core, page, word, 0, &mut buffer[..])?;
-        // Something may have been stored and never fenced: what is summed must be what a crash leaves.
+        // Some stores may never have been fenced: the checksum must cover the bytes that a crash leaves.
         if !planted(Flaw::SealWithoutContent) {
             let offset = core.superblock.block_offset(word.page());
             core.region.write_back(offset, BLOCK_BYTES);

@@ -1,16 +1,15 @@
-//! Bound files: what a local change does around its records, and what adapters are told.
+//! Bound files: the steps of a local change around its records, and the notifications to adapters.
 //!
 //! *Bound* is a state of a file, durable as a flag of its inode: others may change the content in place, without a
-//! record. Contents: [`Change`], with which every change of a bound file begins; publishing where pages lie; and
-//! the times of what was stored. Binding and sealing are in [`super::bind`], what adapters ask for is in
-//! [`super::region`].
+//! record. Contents: [`Change`], with which every change of a bound file begins; publishing where pages lie; and the
+//! times of stores. Binding and sealing are in [`super::bind`], the calls of adapters in [`super::region`].
 //!
 //! Invariants of a bound file:
-//! * A page changes its place, or ceases to be one, only after the adapter has given it back ([`Change`]). That happens
-//!   before the transaction begins: it may wait for guards, and a transaction holds the mapping's gate and a ring.
-//! * No page has a log, and no record vouches for what a page holds ([`Tx::on`]): a replay would drop the record if
-//!   somebody had changed the page since.
-//! * While nobody has the inode's exclusive lock, the bytes behind the end in the last page are zeros.
+//! * A page moves, or is unmapped, only after the adapter has returned it ([`Change`]). That happens before the
+//!   transaction begins: it may wait for guards, and a transaction holds the mapping's gate and a ring.
+//! * No page has a log, and no record carries a check of a page's content ([`Tx::on`]): a replay would drop the record
+//!   if an adapter had changed the page since.
+//! * While no thread has the inode's exclusive lock, the bytes beyond the end in the last page are zeros.
 //! * The adapter knows pages before the end only, and none while the pool is frozen.
 
 use std::sync::Arc;
@@ -33,15 +32,15 @@ use crate::pool::tx::Tx;
 const BATCH: usize = 64;
 /// In a longer range, pages are listed instead of looked up one by one.
 const LOOKUPS_MAX: u64 = 4096;
-/// What a binding publishes itself: so many pages where each is looked up, so many runs where they are listed. The
-/// adapter asks for the rest: what it takes to find them must not delay the first that is needed.
+/// The part that a binding publishes itself: so many pages where each is looked up, so many runs where they are listed.
+/// The adapter asks for the rest: the search for them must not delay the first access.
 const FIRST_PAGES: u64 = 8192;
 const FIRST_RUNS: usize = 1024;
 /// One past the last page that adapters can name.
 const NAMED_END: u64 = u32::MAX as u64;
 
 /// A change of a bound file that has an adapter, from before its transaction to after its commit. Dropping it publishes
-/// what is there then, whatever has become of the change.
+/// the pages there at that time, whatever the outcome of the change.
 pub(crate) struct Change<'a> {
     core: &'a Core,
     mem: &'a InodeMem,
@@ -50,11 +49,11 @@ pub(crate) struct Change<'a> {
     pages: PageRange,
 }
 
-/// Begins a change after which the file ends at `size`: makes the adapter give `pages` back, and what is behind a new
-/// end. `None` if the file has no adapter; costs one branch if it is not bound.
+/// Begins a change after which the file ends at `size`: revokes `pages` from the adapter, and those beyond a new end.
+/// `None` if the file has no adapter; costs one branch if it is not bound.
 ///
-/// The caller has the inode's exclusive lock for longer than what is returned, and no transaction. `inode` is as
-/// stored.
+/// The caller has the inode's exclusive lock for longer than the returned value lives, and no transaction. `inode` is
+/// as stored.
 #[inline]
 pub(crate) fn change<'a>(
     core: &'a Core,
@@ -151,8 +150,8 @@ pub(super) fn publish(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attache
     tell_runs(core, file, &runs(core, mem, inode, pages))
 }
 
-/// The same of the first pages, as far as that is found out soon: all of a file that is small, or that lies in a few
-/// runs of a mapping that knows runs.
+/// The same for the first pages that are found quickly: all of a file that is small, or that lies in a few runs of a
+/// mapping that knows runs.
 pub(super) fn publish_first(core: &Core, mem: &InodeMem, inode: &Inode, file: &Attached) -> u64 {
     if core.map.walk_worth().is_some() {
         return publish(core, mem, inode, file, PageRange::new(0, FIRST_PAGES));
@@ -167,7 +166,7 @@ pub(super) fn publish_first(core: &Core, mem: &InodeMem, inode: &Inode, file: &A
 
 fn tell_runs(core: &Core, file: &Attached, runs: &[PageRun]) -> u64 {
     let telling = file.tell();
-    // A freeze is visible here before it makes adapters give everything back.
+    // A freeze is visible here before it revokes everything from adapters.
     if let Some(adapter) = telling.adapter()
         && !runs.is_empty()
         && !core.journal.is_frozen()
@@ -178,7 +177,7 @@ fn tell_runs(core: &Core, file: &Attached, runs: &[PageRun]) -> u64 {
     runs.len() as u64
 }
 
-/// Tells the adapter the file's size, if it knows another one.
+/// Reports the file's size to the adapter, if that knows another one.
 pub(super) fn tell_size(core: &Core, file: &Attached, size: u64) {
     let mut telling = file.tell();
     if telling.size != size && !core.has_ended() {
@@ -224,7 +223,7 @@ impl Runs {
         }
     }
 
-    /// A page with this word. One that makes no sense is left out: whoever asks for it is told that it is damaged.
+    /// A page with this word. An invalid one is left out: an adapter that asks for it gets an error of damage.
     fn push_word(&mut self, core: &Core, at: u32, word: PageWord) {
         if word.is_hole() || word.is_unwritten() {
             self.push(at, None, 1);
@@ -303,8 +302,8 @@ pub(super) fn stamp(core: &Core, mem: &Arc<InodeMem>) -> Result<()> {
     tx.commit(&[mem])
 }
 
-/// Zeroes the bytes behind the end in the last page, in place: an append that a crash interrupted may have left some.
-/// Nobody sees them there. The caller has the inode's exclusive lock; `inode` is as stored. Durable when it returns.
+/// Zeroes the bytes beyond the end in the last page, in place: an append that a crash interrupted may have left some.
+/// No reader sees them there. The caller has the inode's exclusive lock; `inode` is as stored. Durable when it returns.
 pub(crate) fn zero_tail(core: &Core, mem: &InodeMem, inode: &Inode) -> Result<()> {
     let (within, lblk) = (inode.size() % BLOCK_BYTES, inode.size() / BLOCK_BYTES);
     if within == 0 || inode.is_inline() {

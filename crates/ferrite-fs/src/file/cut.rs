@@ -9,19 +9,19 @@
 //! middle, and that may split nodes up to the root. So the first record unmaps the first pages as well. If there is no
 //! block for it, it fails, and nothing was changed.
 //!
-//! All later records take pages from the front of what is left of their extents, in ascending order, and need no
-//! space; other mappings never need any. And since the first record frees more than a path's worth of nodes, it leaves
-//! no debt to the reserve.
+//! All later records take pages from the front of what is left of their extents, in ascending order, and need no space;
+//! other mappings never need any. Since the first record frees more than a path's worth of nodes, it leaves no debt to
+//! the reserve.
 //!
 //! Crash argument: as soon as the first record is durable, mount completes the operation before anything else can see
 //! the file ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless.
-//! The inode's lock is held throughout, so nobody sees the file in between.
+//! The inode's lock is held throughout, so no other operation sees the file in between.
 //!
 //! A global table cannot list a file's pages, so they are looked for where the inode's
 //! [`crate::cache::spread::Spread`] says that they may be.
 //!
 //! The table is walked only if the spread covers more than a walk of the table is worth, as in a sparse file of which
-//! nothing is known yet. The walk is then done for the whole file at once, and the spread learns what was found.
+//! nothing is known yet. The walk is then done for the whole file at once, and the spread learns the pages found.
 //! Either search ends once it has found the inode's count of pages. A damaged table may hold a page twice; each page
 //! found is unmapped once.
 
@@ -90,13 +90,13 @@ pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: P
         pages.dedup();
         let is_all = pages.len() == most;
         if is_all || range != PageRange::ALL {
-            // What was looked at without a result need not be looked at again.
+            // Ranges searched without a result need not be searched again.
             if covered > pages.len() as u64 + WASTE {
                 mem.spread.learn(range, &pages, &core.spreads);
             }
             return pages;
         }
-        // A damaged pool: no page may be missed because of what is kept in DRAM.
+        // A damaged pool: the state in DRAM must not cause a page to be missed.
     }
     let mut all = all_pages(core, mem, inode, worth);
     all.retain(|&lblk| range.contains(u64::from(lblk)));
@@ -132,7 +132,7 @@ impl MappedRun {
     }
 }
 
-/// Adds pages that were found behind the others.
+/// Adds pages that were found after the others.
 fn add_run(runs: &mut Vec<MappedRun>, entry: MapEntry, pages: u64) {
     let run = MappedRun {
         first: entry.lblk,
@@ -145,8 +145,9 @@ fn add_run(runs: &mut Vec<MappedRun>, entry: MapEntry, pages: u64) {
     }
 }
 
-/// The same as runs with their words: a structure that knows runs takes a step for each. Neighbours may be told apart.
-/// Where half of a range is mapped, looking up its pages costs no more than looking up what a walk of the table finds.
+/// The same as runs with their words: a structure that knows runs takes a step for each. Adjacent runs may stay
+/// separate. Where half of a range is mapped, looking up its pages costs no more than looking up those that a walk of
+/// the table finds.
 pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<MappedRun> {
     let most = u64::from(inode.blocks());
     let mut runs: Vec<MappedRun> = Vec::new();
@@ -233,7 +234,7 @@ pub(super) fn found_pages(core: &Core, ino: Inum, inode: &Inode, worth: u64) -> 
 }
 
 /// Unmaps one page in `tx` and updates the count in `inode`. A tree may need a node for that, which comes from the
-/// reserve: an operation that gives space back must not fail for lack of it.
+/// reserve: an operation that frees space must not fail for lack of it.
 pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: Inum, lblk: Lblk, inode: &mut Inode) -> Result<()> {
     tx.set_class(Class::Replacing);
     let word = core.map.remove(tx, PageId::new(ino, lblk)).map_err(map_error)?;
@@ -339,8 +340,8 @@ pub(crate) fn punch(
     unmap_or_intend(core, tx, mem.ino, inode, &pages, range)
 }
 
-/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that fails, the pool takes no
-/// more changes: whatever is written into the range would be lost when the next mount carries out the intent.
+/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that fails, the pool takes no more
+/// changes: data written into the range would be lost when the next mount carries out the intent.
 pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
     resume(core, mem, inode).map_err(|error| core.stop_changes(format!("inode {}: cut in part: {error}", mem.ino)))
 }
@@ -351,7 +352,7 @@ pub(crate) fn resume(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
     loop {
         match carry_out(core, mem, inode) {
             Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
-                // Frees what the steps so far have released.
+                // Frees the blocks that the steps so far have released.
                 core.reclaim()?;
                 // A failed step has changed the count for pages that are still mapped.
                 *inode = core.load(mem.ino);

@@ -1,9 +1,9 @@
-//! Pages that the network sends from where they lie.
+//! Zero-copy reads: pages that the network sends from where they lie.
 //!
-//! Contents: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: what goes to the network
-//! cannot be taken back, so a page must not be freed and become another file's before it has been sent.
+//! Contents: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: data sent to the network cannot be
+//! recalled, so a page must not be freed and become another file's before it has been sent.
 //!
-//! The lock is enough: a page is freed by those only who have its inode alone, folds included. Pages whose content is
+//! The lock is enough: only holders of the inode's exclusive lock free a page, folds included. Pages whose content is
 //! not in one place (inline, or with a log) or must be verified are not lent.
 
 use std::sync::Arc;
@@ -27,8 +27,8 @@ impl Words for Pages {
 }
 
 impl Reader<'_> {
-    /// See [`ferrite_vfs::OpenFile::lend`]. Lends nothing while somebody has the inode alone, nor if its access time is
-    /// to be set.
+    /// See [`ferrite_vfs::OpenFile::lend`]. Lends nothing while another thread has the inode's exclusive lock, nor if
+    /// its access time is to be set.
     pub(crate) fn lend(&self, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
         let core = self.core;
         core.check_readable()?;
@@ -52,7 +52,7 @@ impl Reader<'_> {
     fn places(&self, offset: u64, len_bytes: usize) -> Option<Lent> {
         let core = self.core;
         let inode = load_hot(core, self.inode.ino);
-        // Pages of a bound file do not stay what they are.
+        // Adapters may change pages of a bound file.
         if inode.is_inline() || inode.is_bound() || is_atime_due(core, &inode, self.no_atime) {
             return None;
         }
@@ -73,7 +73,7 @@ impl Reader<'_> {
                 if word.is_hole() || word.is_unwritten() {
                     lent.push_zeros(len as usize);
                 } else if has_log(word) || !core.superblock.is_data_block(word.page()) {
-                    // A word that makes no sense is an error, if reading finds the same.
+                    // An invalid word is an error, if reading finds the same.
                     return None;
                 } else {
                     lent.push(core.superblock.block_offset(word.page()) + within, len as usize);

@@ -55,7 +55,7 @@ impl LongLogs {
     }
 }
 
-/// What a read found.
+/// The result of a read.
 struct Found {
     count: usize,
     /// The access time is to be set.
@@ -63,7 +63,7 @@ struct Found {
     is_bound: bool,
 }
 
-/// What reading a file needs: its inode, which is pinned, and the translations that its handle remembers.
+/// The state for reading a file: its inode, which is pinned, and the translations that its handle caches.
 pub(crate) struct Reader<'f> {
     pub(crate) core: &'f Core,
     pub(crate) inode: &'f Arc<InodeMem>,
@@ -99,7 +99,7 @@ impl Reader<'_> {
             is_bound,
         } = core.told(read)?;
         if is_bound {
-            // Others change the content, and leave the version as it is.
+            // Adapters change the content, and leave the version unchanged.
             version = None;
         }
         if is_atime_due {

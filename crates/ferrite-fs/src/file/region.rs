@@ -1,12 +1,12 @@
-//! What adapters ask for: places of pages, appends, atomic writes.
+//! The calls of adapters: places of pages, appends, atomic writes.
 //!
-//! Contents: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding
-//! has not ended. Stores, loads and fences go past all of this, straight to the medium.
+//! Contents: [`fault`], [`append`], [`reserve`], [`extend`]. Each checks under the inode's lock that the binding has
+//! not ended. Stores, loads and fences bypass all of this and go straight to the medium.
 //!
-//! Crash argument of an append: bytes go where nobody sees them, behind the end in the last page and in reserved pages,
-//! which read as zeros. They are fenced. One record then moves the end and makes the pages written ones. It vouches for
-//! none of the bytes, because others may change them as soon as it is durable. What a crash leaves behind the end is
-//! zeroed by the mount.
+//! Crash argument of an append: bytes go where no reader sees them, beyond the end in the last page and in reserved
+//! pages, which read as zeros. They are fenced. One record then moves the end and makes the pages written ones. It
+//! carries no check of the bytes, because adapters may change them as soon as it is durable. The mount zeroes bytes
+//! that a crash leaves beyond the end.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -155,8 +155,8 @@ fn append_locked(core: &Core, mem: &Arc<InodeMem>, file: &Attached, stored: Inod
     let old = reserve_window(core, mem, file, stored, end)?;
     let pages = PageRange::new(at / BLOCK_BYTES, lblks(end));
     let last = core.map.get(PageId::new(mem.ino, Lblk::at(pages.first)));
-    // The page that the file ended in stays in its place. To publish it again would cost the adapter what its threads
-    // remember of the file, for each small append.
+    // The page that the file ended in stays in its place. Publishing it again would cost the adapter the translations
+    // that its threads cache, for each small append.
     let is_known = !at.is_multiple_of(BLOCK_BYTES) && !last.is_unwritten();
     let added = PageRange::new(pages.first + u64::from(is_known), pages.end);
     let _change = bound::addition(core, mem, &old, added);
@@ -192,14 +192,14 @@ fn append_locked(core: &Core, mem: &Arc<InodeMem>, file: &Attached, stored: Inod
         from = 0;
     }
     tx.commit(&[mem]).inspect_err(|_| {
-        // A failure here is one of the medium, which the caller is told of already.
+        // A failure here is one of the medium, which the caller learns of already.
         let _ = bound::zero_tail(core, mem, &old);
     })?;
     Ok(at)
 }
 
-/// Ensures that the pages up to `end` have blocks: those that have none are reserved, and more ahead of what will be
-/// appended next. `inode` is as stored; returns it as it is stored then.
+/// Ensures that the pages up to `end` have blocks: those that have none are reserved, and more ahead for the next
+/// appends. `inode` is as stored; returns the inode as stored afterwards.
 fn reserve_window(core: &Core, mem: &Arc<InodeMem>, file: &Attached, mut inode: Inode, end: u64) -> Result<Inode> {
     let first = inode.size() / BLOCK_BYTES;
     let mut words = vec![PageWord::HOLE; (lblks(end) - first) as usize];
@@ -244,7 +244,7 @@ pub(crate) fn extend(core: &Core, mem: &Arc<InodeMem>, file: &Attached, from: u6
     }
 }
 
-/// Moves the end from where it is to `target` of that, by one record, and gives where it was.
+/// Moves the end from its place to `target` of that, by one record, and returns the old end.
 fn move_end(core: &Core, mem: &Arc<InodeMem>, file: &Attached, target: impl Fn(u64) -> Option<u64>) -> Result<u64> {
     core.check_writable()?;
     retry::with_room(core, || {

@@ -27,7 +27,7 @@ const PAGES_PER_RECORD: u64 = 512;
 /// Words of a record that an insert may need.
 const INSERT_WORDS: usize = 8;
 
-/// What the record that updates the times also sets.
+/// The fields that the record that updates the times also sets.
 #[derive(Clone, Copy)]
 struct Stamp<'a> {
     size: u64,
@@ -73,7 +73,7 @@ pub(crate) fn fallocate(
         };
         let size = if grows { inode.size().max(end) } else { inode.size() };
         let becomes = Stamp { size, ctx };
-        // Reserving leaves what there is in its place.
+        // Reserving leaves existing pages in their places.
         let changed = match mode {
             FallocateMode::Allocate { .. } => PageRange::new(0, 0),
             _ => PageRange::new(offset / BLOCK_BYTES, lblks(end)),
@@ -126,8 +126,8 @@ fn zero_reserved(
     let is_written = |lblk| !core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_unwritten();
     if (stretch.pages.first..stretch.pages.end).any(is_written) {
         // These blocks stay with their pages and will be filled again in place. A record that carries the checksum of
-        // their present content would then be void after a crash, and with it everything else that it did; so the mark
-        // passes it first.
+        // their current content would then be void after a crash, with all its other changes; so the mark passes it
+        // first.
         core.reclaim()?;
     }
     let mut tx = Tx::on(core, inode);
@@ -194,7 +194,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
 }
 
 /// Reserves the holes of `offset..end` and updates the times. If a later record finds no space, the pages already
-/// reserved would be harmless, but they are given back.
+/// reserved would be harmless, but they are unmapped again.
 fn reserve(
     core: &Core,
     mem: &Arc<InodeMem>,
@@ -225,7 +225,7 @@ fn reserve(
 /// record moves it back and frees its page.
 fn give_back(core: &Core, mem: &Arc<InodeMem>, before: &Inode, reserved: &[Lblk]) -> Result<()> {
     if core.check_writable().is_err() {
-        // What stopped the pool is the caller's error; the next mount finds reserved pages, which are harmless.
+        // The caller reports the error that stopped the pool; the next mount finds reserved pages, which are harmless.
         return Ok(());
     }
     let mut stored = core.load_live(mem)?;

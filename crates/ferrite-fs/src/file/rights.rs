@@ -1,16 +1,17 @@
-//! Rights that a file gives to those who run it, and what a change takes of them: setuid, setgid, the capability.
+//! Rights that a file gives to those who run it, and how changes remove them: setuid, setgid, the capability.
 //!
-//! Contents: the extended attributes of a file as far as every change of content has to look at them, and
-//! [`take`], [`take_for_region`], [`refuse_if_written`]. Setting attributes is for `tree::xattr`.
+//! Contents: the extended attributes of a file as far as every change of content concerns them, and [`take`],
+//! [`take_for_region`], [`refuse_if_written`]. Setting attributes is for `tree::xattr`.
 //!
 //! Invariants:
 //! * Every record that changes a file's content, size or owner takes its capability, so that after a crash no content
 //!   has a capability that older content was given. (Reserving space takes several records; the last one does, and the
 //!   earlier ones change nothing that can be read.)
-//! * What stores in place, with no record, takes rights when it is bound; and while it may store, none are given.
+//! * An adapter, which stores in place without a record, removes the rights when it binds the file; while it may store,
+//!   none are given.
 //! * [`InodeMem::lacks_capability`] is set only under the inode's exclusive lock, by a function that has read all
-//!   attributes; whatever changes attributes clears it. So a file with other attributes is looked at once, and a file
-//!   without any costs a comparison of what the caller has loaded.
+//!   attributes; every change of attributes clears it. So a file with other attributes is examined once, and a file
+//!   without any costs a comparison of words that the caller has loaded.
 
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ fn take_found(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode) -> 
     if new.is_dir() {
         return Ok(());
     }
-    // What cannot be read gives no rights: `exec` asks for it, and fails.
+    // An unreadable capability gives no rights: `exec` reads it, and fails.
     let Ok(mut attributes) = attributes(core, mem.ino, new) else {
         return Ok(());
     };
@@ -113,7 +114,8 @@ pub(super) fn take_for_region(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, old: 
     Ok(new)
 }
 
-/// Refuses to give rights to a file that is changed in place: nothing would take them. The caller has the inode's lock.
+/// Refuses to give rights to a file that is changed in place: no write would remove them. The caller has the inode's
+/// lock.
 pub(crate) fn refuse_if_written(core: &Core, ino: Inum) -> Result<()> {
     match core.bindings.of(ino) {
         Some(file) if file.how.writable => Err(FsError::Busy),

@@ -1,8 +1,8 @@
 //! Seeking data and holes (`lseek` with `SEEK_DATA` and `SEEK_HOLE`).
 //!
 //! No lock is held across a long search: it runs in steps, each of which sees one consistent state of the file, as a
-//! read does. The search does not notice changes before the place it has reached, so its answer was right when it
-//! looked there.
+//! read does. The search does not notice changes before the place it has reached, so its result was right when it
+//! searched there.
 //!
 //! If the mapping cannot list a file's pages, holes are skipped with the help of the inode's
 //! [`crate::cache::spread::Spread`]. If that knows too little of a file, all of its pages are found once, and the

@@ -82,7 +82,7 @@ pub(crate) fn overwrite(core: &Core, mem: &Arc<InodeMem>, offset: u64, data: &[u
     })
 }
 
-/// Whether a write may end behind the end of the file.
+/// Whether a write may end beyond the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Growth {
     Allowed,

@@ -1,8 +1,8 @@
-//! Checksums: crc32c (Castagnoli) of everything that stands on the medium, and [`Check`], by which a journal record
-//! vouches for itself and for data, both of which a crash may tear.
+//! Checksums: crc32c (Castagnoli) of everything on the medium, and [`Check`], by which a journal record validates
+//! itself and data, both of which a crash may tear.
 //!
-//! What a crash tears is old in part and new in part, at the same place. A crc32c cannot tell that from what is whole
-//! if the parts differ by something and by *its* crc32c, as two versions of an inode or of a database's page do that
+//! Torn bytes are old in part and new in part, at the same place. A crc32c cannot distinguish them from whole ones if
+//! the versions differ by some bytes and by *their* crc32c, as two versions of an inode or of a database's page do that
 //! carry their own: sums of sums cancel out. So records use sums that nothing else on the medium uses.
 //!
 //! There are two libraries, each much faster than the other at its job. `crc-fast` folds whole pages with the widest
@@ -43,10 +43,10 @@ static PARAMS: LazyLock<CrcParams> =
 /// Odd, so that multiplying by it loses nothing.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// How records vouch for what a crash may tear.
+/// How records validate bytes that a crash may tear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// crc32c, in older pools. A tear may pass if what is torn carries crc32c of its own.
+    /// crc32c, in older pools. A tear may pass if the torn bytes carry a crc32c of their own.
     Crc32c,
     /// rapidhash V3, and for long data the lower half of a CRC of 64 bits with a polynomial of its own.
     Apart,

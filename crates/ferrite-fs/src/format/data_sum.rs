@@ -52,8 +52,8 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
         .find(|&other| was(other))
 }
 
-/// What is wrong with the word of the block of `entry`, a page of a file or link, and the right one. `None`
-/// if it is right, or if there is none: data without checksums, reserved pages. The caller keeps writers out.
+/// The defect of the word of the block of `entry`, a page of a file or link, and the right word. `None` if it is right
+/// or absent: data without checksums, reserved pages. The caller keeps writers out.
 pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, StoredWord)> {
     let &MapEntry {
         ino, lblk, word: page, ..

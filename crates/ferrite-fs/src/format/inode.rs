@@ -133,7 +133,7 @@ impl Inode {
         }
     }
 
-    /// What a free inode looks like when it is used again: only the generation differs.
+    /// A free inode on its next use: only the generation differs.
     pub(crate) fn reborn(&self) -> Inode {
         let mut inode = Inode::empty();
         inode.set_generation(self.generation().wrapping_add(1));
@@ -158,7 +158,7 @@ impl Inode {
     }
 
     /// Whether size and counts are possible for a file in this pool, so that operations can do arithmetic on them. A
-    /// free inode keeps what it held.
+    /// free inode keeps its old content.
     pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
         !self.in_use()
             || (self.size() <= MAX_FILE_BYTES
@@ -214,8 +214,8 @@ impl Inode {
         });
     }
 
-    /// Whether others may change the content in place: it has no logs, no record vouches for it, and its checksums say
-    /// only whose page a block is.
+    /// Whether others may change the content in place: it has no logs, no record carries a check of it, and its
+    /// checksums identify only the page of a block.
     pub(crate) fn is_bound(&self) -> bool {
         self.flags() & FLAG_BOUND != 0
     }

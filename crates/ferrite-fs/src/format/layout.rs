@@ -1,7 +1,7 @@
 //! The format on the medium: where everything is stored, and the superblock. `docs/format.md` describes it in prose.
 //!
-//! Contents: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (what mkfs decides), and the
-//! offsets derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
+//! Contents: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (mkfs's decisions), and the offsets
+//! derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
 //!
 //! Invariant: every offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
 //! every area is inside the pool and that no two overlap. Later code does not check again.
@@ -40,7 +40,7 @@ pub const INODE_BYTES: u64 = 256;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FERRITE\x1a");
 /// Format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
-/// Smallest pool: in anything smaller, the rings and tables leave too little room.
+/// Smallest pool: in anything smaller, the rings and tables leave too little space.
 pub const MIN_POOL_BYTES: u64 = 4 << 20;
 /// Largest pool: the log half of a page word counts units of 64 bytes in 32 bits.
 pub const MAX_POOL_BYTES: u64 = 256 << 30;
@@ -66,10 +66,10 @@ pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
 /// so that a copy taken meanwhile can be recognised; otherwise 0. It counts only together with the number of mounts
 /// that it names, because programs that do not know it leave it unchanged.
 pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
-/// [`HELD_UNTIL_SYNC`] or [`HELD_STRICTLY`] if the pool was last changed with stores held back, else 0: recovery then
-/// cuts what a crash left of the journal to a prefix.
+/// [`HELD_UNTIL_SYNC`] or [`HELD_STRICTLY`] if the pool was last changed with deferred write-back, else 0: recovery
+/// then truncates the rest of the journal to a prefix.
 pub const CONTROL_HELD: u64 = CONTROL_OFFSET + 192;
-/// Nobody but who asked waited for a sync (`durability=fsync`).
+/// Only callers of fsync waited for a sync (`durability=fsync`).
 pub const HELD_UNTIL_SYNC: u64 = 1;
 /// Each operation waited for one (`durability=strict`).
 pub const HELD_STRICTLY: u64 = 2;
@@ -93,8 +93,8 @@ pub const FEATURE_OUTCOMES: u64 = 1;
 /// Incompatible feature: each journal record names the previous one in its ring. A program that does not know the
 /// feature would not recognise these records, and would lose them.
 pub const FEATURE_LINKED_RECORDS: u64 = 1;
-/// Incompatible feature: records vouch for themselves and for data by sums that nothing else uses, see
-/// `format/checksum.rs`. A program that does not know the feature would take each record for torn.
+/// Incompatible feature: records validate themselves and data by sums that nothing else uses, see `format/checksum.rs`.
+/// A program that does not know the feature would take each record for torn.
 pub const FEATURE_CHECKS_APART: u64 = 2;
 /// Incompatible features that this program knows.
 const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS | FEATURE_CHECKS_APART;
@@ -181,7 +181,7 @@ fn features_of(options: &MkfsOptions) -> u64 {
     features
 }
 
-/// What a new pool has a fixed number of; each is given by an option or follows from the size.
+/// The fixed counts of a new pool; each is given by an option or follows from the size.
 struct Counts {
     rings: u32,
     ring_bytes: u64,
@@ -234,7 +234,7 @@ fn ring_bytes(size_bytes: u64, options: &MkfsOptions) -> u64 {
     }
 }
 
-/// How large a pool may be; the error says what works.
+/// Checks the size of a pool; the error names one that works.
 fn check_size(size_bytes: u64, options: &MkfsOptions) -> Result<(), EngineError> {
     let refuse = |text: String| Err(EngineError::Options(text));
     if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
@@ -327,7 +327,7 @@ impl Superblock {
             map_slots: map_slots(blocks),
             first_block: (once_offset + once_bytes) / BLOCK_BYTES,
             blocks,
-            // Enough for a 2 MiB overwrite and what it leaves pending, but never more than a twentieth.
+            // Enough for a 2 MiB overwrite and the blocks it leaves pending, but never more than a twentieth.
             reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
             created_ns,
             sum_offset: if options.data_checksum { map_end } else { 0 },
@@ -548,7 +548,7 @@ impl Superblock {
     fn copy_at(region: &Region, offset: u64) -> Result<Self, EngineError> {
         let mut block = vec![0u8; BLOCK_BYTES as usize];
         region.read(offset, &mut block);
-        // What cannot be read looks like zeros, and so like no pool.
+        // Bytes that cannot be read look like zeros, and so like no pool.
         region.check()?;
         let superblock = Self::decode(&block)?;
         superblock.validate(region.len())?;
@@ -613,7 +613,7 @@ impl Superblock {
         self.features_incompat & FEATURE_LINKED_RECORDS != 0
     }
 
-    /// How records vouch for what a crash may tear.
+    /// How records validate bytes that a crash may tear.
     pub(crate) fn record_check(&self) -> Check {
         match self.features_incompat & FEATURE_CHECKS_APART != 0 {
             true => Check::Apart,

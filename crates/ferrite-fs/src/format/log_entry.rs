@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The metadata follows the data, so that a reader can walk from the newest entry backwards. Everything an append must
-//! know (room in the segment, length of the log) is in the newest trailer; DRAM holds nothing for a logged page.
+//! know (space in the segment, length of the log) is in the newest trailer; DRAM holds nothing for a logged page.
 
 use ferrite_map::{PageId, PageWord};
 use ferrite_pm::Region;
@@ -44,7 +44,7 @@ pub(crate) fn units_for(len: usize) -> u32 {
     (len + TRAILER_BYTES).div_ceil(UNIT_BYTES as usize) as u32
 }
 
-/// What follows the data of an entry.
+/// The trailer after the data of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Trailer {
     /// Where in the page.

@@ -1,7 +1,7 @@
 //! Floor 1, the bytes: superblock, inode, directory block, journal record, log entry, attributes, checksums of data.
 //!
-//! Contents: how each structure is laid out, encoded, read and checked, byte by byte as in `docs/format.md`.
-//! Nothing here knows what is free, locked or in progress, and nothing here changes a pool.
+//! Contents: how each structure is laid out, encoded, read and checked, byte by byte as in `docs/format.md`. Nothing
+//! here knows of free space, locks or operations in progress, and nothing here changes a pool.
 
 pub(crate) mod checksum;
 pub(crate) mod data_sum;

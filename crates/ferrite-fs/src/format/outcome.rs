@@ -1,4 +1,4 @@
-//! The table of outcomes: what became of the last change of each slot of tokens ([`ferrite_vfs::Once`]).
+//! The table of outcomes: the result of the last change of each slot of tokens ([`ferrite_vfs::Once`]).
 //!
 //! Contents: one entry as it is stored; see `docs/format.md`. A record that makes a change sets the words of its
 //! entry as well, so the change and its outcome are one.
@@ -25,7 +25,7 @@ fn checksum(slot: u32, words: &[u64]) -> u32 {
     crc32c_append(sum, words[HEAD_WORDS..].as_bytes())
 }
 
-/// The words of an entry; those behind them keep what they hold. `None` for an error that has no number.
+/// The words of an entry; the words after them keep their content. `None` for an error that has no number.
 pub(crate) fn encode(once: Once, outcome: &Outcome) -> Option<Vec<u64>> {
     let (kind, content) = outcome.to_words()?;
     let mut words = vec![once.seq, u64::from(kind) << 32 | (content.len() as u64) << 40];
@@ -43,7 +43,7 @@ pub(crate) fn load(region: &Region, offset: u64, slot: u32) -> Result<Option<(u6
     decode(slot, &words)
 }
 
-/// What an entry holds: the number of the last token and the outcome, or nothing.
+/// Decodes an entry: the number of the last token and the outcome, or nothing.
 ///
 /// # Errors
 /// If the entry is damaged.

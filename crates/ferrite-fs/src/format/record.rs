@@ -11,10 +11,10 @@
 //!
 //! Invariants: the check depends on the pool's seed and the record's position, so that neither file content nor the
 //! remains of a record elsewhere in a ring can pass for a record. It is a sum of its own ([`Check`]), because records
-//! hold words with checksums: what a crash left of an older record at the same place must not make up for what is
-//! missing. A record starts on a cache line.
+//! hold words with checksums: remains of an older record at the same place must not make up for missing parts. A record
+//! starts on a cache line.
 //!
-//! The links chain a ring's records together. A ring commits one record after the other, and each is fenced before the
+//! The links chain a ring's records together. A ring commits its records one at a time, and each is fenced before the
 //! next is streamed. So a record that names the previous one proves that the previous one was durable.
 
 use crate::format::checksum::Check;
@@ -26,7 +26,7 @@ const COUNT_SHIFT: u32 = 48;
 const OFFSET_MASK: u64 = (1 << COUNT_SHIFT) - 1;
 const COUNT_MAX: u64 = (1 << 15) - 1;
 const HEADER_WORDS: usize = 2;
-/// What [`Record::set_durable`] adds.
+/// Words that [`Record::set_durable`] adds.
 pub(crate) const DURABLE_WORDS: usize = 2;
 const LINE_WORDS: usize = 8;
 const LINK_SHIFT: u32 = 48;
@@ -35,7 +35,7 @@ const RETIRED: u16 = u16::MAX;
 /// Most words a record can have: its length has 16 bits.
 pub(crate) const WORDS_MAX: usize = u16::MAX as usize;
 
-/// What a record says about the previous one in its ring.
+/// A record's link to the previous one in its ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
     /// Nothing: it was written by a program that knew no links.
@@ -77,7 +77,7 @@ pub(crate) struct Record {
     open: usize,
     /// Length without padding.
     len: usize,
-    /// Index of the `durable` item's head word, 0 if there is none.
+    /// Index of the `durable` item's head word, 0 without one.
     durable: usize,
     /// Offsets of items whose words reach the medium together with the record itself, so that only replay must set
     /// them.
@@ -91,7 +91,7 @@ pub(crate) enum Item<'a> {
     Words {
         /// Pool offset, 8-aligned.
         offset: u64,
-        /// What to store.
+        /// The words to store.
         values: &'a [u64],
     },
     /// Bytes that the record makes reachable and whose checksum it carries.
@@ -190,7 +190,7 @@ impl Record {
         self.len += 2;
     }
 
-    /// Says that every record up to `seq` is durable; again if a commit is tried again.
+    /// States that every record up to `seq` is durable; called again if a commit is retried.
     pub(crate) fn set_durable(&mut self, seq: u64) {
         if self.durable == 0 {
             self.words.truncate(self.len);

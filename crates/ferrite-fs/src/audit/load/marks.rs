@@ -1,4 +1,4 @@
-//! From what is wrong to marks of damage: what a mounted pool answers with errors, and whether it may be changed.
+//! From defects to marks of damage: the reads that a mounted pool fails, and whether it may be changed.
 
 use super::Tables;
 use crate::audit::wrong::{PageWrong, Wrong};
@@ -7,7 +7,7 @@ use crate::health::marks::Damage;
 use ferrite_map::{Inum, PageId};
 
 impl Tables<'_> {
-    /// Reports what is wrong, and marks the inodes it concerns.
+    /// Reports a defect, and marks the inodes it concerns.
     pub(super) fn mark(&self, wrong: &Wrong, damage: &mut Damage) {
         let what = match wrong {
             Wrong::Page { at, what } => {
@@ -62,7 +62,7 @@ impl Tables<'_> {
         }
     }
 
-    /// What looks like a hole may have been a page. A directory or link is read as a whole, so all of it is spoiled.
+    /// A hole may have been a page. A directory or link is read as a whole, so all of it is spoiled.
     fn spoil_holes(&self, ino: Inum, why: &str, damage: &mut Damage) {
         if u64::from(ino) < self.superblock.inodes && self.inode(ino).is_file() {
             damage.spoil_holes(ino, why);

@@ -36,7 +36,7 @@ struct Judge<'t, 'm, 'd> {
     tables: &'t Tables<'m>,
     /// Entries found, by directory.
     found: Vec<AtomicU32>,
-    /// Blocks known to be mapped as what their header says.
+    /// Blocks known to be mapped as their header says.
     sound_blocks: AtomicBitmap,
     /// Blocks whose damaged header was reported.
     told_blocks: Mutex<FxHashSet<BlockNo>>,

@@ -43,7 +43,7 @@ impl Repair {
             }
             let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
             if let [Some(from), Some(to)] = sums {
-                // It says whose page it is, so it fits its rightful owner.
+                // It identifies the page, so it fits the rightful owner.
                 let sum = self.region.load(from);
                 self.set(to, sum);
             }
@@ -80,7 +80,7 @@ impl Repair {
         self.owned.is_set(u64::from(block) - self.superblock.first_block)
     }
 
-    /// Extended attributes: each block says whose it is.
+    /// Extended attributes: each block names its inode.
     pub(super) fn attributes(&mut self) {
         for ino in self.superblock.inums() {
             let mut inode = self.load(ino);

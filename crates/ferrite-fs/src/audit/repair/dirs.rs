@@ -68,10 +68,10 @@ impl Repair {
         by_block
     }
 
-    /// Restores blocks to directories that lost them to a damaged word or node of the mapping. A block is a directory's
-    /// if its header says which, a name leads to a sound entry of that directory in it, and nothing else maps it. What
-    /// the mapping has there instead is not a block of this directory, unless it has the same header. Done before
-    /// blocks get owners, so that no foreign block is taken for one.
+    /// Restores blocks to directories that lost them to a damaged word or node of the mapping. A block belongs to a
+    /// directory if its header names it, a name leads to a sound entry of that directory in it, and nothing else maps
+    /// it. The block that the mapping has there instead is not this directory's, unless it has the same header. Done
+    /// before blocks get owners, so that no foreign block is taken for one.
     pub(super) fn put_back_dir_blocks(&mut self) {
         let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
         self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {

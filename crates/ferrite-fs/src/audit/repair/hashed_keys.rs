@@ -1,4 +1,4 @@
-//! Keys of HashFS: a damaged key can often be restored, since its place limits what it can have been.
+//! Keys of HashFS: a damaged key can often be restored, since its place limits its possible values.
 
 use ferrite_map::{Inum, Lblk, MapEntry, PageId, PageWord, SlotNo};
 use rustc_hash::FxHashMap;
@@ -17,7 +17,7 @@ const STRAY_COMPARISONS: u64 = 1 << 26;
 
 impl Repair {
     /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and restores damaged keys where
-    /// their place in the table shows what they were.
+    /// their place in the table shows their old value.
     pub(super) fn hashfs(&mut self) {
         let mut strays: Vec<(SlotNo, PageWord)> = Vec::new();
         for slot in (0..self.superblock.map_slots).map(SlotNo::at) {

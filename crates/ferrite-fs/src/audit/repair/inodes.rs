@@ -1,4 +1,4 @@
-//! Inodes: which of them can be believed, and what happens to the others.
+//! Inodes: which of them can be trusted, and the fate of the others.
 
 use ferrite_map::Inum;
 use ferrite_vfs::FileKind;
@@ -10,7 +10,7 @@ use crate::format::inode::{INLINE_BYTES, ROOT};
 use crate::format::layout::BLOCK_BYTES;
 
 impl Repair {
-    /// Which inodes exist, and which of them can be believed.
+    /// Which inodes exist, and which of them can be trusted.
     pub(super) fn inodes(&mut self) {
         for ino in self.superblock.inums() {
             let inode = self.load(ino);
@@ -22,7 +22,7 @@ impl Repair {
         }
     }
 
-    /// Restores what can be known of damaged inodes: their kind from their names and pages, their length from their
+    /// Restores the derivable fields of damaged inodes: their kind from their names and pages, their length from their
     /// pages. Directories stay where they are, since their entries have checksums; files are quarantined.
     pub(super) fn rebuild(&mut self) {
         let dirs: FxHashSet<Inum> = self.dir_blocks.iter().map(|found| found.dir).collect();
@@ -59,7 +59,7 @@ impl Repair {
                     inode.set_blocks(pages);
                     let end = self.end[ino.index()] * BLOCK_BYTES;
                     inode.set_inline(pages == 0);
-                    // Its checksums may say no more than whose page a block is.
+                    // Its checksums may identify no more than the page of a block.
                     inode.set_bound(stored.is_bound() && pages > 0);
                     if pages == 0 {
                         inode.set_size(stored.size().min(INLINE_BYTES as u64));

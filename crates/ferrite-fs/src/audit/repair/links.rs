@@ -15,9 +15,9 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::pool::core::Core;
 use crate::space::names::NameTable;
 
-/// Where inodes without a name go.
+/// The directory for inodes without a name.
 const LOST_FOUND: &[u8] = b"lost+found";
-/// How many of a directory's last blocks are searched for room.
+/// How many of a directory's last blocks are searched for space.
 const BLOCKS_TRIED: usize = 4;
 
 /// Space for entries.
@@ -70,8 +70,8 @@ impl Repair {
         self.cut_circles();
     }
 
-    /// Names in `lost+found` for all inodes that have none. An inode without names, links or content is what a crash
-    /// left of something open or being removed: mount frees it.
+    /// Names in `lost+found` for all inodes that have none. An inode without names, links or content is the remains of
+    /// a file that was open or being removed at a crash: mount frees it.
     fn adopt_nameless(&mut self) {
         let (mut named, mut has_entries) = (vec![false; self.state.len()], vec![false; self.state.len()]);
         for entry in &self.entries {
@@ -90,7 +90,7 @@ impl Repair {
         }
     }
 
-    /// Directories that name each other in a cycle are cut loose at one of them.
+    /// A cycle of directories is broken at one of them.
     fn cut_circles(&mut self) {
         loop {
             let reached = self.reached();
@@ -149,7 +149,7 @@ impl Repair {
         self.add_entry(dir, name, (ino, kind))
     }
 
-    /// The directory `lost+found`, which is made if it is not there.
+    /// The directory `lost+found`, which is made if it is missing.
     fn find_lost_found(&mut self) -> Option<Inum> {
         let there = self
             .entries

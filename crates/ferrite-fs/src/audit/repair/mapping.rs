@@ -67,7 +67,7 @@ impl Repair {
             }
             true
         });
-        // In order, so that no structure needs more room in between.
+        // In order, so that no structure needs more space in between.
         strange.sort_unstable_by_key(|at| (at.ino, at.lblk));
         strange.dedup_by_key(|at| (at.ino, at.lblk));
         for at in strange {
@@ -118,7 +118,7 @@ impl Repair {
         self.reload_map();
     }
 
-    /// What is left past the end of a file may be any part of it: the file is extended over it, and quarantined. A link
+    /// Pages left past the end of a file may be any part of it: the file is extended over them, and quarantined. A link
     /// has one page.
     fn keep_pages_behind_ends(&mut self) {
         for at in self.pages_behind_ends() {
@@ -181,8 +181,8 @@ impl Repair {
         }
     }
 
-    /// What an inode says of its content cannot be true. Of a file, what it says last is taken for right; anything else
-    /// keeps nothing.
+    /// An inode contradicts itself about its content. For a file, the pages win over the inline flag; other inodes keep
+    /// nothing.
     fn settle_content(&mut self, ino: Inum, wrong: &Wrong) {
         let inode = self.load(ino);
         match *wrong {

@@ -1,13 +1,13 @@
-//! Repair: what to change in a damaged pool so that it is sound again, and nothing that can be saved is lost.
+//! Repair: the changes that make a damaged pool sound again without losing anything that can be saved.
 //!
 //! Contents: [`repair`] and its state ([`Repair`]); its phases by file: [`inodes`]; the [`mapping`] and the
 //! [`hashed_keys`] of HashFS; [`logs`]; [`blocks`]; directories and their entries ([`dirs`]); names, link counts and
 //! `lost+found` ([`links`]). It works on the raw tables in a private mapping and ends with a list of words
 //! ([`Rewrite`]); `rewrite.rs` stores them in the pool.
 //!
-//! Invariants: only what fails its checks is thrown away; content that may be wrong is never left where a program would
-//! take it for right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been checked
-//! like any other, so a second repair finds nothing.
+//! Invariants: only structures that fail their checks are dropped; content that may be wrong never stays where a
+//! program would take it for right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has
+//! been checked like any other, so a second repair finds nothing.
 
 mod blocks;
 mod dirs;
@@ -48,7 +48,7 @@ const MOVES_MAX: usize = 64;
 /// Checks of the mapping; each may uncover damage that the last one's repair exposed.
 const CURES_MAX: usize = 20;
 
-/// What is known of an inode.
+/// The state of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
@@ -75,7 +75,7 @@ struct Named {
     kind: FileKind,
 }
 
-/// A phase: its name, and what it does.
+/// A phase: its name, and its function.
 type Phase = (&'static str, fn(&mut Repair));
 
 struct Repair {
@@ -135,7 +135,7 @@ pub fn repair_with(
     }));
     let region = Arc::new(region);
     let (mut report, touched) = repair_until_sound(&region, &superblock, options, report, progress);
-    // What cannot be read looks like zeros, which a repair would make permanent.
+    // Bytes that cannot be read look like zeros, which a repair would make permanent.
     region.check()?;
     report.after.replayed_records = replayed.records;
     report.findings = report.mended.iter().map(Mended::finding).collect();
@@ -156,7 +156,7 @@ pub fn repair_with(
     Ok((report, rewrite))
 }
 
-/// Gives up a rewrite that cannot be finished, and a mark that cannot be read. Returns the mark to store instead.
+/// Drops a rewrite that cannot be finished, and a mark that cannot be read. Returns the mark to store instead.
 fn mend_journal(region: &Region, superblock: &Superblock, report: &mut RepairReport) -> Option<u64> {
     if let Err(error) = rewrite::finish(region, superblock) {
         report.mended.push(Mended {
@@ -216,8 +216,8 @@ fn mend_owner(region: &Region, report: &mut RepairReport) -> bool {
     maybe_copied
 }
 
-/// Repairs and checks until a check finds nothing, or [`ROUNDS`] are over. Returns also what each word that was changed
-/// held before.
+/// Repairs and checks until a check finds nothing, or [`ROUNDS`] are over. Returns also the original value of each
+/// changed word.
 fn repair_until_sound(
     region: &Arc<Region>,
     superblock: &Superblock,
@@ -361,7 +361,7 @@ impl Repair {
         self.is_ino(ino) && self.state[ino.index()] != State::Free
     }
 
-    /// Records an owner of `block`; returns what is wrong with that.
+    /// Records an owner of `block`; fails if the block cannot have it.
     fn own(&self, block: BlockNo) -> Result<(), BlockWrong> {
         self.view().own(block, |block| self.claim(block))
     }
@@ -386,7 +386,7 @@ impl Repair {
         self.set(offsets.word, word);
     }
 
-    /// Maps a page to another word, maps it newly, or unmaps it; returns whether there was room for that. The mapping
+    /// Maps a page to another word, maps it newly, or unmaps it; returns whether there was space for that. The mapping
     /// is sound by now.
     fn set_page(&mut self, ino: Inum, lblk: Lblk, word: Option<PageWord>) -> Result<(), MapError> {
         let map = Arc::clone(&self.map);
@@ -418,7 +418,7 @@ impl Repair {
             .mapping
             .open(Arc::clone(&self.region), self.superblock.map_geometry());
         self.map = map.into();
-        // What cannot be loaded is gone by now.
+        // Parts that cannot be loaded are gone by now.
         let _ = self.map.load(2, &|_| {});
     }
 
@@ -431,7 +431,7 @@ impl Repair {
             }
             true
         });
-        // In order, so that no structure needs more room in between.
+        // In order, so that no structure needs more space in between.
         pages.sort_unstable();
         for (lblk, block) in pages {
             let _ = self.set_page(ino, lblk, None);
@@ -491,7 +491,7 @@ impl MapTx for RepairTx<'_> {
         self.repair.own(block).is_ok()
     }
 
-    /// Pages, logs and attributes own their blocks even before they are claimed, and what names lead to may still be
+    /// Pages, logs and attributes own their blocks even before they are claimed, and the targets of names may still be
     /// restored.
     fn alloc_block(&mut self) -> Result<BlockNo, MapError> {
         let mut named: FxHashSet<BlockNo> = self.repair.pointed.keys().copied().collect();

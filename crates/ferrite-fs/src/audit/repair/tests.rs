@@ -30,7 +30,7 @@ use ferrite_map::PageId;
 use ferrite_map::{BlockNo, Inum, MapEntry, Mapping};
 
 const POOL_BYTES: u64 = 8 << 20;
-/// What files are filled with that are made in a damaged pool; no other file has so much of it in a row.
+/// The content of files that are made in a damaged pool; no other file has so much of it in a row.
 const NEW: u8 = 0xee;
 
 fn image_of(region: &Region) -> Vec<u8> {
@@ -131,7 +131,7 @@ fn sample(variant: Variant) -> Vec<u8> {
     recorder.log().final_image()
 }
 
-/// What a file depends on, and what it holds.
+/// The ranges that a file depends on, and its content.
 struct Known {
     path: String,
     content: Vec<u8>,
@@ -141,7 +141,7 @@ struct Known {
     names: Vec<Range<u64>>,
 }
 
-/// Where the pool keeps things, by kind, so that damage meets all of them.
+/// Where the pool keeps its structures, by kind, so that damage meets all of them.
 struct Anatomy {
     files: Vec<Known>,
     metadata: Vec<Vec<Range<u64>>>,
@@ -386,8 +386,7 @@ fn by_path(engine: &Engine, path: &str) -> ferrite_vfs::Result<Vec<u8>> {
     read(engine, ino?)
 }
 
-/// What each file that was not hit, and whose names were not, holds by its path; `None` for those that answer with
-/// errors.
+/// The content, by path, of each file that was not hit, nor its names; `None` for those whose reads fail.
 fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Result<Vec<Option<&'a Known>>, String> {
     let mut files = Vec::new();
     for file in &anatomy.files {
@@ -404,8 +403,8 @@ fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Resul
     Ok(files)
 }
 
-/// Mounts a damaged image as it is: no file that was not hit is wrong, none is the worse for what is written meanwhile,
-/// and no name, hit or not, leads to a file that was made meanwhile.
+/// Mounts a damaged image without repair: no file that was not hit is wrong, none is harmed by writes meanwhile, and no
+/// name, hit or not, leads to a file that was made meanwhile.
 fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
@@ -456,16 +455,16 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
     }
 }
 
-/// Repairs a damaged image and demands what must hold of the result.
+/// Repairs a damaged image and checks the result.
 fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> Result<(), String> {
     let open = |image: &[u8]| Region::from_image(image).unwrap();
-    // Whatever it finds, it must come back.
+    // Whatever it finds, it must return.
     let _ = fsck(open(image), &mut |_, _, _| {});
     mounted(image, anatomy, hit).map_err(|what| format!("mounted as it is: {what}"))?;
     let (report, rewrite) = match repair(open(image), &mut |_, _, _| {}) {
         Ok(repaired) => repaired,
         Err(error) => {
-            // Both copies of the superblock: there is nothing to go by.
+            // Both copies of the superblock were hit: a repair has nothing to start from.
             let lost = Superblock::find(&open(image)).is_err();
             return if lost {
                 Ok(())
@@ -552,10 +551,10 @@ fn damaged_pools_with_data_checksums_are_repaired_and_nothing_else_is_harmed() {
     }
 }
 
-/// One try takes a fraction of a second, or some where it is crashed at each fence.
+/// One try takes a fraction of a second, or a few seconds where it is crashed at each fence.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// What the trying threads report: a seed was begun, or ended.
+/// The reports of the trying threads: a seed was begun, or ended.
 type Told = (u64, Option<Result<(), String>>);
 
 /// Numbers of images to try.

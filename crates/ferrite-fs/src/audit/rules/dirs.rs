@@ -1,4 +1,4 @@
-//! Directories: their blocks, the entries in them, and what the entries name.
+//! Directories: their blocks, the entries in them, and the inodes that the entries name.
 
 use ferrite_map::{Inum, PageId};
 use ferrite_vfs::FsError;
@@ -9,14 +9,14 @@ use crate::format::dentry::{self, Entry, FIRST_ENTRY};
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::BLOCK_BYTES;
 
-/// What a directory block's header says.
+/// The verdict on a directory block's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Header {
     /// It is this block of this directory.
     Right,
     /// It is another block, or another directory's: its entries are not this one's.
     Others,
-    /// Nothing readable. Each entry says which directory it belongs to.
+    /// The header is damaged. Each entry names the directory it belongs to.
     Damaged,
 }
 
@@ -56,14 +56,15 @@ pub(crate) fn padding(entry: &Entry) -> Result<(), EntryWrong> {
     entry.is_padded().then_some(()).ok_or(EntryWrong::Padding)
 }
 
-/// What a sound entry names is in use. Repair checks its own tables instead, in which damaged inodes are rebuilt.
+/// The inode that a sound entry names is in use. Repair checks its own tables instead, in which damaged inodes are
+/// rebuilt.
 pub(crate) fn target(view: View<'_>, entry: &Entry) -> Result<Inode, EntryWrong> {
     let ino = entry.ino;
     view.in_use(ino).ok_or(EntryWrong::Free { ino })
 }
 
-/// What an entry of `dir` says about the inode that it names. Mount and scrub do not check this: checksums cover both,
-/// and the inode of every name would have to be read.
+/// The claims of an entry of `dir` about the inode that it names. Mount and scrub do not check this: checksums cover
+/// both, and the inode of every name would have to be read.
 pub(crate) fn kind(dir: Inum, entry: (Inum, ferrite_vfs::FileKind), inode: &Inode) -> Result<(), EntryWrong> {
     let (ino, kind) = entry;
     if inode.kind() != Some(kind) {

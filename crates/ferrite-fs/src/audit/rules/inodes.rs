@@ -1,4 +1,4 @@
-//! Inodes, by themselves and compared with the pages that are mapped for them.
+//! Inodes, alone and compared with the pages that are mapped for them.
 
 use ferrite_map::{BlockNo, Inum, Lblk, PageId};
 use ferrite_vfs::FileKind;
@@ -9,7 +9,7 @@ use crate::format::inode::{INLINE_BYTES, Inode, ROOT};
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::format::xattr;
 
-/// What an inode says by itself. If anything is wrong here, nothing else it says can be believed.
+/// The fields of an inode alone. If anything is wrong here, none of its other fields can be trusted.
 pub(crate) fn of_itself(ino: Inum, inode: &Inode) -> Option<Wrong> {
     let is_root = ino == ROOT;
     if !inode.is_sound(ino) {
@@ -41,9 +41,9 @@ pub(crate) fn count(ino: Inum, counted: u32, mapped: u32) -> Option<Wrong> {
     (counted != mapped).then_some(Wrong::PageCount { ino, counted, mapped })
 }
 
-/// Which inodes have pages, and how many. For inodes that are sound by themselves, once it is known that `pages` are
-/// mapped. Mount and scrub do not check this: an inode whose checksum is right was written that way, and reads go by
-/// what it says.
+/// Which inodes have pages, and how many. For inodes that passed [`of_itself`], once it is known that `pages` are
+/// mapped. Mount and scrub do not check this: an inode whose checksum is right was written that way, and reads follow
+/// its fields.
 pub(crate) fn kind_of_content(view: View<'_>, ino: Inum, inode: &Inode, pages: u32) -> Option<Wrong> {
     let bytes = inode.size();
     match inode.kind()? {
@@ -79,8 +79,8 @@ pub(crate) fn attribute_block(
     view.own(block, claim).map_err(wrong)
 }
 
-/// That block, a data block, says whose attributes it holds. Mount does not check this: reading attributes does, and no
-/// block's ownership depends on its content.
+/// That block, a data block, names the inode whose attributes it holds. Mount does not check this: reading attributes
+/// does, and no block's ownership depends on its content.
 pub(crate) fn attributes(view: View<'_>, ino: Inum, block: BlockNo) -> Result<(), Wrong> {
     match xattr::is_sound(view.region, view.superblock, ino, block) {
         true => Ok(()),

@@ -10,7 +10,7 @@ use crate::format::unit;
 use crate::page::scan;
 use crate::space::segments::{LogSpace, SegmentWrong};
 
-/// What a walk visits, from the newest entry backwards.
+/// The steps of a walk, from the newest entry backwards.
 pub(crate) enum Met {
     /// An entry, with the bytes of its data.
     Entry { bytes: u64 },
@@ -97,8 +97,8 @@ pub(crate) fn is_allowed(view: View<'_>, page: &MapEntry) -> Result<(), LogWrong
     }
 }
 
-/// Walks the log of a page and verifies all of it: a damaged trailer could pass for one that covers something else.
-/// What was visited before an error is sound.
+/// Walks the log of a page and verifies all of it: a damaged trailer could pass for one that covers another range. The
+/// entries visited before an error are sound.
 pub(crate) fn walk(
     view: View<'_>,
     at: &MapEntry,
@@ -124,7 +124,7 @@ pub(crate) fn walk(
     );
     walked.map_err(|error| LogWrong::Broken {
         what: match error {
-            // Of whose page is known.
+            // The caller knows the page.
             FsError::Damaged(damage) => damage.what,
             other => other.to_string(),
         },

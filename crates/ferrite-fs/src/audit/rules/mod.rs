@@ -1,5 +1,5 @@
-//! What must hold in every pool: each rule once, as a function from what lies on the medium to what is
-//! [`Wrong`](super::wrong::Wrong) with it.
+//! The invariants of every pool: each rule once, as a function from the bytes on the medium to
+//! [`Wrong`](super::wrong::Wrong).
 //!
 //! Contents: [`View`], which all rules read, and one file each for the rules of [`inodes`], [`pages`] and their
 //! blocks, [`logs`], [`dirs`] with their entries, the [`names`] that lead to those, [`links`], and the copies of the
@@ -7,8 +7,8 @@
 //!
 //! Four callers check them: mount (`load`), which has two threads and little time; `fsck`, which checks everything;
 //! `repair`, which checks between its repairs; and `scrub`, which goes inode by inode under locks. So each has its own
-//! walk, and only the rules are shared. What scrub does not check, the mount did: a pool in use changes that only by
-//! records, which keep it right.
+//! walk, and only the rules are shared. Rules that scrub skips were checked by the mount: a pool in use changes their
+//! data only by records, which keep it right.
 //!
 //! Invariants: nothing here writes, keeps state or knows its caller. The caller keeps the table of block owners: rules
 //! that need it take a function that claims. Where one of the four does not check a rule, or checks less, the rule's
@@ -30,7 +30,7 @@ use crate::audit::wrong::BlockWrong;
 use crate::format::inode::Inode;
 use crate::format::layout::Superblock;
 
-/// What the rules read.
+/// The pool as the rules read it.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'v> {
     pub(crate) region: &'v Region,

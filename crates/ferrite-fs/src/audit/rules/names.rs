@@ -8,13 +8,13 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::space::names::{NameTable, Slot};
 use ferrite_map::{BlockNo, Inum, NameSlotNo};
 
-/// Where a slot leads.
+/// The target of a slot.
 pub(crate) struct Led {
-    /// The directory that owns the block, or that owns the entry if the block does not say.
+    /// The directory that owns the block, or that owns the entry if the block does not name one.
     pub(crate) dir: Inum,
     /// The block's header names its directory.
     pub(crate) has_header: bool,
-    /// The entry, or what is wrong with it: the slot is right then, and the damaged entry's name is known.
+    /// The entry, or its defect: then the slot is right, and the damaged entry's name is known.
     pub(crate) entry: Result<Entry, Wrong>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn follow(
         return Err(SlotWrong::Header { block });
     }
     let owner = owner(block)?;
-    // Without a header, the entry says which directory it belongs to.
+    // Without a header, the entry names the directory it belongs to.
     let dir = owner.unwrap_or_else(|| Inum::new(view.region.load(offset + 8) as u32));
     let has_header = owner.is_some();
     let entry = match dentry::read(view.region, offset, dir) {

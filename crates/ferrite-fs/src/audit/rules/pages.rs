@@ -1,4 +1,4 @@
-//! Mapped pages: their owner, where they may be, and that they are what was written there.
+//! Mapped pages: their owner, their permitted places, and that they are the pages written there.
 
 use ferrite_map::{Lblk, MapEntry, PageId, StoredWord};
 
@@ -24,7 +24,7 @@ pub(crate) fn is_behind(lblk: Lblk, written_end: u64) -> bool {
     u64::from(lblk) >= written_end
 }
 
-/// A page of `inode`, which is sound by itself, lies before its end.
+/// A page of `inode`, which passed [`super::inodes::of_itself`], lies before its end.
 pub(crate) fn end(at: &MapEntry, inode: &Inode) -> Option<Wrong> {
     let &MapEntry { ino, lblk, .. } = at;
     // Space is never reserved for a directory.
@@ -53,7 +53,7 @@ pub(crate) fn place(view: View<'_>, at: &MapEntry) -> Option<PageWrong> {
     written_as(view, at).map(|other| PageWrong::WrittenAs { other })
 }
 
-/// Whether a key of HashFS lies where none is ever put.
+/// Whether a key of HashFS lies where no insert ever puts one.
 pub(crate) fn is_out_of_reach(view: View<'_>, at: &MapEntry) -> bool {
     let keys = view.map.hashed_keys();
     keys.is_some_and(|keys| keys.is_out_of_reach(PageId::new(at.ino, at.lblk), at.slot))
@@ -81,7 +81,7 @@ pub(crate) fn data(view: View<'_>, at: &MapEntry) -> Option<(Wrong, StoredWord)>
         return None;
     }
     let (error, right) = data_sum::wrong_word(view.region, view.superblock, at)?;
-    // Whoever writes to a bound file in place computes no checksum.
+    // Writers to a bound file in place compute no checksum.
     let difference = view.region.load(right.offset) ^ right.value;
     if inode.is_bound() && difference >> 32 == 0 {
         return None;

@@ -5,7 +5,7 @@ use ferrite_pm::Region;
 use crate::audit::wrong::Wrong;
 use crate::format::layout::{BLOCK_BYTES, Superblock};
 
-/// What is wrong with the copies of `superblock`.
+/// The defects of the copies of `superblock`.
 pub(crate) fn copies(region: &Region, superblock: &Superblock) -> Vec<Wrong> {
     let mut block = vec![0; BLOCK_BYTES as usize];
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Entries keep what they must when they come back, stay while they are used, and are dropped when they are not.
+//! Entries keep their state when they come back, stay while they are used, and are dropped when they are not.
 
 use super::*;
 
@@ -97,7 +97,7 @@ fn a_directory_in_use_keeps_what_was_learnt_of_it() {
     assert_eq!(cache.get(number(0)).write().hints().searched, 9);
 }
 
-/// What the manual says about the memory of a known inode.
+/// Checks the manual's figure for the memory of a known inode.
 #[test]
 fn an_entry_is_small() {
     const MANY: u32 = 200_000;
@@ -129,7 +129,7 @@ fn what_is_held_or_pinned_is_not_swept() {
 fn a_number_that_is_used_again_keeps_the_newest_of_its_former_life() {
     let cache = InodeCache::new(5);
     cache.get(Inum::new(7)).set_last_seq(40);
-    // Nobody holds the entry, so it is reused; then somebody holds it, and keeps it.
+    // The entry has no holder, so it is reused; then it has one, which keeps it.
     let first = OnceCell::new();
     assert_eq!(cache.fresh(Inum::new(7), &first).inode.last_seq(), 40);
     first.get().unwrap().set_last_seq(41);

@@ -1,4 +1,4 @@
-//! What spreads guarantee: they may cover too much, never too little.
+//! The guarantee of spreads: they may cover too much, never too little.
 
 use std::collections::BTreeSet;
 
@@ -216,7 +216,7 @@ fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     );
 }
 
-/// One random change; it does not matter whether it finds room.
+/// One random change; it does not matter whether it finds space.
 fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Result<()> {
     let name = [b'a' + random.random_range(0..4)];
     let other = [b'a' + random.random_range(0..4)];
@@ -244,7 +244,7 @@ fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Resul
             offset,
             len.min(2_500_000),
         ),
-        // Often more than there is room for.
+        // Often more than there is space for.
         16 => {
             let len = random.random_range(1..14 << 20);
             file.fallocate(SYSTEM, FallocateMode::Allocate { keep_size }, offset, len)
@@ -256,7 +256,7 @@ fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Resul
 }
 
 /// The spreads agree with the mapping after random writes, truncations, punches, reservations, operations without
-/// room, renames over files, and remounts; with enough memory for them, with little, and with none.
+/// space, renames over files, and remounts; with enough memory for them, with little, and with none.
 #[test]
 fn listings_find_what_walks_find() {
     let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
@@ -467,7 +467,7 @@ fn counted(image: &[u8]) -> (Engine, Arc<AtomicU64>) {
     (engine, looks)
 }
 
-/// Truncating, punching, searching and removing a sparse file costs what is mapped, whatever the size of the file and
+/// Truncating, punching, searching and removing a sparse file costs its mapped pages, whatever the size of the file and
 /// of the table.
 #[test]
 fn a_sparse_file_costs_what_is_mapped() {

@@ -1,5 +1,5 @@
-//! What checksums vouch for and what cannot be all the same: written by nobody's medium, but by a program that was
-//! wrong, or by somebody who means harm. Mount, fsck, repair and scrub say the same of it.
+//! Impossible content with right checksums: written not by a failing medium, but by a buggy program or an attacker.
+//! Mount, fsck, repair and scrub report the same.
 
 use super::wiped::{number, repaired, tree};
 use super::*;
@@ -35,7 +35,7 @@ fn file_of(image: &[u8], len: usize) -> (String, Ino) {
     (path, ino)
 }
 
-/// No kind has this mode, no file this size: all four report it, and no read is answered.
+/// No kind has this mode, no file this size: all four report it, and every read fails.
 #[test]
 fn an_inode_of_no_kind_is_told_by_all() {
     let sound = sample(PLAIN[0]);
@@ -62,7 +62,7 @@ fn an_inode_of_no_kind_is_told_by_all() {
     }
 }
 
-/// Made a directory again: what its blocks hold is there. So are all names of the pool.
+/// Made a directory again: the content of its blocks is there. So are all names of the pool.
 #[test]
 fn a_root_that_is_a_file_becomes_a_directory() {
     for variant in PLAIN {
@@ -121,7 +121,7 @@ fn what_cannot_be_bound_is_bound_no_more() {
     }
 }
 
-/// More content than an inode has room for: a read fails, and what there is room for is put aside.
+/// More content than an inode has space for: a read fails, and the part that fits is put aside.
 #[test]
 fn a_file_that_says_it_holds_more_than_fits_is_cut() {
     let sound = sample(PLAIN[0]);

@@ -1,6 +1,6 @@
 //! Pools of older programs, which let keys of HashFS go any distance from their homes: a file rewritten 1,500 times
-//! between two moves of the mark had its page there. Its pages were dropped by a repair, and the mount answered `EIO`,
-//! for a key so far away was taken for damage.
+//! between two moves of the mark had its page there. A repair dropped such pages, and reads failed with `EIO`, because
+//! a key so far away was taken for damage.
 
 use super::wiped::{number, repaired, tree};
 use super::*;
@@ -13,7 +13,7 @@ const LARGE_BYTES: u64 = 24 << 20;
 const CONTENT: [u8; 3 * BLOCK_BYTES as usize] = [0x5a; 3 * BLOCK_BYTES as usize];
 
 /// A pool in which the second page of file `far` has its key out of reach, the slots on the way being free again.
-/// `old`: by a program that made no promise.
+/// `old`: made by a program without the feature.
 fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     let region = Region::anonymous(LARGE_BYTES).unwrap();
     let options = MkfsOptions::default()

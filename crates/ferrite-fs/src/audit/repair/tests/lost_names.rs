@@ -1,4 +1,5 @@
-//! Names that are gone, and names that only the mapping has lost: what a repair calls a loss, and what it puts back.
+//! Names that are gone, and names that only the mapping has lost: which a repair reports as a loss, and which it
+//! restores.
 
 use ferrite_map::{Inum, PageWord};
 
@@ -6,10 +7,11 @@ use super::wiped::{number, repaired, tree};
 use super::*;
 use crate::RepairReport;
 
-/// Bits of a word that leads somewhere: a neighbour, a block further off, a block that is none, another log or height.
+/// Bits of a word that names a block: flipped, it leads to a neighbour, a farther block, an impossible block, another
+/// log or height.
 const BITS: [u32; 6] = [0, 1, 6, 10, 31, 33];
 
-/// An inode, and what is to be counted otherwise in it.
+/// An inode, and the count to change in it.
 type Recount = (Ino, fn(&mut Inode));
 
 fn set(image: &mut [u8], offset: u64, value: u64) {
@@ -131,7 +133,7 @@ fn what_costs_no_name_is_no_loss() {
     }
 }
 
-/// A crash leaves what was open when it lost its name; mount frees it, and there is nothing to repair.
+/// A crash leaves a file that was open when it lost its name; mount frees it, and there is nothing to repair.
 #[test]
 fn what_a_crash_leaves_without_a_name_needs_no_repair() {
     for variant in PLAIN {

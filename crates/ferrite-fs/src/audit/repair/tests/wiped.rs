@@ -7,7 +7,7 @@ use crate::format::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_IN_USE};
 use crate::{FsckOptions, fsck_with, repair_with};
 use ferrite_map::Inum;
 
-/// A damaged image, repaired; it has to be sound then. Returns what was done as well.
+/// A damaged image, repaired; it has to be sound then. Returns the report as well.
 pub(super) fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
     let (report, rewrite) = repair(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
@@ -46,7 +46,7 @@ pub(super) fn number(image: &[u8], path: &str) -> Ino {
     numbers(image, [path])[0]
 }
 
-/// Zeros, or what another medium has held.
+/// Zeros, or the content of another medium.
 fn wipe(image: &mut [u8], range: Range<usize>, how: u8) {
     match how {
         0 => image[range].fill(0),
@@ -120,7 +120,7 @@ fn a_wiped_file_is_known_by_its_entry_alone() {
     assert!(found.starts_with(content));
 }
 
-/// The word that says which boot uses the pool: a hit one, and one that a power loss has left.
+/// The word that names the boot that uses the pool: a damaged one, and one that a power loss has left.
 #[test]
 fn a_mark_of_another_boot_is_told_and_cleared() {
     let set = |image: &mut [u8], offset: u64, value: u64| {
@@ -147,7 +147,7 @@ fn a_mark_of_another_boot_is_told_and_cleared() {
         let (image, report) = repaired(&image);
         if let Some(told) = told {
             assert!(found[0].contains(told), "{found:?}");
-            // Operations may be missing after a power loss: nobody accepts that unasked.
+            // Operations may be missing after a power loss: a repair must not accept that unasked.
             assert_eq!(report.mended.len(), 1);
             assert_eq!(report.mended[0].loss, in_use);
         } else {
@@ -265,7 +265,7 @@ fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
         let inos = numbers(&sound, before.keys().map(String::as_str));
         for ((path, content), ino) in before.iter().zip(inos) {
             let aside = format!("/lost+found/damaged-{ino}");
-            // What has its content inside has no page.
+            // An inode with inline content has no page.
             let path = if content.len() > 128 { &aside } else { path };
             assert!(after.get(path) == Some(content), "{variant:?}: {path}");
         }
