@@ -1,4 +1,4 @@
-//! What a caller may choose at mkfs, mount and fsck, and what the engine reports about a pool.
+//! The options of mkfs, mount and fsck, and the engine's reports about a pool.
 //!
 //! The sets of options grow. Outside this crate, a caller starts from the default and calls a setter for each option
 //! that differs. A setter that takes `impl Into<Option<_>>` takes the value itself, or `None` for the default.
@@ -8,7 +8,7 @@ use ferrite_pm::Durability;
 pub use ferrite_vfs::volume::ScrubReport;
 use serde::{Deserialize, Serialize};
 
-/// Who owns a file; by default the root user.
+/// The owner of a file; by default the root user.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Owner {
     /// User.
@@ -46,7 +46,7 @@ pub struct MkfsOptions {
     pub block_bytes: Option<u32>,
     /// Seed of the pool's hashes and its identity; by default random. Tests set it.
     pub seed: Option<u64>,
-    /// Who owns the root directory.
+    /// The owner of the root directory.
     pub root_owner: Owner,
     /// File data carries checksums, which every read verifies.
     pub data_checksum: bool,
@@ -111,9 +111,9 @@ impl MkfsOptions {
         self
     }
 
-    /// Whether zeros are written to all space, and not only to tables. On a disk file each operation that is first to
-    /// write to a block pays for what its file system does about that, and waits for it when it is durable; this does
-    /// that beforehand. Takes as long as writing the file.
+    /// Whether zeros are written to all space, and not only to tables. On a disk file, the first write to each block
+    /// pays for its file system's allocation work, and waits for that if it is durable; this option does it beforehand.
+    /// Takes as long as writing the file.
     #[must_use]
     pub fn write_zeros(mut self, write_zeros: bool) -> MkfsOptions {
         self.write_zeros = write_zeros;
@@ -201,7 +201,7 @@ impl MountOptions {
         self
     }
 
-    /// The names of the options that are not as by default. To look at a pool ([`Self::look`]) is to have it read-only.
+    /// The names of the options that differ from the default. An inspection ([`Self::look`]) counts as read-only.
     pub fn given(&self) -> Vec<&'static str> {
         let MountOptions {
             read_only,
@@ -240,8 +240,7 @@ impl MountOptions {
         given.map(|(name, _)| name).collect()
     }
 
-    /// To look at a pool in whatever state: read-only, after a power loss too, and not counted in
-    /// [`PoolInfo::mounts`].
+    /// Inspects a pool in any state: read-only, after a power loss too, and not counted in [`PoolInfo::mounts`].
     #[must_use]
     pub fn look() -> MountOptions {
         MountOptions {
@@ -283,7 +282,7 @@ impl MountOptions {
     }
 
     /// When operations on an ordinary file are durable. By default when they return; with [`Durability::OnSync`] at the
-    /// next `fsync`, `sync` or unmount, and at most five seconds later. A crash then leaves a prefix of what was done.
+    /// next `fsync`, `sync` or unmount, and at most five seconds later. A crash then leaves a prefix of the operations.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> MountOptions {
         self.durability = durability;
@@ -394,7 +393,7 @@ pub struct PoolInfo {
     pub uuid: String,
     /// Version of the format.
     pub format_version: u32,
-    /// What the pool is stored on, and what survives there.
+    /// The medium of the pool, and the failures that its data survives there.
     pub medium: String,
     /// In words: which failures a completed operation survives.
     pub durability: String,
@@ -411,7 +410,7 @@ pub struct PoolInfo {
     pub blocks: u64,
     /// Data blocks free now.
     pub blocks_free: u64,
-    /// Free blocks kept back for deletes, shrinks and overwrites.
+    /// Free blocks reserved for deletes, shrinks and overwrites.
     pub blocks_reserved: u64,
     /// Blocks freed by operations that a crash could still replay.
     pub blocks_pending: u64,
@@ -454,7 +453,7 @@ pub struct PoolInfo {
     /// was mounted.
     #[serde(default)]
     pub may_be_live_copy: bool,
-    /// Changes are held back, so that the pool can be copied.
+    /// The pool is frozen, so that it can be copied.
     #[serde(default)]
     pub frozen: bool,
     /// Journal records replayed by this mount.
@@ -494,7 +493,7 @@ pub struct PoolInfo {
 /// Damage met while the pool was mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeFinding {
-    /// What is wrong, with the names and numbers that it concerns.
+    /// The damage, with the names and numbers that it concerns.
     pub what: String,
     /// How often it was met.
     pub count: u64,
@@ -575,16 +574,16 @@ impl FsckOptions {
 pub struct Finding {
     /// Phase that found it.
     pub phase: &'static str,
-    /// What is wrong, with the names and numbers that it concerns.
+    /// The damage, with the names and numbers that it concerns.
     pub what: String,
 }
 
 /// Result of a check.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct FsckReport {
-    /// What is wrong; empty on a sound pool.
+    /// The findings; empty on a sound pool.
     pub findings: Vec<Finding>,
-    /// There was more than `findings` lists, which holds a limited number.
+    /// There was more damage than `findings` lists, which holds a limited number.
     pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
@@ -605,16 +604,16 @@ pub struct FsckReport {
 pub struct Mended {
     /// Phase that found it.
     pub phase: &'static str,
-    /// What is wrong, with the names and numbers that it concerns.
+    /// The damage, with the names and numbers that it concerns.
     pub what: String,
-    /// What is done about it.
+    /// The repair's action.
     pub action: &'static str,
     /// Content or names are lost, or may be wrong; false if everything is as it was before the damage.
     pub loss: bool,
 }
 
 impl Mended {
-    /// The finding, without what is done about it.
+    /// The finding, without the action.
     pub(crate) fn finding(&self) -> Finding {
         Finding {
             phase: self.phase,
@@ -626,9 +625,9 @@ impl Mended {
 /// Result of a repair.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct RepairReport {
-    /// What was wrong before, in the order of `mended`; empty if the pool was sound.
+    /// The damage before, in the order of `mended`; empty if the pool was sound.
     pub findings: Vec<Finding>,
-    /// Everything that was done, in order.
+    /// All steps of the repair, in order.
     pub mended: Vec<Mended>,
     /// Names in `lost+found` of inodes whose content may be wrong.
     pub quarantined: Vec<String>,

@@ -35,7 +35,7 @@ pub enum Flaw {
     EarlyReuse,
     /// A merged page is not fenced before the word that names it.
     FoldWithoutFence,
-    /// What a fold freed is reused at once.
+    /// Space that a fold freed is reused at once.
     FoldSpaceAtOnce,
     /// A fold's word is not written back before the mark passes it.
     FoldWordForgotten,
@@ -63,13 +63,13 @@ pub enum Flaw {
     FoldUnannounced,
     /// A sweep of the inode cache forgets the numbers of the newest records of the dropped inodes.
     SweepForgetsFloor,
-    /// With stores held back, words reach the file before the records that set them are durable.
+    /// With deferred write-back, words reach the file before the records that set them are durable.
     WordsBeforeSync,
-    /// With stores held back, folds have no record.
+    /// With deferred write-back, folds have no record.
     FoldWithoutRecord,
-    /// With stores held back, recovery replays records behind one that is missing.
+    /// With deferred write-back, recovery replays records after a missing one.
     GapInPrefix,
-    /// With stores held back, new nodes of a tree are streamed and not in the record that links them.
+    /// With deferred write-back, new nodes of a tree are streamed and not in the record that links them.
     NodeWithoutWords,
     /// Records that come after a move of entries may have lower numbers.
     MoveForgetsFloor,
@@ -79,17 +79,17 @@ pub enum Flaw {
     FirstDataOnly,
     /// The outcome of a change with a token gets a record of its own.
     OutcomeOutsideRecord,
-    /// Mount leaves what an interrupted append has put behind the end of a bound file.
+    /// Mount keeps bytes that an interrupted append has put beyond the end of a bound file.
     TailKept,
-    /// A record vouches for data of a bound file.
+    /// A record carries a checksum of data of a bound file.
     BoundVouched,
-    /// A file is bound before the mark has passed what vouches for its data.
+    /// A file is bound before the mark has passed the records with checksums of its data.
     BoundBeforeMark,
-    /// Appended bytes behind the end are not fenced before the record that moves the end.
+    /// Appended bytes beyond the end are not fenced before the record that moves the end.
     AppendWithoutFence,
-    /// Checksums are sealed without making durable what they cover.
+    /// Checksums are sealed without making the data they cover durable.
     SealWithoutContent,
-    /// A change of a bound file moves and frees its pages before the adapter has given them back.
+    /// A change of a bound file moves and frees its pages before the adapter has returned them.
     FreedBeforeDrain,
 }
 
@@ -158,7 +158,7 @@ impl Flaw {
         }
     }
 
-    /// Whether it is about stores that are held back.
+    /// Whether it concerns deferred write-back.
     pub fn is_held(self) -> bool {
         matches!(
             self,

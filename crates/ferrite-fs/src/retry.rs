@@ -1,5 +1,5 @@
-//! Floor 6, what an operation does when it finds no room: it reclaims what others have freed, folds logs, has the
-//! mapping move its entries, and tries again.
+//! Floor 6, retries of operations that find no space: they reclaim space that others have freed, fold logs, have the
+//! mapping move its entries, and retry.
 //!
 //! Contents: [`with_space`] and [`with_room`], which run an operation again as long as that may help. An
 //! operation is a closure that begins and commits its own transaction, so that each try starts from scratch.
@@ -19,7 +19,7 @@ use crate::pool::tx::Tx;
 const FOLDS_FOR_SPACE: usize = 8192;
 /// Pages folded before it checks whether that was enough, and sorts logs by length again.
 const FOLDS_AT_A_TIME: usize = 1024;
-/// Rounds of reclaiming and trying again before an operation fails for lack of space.
+/// Rounds of reclaiming and retrying before an operation fails for lack of space.
 pub(crate) const SPACE_TRIES: usize = 3;
 /// Most moves of the mapping's entries that one operation waits for.
 const MOVES_MAX: usize = 64;
@@ -37,7 +37,7 @@ impl Need {
     /// A page, a directory block, some nodes of a tree.
     pub(crate) const FEW: Need = Need { least: 0, most: 8 };
 
-    /// What writing `len_bytes` may take.
+    /// The need of a write of `len_bytes`.
     pub(crate) fn pages(len_bytes: usize) -> Need {
         Need {
             least: 0,
@@ -46,11 +46,11 @@ impl Need {
     }
 }
 
-/// Runs `operation`. If it runs out of something that earlier operations have freed, or that logs hold, reclaims that
-/// and tries again. So `ENOSPC` is returned only if there really is none (docs/design.md, "Crash atomicity").
+/// Runs `operation`. If it runs out of a resource that earlier operations have freed, or that logs hold, reclaims that
+/// and retries. So `ENOSPC` means that the pool is really full (docs/design.md, "Crash atomicity").
 ///
-/// What is done depends on what is missing, since everything has a cost for others: blocks and entries of the mapping
-/// come back with the mark, folds give only blocks, and inodes, names and room for attributes never wait.
+/// The remedy depends on the missing resource, since each has a cost for other operations: blocks and entries of the
+/// mapping come back with the mark, folds free only blocks, and inodes, names and space for attributes never wait.
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {
@@ -64,7 +64,7 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
                         if tries > 0 {
                             fold_for(core, need)?;
                         }
-                        // Others may have taken what there was, and freed as much since.
+                        // Others may have taken the free blocks, and freed as many since.
                         true
                     }
                     SpaceOf::MapEntries
@@ -90,8 +90,8 @@ fn is_hopeless(core: &Core, need: Need) -> bool {
     need.least > 0 && need.least > core.journal.while_settled(left)
 }
 
-/// Makes available again what waits for the mark. If nothing that waits would help, the mark stays: moving it writes
-/// back the lines of all threads. Waits for a thread that is just releasing something.
+/// Makes resources that wait for the mark available again. If nothing that waits would help, the mark stays: moving it
+/// writes back the lines of all threads. Waits for a thread that is just releasing resources.
 fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
     let pending = core.journal.pending();
     let blocks = pending.blocks + core.log_space.returning();
@@ -132,8 +132,8 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
     Ok(())
 }
 
-/// Runs `operation`. If the mapping has no entry within reach, has it move some, and tries again. The caller may hold
-/// locks of inodes, but no transaction.
+/// Runs `operation`. If the mapping has no entry within reach, has it move some, and retries. The caller may hold locks
+/// of inodes, but no transaction.
 pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut moves = 0;
     loop {

@@ -1,9 +1,9 @@
 //! Two simulated days of a file server: files are made, rewritten, appended to, read and removed, by the sizes of
 //! filebench's fileserver (128 KiB on average, appends of 16 KiB), while the pool fills to 95 % and empties to 60 %
-//! every twelve hours. In the end all is sound and holds what was written, and files lie and are written as they were
-//! after the first hour.
+//! every twelve hours. In the end the pool is sound, all content is right, and layout and write speed are as after the
+//! first hour.
 //!
-//! An hour is a fixed number of operations. The engine is idle at its end, so what waits for that is done
+//! An hour is a fixed number of operations. The engine is idle at its end, so work that waits for that is done
 //! (`Engine::clean`). A pool that has seen only one hour alternates with the aged one, at the same fill, for two hours:
 //! other load on the machine affects both. Time is the thread's CPU time; the medians are over the parts of these
 //! hours.
@@ -35,7 +35,7 @@ const APPEND_BYTES: usize = 16 << 10;
 /// Hours for which the two work alternately.
 const COMPARED: u64 = 2;
 
-/// A file, and what it holds: the fills and lengths of what was written to it, one behind the other.
+/// A file and its content: the fills and lengths of its writes, in file order.
 struct Content {
     ino: Ino,
     parts: Vec<(u32, usize)>,
@@ -55,7 +55,7 @@ impl Content {
     }
 }
 
-/// What an operation mostly does, and what [`Server::by_kind`] calls it.
+/// The main work of an operation, for [`Server::by_kind`].
 #[derive(Clone, Copy)]
 enum Kind {
     Write,
@@ -63,7 +63,7 @@ enum Kind {
     Remove,
 }
 
-/// How files and free space lie.
+/// The layout of files and free space.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     /// Pages of all files over the runs of consecutive blocks they lie in.
@@ -83,15 +83,15 @@ struct Server {
     room: u64,
     /// Number of the pool's last block.
     last_block: u64,
-    /// Bytes that the engine was given or asked for, and how long it took, in this window.
+    /// Bytes written to or read from the engine in this window, and the time it took.
     bytes: u64,
     busy: Duration,
-    /// The same by what is done, over the windows that are compared.
+    /// The same by kind of work, over the windows that are compared.
     by_kind: [(u64, Duration); 3],
     refused: u64,
 }
 
-/// What the `fill`-th write stores. Cut from one long text, since most of the time would go to making it up.
+/// The content of the `fill`-th write. Cut from one long text, since generating it would take most of the time.
 fn content(fill: u32, len: usize) -> Vec<u8> {
     static TEXT: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(1, 4 << 20));
     let start = fill as usize * 4099 % (TEXT.len() / 2);
@@ -129,7 +129,7 @@ impl Server {
         }
     }
 
-    /// Has the engine do something with this many bytes; None if there was no space for it.
+    /// Has the engine process this many bytes; `None` if there was no space for it.
     fn timed<T>(
         &mut self,
         kind: Kind,
@@ -284,7 +284,7 @@ impl Server {
         self.engine.clean(usize::MAX).unwrap();
     }
 
-    /// How all lies.
+    /// The current layout.
     fn layout(&self) -> Layout {
         let (mut pages, mut runs) = (0_u64, 0_u64);
         let mut used = Vec::new();
@@ -479,8 +479,8 @@ fn two_days_of_a_file_server() {
         let Aged {
             mapping, speed, run, ..
         } = aged;
-        // A pool that was never full has its room in one piece, one that was has the gaps that files left
-        // (docs/benchmarks.md). That is lost once, and it settles.
+        // A pool that was never full has its free space in one piece; one that was has the gaps that files left
+        // (docs/benchmarks.md). That loss happens once, then the layout is stable.
         assert!(
             run > 0.3,
             "{mapping}: runs are {run:.2} times as long as in a young pool"

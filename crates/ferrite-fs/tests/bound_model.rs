@@ -1,7 +1,7 @@
 //! A model of displacement bounds that are lowered while others insert; run by shuttle under many schedules.
 //!
-//! As in `slot_model.rs` nothing is instrumented: this states what `ferrite-map/src/bounds.rs` and `hashfs.rs` do, with
-//! the same atomics in the same order. One home, whose keys may lie 0 to 2 buckets behind it, one slot a bucket.
+//! As in `slot_model.rs` nothing is instrumented: this models `ferrite-map/src/bounds.rs` and `hashfs.rs`, with the
+//! same atomics in the same order. One home, whose keys may lie 0 to 2 buckets after it, one slot a bucket.
 
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -15,17 +15,17 @@ const COMMITTING: u64 = 1;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// An insert does not look whether its home is being lowered.
+    /// An insert does not check whether its home is being lowered.
     NoLook,
-    /// An insert looks before it claims its slot.
+    /// An insert checks before it claims its slot.
     LookBeforeClaim,
     /// Claimed slots without a key are not counted.
     ClaimsIgnored,
-    /// A bound is stored although somebody called it off.
+    /// A bound is stored although another thread cancelled it.
     StoredAnyway,
-    /// A raise by somebody who looked before the announcement is overwritten.
+    /// A raise by a thread that checked before the announcement is overwritten.
     BlindStore,
-    /// Announcements have no tickets, so one that was called off takes the next one for itself.
+    /// Announcements have no tickets, so a cancelled one takes the next one for itself.
     NoTickets,
 }
 
@@ -68,7 +68,7 @@ impl Home {
         }
     }
 
-    /// `HashFs::insert`, then the commit that lets the key be seen.
+    /// `HashFs::insert`, then the commit that makes the key visible.
     fn insert(&self, key: u64) {
         if self.flaw == Flaw::LookBeforeClaim {
             self.call_off();
@@ -86,7 +86,7 @@ impl Home {
         self.keys[distance].store(key, SeqCst);
     }
 
-    /// `Bounds::lower`, with what `HashFs::lower_a_bound` counts.
+    /// `Bounds::lower`, with the counts of `HashFs::lower_a_bound`.
     fn lower(&self) {
         let ticket = match self.flaw {
             Flaw::NoTickets => 0,

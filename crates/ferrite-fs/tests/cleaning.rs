@@ -1,4 +1,4 @@
-//! The cleaner keeps up: small overwrites of a pool that is 90 % full go on for ever, and leave little behind.
+//! The cleaner keeps up: small overwrites of a pool that is 90 % full continue for ever, and leave little behind.
 //!
 //! `FERRITE_SOAK=1` runs ten minutes (or `FERRITE_SOAK_SECONDS`) and compares latencies, which means something in a
 //! release build only.

@@ -1,10 +1,10 @@
-//! Crashes at any moment (docs/design.md, "Proof"): what an operation did is there entirely or not at all, and what
-//! returned is there.
+//! Crashes at any moment (docs/design.md, "Proof"): each operation is there entirely or not at all, and every operation
+//! that returned is there.
 //!
 //! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium may hold:
 //! nothing unfenced, everything, some lines alone missing, 64 random subsets torn at words. Each image must mount, pass
-//! fsck, and hold the tree after the last operation that returned, or after the one that was under way. Some are
-//! crashed again while they recover.
+//! fsck, and hold the tree after the last operation that returned, or after the one in progress. Some are crashed again
+//! while they recover.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ struct Recorded {
     states: Vec<Tree>,
 }
 
-/// Nothing goes on but what the test does, so that a recording is always the same.
+/// Nothing runs in the background, so that a recording is always the same.
 fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false)
 }
@@ -111,7 +111,7 @@ fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, (seed, subsets): 
     let point = cursor.point() as u64;
     let choices = [Choice::None, Choice::All].into_iter();
     let random = (0..subsets).map(|n| Choice::Random(seed ^ point << 16 ^ n));
-    // A random subset seldom has a whole record: whether what goes before it is there shows when that alone is missing.
+    // A random subset seldom has a whole record: a missing predecessor shows only in an image that lacks nothing else.
     let alone = subsets.div_ceil(4).min(cursor.lines_in_flight() as u64);
     let missing = (0..alone).map(|n| Choice::AllButLine((n * cursor.lines_in_flight() as u64 / alone) as usize));
     for choice in choices.chain(random).chain(missing.collect::<Vec<_>>()) {
@@ -150,7 +150,7 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
         let expected: Vec<_> = allowed.iter().map(names).collect();
         panic!("{at}: found {}\nallowed {expected:#?}", names(&tree));
     }
-    // What was recovered must go on working.
+    // The recovered pool must keep working.
     let probe = make(&engine, ROOT_INO, "probe-after-crash");
     write(&engine, probe, 0, &pattern(5000, 9));
     engine
@@ -399,8 +399,8 @@ fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
     }
 }
 
-/// With few free blocks, what a fold gives back is written again at once, as soon as the rules allow: too early, and a
-/// crash that brings the old word back finds something else there.
+/// With few free blocks, space that a fold frees is written again as soon as the rules allow: if too early, a crash
+/// that restores the old word finds other data there.
 fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entries: u32, steps: &[Step]) {
     let fill: Step = Box::new(|fs| {
         let file = fs
@@ -425,7 +425,7 @@ fn small(round: u64) -> impl Iterator<Item = Step> {
     (0..3).map(move |n| put("/f", n * 4096 + 50 * round, 30, (10 * round + n) as u8))
 }
 
-/// Enough whole pages to use up what is free, move the mark, and write what was given back.
+/// Enough whole pages to use up what is free, move the mark, and write to the freed blocks.
 fn churn(version: u64, times: u64) -> impl Iterator<Item = Step> {
     (0..times).map(move |n| put("/f", 8 * 4096, 24 * 4096, (version + n) as u8))
 }
@@ -510,8 +510,8 @@ fn attributes_and_extended_attributes() {
     );
 }
 
-/// A block that a record vouches for is zeroed, stays its page's, and is filled again in place: the record must not
-/// become void by that, for it did more than fill the block (here it took the setuid bit away).
+/// A block whose checksum a record carries is zeroed, stays with its page, and is filled again in place: that must not
+/// void the record, which did more than fill the block (here it cleared the setuid bit).
 #[test]
 fn a_zeroed_page_is_written_again() {
     let set_mode: Step = Box::new(|fs| {
@@ -553,12 +553,12 @@ fn cutting_more_than_one_record_holds() {
     );
 }
 
-/// Nodes of trees begin, split and go: what they begin with is in no record, so nothing may lead to them before it is
-/// durable.
+/// Nodes of trees are created, split and freed: their initial content is in no record, so nothing may name them before
+/// it is durable.
 #[test]
 fn nodes_of_trees_split_and_go() {
     const PAGE_BYTES: u64 = 4096;
-    /// More extents than a leaf of an extent tree has room for, which leave the first leaf full.
+    /// More extents than a leaf of an extent tree has space for, which leave the first leaf full.
     const PIECES: u64 = 250;
     for &mapping in Mapping::ALL {
         let options_of_pool = options().mapping(mapping);
@@ -574,7 +574,7 @@ fn nodes_of_trees_split_and_go() {
             // fence for.
             allocate("/pieces", reserve, 101 * PAGE_BYTES, PAGE_BYTES),
             put("/pieces", 103 * PAGE_BYTES, 3000, 2),
-            // Behind everything.
+            // After everything.
             put("/pieces", (2 * PIECES + 9) * PAGE_BYTES, 4096, 3),
             // A radix tree of two levels, and one of one level again, whose leaf is new.
             allocate("/pieces", reserve, 600 * PAGE_BYTES, PAGE_BYTES),
@@ -634,7 +634,7 @@ fn long_random_workloads() {
     }
 }
 
-/// One operation, possibly refused; what it does depends on `seed` and the tree alone.
+/// One operation, possibly refused; it depends on `seed` and the tree alone.
 fn random_step(seed: u64) -> Step {
     Box::new(move |fs| {
         let mut rng = StdRng::seed_from_u64(seed);

@@ -1,5 +1,5 @@
-//! Damage to what belongs to one file, on every mapping: the pool is mounted all the same, the file is whole or answers
-//! with errors, every other file is whole, nothing that is done meanwhile adds damage, and a repair fixes it.
+//! Damage to structures of one file, on every mapping: the pool still mounts, the file is whole or its reads fail,
+//! every other file is whole, no operation meanwhile adds damage, and a repair fixes it.
 //!
 //! Damage of data is in `data_checksum.rs`, damage at random in `src/repair/tests.rs` and the fuzz targets.
 
@@ -45,7 +45,7 @@ struct Pool {
     files: BTreeMap<String, Known>,
 }
 
-/// What an engine leaves in a pool.
+/// The image of a pool after `work`.
 fn image_after(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
@@ -134,7 +134,7 @@ impl Pool {
         places[0]
     }
 
-    /// What leads to all pages of a file, or to some: a key of a table, the root of a tree.
+    /// The word that leads to all pages of a file, or to some: a key of a table, the root of a tree.
     fn key(&self, name: &str) -> usize {
         let ino = self.files[name].ino;
         let area = (self.superblock.map_offset, self.superblock.first_block * PAGE as u64);
@@ -185,8 +185,8 @@ impl Pool {
         image
     }
 
-    /// Reads every file in every way. What comes is right, or, for the victims, an error that names the inode. Returns
-    /// how many errors there were.
+    /// Reads every file in every way. Each result is right, or, for the victims, an error that names the inode. Returns
+    /// the number of errors.
     fn survey(&self, engine: &Engine, victims: &[&str]) -> usize {
         let mut errors = 0;
         for (name, known) in &self.files {
@@ -241,7 +241,7 @@ impl Pool {
     }
 }
 
-/// What fsck finds, and how often; without numbers, since places and totals change as a pool is used.
+/// The findings of fsck with their counts; without numbers, since places and totals change as a pool is used.
 fn findings(image: &[u8]) -> BTreeMap<String, usize> {
     let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     let mut found = BTreeMap::new();
@@ -252,7 +252,7 @@ fn findings(image: &[u8]) -> BTreeMap<String, usize> {
     found
 }
 
-/// What can be expected of a kind of damage.
+/// The expected reaction to a kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
     /// The mount reports it, and changes nothing.
@@ -309,7 +309,7 @@ fn repaired(image: &[u8]) -> Engine {
     engine
 }
 
-/// All that is demanded of one damaged pool. Returns how many errors its victims gave.
+/// All checks of one damaged pool. Returns the number of errors that its victims gave.
 fn live_with(pool: &Pool, image: &[u8], victims: &[&str], told: Told) -> usize {
     let before = findings(image);
     assert!(!before.is_empty(), "fsck finds it");
@@ -349,7 +349,7 @@ fn live_with(pool: &Pool, image: &[u8], victims: &[&str], told: Told) -> usize {
     errors
 }
 
-/// Runs on all mappings; `damage` says what is hit.
+/// Runs on all mappings; `damage` chooses the words.
 fn on_every_mapping(victims: &[&str], told: Told, damage: impl Fn(&Pool) -> Words) {
     on_mappings(Mapping::ALL, victims, told, damage);
 }
@@ -359,7 +359,7 @@ fn on_mappings(mappings: &[Mapping], victims: &[&str], told: Told, damage: impl 
         let pool = Pool::new(mapping);
         let errors = live_with(&pool, &pool.damaged(&damage(&pool)), victims, told);
         println!("{mapping}: {errors} errors");
-        // The run that a page is in tells where it lies, though its own entry be gone.
+        // The run of a page shows where it lies, even if its own entry is gone.
         assert!(errors > 0 || mapping == Mapping::Cuckoo, "{mapping}: the damage shows");
     }
 }
@@ -377,7 +377,7 @@ fn a_sound_pool_tells_of_no_damage() {
     }
 }
 
-/// The trailer of an entry in the middle: what it says of lengths, and of its range only.
+/// The trailer of an entry in the middle: its lengths, and its range alone.
 #[test]
 fn a_damaged_log_entry() {
     for bits in [0x0f00_0000, 0xff << 32, 0x10] {
@@ -439,8 +439,8 @@ fn a_page_word_with_anothers_block() {
     });
 }
 
-/// The first word of many pages in a row, from which some mappings tell all of them: whatever else is hit by that,
-/// nothing is wrong.
+/// The first word of many consecutive pages, from which some mappings derive all of them: whatever else that hits, no
+/// read is wrong.
 #[test]
 fn the_first_word_of_a_run() {
     for &mapping in Mapping::ALL {
@@ -465,7 +465,7 @@ fn a_page_word_that_was_cleared() {
     on_every_mapping(&[LOGGED], Told::ReadOnly, |pool| vec![(pool.page_word(LOGGED, 0), 0)]);
 }
 
-/// The owner in an inode: it is known what belongs to the file, so the pool can be used.
+/// The owner in an inode: the file's blocks are known, so the pool can be used.
 #[test]
 fn a_damaged_inode() {
     for name in [PLAIN, LABELLED, "small"] {
@@ -504,7 +504,7 @@ fn damaged_attributes() {
     });
 }
 
-/// A damaged inode's attributes are said to be where somebody's log is: the log vouches for itself, so nobody else
+/// A damaged inode's attributes seem to be where another file's log is: the log has its own checksums, so no other file
 /// suffers.
 #[test]
 fn a_damaged_inode_that_names_a_log_as_its_attributes() {

@@ -1,5 +1,5 @@
 //! Checksums of file data (`mkfs --data-checksum`): damage is an error that names inode and offset, never wrong data;
-//! it is not copied into blocks that verify; what was written by whatever way verifies.
+//! it is not copied into blocks that verify; data verifies whichever way it was written.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
-/// A pool with some files, as it lies on the medium, and where everything is.
+/// A pool with some files, as bytes on the medium, and the places of its structures.
 struct Pool {
     image: Vec<u8>,
     /// Two files of whole pages, and their content.
@@ -42,7 +42,7 @@ impl Pool {
     }
 
     /// Where each page has a word of its own, in a table, and no bit of the logged page's word leads to an older entry
-    /// of its log, which nobody could tell from the newest.
+    /// of its log, which could not be distinguished from the newest.
     fn with_words() -> Pool {
         Pool::made_with(&options(true).mapping(Mapping::Hashfs))
     }
@@ -107,8 +107,8 @@ impl Pool {
         found[0]
     }
 
-    /// Reads everything in every way: what comes is right or an error that names its place. Returns which pages cannot
-    /// be read.
+    /// Reads everything in every way: each result is right or an error that names its place. Returns the pages that
+    /// cannot be read.
     fn survey(&self, engine: &Engine) -> Vec<(Ino, usize)> {
         let mut lost = Vec::new();
         for (ino, content, _) in self.files.iter().chain([&self.logged]) {
@@ -197,8 +197,8 @@ fn a_sound_pool_reads_and_scrubs() {
     assert!(engine.info().data_checksum);
 }
 
-/// A page that the mapping has in the place of a hole of its file: its checksum says which page it was, so mount, fsck
-/// and scrub tell, what it left is no hole, and a repair puts it back.
+/// A page that the mapping has in the place of a hole of its file: its checksum identifies its old page, so mount, fsck
+/// and scrub report it, its old place is no hole, and a repair restores it.
 #[test]
 fn a_page_in_the_place_of_a_hole_is_told() {
     let content = pattern(PAGE, 9);
@@ -316,7 +316,7 @@ fn pages_that_changed_places_are_errors() {
         let report = engine.scrub(None).unwrap();
         assert!(report.findings.len() >= 2, "{report:?}");
     }
-    // Without the feature nobody can tell.
+    // Without the feature the damage is undetectable.
     let plain = Pool::new(false);
     assert!(!mount(&plain.image).info().data_checksum);
 }
@@ -370,8 +370,8 @@ fn a_flipped_bit_of_a_log_gives_no_wrong_data() {
     assert!(lost > 1000, "{lost}");
 }
 
-/// Whatever copies part of a damaged page fails, and leaves it as damaged as it was; whatever needs nothing of it heals
-/// it.
+/// An operation that copies part of a damaged page fails, and leaves it as damaged as before; one that needs nothing of
+/// it heals it.
 #[test]
 fn damage_is_not_copied_and_whole_pages_heal_it() {
     let pool = Pool::new(true);
@@ -439,7 +439,7 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
     }
 }
 
-/// A log that covers all that is read needs nothing of the block.
+/// A read of a range that the log covers needs nothing of the block.
 #[test]
 fn a_page_that_its_log_covers_is_read_without_its_block() {
     let pool = Pool::new(true);
@@ -465,7 +465,7 @@ fn a_page_that_its_log_covers_is_read_without_its_block() {
     assert_eq!(engine.scrub(None).unwrap().findings, [""; 0]);
 }
 
-/// What `docs/operations.md` says of pools without the feature: damaged data is handed out as it is.
+/// As `docs/operations.md` states for pools without the feature: reads return damaged data.
 #[test]
 fn without_checksums_damaged_data_is_not_noticed() {
     let pool = Pool::new(false);
@@ -504,7 +504,7 @@ fn unknown_read_only_features_refuse_writing() {
     assert!(found == pool.files[0].1);
 }
 
-/// One file and what it must hold, changed in all ways.
+/// One file and its expected content, changed in all ways.
 struct Model {
     ino: Ino,
     content: Vec<u8>,
@@ -607,7 +607,7 @@ fn everything_that_was_written_verifies() {
             .cow_only(round % 4 == 3)
             .forward_scan(round % 3 == 2)
             .fold_read_entries(5)
-            // On an ordinary file, where records vouch for data.
+            // On an ordinary file, where records carry checksums of data.
             .process_durability(true);
         let mount = || {
             let region = Region::open(&path, ferrite_pm::Access::ReadWrite).unwrap();

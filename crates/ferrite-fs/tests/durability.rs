@@ -1,5 +1,5 @@
-//! What `durability=process` and `durability=fsync` promise on an ordinary file: operations pay for no sync; what tells
-//! of a power loss is safe from one; and whoever asks for durability gets it, with one sync for all that wait.
+//! The guarantees of `durability=process` and `durability=fsync` on an ordinary file: operations pay for no sync; the
+//! word that reveals a power loss survives one; and callers of fsync get durability, with one sync for all that wait.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ fn mount(pool: &Path) -> Engine {
     Engine::mount(Region::open(pool, Access::ReadWrite).unwrap(), &options).unwrap()
 }
 
-/// The mount syncs the word that says which boot the pool is in use in, before anything a power loss may take; a mount
-/// behind a kill syncs what that left to the kernel before it changes that word; an unmount syncs all before it calls
-/// the pool clean, and that as well.
+/// The mount syncs the word that names the boot that uses the pool, before anything a power loss may take; a mount
+/// after a kill syncs the pages left to the kernel before it changes that word; an unmount syncs all before it marks
+/// the pool clean, and then the mark as well.
 #[test]
 fn syncs_come_with_mount_and_unmount_and_no_operation_pays_for_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn on_sync(pool: &Path) -> Option<Engine> {
     Some(Engine::mount(Region::open(pool, Access::ReadWrite).unwrap(), &options).unwrap())
 }
 
-/// No operation pays for a sync, and each asked for is one; with nothing to make durable there is none.
+/// No operation pays for a sync, and each request makes one; with nothing to make durable it makes none.
 #[test]
 fn a_sync_is_paid_by_who_asks_for_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn a_sync_is_paid_by_who_asks_for_it() {
     }
 }
 
-/// A kill loses nothing that returned: the file has all of it, whoever opens it next, and in whichever mode.
+/// A kill loses no operation that returned: the file has all of them, whichever mode the next mount uses.
 #[test]
 fn a_kill_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -163,7 +163,7 @@ fn a_frozen_pool_can_be_copied() {
     ));
 }
 
-/// Tables that are changed all over take no more memory than the bound, and nothing is lost by giving it back.
+/// Tables that are changed all over take no more memory than the bound, and nothing is lost by releasing it.
 #[test]
 fn held_pages_are_given_back() {
     const FILES: u32 = 48_000;

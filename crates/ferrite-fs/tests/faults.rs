@@ -13,7 +13,7 @@ use ferrite_map::Inum;
 use ferrite_pm::{Access, Choice, Recorder, Region};
 use ferrite_vfs::{FileSystem, FsError, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
-/// Nothing is stored but by the operations of the test.
+/// Only the operations of the test store anything.
 fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false).atime(AtimePolicy::Never)
 }
@@ -159,8 +159,8 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     make(&Engine::mount(other, &quiet()).unwrap(), ROOT_INO, "works");
 }
 
-/// What of a pool cannot be read looks like zeros, but nobody takes it for damage: neither check nor repair nor mount
-/// comes to an end, and nothing is stored.
+/// Unreadable parts of a pool look like zeros, but do not count as damage: neither check nor repair nor mount
+/// completes, and nothing is stored.
 #[test]
 fn what_cannot_be_read_is_not_repaired() {
     let dir = tempfile::tempdir().unwrap();
@@ -207,12 +207,12 @@ fn what_cannot_be_read_is_not_repaired() {
         let private = || open(Access::ReadOnlyPrivate);
         failed("fsck", fsck(private(), &mut |_, _, _| {}).err());
         failed("repair", repair(private(), &mut |_, _, _| {}).err());
-        // The last block is not asked for by a mount whose first superblock is sound.
+        // A mount whose first superblock is sound does not read the last block.
         if len < (16 << 20) - 4096 && len != superblock.first_block * 4096 {
             failed("a mount", Engine::mount(private(), &quiet()).err());
         }
     }
-    // A repair that was worked out while all could be read.
+    // A repair that was computed while everything could be read.
     let mut hit = whole.clone();
     hit[superblock.inode_offset(Inum::new(1)) as usize + 100] ^= 1;
     let (report, rewrite) = repair(Region::from_image(&hit).unwrap(), &mut |_, _, _| {}).unwrap();
@@ -291,7 +291,7 @@ fn on_a_full_disk(small: &Path) {
         assert!(engine.mkdir(SYSTEM, ROOT_INO, b"later", 0o755).is_err());
     }
     assert!(returned.len() > 20, "only {} files", returned.len());
-    // With room again everything that returned is there.
+    // With space again, everything that returned is there.
     let copy = fs::read(&path).unwrap();
     check(&copy);
     let engine = mount(&copy);

@@ -1,4 +1,4 @@
-//! A model of one page under a writer, a reader, a folder and the reuse of what they free, run by shuttle under many
+//! A model of one page under a writer, a reader, a folder and the reuse of freed cells, run by shuttle under many
 //! schedules.
 //!
 //! The engine itself is not instrumented: this states its protocol (docs/crash-consistency.md, rule 8, and
@@ -9,9 +9,9 @@ use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-/// Block, log, and one each that a write and a fold are filling, and one more. What was freed last is filled first.
+/// Block, log, and one each that a write and a fold are filling, and one more. The cell freed last is filled first.
 const CELLS: usize = 5;
-/// What a cell holds while it is being written anew.
+/// The content of a cell while it is being rewritten.
 const GARBAGE: u64 = u64::MAX;
 /// No log.
 const NONE: u64 = 0xff;
@@ -33,7 +33,7 @@ enum Flaw {
     None,
     /// The fold sets the word although the version has moved.
     BlindFold,
-    /// The reader believes what it read without looking at the version again.
+    /// The reader trusts its data without checking the version again.
     BlindRead,
 }
 
@@ -50,7 +50,7 @@ impl Page {
         page
     }
 
-    /// Claims a cell and fills it: as long as no word names it, anybody may see garbage there.
+    /// Claims a cell and fills it: as long as no word names it, readers may see garbage there.
     fn fill(&self, value: u64) -> Option<u64> {
         let cell = self.free.lock().unwrap().pop()?;
         self.cells[cell as usize].store(GARBAGE, SeqCst);
@@ -58,7 +58,7 @@ impl Page {
         Some(cell)
     }
 
-    /// Gives cells back at once: the journal's mark, which delays this in the engine, protects from crashes, not from
+    /// Frees cells at once: the journal's mark, which delays this in the engine, protects from crashes, not from
     /// readers.
     fn give_back(&self, cells: [u64; 2]) {
         self.free
@@ -166,7 +166,7 @@ fn run(flaw: Flaw) {
     assert_eq!(page.read(Flaw::None), 6, "broken: the last write is lost");
 }
 
-/// Schedules at random, and such as switch threads at few places only, which find long delays of one of them.
+/// Random schedules, and schedules that switch threads at few places only, which find long delays of one of them.
 fn explore(flaw: Flaw) {
     // A flaw ends the search when it is found; that it is found must not be a matter of luck.
     let patience = if flaw == Flaw::None { 1 } else { 50 };

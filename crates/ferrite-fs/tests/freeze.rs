@@ -1,4 +1,4 @@
-//! A frozen pool is one that was unmounted in order, for whoever looks at its bytes; and nothing is lost by it.
+//! The bytes of a frozen pool are those of a cleanly unmounted one; and a freeze loses nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,8 +36,8 @@ fn wait_for_progress(written: &[AtomicU64]) {
     }
 }
 
-/// Files are written to without a pause. Whatever the medium may hold at a moment, if that says that it is clean there
-/// is nothing to replay and nothing is wrong; and what had returned before a freeze is in what is frozen.
+/// Threads write to files without a pause. Whatever image the medium may hold, if it is marked clean there is nothing
+/// to replay and nothing is wrong; and operations that returned before a freeze are in the frozen image.
 #[test]
 fn what_is_frozen_is_clean_and_holds_what_returned() {
     let empty = empty_pool(8 << 20, &options());
@@ -74,7 +74,7 @@ fn what_is_frozen_is_clean_and_holds_what_returned() {
             let image = recorder.log().final_image();
             std::thread::sleep(Duration::from_millis(2));
             let later = recorder.log().final_image();
-            // Pages of operations that wait may be on their way to free blocks; nothing knows of them.
+            // Pages of operations that wait may be on their way to free blocks; no structure refers to them.
             frozen.push((least.clone(), image));
             frozen.push((least, later));
             engine.thaw().unwrap();
@@ -125,7 +125,7 @@ fn what_is_frozen_is_clean_and_holds_what_returned() {
     assert!(clean >= FREEZES, "{clean} clean images");
 }
 
-/// Who changes something waits; who reads does not, and moves no access time.
+/// Changes wait; reads do not, and move no access time.
 #[test]
 fn changes_wait_and_reads_do_not() {
     let engine = common::mount(&empty_pool(8 << 20, &options()));
@@ -155,7 +155,7 @@ fn changes_wait_and_reads_do_not() {
     assert!(engine.freeze().unwrap_err().to_string().contains("unmounted"));
 }
 
-/// An unmount ends a freeze; who waits is told.
+/// An unmount ends a freeze; waiting callers get an error.
 #[test]
 fn a_frozen_pool_can_be_unmounted() {
     let empty = empty_pool(8 << 20, &options());

@@ -1,7 +1,6 @@
-//! Giving space back on a full pool: it must not fail for want of space, nor stop half-way and let what is written
-//! later be lost.
+//! Freeing space on a full pool: it must not fail for lack of space, nor stop half-way and lose later writes.
 //!
-//! Filling pools and going on with them is in `suites.rs` and, on a mount, in `ferrite/tests/full_device.rs`.
+//! Filling pools and continuing to use them is in `suites.rs` and, on a mount, in `ferrite/tests/full_device.rs`.
 
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ const PAGE: u64 = 4096;
 /// Where the long stretch of the victim begins, in pages.
 const STRETCH: u64 = 100_000;
 const STRETCH_PAGES: u64 = 800;
-/// Pages of the stretch that stay in front of what is cut: more than one record's worth goes.
+/// Pages of the stretch that stay before the truncated part, which is more than one record's worth.
 const KEPT: u64 = 50;
 const CUT_PAGES: u64 = 700;
 
@@ -35,7 +34,7 @@ fn first_byte(file: &Arc<dyn OpenFile>, page: u64) -> u8 {
 }
 
 /// Cuts a long stretch out of a file of `lone` lone pages besides, on a pool without a free block. In the extent tree
-/// the first page that goes splits the stretch's extent, which, where the leaf is full, takes a node.
+/// the first removed page splits the stretch's extent, which, where the leaf is full, takes a node.
 fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
     let what = format!("{mapping:?}, {lone} lone pages, punch {punch}");
     let blank = Region::anonymous(14 << 20).unwrap();
@@ -110,8 +109,8 @@ fn cutting_a_long_stretch_takes_no_free_block() {
     }
 }
 
-/// What is free can be had, in one operation as well: on a small pool such a step takes a cuckoo table from empty to
-/// full, and has most of its entries moved on the way.
+/// One operation can allocate all free space: on a small pool such a step takes a cuckoo table from empty to full, and
+/// moves most of its entries on the way.
 #[test]
 fn all_that_is_free_can_be_reserved_at_once() {
     for &mapping in Mapping::ALL {
@@ -143,8 +142,8 @@ fn all_that_is_free_can_be_reserved_at_once() {
     }
 }
 
-/// What anybody can do who may change nothing but his own files must not take from others what they need to give space
-/// back: blocks of the reserve, a few at a time, until deletes and overwrites fail.
+/// A user who may change only their own files must not be able to drain the reserve, a few blocks at a time, until
+/// deletes and overwrites of other users fail.
 fn nobody_takes_the_reserve(mapping: Mapping) {
     let blank = Region::anonymous(14 << 20).unwrap();
     let options = fixed().mapping(mapping).inodes(2000).rings(1);
@@ -157,7 +156,7 @@ fn nobody_takes_the_reserve(mapping: Mapping) {
         };
         engine.setattr(SYSTEM, ino, &set).map(|_| ())
     };
-    // Short files, and directories that hold one long name each, whose block has no room for another.
+    // Short files, and directories that hold one long name each, whose block has no space for another.
     let mut short = Vec::new();
     let mut dirs = Vec::new();
     for n in 0..400 {
@@ -230,7 +229,7 @@ fn full_with_logs(logged: u64) -> (Engine, Arc<dyn OpenFile>, Arc<dyn OpenFile>)
         }
     };
     fill(&mut at);
-    // Room for the logs.
+    // Space for the logs.
     let set = SetAttr {
         size: Some((at - logged / 4) * PAGE),
         ..SetAttr::default()
@@ -286,7 +285,7 @@ fn what_can_never_fit_costs_nobody_anything() {
     }
 }
 
-/// Who goes on writing to a full pool folds no more than there are logs, once, and then costs others nothing.
+/// A writer that keeps writing to a full pool folds each log at most once, and then costs others nothing.
 #[test]
 fn who_hammers_a_full_pool_pays_for_it_himself() {
     let logged = 1000;
@@ -307,7 +306,7 @@ fn who_hammers_a_full_pool_pays_for_it_himself() {
     let mut fences = 0;
     let before = folds(&engine);
     for n in 0..500 {
-        // Somebody else goes on: whole pages, and parts.
+        // Another writer continues: whole pages, and parts.
         others.write_at(SYSTEM, n * PAGE, &[7; PAGE as usize]).unwrap();
         others.write_at(SYSTEM, n * PAGE + 100, b"part").unwrap();
         let from = engine.counters().fences;

@@ -1,10 +1,10 @@
-//! Random operations on pools with 0 to 64 free blocks, by somebody who may only change his own files: what gives space
-//! back, or takes none, goes on for ever, and the pool stays writable.
+//! Random operations on pools with 0 to 64 free blocks, by a user who may only change their own files: operations that
+//! free space, or take none, always succeed, and the pool stays writable.
 //!
-//! After each step the pool is filled to where a random number of blocks is free. Removing names and attributes,
-//! cutting files and punching holes, and writing over pages that are mapped, whole or in part, must never fail; all
-//! else may, for want of space only. Content is compared, fsck runs at the end, and when all is removed all space is
-//! back. `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
+//! After each step the pool is filled until a random number of blocks is free. Removing names and attributes, cutting
+//! files and punching holes, and writing over pages that are mapped, whole or in part, must never fail; all else may,
+//! for lack of space only. Content is compared, fsck runs at the end, and when all is removed all space is back.
+//! `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const SHORT_FILES: u64 = 400;
 const FILE_PAGES: u64 = 400;
 /// Most pages of one overwrite, punch or reservation.
 const SPAN_PAGES: u64 = 24;
-/// What the filler gives back now and then.
+/// Pages that the filler frees now and then.
 const WAY_PAGES: u64 = 600;
 
 struct File {
@@ -142,7 +142,7 @@ impl Run {
         }
     }
 
-    /// Leaves so many blocks that anybody may have, or fewer.
+    /// Leaves this many blocks for ordinary use, or fewer.
     fn fill(&mut self) {
         let wanted = self.rng.below(65);
         loop {
@@ -201,7 +201,7 @@ impl Run {
         }
     }
 
-    /// Gives space back, for files of many pages; what they leave is filled again.
+    /// Frees space for files of many pages; the rest is filled again.
     fn make_way(&mut self) {
         self.filled = self.filled.saturating_sub(WAY_PAGES);
         let set = SetAttr {
@@ -237,7 +237,7 @@ impl Run {
             let name = format!("short{n}");
             self.must("unlink", self.engine.unlink(SYSTEM, ROOT_INO, name.as_bytes()));
             // Its name and inode are free, so only a directory's block can be missing: that of the name was kept or
-            // given back just now.
+            // freed just now.
             self.must("create", self.make_short(&name));
         }
         while self.grown < SHORT_FILES {

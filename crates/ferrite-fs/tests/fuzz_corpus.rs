@@ -75,7 +75,7 @@ impl Victim {
         }
     }
 
-    /// Panics with what `name` says if the engine does not survive.
+    /// Panics with the text of `name` if the engine does not survive.
     fn attack(&self, data: &[u8], name: impl Fn() -> String) {
         self.inputs.send(data.to_vec()).expect("the thread lives");
         match self.survived.recv_timeout(HANGS) {
@@ -132,7 +132,7 @@ fn inputs_of_the_corpora_are_survived_behind_a_network() {
     }
 }
 
-/// What the attacks do to a sound pool leaves the same tree on both engines, behind a network or not.
+/// The attacks on a sound pool leave the same tree on both engines, behind a network or not.
 #[test]
 fn a_network_changes_nothing_of_what_attacks_do() {
     let pool = common::empty_pool(4 << 20, &common::fixed().inodes(127).rings(2));
@@ -188,8 +188,8 @@ fn try_random_inputs((target, attack): (&str, fn(&[u8])), first: u64, limit: Opt
     println!("{target}: {done} inputs");
 }
 
-/// Writes the corpora anew: `cargo test -p ferrite-fs --test it fuzz_corpus:: -- --ignored`. Inputs with other names, that
-/// somebody found and kept, stay.
+/// Writes the corpora anew: `cargo test -p ferrite-fs --test it fuzz_corpus:: -- --ignored`. Inputs with other names, found
+/// earlier and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]
 fn write_the_corpora() {

@@ -1,11 +1,11 @@
 //! Pools of earlier days: each image in `golden/` must mount, be sound and hold what its list says, for ever.
 //!
-//! What is protected: the format on the medium (docs/format.md). An image is never changed, nor its list, and none is
-//! ever taken away: who must change one to make this test pass has broken the pools of users. New ones come with
+//! Protects the format on the medium (docs/format.md). Never change or remove an image or its list: a change that needs
+//! this to make the test pass breaks the pools of users. New ones come with
 //! `cargo test -p ferrite-fs --test it golden::make_images -- --ignored`, which adds a set of them; `FERRITE_SEED` chooses
 //! the seed, and the program `zstd` must be there. A set is due when the format gains something that no image has yet.
 //!
-//! `NAME.pool.zst` is a pool, `NAME.txt` what is in it. Those called `dirty` were not unmounted: they have records to
+//! `NAME.pool.zst` is a pool, `NAME.txt` its content. Those called `dirty` were not unmounted: they have records to
 //! replay, and an orphan.
 
 mod content;
@@ -24,7 +24,7 @@ use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;
 use ruzstd::decoding::StreamingDecoder;
 
-/// What an image may take; a clone of the repository has all of them for ever.
+/// Largest image; a clone of the repository has all of them for ever.
 const IMAGE_BYTES_MAX: u64 = 40 << 10;
 
 fn folder() -> PathBuf {
@@ -55,7 +55,7 @@ fn list_of(name: &str) -> String {
     fs::read_to_string(folder().join(format!("{name}.txt"))).unwrap()
 }
 
-/// What a list says of a pool as a whole, in its first lines.
+/// The first lines of a list, about the pool as a whole.
 fn header(image: &[u8]) -> String {
     let region = Region::from_image(image).unwrap();
     let superblock = identify(&region).unwrap();
@@ -105,7 +105,7 @@ fn unmounted(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
     durable(&recorder)
 }
 
-/// What is durable at the end of a recording.
+/// The durable image at the end of a recording.
 fn durable(recorder: &Recorder) -> Vec<u8> {
     let log = recorder.log();
     let mut cursor = log.cursor();
@@ -138,7 +138,7 @@ fn pools_of_earlier_days_can_be_changed() {
         });
         check(&later);
         compare(name, &list::list(&mount(&later)), &changed);
-        // What was not touched is what it was.
+        // Untouched files are unchanged.
         let untouched = |text: &str| -> String {
             let is_kept = |line: &&str| line.starts_with(content::UNTOUCHED);
             text.lines().filter(is_kept).collect::<Vec<_>>().join("\n")
@@ -152,7 +152,7 @@ fn pools_of_earlier_days_can_be_changed() {
     });
 }
 
-/// All mappings, data with checksums, and a journal that somebody needs.
+/// All mappings, data with checksums, and a journal that must be replayed.
 #[test]
 fn the_images_have_what_the_format_has() {
     let names = images();
@@ -176,7 +176,7 @@ fn the_images_have_what_the_format_has() {
         assert!(bytes <= IMAGE_BYTES_MAX, "{name}: {bytes} bytes");
         if name.contains("dirty") {
             assert!(!list.contains("orphans 0 "), "{name}: no orphan");
-            // Without its journal it is another pool: what it tells of replay is no empty phrase.
+            // Without its journal it is another pool: its list depends on the replay.
             let mut image = unpack(name);
             let superblock = identify(&Region::from_image(&image).unwrap()).unwrap();
             let rings = superblock.ring_bytes as usize * superblock.rings as usize;

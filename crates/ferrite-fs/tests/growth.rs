@@ -1,5 +1,5 @@
-//! What a pool takes does not grow by being mounted, unmounted, cut off or left alone: its file, free blocks and
-//! inodes, descriptors, threads and memory of the process.
+//! A pool's use of resources does not grow by mounts, unmounts, kills or idling: its file, free blocks and inodes,
+//! descriptors, threads and memory of the process.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,8 @@ const FILE: NewNode = NewNode {
     rdev: 0,
 };
 
-/// What a short program does in each session: a small file anew, a longer one with a log, one that comes and goes.
+/// The work of a short program in each session: a small file rewritten, a longer one with a log, one that is created
+/// and removed.
 fn work(engine: &Engine, cycle: u64) {
     for (name, len) in [("small", 100), ("long", 50_000), ("gone", 20_000)] {
         let found = engine.lookup(SYSTEM, ROOT_INO, name.as_bytes());
@@ -42,7 +43,7 @@ fn mounted_and_unmounted(dir: &Path, cycles: u64) {
         let engine = mount(&path);
         let space = engine.statfs(SYSTEM).unwrap();
         work(&engine, cycle);
-        // Dropping it without an unmount leaves what a killed process does.
+        // Dropping it without an unmount leaves the state of a killed process.
         if cycle % 3 != 0 {
             engine.unmount().unwrap();
         }
@@ -51,7 +52,7 @@ fn mounted_and_unmounted(dir: &Path, cycles: u64) {
             (before, process) = (Some((space.blocks_free, space.inodes_free)), Taken::now());
         }
         if let Some((blocks, inodes)) = before {
-            // Of a page's log there is more or less, as it was folded or not.
+            // A page's log is longer or shorter, depending on folds.
             let is_as_before = space.blocks_free + 8 >= blocks && space.inodes_free >= inodes;
             assert!(
                 is_as_before,
@@ -74,7 +75,7 @@ fn a_pool_on_a_disk_that_is_mounted_for_ever_takes_no_more() {
     mounted_and_unmounted(tempfile::tempdir().unwrap().path(), 100);
 }
 
-/// One that nobody uses folds what there is to be folded, and then stores nothing.
+/// An idle pool folds its logs, and then stores nothing.
 #[test]
 fn a_pool_that_idles_stores_nothing() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -1,5 +1,5 @@
-//! Damage to the journal of a pool that crashed: what had returned is there, or the mount and fsck say that something
-//! is lost.
+//! Damage to the journal of a pool that crashed: operations that returned are there, or the mount and fsck report a
+//! loss.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ fn options() -> MkfsOptions {
     fixed().inodes(127).rings(2)
 }
 
-/// What is durable of a pool when the machine stops after `work`.
+/// The durable image of a pool when the machine stops after `work`.
 fn crashed(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
     crashed_in(&quiet(), image, work)
 }
@@ -69,7 +69,7 @@ struct Place {
     len: usize,
 }
 
-/// The records above the mark of each ring: since a mount they lie one after the other from its start.
+/// The records above the mark of each ring: since a mount they follow each other from its start.
 fn records(image: &[u8], superblock: &Superblock) -> Vec<Vec<Place>> {
     let mark = word(image, CONTROL_MARK as usize) & ((1 << 48) - 1);
     let of_ring = |ring| {
@@ -122,7 +122,7 @@ fn no_flipped_bit_of_the_journal_loses_what_had_returned_in_silence() {
     let mut flips = Vec::new();
     for ring in records(&image, &superblock) {
         assert!(ring.len() >= 3, "{ring:?}: too few records to mean anything");
-        // A crash may have torn the newest of each ring, so nobody can tell.
+        // A crash may have torn the newest of each ring, so its damage is undetectable.
         for place in &ring[..ring.len() - 1] {
             flips.extend((place.at * 8..(place.at + place.len) * 8).map(|bit| (bit / 8, bit % 8)));
         }
@@ -133,7 +133,7 @@ fn no_flipped_bit_of_the_journal_loses_what_had_returned_in_silence() {
         let mut image = image.clone();
         image[at] ^= 1 << bit;
         let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet());
-        // A pool whose root directory is half of what was lost is refused.
+        // A pool whose root directory is among the losses is refused.
         let is_told = match &engine {
             Ok(engine) => {
                 let found = engine.damage();
@@ -180,7 +180,7 @@ fn a_lost_record_is_told_until_a_repair_accepts_it() {
         region
     };
     for _ in 0..3 {
-        // A mount changes nothing by which the next could be misled.
+        // A mount changes nothing that could mislead the next.
         let image = recorder.log().final_image();
         let engine = Engine::mount(region(&image), &quiet()).unwrap();
         let told = engine.damage().join("; ");
@@ -208,8 +208,8 @@ fn a_lost_record_is_told_until_a_repair_accepts_it() {
     make(&engine, ROOT_INO, "new");
 }
 
-/// A record counts only with the data that it vouches for. Where a later one shows that it was durable, the data is
-/// damaged.
+/// A record counts only with the data whose checksum it carries. Where a later one shows that it was durable, the data
+/// is damaged.
 #[test]
 fn damaged_data_of_a_durable_record_is_told() {
     let empty = empty_pool(POOL_BYTES, &options());
@@ -235,7 +235,7 @@ fn damaged_data_of_a_durable_record_is_told() {
     assert!(mounted(&image).damage().is_empty());
 }
 
-/// A ring that rested while others went on does not name a record so far back, and recovery does not ask for it.
+/// A ring that was idle while others advanced does not name a record that far back, and recovery does not ask for it.
 #[test]
 fn a_ring_that_rested_for_long_misses_nothing() {
     let empty = empty_pool(POOL_BYTES, &options());
@@ -254,7 +254,7 @@ fn a_ring_that_rested_for_long_misses_nothing() {
     assert_eq!(capture(&engine).len(), 5);
 }
 
-/// Numbers end where the mark has no room for more: changes stop before that, in words, and nothing is lost.
+/// Numbers end at the mark's largest value: changes stop before that, with an error text, and nothing is lost.
 #[test]
 fn changes_stop_when_all_sequence_numbers_are_used_up() {
     const LAST: u64 = (1 << 48) - 1;
@@ -294,8 +294,8 @@ fn changes_stop_when_all_sequence_numbers_are_used_up() {
     assert!(refused.is_err(), "not one number is left");
 }
 
-/// Where stores are held back, a crash may leave any of the records since a sync. One that a sync had made durable is
-/// told from those: by what comes after it.
+/// With deferred write-back, a crash may leave any of the records since a sync. Later records distinguish one that a
+/// sync had made durable from those.
 #[test]
 fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_took() {
     let image = empty_pool(POOL_BYTES, &options());
@@ -310,7 +310,7 @@ fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_too
             }
         }
     };
-    // All of them are in the file: who killed the process took nothing.
+    // All of them are in the file: a kill of the process takes nothing.
     let killed = |syncs| {
         let recorder = Recorder::new(image.clone());
         let mut region = Region::from_image(&image).unwrap();
@@ -344,7 +344,7 @@ fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_too
         }
         assert_eq!(engine.info().damage.is_empty(), !is_told, "{:?}", engine.info().damage);
     }
-    // Whoever opens it next, in whichever mode, finds the same.
+    // The next mount, in any mode, finds the same.
     let recorder = Recorder::new(damaged(&synced, 0));
     for _ in 0..2 {
         let mut region = Region::from_image(&recorder.log().final_image()).unwrap();
@@ -353,11 +353,11 @@ fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_too
         let found = findings(&recorder.log().final_image());
         assert!(found.iter().any(|what| what.contains("were durable")), "{found:?}");
     }
-    // Nobody asked for anything, so nothing that is lost was promised.
+    // No sync was requested, so no lost operation was promised.
     let unsynced = killed(&[]);
     for nth in 0..6 {
         assert_eq!(findings(&damaged(&unsynced, nth)), [""; 0], "record {nth}");
     }
-    // The crash takes what it likes behind the last sync, and that is no damage.
+    // The crash may take anything after the last sync, and that is no damage.
     assert_eq!(findings(&crashed_in(&held, &image, work(&[2]))), [""; 0]);
 }

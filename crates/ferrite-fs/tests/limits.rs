@@ -1,8 +1,8 @@
-//! What checks take for granted, and the engine must therefore never pass: the limits of docs/limits.md, pressed by
-//! doing one simple thing for very long between two moves of the journal's mark.
+//! Limits that checks assume, and the engine must therefore never pass: those of docs/limits.md, stressed by repeating
+//! one simple operation very often between two moves of the journal's mark.
 //!
 //! Rewriting one file 1,500 times once left a pool of 1 GiB damaged: each freed slot of the table waits for the mark,
-//! so the file's key walked away from its home, farther than mount, check and repair believe of a sound pool.
+//! so the file's key walked away from its home, farther than mount, check and repair accept in a sound pool.
 
 use crate::common::{fixed, make, options};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
@@ -40,7 +40,7 @@ fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
-/// The pool as it was left, by a crash, say: sound, and mounted again with nothing to say about it.
+/// The pool as left behind, for example by a crash: sound, and mounted again without findings.
 fn check(path: &TempPath) {
     let region = Region::open(path, Access::ReadOnlyPrivate).unwrap();
     let report = fsck(region, &mut |_, _, _| {}).unwrap();
@@ -81,8 +81,8 @@ fn one_file_rewritten_for_long_leaves_a_sound_pool() {
     check(&path);
 }
 
-/// Runs `press` on a small pool of each mapping. The pool must be sound while it is in use, when it was left as if
-/// killed, and after that.
+/// Runs `press` on a small pool of each mapping. The pool must be sound while in use, after a simulated kill, and after
+/// the next mount.
 fn on_all_mappings(press: impl Fn(&Engine)) {
     for &mapping in Mapping::ALL {
         println!("{mapping}");
@@ -111,7 +111,7 @@ fn a_page_changed_byte_by_byte_keeps_its_log_in_bounds() {
         for round in 0..4000u64 {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(round | 1);
             let at = (state >> 40) as usize % (2 * PAGE - 3000);
-            // Mostly one byte, so that there are as many entries as can be; at times as long as an entry may be.
+            // Mostly one byte, for as many entries as possible; at times the longest entry.
             let len = if round % 61 == 0 { 2500 } else { 1 };
             if round % 7 == 0 {
                 let mode = FallocateMode::ZeroRange { keep_size: true };
@@ -161,7 +161,7 @@ fn the_last_page_of_the_largest_file_is_sound() {
     });
 }
 
-/// All inode numbers and all names, given out and taken back again and again; who comes too late is told so.
+/// All inode numbers and all names, allocated and freed again and again; a late caller gets an error.
 #[test]
 fn inodes_and_names_that_run_out_leave_a_sound_pool() {
     on_all_mappings(|engine| {
@@ -179,7 +179,7 @@ fn inodes_and_names_that_run_out_leave_a_sound_pool() {
             let mut last = None;
             for n in 1.. {
                 let name = format!("{round}-{n}-{}", "n".repeat(n % 50));
-                // Files until there is no inode left, then links until there is no name left.
+                // Files until no inode is left, then links until no name is left.
                 let made = match last {
                     None => created(&name),
                     Some(_) => engine.link(SYSTEM, first, ROOT_INO, name.as_bytes()),
@@ -194,7 +194,7 @@ fn inodes_and_names_that_run_out_leave_a_sound_pool() {
             assert!(engine.statfs(SYSTEM).unwrap().inodes_free == 0, "{} names", names.len());
             names.push("0".into());
             for (n, name) in names.iter().enumerate() {
-                // From both ends, so that what comes free lies apart.
+                // From both ends, so that the freed numbers lie apart.
                 if n % 3 != round as usize % 3 || round == 5 {
                     engine.unlink(SYSTEM, ROOT_INO, name.as_bytes()).unwrap();
                 }

@@ -2,11 +2,11 @@
 //! checksums, with and without the cleaner.
 //!
 //! How many turns fit between two moves of the journal's mark follows from the length of a ring (docs/format.md): the
-//! mark moves when half of one is used, or when more than 8,192 freed things wait in it. A rewrite leaves some 450
+//! mark moves when half of one is used, or when more than 8,192 freed resources wait in it. A rewrite leaves some 450
 //! bytes of records, so on 64 MiB (rings of 64 or 128 KiB) it takes 70 to 140 turns, from 1 GiB on (1 MiB) 1,100; a
 //! create and unlink 380 bytes, a punch and write 400. So `turns_min` is beyond the second, and four moves take up to
-//! 5,000 turns. The runner does not count on these numbers: it watches the mark itself, and looks at the pool just
-//! before it would move.
+//! 5,000 turns. The runner does not count on these numbers: it watches the mark itself, and checks the pool just before
+//! it would move.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -25,7 +25,7 @@ use tempfile::TempPath;
 
 /// Where docs/format.md has the journal's mark: the first word of the control block. Its lower 48 bits count.
 const MARK_OFFSET: u64 = 4096;
-/// How often a pool is looked at whose cleaner may be at work.
+/// How often a pool is checked whose cleaner may be at work.
 const LOOKS: usize = 20;
 
 /// A pool that loops run on.
@@ -48,7 +48,7 @@ impl Pool {
         )
     }
 
-    /// What has a run use this pool alone.
+    /// The environment variables that select this pool alone.
     fn variables(&self) -> String {
         format!(
             "FERRITE_MAPPING={} FERRITE_POOL={},{},{}",
@@ -73,7 +73,7 @@ impl Pool {
 
 /// A mounted pool in a file of its own, which takes no more memory than was written to it.
 struct PmEngine {
-    /// None only while it is mounted again.
+    /// `None` only during a remount.
     engine: Option<Engine>,
     superblock: Superblock,
     file: File,
@@ -100,7 +100,7 @@ impl PmEngine {
             .mapping(pool.mapping)
             .data_checksum(pool.data_checksum)
             .seed(seed)
-            // Few, so that numbers and name slots go round, and a check has less to read.
+            // Few, so that numbers and name slots cycle, and a check has less to read.
             .inodes(2_000);
         let region = Region::open(&path, Access::ReadWrite).unwrap();
         mkfs(&region, &options).unwrap();
@@ -132,7 +132,7 @@ impl PmEngine {
         self.engine.as_ref().expect("mounted")
     }
 
-    /// What a check says of a copy of the pool, as it is now.
+    /// The findings of a check on a copy of the current pool.
     fn findings(&self) -> Vec<String> {
         let copy = copy_of(&self.file);
         let report = fsck_with(copy, FsckOptions::default().data(true), &mut |_, _, _| {}).unwrap();
@@ -144,7 +144,7 @@ impl PmEngine {
     }
 }
 
-/// All that is in a file, in memory: only what was ever written is read.
+/// All that is in a file, in memory: reads only the parts that were ever written.
 fn copy_of(file: &File) -> Region {
     let len = file.metadata().unwrap().len();
     let copy = Region::anonymous(len).unwrap();
@@ -184,7 +184,7 @@ impl TestEngine for PmEngine {
     fn check(&self) {
         let mut findings = self.findings();
         for _ in 1..LOOKS {
-            // What the cleaner moves during the copy looks damaged, but what is damaged stays so.
+            // Pages that the cleaner moves during the copy look damaged, but real damage stays.
             if findings.is_empty() || !self.pool.cleaner {
                 break;
             }
@@ -295,7 +295,7 @@ fn run_all(test: &str, pool: Pool, wanted: impl Fn(&Loop) -> bool, effort: Effor
             begun.elapsed().as_secs_f64()
         );
         if told.elapsed() > Duration::from_secs(60) {
-            // Not captured by the test harness, so that whoever waits knows where it is.
+            // Not captured by the test harness, so that a waiting user sees the progress.
             let _ = writeln!(
                 std::io::stderr(),
                 "{}: {} after {} s",
@@ -309,7 +309,7 @@ fn run_all(test: &str, pool: Pool, wanted: impl Fn(&Loop) -> bool, effort: Effor
     failures
 }
 
-/// Fails with all that failed.
+/// Fails with the list of all failures.
 fn tell(failures: &[String]) {
     assert!(
         failures.is_empty(),
@@ -325,7 +325,7 @@ const EFFORT: Effort = Effort {
     turns_min: 1_500,
     turns_max: 6_000,
 };
-/// Each resource goes round some dozen times.
+/// Each resource cycles some dozen times.
 const LONG_EFFORT: Effort = Effort {
     moves: 24,
     turns_min: 12_000,
@@ -388,7 +388,7 @@ fn long_loops_on_1_gib() {
     tell(&failures);
 }
 
-/// A table so large that a loop never comes back to where it was.
+/// A table so large that a loop never returns to its start.
 #[test]
 fn long_loops_on_8_gib() {
     let mut failures = Vec::new();
@@ -412,7 +412,7 @@ fn long_loops_on_8_gib() {
     tell(&failures);
 }
 
-/// Where a loop stands among all.
+/// The index of a loop among all.
 fn number(of: &Loop) -> usize {
     loops::all()
         .position(|other| other.name == of.name)

@@ -1,8 +1,8 @@
-//! Changes with tokens happen once, however often they are asked for, crashes and remounts in between: the outcome is
+//! Changes with tokens happen once, however often they are requested, crashes and remounts in between: the outcome is
 //! in the record that makes the change.
 //!
-//! Contents: a client that sends random changes, loses answers, and sends again; the reference engine, which is
-//! asked once, says what must be there.
+//! Contents: a client that sends random changes, loses replies, and retransmits; the reference engine, which gets each
+//! change once, gives the expected state.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use rand::{RngExt, SeedableRng};
 
 /// Names in use, few enough that changes meet each other.
 const NAMES: u32 = 4;
-/// Slots of the client, of which each has one change under way at a time.
+/// Slots of the client, each of which has one change in flight at a time.
 const SLOTS: u32 = 3;
 
 fn options() -> MkfsOptions {
@@ -47,7 +47,7 @@ enum Change {
     RemoveXattr(u32),
 }
 
-/// What a caller is told, as far as engines agree: kind, mode, links and size of an inode.
+/// The reply to a caller, as far as engines agree: kind, mode, links and size of an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Told {
     Nothing,
@@ -111,7 +111,7 @@ fn find(fs: &dyn FileSystem, number: u32) -> Result<Ino> {
     fs.lookup(SYSTEM, ROOT_INO, &name(number)).map(|attr| attr.ino)
 }
 
-/// Asks for a change. What it needs to be asked is found without a token, as a client would before it sends.
+/// Requests a change. Looks up its arguments without a token, as a client would before it sends.
 fn ask(fs: &dyn FileSystem, ctx: &Ctx, change: &Change) -> Told {
     let answer = || -> Result<Told> {
         let open = |number| fs.open(SYSTEM, find(fs, number)?, OpenMode::read_write());
@@ -188,8 +188,7 @@ fn ask(fs: &dyn FileSystem, ctx: &Ctx, change: &Change) -> Told {
     answer().unwrap_or_else(Told::Refused)
 }
 
-/// Whether sending the change needs a lookup that a repetition may answer otherwise: the client keeps its handle, so it
-/// asks again by the inode it found.
+/// Sends the change again, by the inode that the client found first: a repeated lookup could give another result.
 fn resend(fs: &dyn FileSystem, ctx: &Ctx, change: &Change, ino: Option<Ino>) -> Told {
     let Some(ino) = ino else {
         return ask(fs, ctx, change);
@@ -242,7 +241,7 @@ fn resend(fs: &dyn FileSystem, ctx: &Ctx, change: &Change, ino: Option<Ino>) -> 
     answer().unwrap_or_else(Told::Refused)
 }
 
-/// A random change that can be sent, and the inode it is about, if it is asked for by inode.
+/// A random change that can be sent, and its inode, if it is requested by inode.
 fn next_change(fs: &dyn FileSystem, random: &mut StdRng) -> (Change, Option<Ino>) {
     loop {
         let change = random_change(random);
@@ -254,7 +253,7 @@ fn next_change(fs: &dyn FileSystem, random: &mut StdRng) -> (Change, Option<Ino>
     }
 }
 
-/// The inode that a change is about, if it is asked for by inode.
+/// The inode of a change, if it is requested by inode.
 fn subject(fs: &dyn FileSystem, change: &Change) -> Option<Result<Ino>> {
     match *change {
         Change::Link(at, _)
@@ -273,7 +272,7 @@ fn with_token(slot: u32, seq: u64) -> Ctx {
     Ctx::trusted(Cred::root()).once(Once { slot, seq })
 }
 
-/// Times differ between engines; so does what is allocated without being written.
+/// Times differ between engines; so do blocks that are allocated without being written.
 fn tree(fs: &dyn FileSystem) -> Tree {
     capture(fs)
 }
@@ -286,7 +285,7 @@ fn recorded(image: &[u8]) -> (Engine, Arc<Recorder>) {
     (engine, recorder)
 }
 
-/// A change that was sent: its token, the inode it is about, and what was told, once it was.
+/// A change that was sent: its token, its inode, and the reply, once it has one.
 #[derive(Debug, Clone)]
 struct Sent {
     change: Change,
@@ -320,7 +319,7 @@ fn crash_and_resend(seed: u64, crashes: usize) {
             assert_eq!(told, expected, "{about}: {change:?}");
             last[slot as usize] = Some(Sent { change, seq, ino, told });
         }
-        // It crashes in the last change, or right after it; whether the answer arrived nobody knows.
+        // It crashes in the last change, or right after it; whether the reply arrived is unknown.
         let log = recorder.log();
         let point = random.random_range(first_point..log.crash_points());
         let mut cursor = log.cursor();
@@ -339,7 +338,7 @@ fn crash_and_resend(seed: u64, crashes: usize) {
         for at in (1..order.len()).rev() {
             order.swap(at, random.random_range(0..=at));
         }
-        // The one that crashed comes first: the others were answered before it was sent.
+        // The one that crashed comes first: the others got their replies before it was sent.
         let newest = order
             .iter()
             .position(|&slot| last[slot].as_ref().unwrap().seq == seq)
@@ -422,7 +421,7 @@ fn tokens_have_rules() {
         Err(FsError::Superseded)
     );
     assert!(make(slots - 1, 6, b"b").is_ok());
-    // A refusal is told again, even if the change would be possible now.
+    // A refusal is repeated, even if the change would be possible now.
     assert_eq!(make(0, 1, b"a").unwrap_err(), FsError::Exists);
     engine.rmdir(SYSTEM, ROOT_INO, b"a").unwrap();
     assert_eq!(make(0, 1, b"a").unwrap_err(), FsError::Exists);

@@ -1,6 +1,5 @@
-//! Rules of the journal (docs/crash-consistency.md) that a simple workload does not meet: what is used again in another
-//! ring, records that are dead, moves followed by others. Each test does what breaks if one line of the engine is left
-//! out.
+//! Rules of the journal (docs/crash-consistency.md) that a simple workload does not meet: resources reused in another
+//! ring, dead records, moves followed by other records. Each test fails if one line of the engine is left out.
 
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ fn prepared(options: &MkfsOptions, setup: impl FnOnce(&Engine)) -> Vec<u8> {
     recorder.log().final_image()
 }
 
-/// What `work` does to the pool in `image`, which it leaves mounted, and what it returns.
+/// The recording of `work` on the pool in `image`, which it leaves mounted, and its result.
 fn recorded<T>(image: &[u8], work: impl FnOnce(&Engine, &Recorder) -> T) -> (Log, T) {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
@@ -42,14 +41,14 @@ fn recorded<T>(image: &[u8], work: impl FnOnce(&Engine, &Recorder) -> T) -> (Log
     (recorder.log(), result)
 }
 
-/// What is durable at the end of `log`.
+/// The durable image at the end of `log`.
 fn durable(log: &Log) -> Vec<u8> {
     let mut cursor = log.cursor();
     while cursor.advance() {}
     cursor.with_image(Choice::None, <[u8]>::to_vec)
 }
 
-/// What a crash leaves, in which nothing may look damaged.
+/// Mounts the image of a crash, in which nothing may look damaged.
 fn recover(image: &[u8], what: &str) -> (Engine, Tree) {
     let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{what}: fsck: {:#?}", report.findings);
@@ -151,8 +150,8 @@ fn inode_numbers_are_used_again_in_order() {
     leaves(&log, &tree, "inodes");
 }
 
-/// A record that a crash left without the data it vouches for stays dead: whoever writes these bytes to that block
-/// later does not bring it back to life.
+/// A record that a crash left without the data it carries a checksum of stays dead: a later write of the same bytes to
+/// that block does not revive it.
 #[test]
 fn a_dead_record_does_not_come_back_with_its_data() {
     let page = pattern(PAGE as usize, 7);
@@ -204,7 +203,8 @@ fn a_dead_record_does_not_come_back_with_its_data() {
     assert!(revived > 0, "the same bytes were written nowhere");
 }
 
-/// A write over the border of two pages makes an entry in the log of each, and one record vouches for both.
+/// A write over the border of two pages makes an entry in the log of each, and one record carries the checksums of
+/// both.
 #[test]
 fn all_that_a_record_vouches_for_is_looked_at() {
     let mut ino = 0;
@@ -240,7 +240,7 @@ fn all_that_a_record_vouches_for_is_looked_at() {
     assert!(images > 20, "{images} images");
 }
 
-/// What is done right after a move of entries, in another ring and to a file that was at rest, comes after the move.
+/// A change right after a move of entries, in another ring and to an idle file, is ordered after the move.
 #[test]
 fn changes_after_a_move_come_after_it() {
     const PLACES: u64 = 40;

@@ -1,5 +1,5 @@
-//! Files that lose their last name: whoever lets go last, the remover or a holder, frees them, and `info` and fsck
-//! count those between.
+//! Files that lose their last name: the last of remover and holders frees them, and `info` and fsck count those in
+//! between.
 
 use std::sync::{Arc, Barrier};
 
@@ -18,7 +18,7 @@ fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false)
 }
 
-/// On a disk a record takes as long as a sync does: long enough to let go of the file meanwhile.
+/// On a disk a record takes as long as a sync: long enough to close the file meanwhile.
 fn pool_on_disk() -> (tempfile::TempPath, Engine) {
     let dir = std::env::var_os("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, Into::into);
     let path = tempfile::NamedTempFile::new_in(dir).unwrap().into_temp_path();
@@ -40,8 +40,8 @@ fn orphans(engine: &Engine) -> u64 {
     found
 }
 
-/// Has `remove` take the last name of a file away while another thread closes it, so many times, with the one or the
-/// other later by a bit. Nothing of the files may be left.
+/// Has `remove` remove the last name of a file while another thread closes it, this many times, with one of the two
+/// slightly delayed. Nothing of the files may be left.
 fn closed_while_it_loses_its_name(engine: &Engine, rounds: usize, remove: impl Fn(&Engine, Ino) + Sync) {
     let barrier = &Barrier::new(2);
     let before = engine.statfs(SYSTEM).unwrap();
@@ -72,7 +72,8 @@ fn unlink(engine: &Engine, _ino: Ino) {
     engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
 }
 
-/// Once 33 to 47 of 100 such files stayed until the next mount: the remover saw a holder, the holder a name.
+/// A regression: 33 to 47 of 100 such files stayed until the next mount, because the remover saw a holder and the
+/// holder a name.
 #[test]
 fn a_file_closed_while_it_is_unlinked_is_freed() {
     let (_path, engine) = pool_on_disk();
@@ -115,7 +116,7 @@ fn who_is_open_and_has_no_name_is_counted_until_it_is_closed() {
     engine.unmount().unwrap();
 }
 
-/// A server that is restarted gives its clients time to find the files that they had open; then the rest go.
+/// A restarted server gives its clients time to reclaim the files that they had open; then the rest are freed.
 #[test]
 fn files_without_names_stay_over_a_restart_until_they_are_dropped() {
     let empty = empty_pool(POOL_BYTES, &small());
@@ -135,7 +136,7 @@ fn files_without_names_stay_over_a_restart_until_they_are_dropped() {
     });
     let image = recorder.log().final_image();
     let mount = || Engine::mount(Region::from_image(&image).unwrap(), &keeping).unwrap();
-    // Crashed twice before anybody came back.
+    // Two crashes before any client came back.
     drop(mount());
     let again = mount();
     assert_eq!(orphans(&again), 2);
@@ -154,7 +155,7 @@ fn files_without_names_stay_over_a_restart_until_they_are_dropped() {
         (orphans(&again), again.statfs(SYSTEM).unwrap().inodes_free),
         (0, before)
     );
-    // Not asked, a mount frees them.
+    // Without the option, a mount frees them.
     let plain = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
     assert_eq!(orphans(&plain), 0);
 }

@@ -1,4 +1,4 @@
-//! Page logs from outside: what unaligned writes cost, what reading and folding them gives, and all of it at once.
+//! Page logs from outside: the cost of unaligned writes, the results of reads and folds, and all of it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -186,7 +186,7 @@ fn readers_writers_and_folds_at_once() {
     file.write_at(SYSTEM, 0, &vec![0; PAGES * PAGE]).unwrap();
     let (done, folds, seed) = (AtomicBool::new(false), AtomicU64::new(0), seed());
     let stripes = PAGES * PAGE / STRIPE;
-    // What each stripe's only writer wrote last; a reader may see that or something newer.
+    // The last write of each stripe's only writer; a reader may see that or something newer.
     let written: Vec<AtomicU64> = (0..stripes).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {
         let (file, written, done, folds, engine) = (&file, &written, &done, &folds, &engine);
@@ -242,7 +242,7 @@ fn readers_writers_and_folds_at_once() {
     }
 }
 
-/// On a pool with no free block but the reserve, small overwrites go on, by copies.
+/// On a pool with no free block but the reserve, small overwrites continue, by copies.
 #[test]
 fn a_full_pool_takes_small_overwrites() {
     let region = Region::anonymous(16 << 20).unwrap();
@@ -256,8 +256,8 @@ fn a_full_pool_takes_small_overwrites() {
     }
 }
 
-/// Threads that overwrite whole pages and parts of pages of a full pool never run out of space: what one of them is
-/// just giving back, the others wait for.
+/// Threads that overwrite whole pages and parts of pages of a full pool never run out of space: they wait for blocks
+/// that one of them is just freeing.
 #[test]
 fn threads_on_a_full_pool_find_space() {
     let region = Region::anonymous(24 << 20).unwrap();

@@ -1,7 +1,7 @@
-//! Files as memory regions: others write to a bound file in place while programs go on using it.
+//! Files as memory regions: remote clients write to a bound file in place while programs keep using it.
 //!
-//! What is protected: nobody is lost a byte, local changes and those from elsewhere in any order; the adapter is never
-//! left with a place that a page has left; and the file is an ordinary one again when all is over.
+//! Guarantees: no writer loses a byte, with local and remote changes in any order; the adapter never keeps a place that
+//! a page has left; and the file is an ordinary one again in the end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Several threads at once, local and elsewhere. Each has bytes of its own, so that what it wrote last must be there;
-/// pages are shared by all.
+/// Several threads at once, local and remote. Each has bytes of its own, so that its last write must be there; all
+/// share the pages.
 #[test]
 fn threads_keep_what_is_theirs() {
     const THREADS: usize = 4;
@@ -65,7 +65,7 @@ fn threads_keep_what_is_theirs() {
                     })
                 })
                 .collect();
-            // Behind all of that the file grows, shrinks, and is frozen.
+            // After all of that the file grows, shrinks, and is frozen.
             let (engine, remote, stop) = (&engine, &remote, &stop);
             let other = scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
@@ -130,7 +130,7 @@ fn an_append_on_a_full_pool_leaves_nothing_and_room_is_found_later() {
         while let Ok(count) = file.write_at(SYSTEM, filled, &[1; 4096]) {
             filled += count as u64;
         }
-        // What is reserved ahead is used up first.
+        // Pages reserved ahead are used up first.
         let mut content = pattern(5000, 1);
         let failed = loop {
             match remote.region.append(&[&pattern(3000, 2)]) {
@@ -166,7 +166,7 @@ fn an_append_on_a_full_pool_leaves_nothing_and_room_is_found_later() {
     }
 }
 
-/// What a program has reserved behind the end is its own, whether an append would have reserved it or not.
+/// Pages that a program has reserved beyond the end stay reserved, whether an append would have reserved them or not.
 #[test]
 fn pages_that_a_program_has_reserved_stay_when_the_binding_ends() {
     for &mapping in Mapping::ALL {
@@ -190,7 +190,7 @@ fn pages_that_a_program_has_reserved_stay_when_the_binding_ends() {
             // Two of the window's own, which the program wants as well.
             fallocate(&engine, ino, later, 8 * 4096, 2 * 4096);
             assert_eq!(blocks(), with_window, "they have blocks already");
-            // And two that it gives back and wants again.
+            // And two that it frees and reserves again.
             fallocate(&engine, ino, FallocateMode::PunchHole, 11 * 4096, 2 * 4096);
             fallocate(&engine, ino, keep, 11 * 4096, 4096);
             remote.region.unbind().unwrap();
@@ -282,14 +282,14 @@ fn who_may_not_use_a_file_binds_none() {
     );
     let bound = engine.bound();
     assert_eq!((bound.len(), bound[0].ino, bound[0].is_attached), (1, ino, true));
-    // An adapter that is wrong harms nobody, and is told.
+    // A buggy adapter harms no other client, and gets an error.
     for (page, within) in [(0, 0), (1, 0), (u32::MAX, 0)] {
         remote.region.store(page, within, b"superblock");
     }
     assert_eq!(remote.region.fence(), Err(FsError::Invalid(BadArgument::RegionPage)));
 }
 
-/// A torn sector could hit bytes that were acknowledged.
+/// A torn sector could hit acknowledged bytes.
 #[test]
 fn a_pool_in_a_disk_file_is_bound_for_reading_only() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -327,7 +327,7 @@ fn a_bound_file_without_a_name_lives_until_it_is_unbound() {
         write(&engine, ino, 0, &pattern(300_000, 1));
         let remote = Remote::bind(&engine, ino);
         engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
-        // Others take what is free, and nothing of it.
+        // Others take free blocks, and none of its own.
         let other = make(&engine, ROOT_INO, "other");
         write(&engine, other, 0, &pattern(500_000, 2));
         remote.write(1000, &pattern(5000, 3)).unwrap();
@@ -405,7 +405,7 @@ fn a_frozen_pool_does_not_change() {
     let remote = Remote::bind(&engine, ino);
     engine.freeze().unwrap();
     let image = recorder.log().final_image();
-    // Who asks for others as well does not wait.
+    // A caller that serves other clients too does not wait.
     let (answers, answered) = std::sync::mpsc::channel();
     let elsewhere = remote.clone();
     let asking = std::thread::spawn(move || {
@@ -438,7 +438,7 @@ fn a_frozen_pool_does_not_change() {
     remote.adapter.check("frozen");
 }
 
-/// Runs are what adapters have room for.
+/// Adapters have space for runs.
 #[test]
 fn a_scattered_file_is_arranged_if_that_is_asked_for() {
     for &mapping in Mapping::ALL {
@@ -470,7 +470,7 @@ fn a_scattered_file_is_arranged_if_that_is_asked_for() {
     }
 }
 
-/// Damage is found when a file is bound: afterwards nobody would notice it.
+/// Damage is found when a file is bound: afterwards no read would notice it.
 #[test]
 fn a_damaged_file_is_not_bound() {
     let options = options(Mapping::default(), true);
@@ -487,7 +487,7 @@ fn a_damaged_file_is_not_bound() {
     assert!(engine.bound().is_empty());
 }
 
-/// What a service sends or keeps must not change under it.
+/// Data that a service sends or caches must not change under it.
 #[test]
 fn pages_of_a_bound_file_are_not_lent_and_its_reads_have_no_version() {
     let (engine, _) = pool(&options(Mapping::default(), false));
@@ -508,7 +508,7 @@ fn pages_of_a_bound_file_are_not_lent_and_its_reads_have_no_version() {
     assert!(engine.regions().is_some());
 }
 
-/// A local append through a handle, and one from elsewhere, meet at the end.
+/// A local append through a handle, and a remote one, meet at the end.
 #[test]
 fn both_sides_append() {
     let (engine, _) = pool(&options(Mapping::default(), false));
@@ -528,7 +528,7 @@ fn both_sides_append() {
     remote.adapter.check("both append");
 }
 
-/// What was made with an older or smaller pool in mind: the largest step is the engine's.
+/// A request sized for an older or smaller pool: the engine sets the largest step.
 #[test]
 fn a_step_that_is_too_large_is_refused_whole() {
     let region = Pool::anonymous(64 << 20).unwrap();
@@ -544,7 +544,7 @@ fn a_step_that_is_too_large_is_refused_whole() {
     assert!(read(&engine, ino) == most);
 }
 
-/// Where pages lie, as far as it was told.
+/// The places of pages, as far as they were published.
 #[derive(Default)]
 struct Told(Mutex<BTreeMap<u32, Option<u32>>>);
 
@@ -567,8 +567,8 @@ impl Adapter for Told {
     fn unbound(&self) {}
 }
 
-/// To find all pages of a large file may take long. What a binding leaves out is there when it is asked for, and what
-/// was in a log is in its page by then.
+/// Finding all pages of a large file may take long. Pages that a binding leaves out are published on a fault, and by
+/// then logs are merged into their pages.
 #[test]
 fn of_a_large_file_a_binding_tells_the_first_part() {
     const WRITTEN: usize = 10_000;

@@ -1,11 +1,11 @@
 //! Crashes while a file is bound (docs/crash-consistency.md, "Bound files").
 //!
-//! What is protected: what was acknowledged is there; what was not is there or not, by aligned words; local writes and
-//! appends are there whole or not at all; nothing is damaged, and the file can be sealed.
+//! Guarantees: acknowledged writes are there; others are there or not, by aligned words; local writes and appends are
+//! there whole or not at all; nothing is damaged, and the file can be sealed.
 //!
-//! Several recordings of random operations, local and from elsewhere, are crashed at each fence, as in `crash.rs`. The
-//! test keeps, for each aligned word, what it may hold: what it held after the last step that returned, and what the
-//! step under way may have made of it.
+//! Several recordings of random operations, local and remote, are crashed at each fence, as in `crash.rs`. The test
+//! keeps the possible values of each aligned word: that after the last step that returned, and those that the step in
+//! progress may have stored.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false)
 }
 
-/// What a step does to the content.
+/// The effect of a step on the content.
 #[derive(Clone, PartialEq, Eq)]
 struct State {
     content: Vec<u8>,
@@ -52,7 +52,7 @@ fn put(content: &mut Vec<u8>, offset: usize, data: &[u8]) {
     content[offset..end].copy_from_slice(data);
 }
 
-/// A step. What it does to `content` is what a local program or somebody elsewhere is told that it did.
+/// A step. It changes `content` as reported to the local program or the remote client.
 fn step(engine: &Engine, ino: Ino, remote: &mut Option<Remote>, content: &mut Vec<u8>, random: &mut StdRng) -> State {
     let offset = random.random_range(0..LONGEST);
     let len = [5, 64, 700, 4096, 9000][random.random_range(0..5)];
@@ -177,7 +177,7 @@ fn record(options: &MkfsOptions, seed: u64, steps: usize) -> Recorded {
     Recorded { log, ino, states }
 }
 
-/// Why `found` cannot be what a crash leaves between two states, if it cannot.
+/// Why no crash between two states can leave `found`, if none can.
 fn wrong(found: &[u8], before: &State, after: &State) -> Option<String> {
     if found == before.content || found == after.content {
         return None;
@@ -199,7 +199,7 @@ fn wrong(found: &[u8], before: &State, after: &State) -> Option<String> {
     torn.map(|(index, (word, (a, b)))| format!("the word at {} is {word:?}, was {a:?}, becomes {b:?}", index * 8))
 }
 
-/// Returns what is wrong with an image, if anything is.
+/// Returns the defect of an image, if any.
 fn verify(image: &[u8], recorded: &Recorded, returned: usize, seals: bool) -> Option<String> {
     let again = Recorder::new(image.to_vec());
     let mut region = Pool::from_image(image).unwrap();
@@ -226,7 +226,7 @@ fn verify(image: &[u8], recorded: &Recorded, returned: usize, seals: bool) -> Op
     if let Some(wrong) = wrong(&found, before, after) {
         return Some(wrong);
     }
-    // What is behind the end must not show when the file grows.
+    // Bytes beyond the end must not show when the file grows.
     let set = SetAttr {
         size: Some(found.len() as u64 + 5000),
         ..SetAttr::default()
@@ -249,7 +249,7 @@ fn verify(image: &[u8], recorded: &Recorded, returned: usize, seals: bool) -> Op
     None
 }
 
-/// Crashes everywhere until `most` images were tried; returns how many, or what was wrong.
+/// Crashes everywhere until `most` images were tried; returns how many, or the defect.
 fn explore(recorded: &Recorded, seed: u64, subsets: u64, most: usize) -> Result<usize, String> {
     let mut seen = HashSet::new();
     let mut cursor = recorded.log.cursor();
@@ -273,7 +273,7 @@ fn explore(recorded: &Recorded, seed: u64, subsets: u64, most: usize) -> Result<
                         "seed {seed}, point {point}, {choice:?}, after step {returned} ({last}), in {next}: {wrong}"
                     ));
                 }
-                // fsck says the same of what the mount has not touched yet.
+                // fsck reports the same of the image before the mount.
                 if seen.len() % 8 == 0 {
                     cursor.with_image(choice, check);
                 }
@@ -329,7 +329,7 @@ fn crashes_while_a_file_is_sealed() {
     write(&engine, ino, 0, &pattern(30_000, 1));
     let remote = Remote::bind(&engine, ino);
     remote.write(3000, &pattern(20_000, 2)).unwrap();
-    // Not fenced: part of what is sealed all the same.
+    // Not fenced: the seal covers it nevertheless.
     remote.store_unfenced(25_000, &pattern(1000, 3));
     recorder.mark(0);
     remote.region.unbind().unwrap();
@@ -362,7 +362,8 @@ fn crashes_while_a_file_is_sealed() {
     assert!(sealed > 0);
 }
 
-/// A bound file that a client keeps without a name over a restart: what an append left behind the end does not show.
+/// A bound file that a client keeps without a name over a restart: bytes that an append left beyond the end do not
+/// show.
 #[test]
 #[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
 fn crashes_with_a_bound_file_that_has_no_name() {

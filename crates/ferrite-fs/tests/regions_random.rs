@@ -1,5 +1,4 @@
-//! Local changes of a bound file, and those from elsewhere, in any order: no byte is lost.
-//! `FERRITE_SEED` replays.
+//! Local and remote changes of a bound file, in any order: no byte is lost. `FERRITE_SEED` replays.
 
 use crate::common::bound::{fallocate, options, pool, read, reopened, seed, soak, truncate};
 use crate::common::remote::Remote;
@@ -118,7 +117,7 @@ fn local(engine: &Engine, file: &mut Known, random: &mut StdRng) -> String {
     }
 }
 
-/// One random operation from elsewhere.
+/// One random remote operation.
 fn elsewhere(remote: &Remote, file: &mut Known, random: &mut StdRng) -> String {
     let span = file.span(random, 20_000);
     match random.random_range(0..8) {
@@ -183,7 +182,7 @@ fn elsewhere(remote: &Remote, file: &mut Known, random: &mut StdRng) -> String {
     }
 }
 
-/// Local operations and those from elsewhere in random order; the file is bound, unbound, sealed, crashed with.
+/// Local and remote operations in random order; the file is bound, unbound, sealed, and survives crashes.
 fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) {
     let mut random = StdRng::seed_from_u64(seed);
     let (mut engine, mut recorder) = pool(&options(mapping, data_checksum));
@@ -215,7 +214,7 @@ fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) 
                 "freeze".into()
             }
             (2, _) => {
-                // What a crash leaves of the file's unfenced bytes is not the question here: there are none.
+                // This does not test a crash's effect on unfenced bytes: the file has none.
                 let image = recorder.log().final_image();
                 drop(engine);
                 if let Some(remote) = remote.take() {

@@ -1,5 +1,5 @@
 //! Rights that a file gives to those who run it end with its content: in the same record as the change, so that no
-//! crash leaves new content with old rights; and before somebody may store in place.
+//! crash leaves new content with old rights; and before an adapter may store in place.
 //!
 //! Each step is crashed at each fence, as in `crash.rs`.
 
@@ -172,7 +172,7 @@ fn a_crash_leaves_no_content_with_the_capability_of_what_was_there_before() {
     }
 }
 
-/// Nothing takes rights when somebody stores in place, so they go when that begins, and none come while it lasts.
+/// Stores in place remove no rights, so the binding removes them, and none are given while it lasts.
 #[test]
 fn a_file_that_others_may_store_into_gives_no_rights() {
     let engine = mount(&empty_pool(POOL_BYTES, &options(Mapping::default(), true)));

@@ -3,7 +3,7 @@
 //!
 //! As in `fold_model.rs` the engine is not instrumented: this states the protocol of `journal/mod.rs`
 //! (docs/crash-consistency.md, rules 3 to 5) with the same locks, atomics and order of steps. The medium is behind a
-//! lock of the standard library, so a look at it is one step for shuttle.
+//! lock of the standard library, so each access is one step for shuttle.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
@@ -59,7 +59,7 @@ enum Flaw {
     LateFloor,
     /// The mark goes to the newest number there is after the visit.
     LateTarget,
-    /// Numbers come from the ring alone, not from what is changed.
+    /// Numbers come from the ring alone, not from the changed words.
     OwnNumbers,
     /// The mark moves before the fence.
     EarlyMark,
@@ -71,7 +71,7 @@ struct Journal {
     last_seq: [AtomicU64; RINGS],
     floor: AtomicU64,
     advancing: Mutex<()>,
-    /// Locks of what is changed, with the newest number each has seen.
+    /// Locks of the changed words, with the newest number each has seen.
     words: [Mutex<u64>; WORDS],
     flaw: Flaw,
 }

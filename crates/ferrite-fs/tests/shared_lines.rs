@@ -1,8 +1,8 @@
-//! What limits many cores, counted on few: the cache lines that one thread's operations write and another's do, too.
-//! Only with the feature `stages`, which has the structures note what is written (`ferrite_pm::touch`).
+//! The limits of many cores, counted on few: the cache lines that operations of two threads write. Only with the
+//! feature `stages`, which has the structures note their stores (`ferrite_pm::touch`).
 //!
-//! Threads take turns, one operation each, so that the count does not depend on the machine: what is shared by 64
-//! threads is shared whether or not there are 64 cores.
+//! Threads take turns, one operation each, so that the count does not depend on the machine: lines that 64 threads
+//! share are shared whether or not there are 64 cores.
 #![cfg(feature = "stages")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +31,7 @@ struct Place {
     file: Arc<dyn OpenFile>,
 }
 
-/// Whose file a thread works on.
+/// The file that a thread works on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Files {
     /// Each has its own, in a directory of its own.
@@ -83,7 +83,7 @@ fn count(threads: usize, files: Files, work: impl Fn(&Engine, &Place, u64) + Syn
                     if round == 1 {
                         touch::begin();
                     }
-                    // One operation at a time: what is counted is who writes where, not who waits.
+                    // One operation at a time: the test counts the writers of lines, not their waits.
                     let turn = notes.lock().unwrap();
                     work(engine, &place, round * threads as u64 + thread as u64);
                     drop(turn);
@@ -136,7 +136,7 @@ fn create(engine: &Engine, place: &Place, turn: u64) {
     engine.mknod(SYSTEM, place.dir, name.as_bytes(), &NODE).unwrap();
 }
 
-/// What an operation shares may be at most this, by structure; what is not listed must not be shared at all.
+/// An operation may share at most this, by structure; structures that are not listed must not be shared at all.
 fn check(shared: &Shared, most: &[(&str, f64)]) {
     for (structure, &lines) in shared {
         let most = most.iter().find(|(name, _)| name == structure);

@@ -1,15 +1,15 @@
-//! A model of slots of the mapping table: claimed by inserts, given back by those that abort and, after the mark, by
+//! A model of slots of the mapping table: claimed by inserts, released by those that abort and, after the mark, by
 //! deletes, with a crash at any moment; run by shuttle under many schedules.
 //!
 //! As in `ring_model.rs` nothing is instrumented: this states how `ferrite-map/src/hashfs.rs` uses its `AtomicBitmap`,
-//! and what the engine's transactions and journal do with slots (`docs/design.md`), with the same atomics, locks and
-//! order of steps. The medium is behind a lock of the standard library, so a look at it is one step for shuttle.
+//! and how the engine's transactions and journal treat slots (`docs/design.md`), with the same atomics, locks and order
+//! of steps. The medium is behind a lock of the standard library, so each access is one step for shuttle.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-/// Few, so that a slot given back is taken again at once.
+/// Few, so that a released slot is taken again at once.
 const SLOTS: usize = 3;
 const THREADS: usize = 2;
 
@@ -20,15 +20,15 @@ struct Medium {
     cached: [u64; SLOTS],
     /// Durable records, in all rings: number, slot, key.
     records: Vec<(u64, usize, u64)>,
-    /// What the committed operations come to.
+    /// The state after the committed operations.
     truth: [u64; SLOTS],
     mark: u64,
-    /// Who has a slot, from the claim until it may be claimed again.
+    /// Whether a slot has an owner, from the claim until it may be claimed again.
     owned: [bool; SLOTS],
 }
 
 impl Medium {
-    /// Whatever of the cache a crash leaves, replay must end with what was committed.
+    /// Whatever of the cache a crash leaves, replay must end with the committed state.
     fn crash(&self) {
         for slot in 0..SLOTS {
             for start in [self.durable[slot], self.cached[slot]] {
@@ -60,11 +60,11 @@ enum Flaw {
     None,
     /// A slot is looked at and then taken, in two steps.
     ClaimInTwoSteps,
-    /// A deleted key's slot is given back as soon as its record is committed.
+    /// A deleted key's slot is released as soon as its record is committed.
     EarlyReuse,
-    /// A deleted key's slot is given back before its record is committed.
+    /// A deleted key's slot is released before its record is committed.
     ReuseBeforeCommit,
-    /// What an aborted insert claimed is forgotten.
+    /// An aborted insert does not release its claim.
     AbortForgets,
 }
 
@@ -187,7 +187,7 @@ impl Table {
         reusable.into_iter().for_each(|slot| self.release(slot));
     }
 
-    /// One that inserts a key and deletes it again, or aborts its insert.
+    /// A thread that inserts a key and deletes it again, or aborts its insert.
     fn work(&self, thread: usize, turns: usize) {
         for turn in 0..turns {
             let Some(slot) = self.claim((thread + turn) % SLOTS) else {

@@ -14,8 +14,8 @@ fn blocks(engine: &Engine) -> u64 {
     engine.getattr(SYSTEM, ROOT_INO).unwrap().blocks / 8
 }
 
-/// What DRAM holds of a directory is learnt anew after a mount: a block with room is found, although thousands of holes
-/// lie behind it.
+/// After a mount, the DRAM state of a directory is rebuilt: an insert finds a block with space, although thousands of
+/// holes follow it.
 #[test]
 fn a_directory_of_holes_fills_the_blocks_it_has() {
     for mapping in [Mapping::Hashfs, Mapping::Extent] {

@@ -14,7 +14,7 @@ use ferrite_testkit::{TestEngine, linear, posix, two_at_a_time};
 use ferrite_vfs::FileSystem;
 use tempfile::TempPath;
 
-/// What a pool of a suite is made with.
+/// The size of a suite's pool.
 struct Size {
     bytes: u64,
     inodes: u64,
@@ -33,7 +33,7 @@ const SMALL: Size = Size {
 
 /// A mounted pool in its own file.
 struct PmEngine {
-    /// None only while it is mounted again.
+    /// `None` only during a remount.
     engine: Option<Engine>,
     path: TempPath,
     options: MountOptions,
@@ -107,8 +107,8 @@ fn make_engine_in(
 }
 
 /// All bytes of a mounted pool as they were at one moment. A single read takes a while, in which the cleaner may move a
-/// page: the word of its new block is read, the checksum of what was there before. What two reads find alike was there
-/// between them.
+/// page: the copy has the word of its new block, but the checksum of the old content. Bytes that two reads find equal
+/// were there between them.
 fn at_one_moment(path: &TempPath) -> Vec<u8> {
     let mut image = std::fs::read(path).unwrap();
     for _ in 0..100 {
@@ -119,7 +119,7 @@ fn at_one_moment(path: &TempPath) -> Vec<u8> {
     panic!("nobody uses the pool, and still it changes");
 }
 
-/// Says if the file differs from `image`, which then holds what it holds.
+/// Returns whether the file differs from `image`, and updates `image`.
 fn read_again(path: &TempPath, image: &mut [u8]) -> bool {
     let mut file = File::open(path).unwrap();
     let mut found = [0; 64 << 10];
@@ -148,7 +148,7 @@ impl TestEngine for PmEngine {
 
     fn remount(&mut self) {
         self.engine().unmount().unwrap();
-        // The region goes, and with it the lock, when the last clone does.
+        // Dropping the last clone drops the region, and with it the lock.
         self.engine = None;
         self.engine = Some(mount(&self.path, &self.options));
     }
@@ -231,7 +231,8 @@ fn suites_with_data_checksums() {
     }
 }
 
-/// The same on a disk file with operations that are durable at `fsync`; each check looks at what a kill would leave.
+/// The same on a disk file with operations that are durable at `fsync`; each check examines the state that a kill would
+/// leave.
 #[test]
 fn suites_with_stores_held_back() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
@@ -259,7 +260,7 @@ fn suites_with_stores_held_back() {
     }
 }
 
-/// The same over a network, whose delays and repetitions nobody may notice.
+/// The same over a network, whose delays and repetitions must not show.
 #[test]
 fn suites_over_a_network() {
     let is_short = mappings().len() == 1;

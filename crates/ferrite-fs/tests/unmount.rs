@@ -1,4 +1,4 @@
-//! Unmounting while others work: what had returned is there, and a pool that says it is clean is so.
+//! Unmounting while others work: operations that returned are there, and a pool that is marked clean is clean.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, SY
 
 const THREADS: u64 = 3;
 
-/// Makes and fills files until the pool is gone; returns how many were whole, and what came then.
+/// Makes and fills files until the pool is unmounted; returns how many were whole, and the error after them.
 fn work(engine: &Engine, thread: u64) -> (usize, FsError) {
     let node = NewNode {
         kind: FileKind::File,

@@ -249,7 +249,7 @@ impl Header {
         (len > HEADER_WORDS && first >> 48 == u64::from(ring) && header.seq != 0).then_some(header)
     }
 
-    /// Whether `words` (the whole record) is what was sealed.
+    /// Whether `words` (the whole record) is the sealed record.
     pub(crate) fn verify(&self, words: &mut [u64], check: Check, seed: u64) -> bool {
         let first = words[0];
         words[0] &= !u64::from(u32::MAX);

@@ -33,7 +33,7 @@ impl Unit {
         Unit(header.get())
     }
 
-    /// The segment whose header it is, as what an operation claims or frees.
+    /// The segment whose header it is, as a resource that an operation claims or frees.
     pub(crate) fn segment(self) -> Resource {
         Resource::LogSegment(UnitNo::new(self.0))
     }

@@ -13,7 +13,7 @@ use crate::format::layout::{BLOCK_BYTES, Superblock};
 
 const SIGNATURE: u32 = u32::from_le_bytes(*b"FxAt");
 const HEADER_BYTES: usize = 16;
-/// Sum over all attributes of 4 + name + value: the room after the block's header, less 16 bytes kept for later
+/// Sum over all attributes of 4 + name + value: the space after the block's header, less 16 bytes kept for later
 /// formats.
 pub(crate) const SPACE_BYTES: usize = BLOCK_BYTES as usize - HEADER_BYTES - 16;
 

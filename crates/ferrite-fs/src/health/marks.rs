@@ -1,14 +1,14 @@
-//! Marks of the damage that a mount found: what it is, what it affects, and whether the pool may still be changed. They
-//! are in DRAM and repair nothing.
+//! Marks of the damage that a mount found: its kind, the structures it affects, and whether the pool may still be
+//! changed. They are in DRAM and repair nothing.
 //!
-//! Contents: [`Damage`], which `audit/load/marks.rs` fills and every operation consults before it answers.
-//! Damage does not keep a pool from being mounted, as long as its root directory can be read: access to whatever is
-//! damaged fails with `EIO`, everything else works.
+//! Contents: [`Damage`], which `audit/load/marks.rs` fills and every operation consults before it replies. Damage does
+//! not keep a pool from being mounted, as long as its root directory can be read: access to damaged structures fails
+//! with `EIO`, everything else works.
 //!
 //! Invariants:
 //! * While it is unknown which blocks a damaged structure owns, nothing is changed: blocks that look free may belong
 //!   to it.
-//! * What may be wrong is never returned. Access to a damaged inode or page, or to what looks like a hole in a file
+//! * No operation returns data that may be wrong. Access to a damaged inode or page, or to an apparent hole in a file
 //!   that has lost pages, fails with an error that names it.
 //! * Nothing is added once operations run, so the checks take no lock.
 
@@ -27,7 +27,7 @@ const MUCH_ELSE: &str = "damaged, like much else";
 /// The remedy.
 const REMEDY: &str = "run `ferrite fsck --repair`";
 
-/// What a mount found.
+/// The damage that a mount found.
 #[derive(Default)]
 pub(crate) struct Damage {
     findings: Vec<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Damage {
     inodes: FxHashMap<Inum, Arc<str>>,
     /// Files that have lost pages.
     holes: FxHashMap<Inum, Arc<str>>,
-    /// Pages that are not what was written, or whose logs are not.
+    /// Pages whose content, or whose log, differs from what was written.
     damaged_pages: FxHashMap<PageId, Arc<str>>,
     /// The reasons above, each stored once, so that thousands of pages share one.
     reasons: FxHashSet<Arc<str>>,

@@ -1,4 +1,4 @@
-//! Floor 2, what is wrong: damage that the mount found, and what operations met since.
+//! Floor 2, damage: found by the mount, or met by operations since.
 
 pub(crate) mod incidents;
 pub(crate) mod marks;

@@ -7,18 +7,18 @@
 //! Invariants, each argued in `docs/crash-consistency.md`:
 //! * A shared word on the medium changes only by applying a record whose commit fence has returned.
 //! * Two records that set the same word carry sequence numbers in the order of their commits: the committing thread
-//!   holds the locks of what it changes, and passes as `min_seq` the newest number of any earlier record under them;
-//!   the new record gets a higher one.
+//!   holds the locks of the inodes it changes, and passes as `min_seq` the newest number of any earlier record under
+//!   them; the new record gets a higher one.
 //! * Records up to the low-water mark are never replayed, so all their words are durable before the mark moves, and it
 //!   never passes a record that is committed but not yet applied.
 //! * Blocks and mapping slots that a record frees are reused only after the mark has passed that record.
-//! * A ring's records are committed one after the other, and each names the previous one ([`Link`]), so that recovery
-//!   can tell if a durable record is missing.
-//! * No record in flight is [`IN_FLIGHT_REACH`] or more ahead of what is durable, so that recovery can get past those
-//!   that a crash tore.
-//! * With stores held back ([`ferrite_pm::Durability::OnSync`]) nothing is durable before a sync. Then all records go
-//!   to one ring, so that what a crash leaves of them can be cut to a prefix, and words reach the file only after a
-//!   sync of the records that set them.
+//! * A ring's records are committed one at a time, and each names the previous one ([`Link`]), so that recovery can
+//!   tell if a durable record is missing.
+//! * No record in flight is [`IN_FLIGHT_REACH`] or more ahead of the newest durable one, so that recovery can get past
+//!   those that a crash tore.
+//! * With deferred write-back ([`ferrite_pm::Durability::OnSync`]) nothing is durable before a sync. Then all records
+//!   go to one ring, so that recovery can truncate the remains of a crash to a prefix, and words reach the file only
+//!   after a sync of the records that set them.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
 //!   same holds between [`Journal::freeze`] and [`Journal::thaw`].
 
@@ -43,15 +43,15 @@ use crate::planted::{Flaw, planted};
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]
 pub(crate) enum CommitError {
-    /// The ring has no room, or its last record is too far back to be named: advance the mark and try again.
+    /// The ring has no space, or its last record is too far back to be named: advance the mark and retry.
     RingFull,
-    /// The record is longer than any record may be; trying again later does not help.
+    /// The record is longer than any record may be; retrying later does not help.
     TooLong,
     /// All sequence numbers are used up, permanently.
     NumbersUsedUp,
     /// The pool is being unmounted, or its medium has failed.
     Closed,
-    /// The pool is frozen: wait for [`Journal::wait_for_thaw`] and try again.
+    /// The pool is frozen: wait for [`Journal::wait_for_thaw`] and retry.
     Frozen,
     /// The medium failed; whether the record survives a crash is unknown, so the pool must stop.
     Medium(PmError),
@@ -66,7 +66,7 @@ pub(crate) struct Committed {
     pub(crate) crowded: bool,
 }
 
-/// Numbers of freed resources that wait for the mark.
+/// Counts of freed resources that wait for the mark.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pending {
     pub(crate) blocks: u64,
@@ -77,9 +77,9 @@ pub(crate) struct Pending {
 /// Folds use up numbers, and leave none of them on the medium.
 pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
 
-/// The ring that all records go to if stores are held back.
+/// The ring that all records go to if write-back is deferred.
 pub(crate) const HELD_RING: u32 = 0;
-/// Pages of the view that differ from the file take this much memory before some are given back.
+/// Pages of the view that differ from the file take this much memory before some are released.
 const HELD_BYTES_MAX: u64 = 16 << 20;
 const LINE_WORDS: usize = (LINE_BYTES / 8) as usize;
 
@@ -95,7 +95,7 @@ struct Live {
 struct RingState {
     /// Where the next record goes.
     tail: u64,
-    /// Bytes from the oldest live record to `tail`, including what was skipped at the end of the ring.
+    /// Bytes from the oldest live record to `tail`, including the skipped bytes at the end of the ring.
     used_bytes: u64,
     /// Number of the last record, which the next one will name.
     last_record: u64,
@@ -112,7 +112,7 @@ struct Ring {
     state: Mutex<RingState>,
 }
 
-/// Frees the ring space of the records up to `mark`, and collects what they freed.
+/// Frees the ring space of the records up to `mark`, and collects the resources they freed.
 fn retire(state: &mut RingState, mark: u64, reusable: &mut Vec<Resource>) {
     while state.live.front().is_some_and(|live| live.seq <= mark) {
         let live = state.live.pop_front().expect("front exists");
@@ -139,7 +139,8 @@ pub(crate) struct Entered<'j> {
     state: MutexGuard<'j, RingState>,
 }
 
-/// What each commit reads besides its ring: one line, which changes when the mark moves and when the state changes.
+/// The state that each commit reads besides its ring: one line, which changes when the mark moves and when the state
+/// changes.
 struct Common {
     /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
     floor: AtomicU64,
@@ -167,10 +168,10 @@ pub(crate) struct Journal {
     common: CachePadded<Common>,
     /// The mark in the control block.
     mark: AtomicU64,
-    /// The newest record that is known to be durable, or the mark: only used if stores are held back.
+    /// The newest record that is known to be durable, or the mark: only used if write-back is deferred.
     synced: AtomicU64,
     advancing: Mutex<()>,
-    /// Held while what was freed is on its way to the free maps, and neither here nor there.
+    /// Held while freed resources are on their way to the free maps, and neither here nor there.
     releasing: Mutex<()>,
     /// For threads that wait for a thaw.
     frozen: Mutex<()>,
@@ -260,11 +261,11 @@ impl Journal {
             _ => return Err(CommitError::Closed),
         }
         if self.region.is_held() && self.check == Check::Apart {
-            // Where a crash may leave any of the records since a sync, this tells one that it took from one that was
-            // damaged.
+            // Where a crash may leave any of the records since a sync, this distinguishes a lost record from a damaged
+            // one.
             record.set_durable(self.synced.load(Ordering::Acquire));
         }
-        // A longer one may find no room in an empty ring, depending on where its tail is, and wait forever.
+        // A longer one may find no space in an empty ring, depending on its tail, and wait forever.
         if record.len_words() > self.max_words() {
             return Err(CommitError::TooLong);
         }
@@ -329,19 +330,19 @@ impl Journal {
         Some(seq)
     }
 
-    /// The next number of `ring`, whose lock the caller holds; `None` if none is left.
+    /// The next number of `ring`, whose lock the caller holds; `None` once all are used up.
     fn next_seq(&self, ring: &Ring, min_seq: u64) -> Option<u64> {
         // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it. So either it sees this
         // record applied, or this load comes after that visit and is ordered by the lock.
         let before = min_seq
             .max(ring.last_seq.load(Ordering::Relaxed))
             .max(self.common.floor.load(Ordering::Relaxed));
-        // The mark cannot hold a larger number, and what is committed must be retired eventually.
+        // The mark cannot hold a larger number, and each committed record must be retired eventually.
         (before < SEQ_MAX).then_some(before + 1)
     }
 
-    /// What record `seq` says about the previous one; `None` if that is too far back to be named and may still be
-    /// replayed, or if the record would be too far ahead of what is durable.
+    /// The link of record `seq` to the previous one; `None` if that is too far back to be named and may still be
+    /// replayed, or if the record would be too far ahead of the newest durable one.
     fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
         if self.region.is_held() && seq - self.synced.load(Ordering::Acquire) >= IN_FLIGHT_REACH {
             return None;
@@ -364,8 +365,8 @@ impl Journal {
         self.wake();
     }
 
-    /// Holds all commits back until [`Self::thaw`]. Earlier commits are applied when this returns. False if the
-    /// journal is already frozen, or closed.
+    /// Blocks all commits until [`Self::thaw`]. Earlier commits are applied when this returns. False if the journal is
+    /// already frozen, or closed.
     pub(crate) fn freeze(&self) -> bool {
         let state = &self.common.state;
         let froze = state.compare_exchange(OPEN, FROZEN, Ordering::SeqCst, Ordering::SeqCst);
@@ -375,19 +376,19 @@ impl Journal {
         froze.is_ok()
     }
 
-    /// Lets commits continue, if they were held back.
+    /// Lets commits continue, if they were blocked.
     pub(crate) fn thaw(&self) {
         let state = &self.common.state;
         let _ = state.compare_exchange(FROZEN, OPEN, Ordering::SeqCst, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Whether commits are held back.
+    /// Whether commits are blocked.
     pub(crate) fn is_frozen(&self) -> bool {
         self.common.state.load(Ordering::Relaxed) == FROZEN
     }
 
-    /// Waits until commits are no longer held back; the caller must not hold a ring.
+    /// Waits until commits are no longer blocked; the caller must not hold a ring.
     pub(crate) fn wait_for_thaw(&self) {
         let mut frozen = self.frozen.lock();
         while self.common.state.load(Ordering::SeqCst) == FROZEN {
@@ -396,7 +397,7 @@ impl Journal {
     }
 
     fn wake(&self) {
-        // A thread that has seen the old state is either waiting by now, or will look again.
+        // A thread that has seen the old state is either waiting by now, or will read it again.
         drop(self.frozen.lock());
         self.thawed.notify_all();
     }
@@ -431,7 +432,7 @@ impl Journal {
     }
 
     /// Retires every record that is applied by now: makes their words durable, moves the mark past them, frees their
-    /// ring space and passes what they freed to `release`. Blocks commits of one ring at a time, briefly.
+    /// ring space and passes the resources they freed to `release`. Blocks commits of one ring at a time, briefly.
     pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         // Held until everything is released: a thread that looks for space waits here instead of finding none.
         let _one_at_a_time = self.advancing.lock();
@@ -503,13 +504,13 @@ impl Journal {
         Ok(target)
     }
 
-    /// The same if stores are held back.
+    /// The same if write-back is deferred.
     ///
     /// Crash points: until the first sync returns, the file has no word of these records. Then all of them are durable,
-    /// and with them whatever the words say, so any of the words may be on the disk: replay sets them all. The mark
-    /// moves when the second sync has made all of them durable, and the third comes before anything that the mark
-    /// allows. Words are copied while their ring is locked: what is set later belongs to records that the first sync
-    /// may have missed.
+    /// with the values of all their words, so any of the words may be on the disk: replay sets them all. The mark moves
+    /// when the second sync has made all of them durable, and the third comes before anything that the mark allows.
+    /// Words are copied while their ring is locked: words set later belong to records that the first sync may have
+    /// missed.
     fn let_out(&self, target: u64) -> Result<u64, PmError> {
         let mut held = Vec::new();
         let mut lines = Vec::new();
@@ -540,8 +541,8 @@ impl Journal {
         Ok(target)
     }
 
-    /// Gives back the memory of pages whose words have all been let out. Words are stored while the ring is locked, and
-    /// noted as dirty; but for those of the control block, which are written to the file at once.
+    /// Releases the memory of pages whose words have all been written to the file. Words are stored while the ring is
+    /// locked, and noted as dirty; except those of the control block, which are written to the file at once.
     fn drop_copies(&self) {
         let state = self.rings[HELD_RING as usize].state.lock();
         let page = |offset: u64| offset / BLOCK_BYTES;
@@ -555,8 +556,8 @@ impl Journal {
         std::array::from_fn(|index| words[index].load(Ordering::Acquire))
     }
 
-    /// Makes every record that was committed before the call durable, if stores are held back; otherwise they are.
-    /// Blocks for a sync, which it shares with other threads.
+    /// Makes every record that was committed before the call durable, if write-back is deferred; otherwise they are
+    /// already. Blocks for a sync, which it shares with other threads.
     pub(crate) fn sync(&self) -> Result<(), PmError> {
         if !self.region.is_held() {
             return Ok(());
@@ -570,13 +571,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Largest number given so far. Exact while nobody commits.
+    /// Largest number given so far. Exact while no thread commits.
     pub(crate) fn newest_seq(&self) -> u64 {
         let newest = |ring: &CachePadded<Ring>| ring.last_seq.load(Ordering::Acquire);
         self.rings.iter().map(newest).max().unwrap_or(0)
     }
 
-    /// Makes all later records get larger numbers than any so far. The caller ensures that nobody commits meanwhile,
+    /// Makes all later records get larger numbers than any so far. The caller ensures that no thread commits meanwhile,
     /// and that threads waiting to commit see the new floor.
     pub(crate) fn raise_floor(&self) {
         self.common.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
@@ -587,14 +588,15 @@ impl Journal {
         state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX
     }
 
-    /// Does `count` while nothing is on its way from the journal to the free maps, where neither would count it. Does
-    /// not wait for a move of the mark.
+    /// Runs `count` while no resource is on its way from the journal to the free maps, where neither would count it.
+    /// Does not wait for a move of the mark.
     pub(crate) fn while_settled<T>(&self, count: impl FnOnce() -> T) -> T {
         let _nothing_is_on_its_way = self.releasing.lock();
         count()
     }
 
-    /// What was freed but is not reusable yet. What is just becoming so is not counted, see [`Self::while_settled`].
+    /// Resources that were freed but are not reusable yet, without those on their way to the free maps, see
+    /// [`Self::while_settled`].
     pub(crate) fn pending(&self) -> Pending {
         let mut pending = Pending::default();
         for ring in &self.rings {

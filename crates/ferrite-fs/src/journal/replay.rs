@@ -1,20 +1,20 @@
 //! Recovery from the journal: finds the records that a crash left, and applies those that are whole, in order.
 //!
 //! Invariants: applying is idempotent, so after a crash during recovery it is enough to recover again. The new mark is
-//! above *every* record that the crash may have left, including those whose data did not survive, and those of which
-//! only some words did. Otherwise a later write of the same bytes to the same place could complete a dead record, and
-//! the next recovery would replay it. What is left of a torn record need not tell its number. So the mark moves by more
-//! than any record in flight can be ahead ([`IN_FLIGHT_REACH`]).
+//! above *every* record that the crash may have left, including records whose data did not survive, and records that
+//! survived only in part. Otherwise a later write of the same bytes to the same place could complete a dead record, and
+//! the next recovery would replay it. The remains of a torn record need not contain its number. So the mark moves by
+//! more than any record in flight can be ahead ([`IN_FLIGHT_REACH`]).
 //!
 //! A crash can leave only the newest record of a ring torn or dead: each was fenced before the next was streamed, and
 //! each names the previous one. So a record that is named and cannot be replayed was durable once and is damaged; an
-//! operation that had returned is lost. No record names the newest one: if that one is damaged, it looks like one that
-//! a crash tore.
+//! operation that had returned is lost. No record names the newest: if that one is damaged, it looks like one that a
+//! crash tore.
 //!
-//! A pool that was used with stores held back (`durability=fsync`) is different: any of the records since the last sync
-//! may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. What is
-//! replayed is the longest run of them from the mark on: a prefix of what was done. The rest is dropped. Each record
-//! says up to which number all were durable when it was streamed; if the run ends before that, one was damaged, and
+//! A pool that was used with deferred write-back (`durability=fsync`) is different: any of the records since the last
+//! sync may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. Recovery
+//! replays the longest run of them from the mark on: a prefix of the operations. It drops the rest. Each record states
+//! up to which number all were durable when it was streamed; if the run ends before that, one was damaged, and
 //! operations that were durable are lost.
 
 use ferrite_map::BlockNo;
@@ -30,7 +30,7 @@ use crate::format::record::{Header, Item, Link, items_of};
 use crate::journal::{HELD_RING, IN_FLIGHT_REACH};
 use crate::planted::{Flaw, planted};
 
-/// What recovery found and did.
+/// The result of recovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Replay {
     /// The mark after recovery.
@@ -41,12 +41,12 @@ pub(crate) struct Replay {
     pub(crate) lost: Vec<String>,
 }
 
-/// What to do about a journal from which durable records are missing.
+/// How to treat a journal from which durable records are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Losses {
-    /// The mark stays, so that the next one to open the pool finds the same. The pool must not be changed then.
+    /// The mark stays, so that the next program to open the pool finds the same. The pool must not be changed then.
     Keep,
-    /// Nothing more can be recovered: the mark moves past what is lost.
+    /// Nothing more can be recovered: the mark moves past the lost records.
     Accept,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// What the control block says, as long as nobody has set that the pool is in use again.
+    /// The state in the control block, as long as no mount has marked the pool as in use again.
     pub(crate) fn of(region: &Region) -> Ended {
         match region.load(CONTROL_STATE) == STATE_CLEAN {
             true => Ended::Cleanly,
@@ -138,12 +138,12 @@ pub(crate) fn replay(
     })
 }
 
-/// Whether the pool was last changed with stores held back.
+/// Whether the pool was last changed with deferred write-back.
 pub(crate) fn is_held(region: &Region) -> bool {
     region.load(CONTROL_HELD) != 0
 }
 
-/// Drops the records whose data did not survive; tells of those that were durable once and cannot be replayed.
+/// Drops the records whose data did not survive; reports those that were durable once and cannot be replayed.
 fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
     let named = named(found, mark);
     let mut lost = missing(found, &named);
@@ -161,8 +161,8 @@ fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -
     lost
 }
 
-/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Tells if that
-/// one was durable, according to a later one.
+/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Reports that one
+/// if it was durable, according to a later record.
 fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
     found.retain(|record| record.ring == HELD_RING);
     found.sort_by_key(|record| record.seq);
@@ -206,7 +206,7 @@ impl Found {
     }
 }
 
-/// What tells a record from all others.
+/// The identity of a record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct RecordId {
     ring: u32,

@@ -1,5 +1,5 @@
-//! What no workload shows: limits of records and numbers, the end of commits, and what is durable when space is
-//! reused.
+//! Tests of rules that no workload shows: limits of records and numbers, the end of commits, and durability when space
+//! is reused.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn a_record_that_no_ring_takes_is_refused_and_harms_nobody() {
     let stored = recorder.log().final_image();
     let refused = commit(&engine, &mut record(&engine, longest), &[]);
     assert!(matches!(refused, Err(CommitError::TooLong)), "{refused:?}");
-    // The same through a transaction, which has claimed something.
+    // The same through a transaction, which has claimed resources.
     let mut tx = Tx::new(engine.core());
     let block = tx.alloc_block().unwrap();
     let offset = engine.core().superblock.block_offset(block);
@@ -99,7 +99,7 @@ fn a_record_names_none_that_is_too_far_behind() {
         .superblock
         .block_offset(BlockNo::new(engine.core().superblock.first_block as u32 + 100));
     let first = on_ring(0, || commit(&engine, &mut record(&engine, 1), &[])).unwrap();
-    // Folds use up numbers, and nobody moves the mark.
+    // Folds use up numbers, and no thread moves the mark.
     on_ring(1, || {
         for _ in 0..Link::REACH {
             let seq = journal.newest_seq();
@@ -122,7 +122,7 @@ fn a_record_names_none_that_is_too_far_behind() {
     again().unwrap();
 }
 
-/// What a record freed becomes reusable only when a crash would find a mark that has passed the record.
+/// Space that a record freed becomes reusable only when a crash would find a mark that has passed the record.
 #[test]
 fn the_mark_is_durable_when_space_comes_back() {
     let (engine, recorder) = engine(Mapping::Hashfs);
@@ -184,8 +184,8 @@ fn records_after_a_move_have_higher_numbers() {
 }
 
 /// A crash leaves the first line of a record. After recovery another record comes to its place, whose second line is
-/// the same; a crash leaves that line alone. Together they are the first record, which must not be replayed: what it
-/// leads to may never have been written, or be something else by now.
+/// the same; a crash leaves that line alone. Together they are the first record, which must not be replayed: the data
+/// it names may never have been written, or its place may hold other data by now.
 #[test]
 fn a_torn_record_stays_dead() {
     const WORDS: u64 = 9;
@@ -300,7 +300,7 @@ fn nothing_follows_a_record_whose_fence_failed() {
     assert!(matches!(next, Err(CommitError::Closed)), "{next:?}");
 }
 
-/// A program that knows no links would not recognise records with links, and would lose what they hold.
+/// A program that knows no links would not recognise records with links, and would lose their changes.
 #[test]
 fn records_of_an_older_pool_are_what_older_programs_read() {
     use ferrite_vfs::{FileKind, FileSystem, NewNode, ROOT_INO, SYSTEM};

@@ -205,7 +205,7 @@ fn start_segment(
             tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
         }
         None => stage::within(Stage::Books, || {
-            // This inode is locked here: its words tell, but of pages that this transaction has listed.
+            // This inode is locked here: its words tell, except for pages that this transaction has listed.
             let may_have_log = |other: PageId| match other.ino == page.ino {
                 true => has_log(core.map.get(other)),
                 false => scan::may_have_log(core, other),
@@ -218,7 +218,7 @@ fn start_segment(
     Some(unit)
 }
 
-/// Writes the page as it is to a new block, without its log.
+/// Writes the current page to a new block, without its log.
 pub(crate) fn rewrite(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, cause: Cause) -> Result<()> {
     copy(core, tx, page, word, (0, Part::Zero(0)), cause)
 }

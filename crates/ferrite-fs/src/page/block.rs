@@ -3,7 +3,7 @@
 //! Contents: copying from a block ([`read_block`]), and the checksum word of a block that is about to be filled
 //! ([`for_block`]). [`crate::format::data_sum`] describes that word.
 //!
-//! Invariant: only what was verified is returned: bytes are copied first, then the copy is verified.
+//! Invariant: a read returns only verified bytes: it copies first, then verifies the copy.
 //!
 //! Readers hold no lock: a mismatch counts only if the inode's version is found unchanged, so nothing is reported from
 //! here.
@@ -47,7 +47,7 @@ pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize,
 }
 
 /// Starts loading all of a page: its translation is as cold as its lines, and the hardware's own prefetching begins
-/// slowly. For who will copy the page, but has something else to wait for first.
+/// slowly. For callers that will copy the page, but must wait for something else first.
 #[inline]
 pub(crate) fn prefetch_all(core: &Core, word: PageWord) {
     if core.superblock.is_data_block(word.page()) {
@@ -58,8 +58,8 @@ pub(crate) fn prefetch_all(core: &Core, word: PageWord) {
     }
 }
 
-/// The same for a page of a bound file, whose content others may change: if data carries checksums, only whose page the
-/// block holds is verified.
+/// The same for a page of a bound file, whose content others may change: if data carries checksums, only the identity
+/// of the block's page is verified.
 pub(crate) fn read_bound(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
     let block = word.page();
     if !core.superblock.is_data_block(block) {
@@ -96,7 +96,7 @@ fn read_verified(core: &Core, page: PageId, block: BlockNo, from: usize, part: &
     Ok(())
 }
 
-/// Verifies that `data`, copied from all of `block`, is what was written there as `page`.
+/// Verifies that `data`, copied from all of `block`, was written there as `page`.
 fn verify(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Result<()> {
     match for_block(core, page, block, data) {
         Some(expected) => {

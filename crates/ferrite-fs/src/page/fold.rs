@@ -4,14 +4,14 @@
 //! same bytes.
 //!
 //! The order of its steps ensures that: the merged page is fenced before the word is set; the word is durable before
-//! the mark passes the fold; and what the old word leads to is reused only after that. If an older record is replayed
-//! and restores the old word, everything that it leads to is still there.
+//! the mark passes the fold; and the blocks that the old word names are reused only after that. If an older record is
+//! replayed and restores the old word, everything that it names is still there.
 //!
 //! The merged page's checksum, where data carries one, is stored in place and fenced with the page: until the word is
-//! set it belongs to a block that nobody reads, and no record sets the checksum of a free block any more.
+//! set it belongs to a block that no thread reads, and no record sets the checksum of a free block any more.
 //!
-//! Where stores are held back until a sync, no fence makes the merged page durable, and a later record may name it
-//! without vouching for it. There a fold is an ordinary change, by a record that carries the checksum of the page.
+//! With deferred write-back, no fence makes the merged page durable, and a later record may name it without its
+//! checksum. There a fold is an ordinary change, by a record that carries the checksum of the page.
 //!
 //! The page is merged and written without a lock. Only to set the word, the inode's lock is *tried*, and held for some
 //! hundred instructions per page; if a writer has it, or has changed the inode meanwhile, the fold is dropped. Readers
@@ -34,7 +34,7 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
 
-/// Folds between two checks whether they are enough.
+/// Folds between two checks of whether they are enough.
 const CHECK_EVERY: usize = 32;
 /// Folds one page. False if the page has no log (any more), or a writer was faster.
 pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: Lblk, cause: Cause) -> Result<bool> {
@@ -62,8 +62,8 @@ impl Merged {
     }
 }
 
-/// Folds pages of one file under one fence; by records, where stores are held back. Returns how many still had a log
-/// and could be folded. A failure on one page does not keep the others from being folded.
+/// Folds pages of one file under one fence; by records, if write-back is deferred. Returns how many still had a log and
+/// could be folded. A failure on one page does not keep the others from being folded.
 pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
     core.check_writable()?;
     if core.journal.is_frozen() {
@@ -113,7 +113,7 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: 
     }
 }
 
-/// The same where a fold needs a record. A writer that has the inode is not waited for.
+/// The same where a fold needs a record. Does not wait for a writer that has the inode.
 fn fold_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
     let Some(_lock) = mem.try_write() else {
         return Ok(0);
@@ -233,7 +233,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     while let Some((_, page)) = pages.pop() {
         let mem = core.inodes.get(page.ino);
         let result = match fold(core, &mem, page.lblk, cause) {
-            // What earlier folds freed may be the only space left.
+            // Blocks that earlier folds freed may be the only space left.
             Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.lblk, cause)),
             other => other,
         };
@@ -242,8 +242,8 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
             // A writer is using it: it stays a candidate if it still has a log.
             Ok(false) if has_log(core.map.get(page)) => core.candidates.put_back(page),
             Ok(false) => {}
-            // Damage, which has already been reported: the others can still be folded, and trying this one again would
-            // fail again.
+            // Damage, which has already been reported: the others can still be folded, and retrying this one would fail
+            // again.
             Err(FsError::Damaged(_) | FsError::Io(_)) if core.check_writable().is_ok() => core.candidates.leave_out(),
             Err(error) => {
                 core.candidates.put_back(page);

@@ -1,8 +1,8 @@
 //! Reading a logged page: from the newest entry backwards, no byte copied twice, the block last (HDPM §2.3).
 //!
-//! Readers hold no lock: what they read may be freed and overwritten meanwhile. So everything that is followed is
-//! checked to stay in the pool, walks are bounded, and the caller validates the inode's version before it believes a
-//! result or an error.
+//! Readers hold no lock: the bytes they read may be freed and overwritten meanwhile. So each reference is checked to
+//! stay in the pool, walks are bounded, and the caller validates the inode's version before it trusts a result or an
+//! error.
 
 use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;

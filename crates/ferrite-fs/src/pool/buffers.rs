@@ -1,7 +1,7 @@
-//! What a transaction gathers, in memory that the next one of the thread uses again.
+//! The lists of a transaction, in memory that the thread's next transaction reuses.
 //!
-//! Contents: [`Buffers`], the lists of [`crate::pool::tx::Tx`], and the [`Lease`] through which it has those of
-//! its thread. Nothing here decides anything.
+//! Contents: [`Buffers`], the lists of [`crate::pool::tx::Tx`], and the [`Lease`] through which it borrows those of its
+//! thread. Nothing here makes decisions.
 //!
 //! Invariant: buffers that are not leased are empty.
 
@@ -19,7 +19,7 @@ pub(super) struct FilePages {
     pub(super) pages: PageRange,
 }
 
-/// What a transaction gathers. Its memory is reused by the next one.
+/// The lists of a transaction. The next one reuses their memory.
 pub(super) struct Buffers {
     pub(super) record: Record,
     pub(super) claimed: Vec<Resource>,
@@ -85,7 +85,7 @@ pub(super) struct Staged {
     pieces: Vec<Piece>,
 }
 
-/// Where some of the bytes go: those behind the pieces before it.
+/// The target of some of the bytes: those after the pieces before it.
 struct Piece {
     /// Pool offset.
     offset: u64,

@@ -38,7 +38,7 @@ use crate::thread::thread_number;
 
 /// Optimistic reads of an inode before the shared lock is taken.
 const OPTIMISTIC_TRIES: usize = 3;
-/// What recovery and earlier mounts left to report.
+/// The reports of recovery and of earlier mounts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct History {
     pub(crate) was_clean: bool,
@@ -74,7 +74,7 @@ pub(crate) struct Core {
     pub(crate) spreads: Arc<Budget>,
     /// Held by renames that move a directory: only these change which directory is an ancestor of which.
     pub(crate) rename: Mutex<()>,
-    /// Stores are held back, and each commit waits for a sync, which it shares with others.
+    /// Write-back is deferred, and each commit waits for a sync, which it shares with others.
     pub(crate) syncs_commits: bool,
     /// Records carry the checksums of the data that they make reachable (one fence), instead of following it (two).
     pub(crate) data_in_checksum: bool,
@@ -91,11 +91,11 @@ pub(crate) struct Core {
     pub(crate) slots: Slots,
     /// Bound files.
     pub(crate) bindings: Bindings,
-    /// Inodes without names that somebody holds.
+    /// Inodes without names that are open or pinned.
     pub(crate) unnamed: CachePadded<AtomicU64>,
-    /// Wakes the thread that syncs, if there is one.
+    /// Wakes the thread that syncs, if it runs.
     pub(crate) flusher: OnceLock<Arc<Stop>>,
-    /// Inodes without names that the mount was asked to keep.
+    /// Inodes without names that the mount options keep.
     pub(crate) kept_orphans: Mutex<Vec<Inum>>,
 }
 
@@ -116,7 +116,7 @@ impl Core {
         Timestamp::new(now.tv_sec, now.tv_nsec as u32)
     }
 
-    /// What walks of page logs need.
+    /// The parameters of walks of page logs.
     pub(crate) fn media(&self) -> (&Region, &Superblock) {
         (&self.region, &self.superblock)
     }
@@ -127,7 +127,7 @@ impl Core {
         self.region.medium() != Medium::File && !self.region.is_held()
     }
 
-    /// Refuses if answers can no longer be trusted.
+    /// Refuses if reads can no longer be trusted.
     pub(crate) fn check_readable(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(FsError::Io("the pool is unmounted".into()));
@@ -153,8 +153,8 @@ impl Core {
         self.closed.load(Ordering::Relaxed) || self.failed.get().is_some()
     }
 
-    /// Runs a reading operation, and returns its result unless a fault on the medium may have falsified it: what is
-    /// gone reads as zeros.
+    /// Runs a reading operation, and returns its result unless a fault on the medium may have falsified it: lost pages
+    /// read as zeros.
     pub(crate) fn reading<T>(&self, read: impl FnOnce(&Core) -> Result<T>) -> Result<T> {
         self.check_readable()?;
         let answer = read(self);
@@ -182,7 +182,7 @@ impl Core {
         self.failed.get().cloned()
     }
 
-    /// Whether the mount allows no change: because it was asked for that, or because of what it found.
+    /// Whether the mount allows no change: because its options forbid it, or because of damage it found.
     pub(crate) fn is_read_only(&self) -> bool {
         self.options.read_only || self.damage.stops_changes()
     }
@@ -201,20 +201,20 @@ impl Core {
         FsError::Io(text)
     }
 
-    /// Retires the journal's records, and makes what they freed available again.
+    /// Retires the journal's records, and makes the space they freed available again.
     pub(crate) fn reclaim(&self) -> Result<()> {
         self.journal
             .advance(&mut |freed| self.release_all(freed))
             .map_err(|error| self.fail(&error))
     }
 
-    /// Has [`Self::make_room`] wake this thread from now on.
+    /// Sets the thread that [`Self::make_room`] wakes from now on.
     pub(crate) fn has_flusher(&self, waker: Arc<Stop>) {
         let _ = self.flusher.set(waker);
     }
 
-    /// Sees that there is room in this thread's ring again: by the thread that syncs, if there is one. Until that is
-    /// done, the other half of the ring is left.
+    /// Makes space in this thread's ring: through the thread that syncs, if it runs. Until that is done, the other half
+    /// of the ring is left.
     pub(crate) fn make_room(&self) -> Result<()> {
         match self.flusher.get() {
             None => self.relieve(),
@@ -225,7 +225,7 @@ impl Core {
         }
     }
 
-    /// Makes room in this thread's ring, and makes what its records freed available again.
+    /// Makes space in this thread's ring, and makes the space that its records freed available again.
     pub(crate) fn relieve(&self) -> Result<()> {
         self.journal
             .relieve(&mut |freed| self.release_all(freed))
@@ -261,7 +261,7 @@ impl Core {
             Resource::MapSlot(slot) => self.map.release(slot),
             Resource::Inode(ino) => {
                 let was_used = self.inode_map.release(u64::from(ino));
-                // What was used last is still in the cache, so it is reused next.
+                // The number used last is still in the cache, so it is reused next.
                 touch::line("cursors", self.inode_cursor());
                 self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
                 was_used
@@ -386,7 +386,7 @@ impl Core {
         f(inode.ino, &loaded)
     }
 
-    /// Attributes of an inode as they are now, with the number of the record that last changed it.
+    /// Current attributes of an inode, with the number of the record that last changed it.
     pub(crate) fn current_attr(&self, inode: &InodeMem) -> Result<Attr> {
         for _ in 0..OPTIMISTIC_TRIES {
             if let Some(version) = inode.begin_read() {

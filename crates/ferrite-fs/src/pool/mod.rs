@@ -1,7 +1,7 @@
 //! Floor 4, a mounted pool: its state, and one change to it.
 //!
-//! Contents: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation
-//! before its commit. [`crate::retry`], above, decides what an operation does when it finds no space.
+//! Contents: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation before its
+//! commit. [`crate::retry`], above, handles operations that find no space.
 
 mod buffers;
 pub(crate) mod core;

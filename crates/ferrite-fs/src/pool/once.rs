@@ -17,8 +17,7 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 
 impl Core {
-    /// What became of the change with this token: its outcome, if it was made; `Superseded` if a later one took its
-    /// slot.
+    /// The outcome of the change with this token, if it was made; `Superseded` if a later one took its slot.
     pub(crate) fn find_outcome(&self, once: Once) -> Result<Option<Outcome>> {
         if once.seq == 0 {
             return Err(FsError::Invalid(BadArgument::NoToken));
@@ -42,7 +41,7 @@ impl Core {
 }
 
 impl Tx<'_> {
-    /// Adds to the record what the caller is told, if the context has a token.
+    /// Adds the caller's result to the record, if the context has a token.
     #[inline]
     pub(crate) fn note_outcome(&mut self, ctx: &Ctx, make: impl FnOnce() -> Result<Outcome>) -> Result<()> {
         if let Some(once) = ctx.once

@@ -3,8 +3,8 @@
 use ferrite_vfs::Once;
 use parking_lot::{Mutex, MutexGuard};
 
-/// The locks of the slots, each held while a change with a token of the slot is under way. A repetition that overtakes
-/// its original waits.
+/// The locks of the slots, each held while a change with a token of the slot is in progress. A repetition that
+/// overtakes its original waits.
 pub(crate) struct Slots(Box<[Mutex<()>]>);
 
 impl Slots {

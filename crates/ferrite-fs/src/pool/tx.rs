@@ -1,7 +1,7 @@
-//! A transaction: gathers what one operation changes, then commits it as one journal record.
+//! A transaction: gathers the changes of one operation, then commits them as one journal record.
 //!
 //! Contents: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it changes.
-//! Dropping it without a commit releases what it claimed; nothing of it was visible.
+//! Dropping it without a commit releases its claims; none of its changes was visible.
 //!
 //! Crash argument, once for all operations: until the commit fence returns, the operation has written only to blocks
 //! that were free (claimed in DRAM alone) and to the journal. After the fence, replay sets the same words that
@@ -36,7 +36,7 @@ const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
 
 /// How far an operation has come on its way to the record. It only ever moves to a later stage: once the ring is
-/// locked, nothing may be waited for but memory.
+/// locked, it may wait for nothing but memory.
 enum Stage<'e> {
     /// The commit locks the ring. Blocks are made durable before the record, with a separate fence.
     Gathering,
@@ -56,9 +56,9 @@ pub(crate) struct Tx<'e> {
     /// Number of blocks taken from the reserve.
     from_reserve: usize,
     stage: Stage<'e>,
-    /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
+    /// It has streamed data whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
-    /// Nobody waits until it is durable.
+    /// No caller waits until it is durable.
     is_optional: bool,
     /// On a frozen pool it fails.
     fails_if_frozen: bool,
@@ -68,9 +68,9 @@ pub(crate) struct Tx<'e> {
     is_bound: bool,
     /// The last line of the log units that it streams.
     last_unit: u64,
-    /// The next operation will most likely look at that line.
+    /// The next operation will most likely read that line.
     is_repeated: bool,
-    /// What it fills may be changed in place by others later, so its record must not vouch for that.
+    /// Adapters may later change its data in place, so its record must not carry a checksum of that.
     is_unvouched: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
     _passage: Option<Passage<'e>>,
@@ -108,7 +108,7 @@ impl<'e> Tx<'e> {
     pub(crate) fn on(core: &'e Core, inode: &Inode) -> Self {
         let mut tx = Self::new(core);
         tx.is_bound = inode.is_bound();
-        // Elsewhere nobody but the engine changes a bound file, and a fence may not be enough.
+        // Elsewhere only the engine changes a bound file, and a fence may not be enough.
         tx.is_unvouched = tx.is_bound && core.may_change_in_place() && !planted(Flaw::BoundVouched);
         tx
     }
@@ -123,7 +123,7 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that nobody waits for this, as for an access time: it need not be durable soon, on a frozen pool it
+    /// Declares that no caller waits for this, as for an access time: it need not be durable soon, on a frozen pool it
     /// fails instead of waiting, and it does not count as a change of the inode.
     pub(crate) fn is_optional(&mut self) {
         self.is_optional = true;
@@ -131,7 +131,7 @@ impl<'e> Tx<'e> {
         self.is_no_change = true;
     }
 
-    /// Whether something waits for a fence, so that the ring should not be locked before.
+    /// Whether streamed data waits for a fence, so that the ring should not be locked before.
     pub(crate) fn awaits_fence(&self) -> bool {
         self.needs_fence
     }
@@ -146,12 +146,12 @@ impl<'e> Tx<'e> {
         self.fails_if_frozen = true;
     }
 
-    /// Declares that it does not count as a change of its inodes, for what a service keeps with them.
+    /// Declares that it does not count as a change of its inodes, for attributes that a service keeps with them.
     pub(crate) fn changes_nothing(&mut self) {
         self.is_no_change = true;
     }
 
-    /// Sets what the following allocations are for.
+    /// Sets the class of the following allocations.
     pub(crate) fn set_class(&mut self, class: Class) {
         self.class = class;
     }
@@ -186,7 +186,7 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Whether `words` more words fit its record.
+    /// Whether `words` more words fit into its record.
     pub(crate) fn has_room(&self, words: usize) -> bool {
         let of_nodes = match self.core.region.is_held() {
             true => self.buffers.fresh.words(),
@@ -254,8 +254,8 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Declares that few blocks will be streamed, and that nothing is waited for from here to the commit: their
-    /// checksums then cost less than a separate fence.
+    /// Declares that few blocks will be streamed, and that the operation waits for nothing from here to the commit:
+    /// their checksums then cost less than a separate fence.
     pub(crate) fn expect_few_blocks(&mut self) {
         if !self.is_unvouched {
             self.stage = Stage::FewBlocks(self.enter());
@@ -276,8 +276,8 @@ impl<'e> Tx<'e> {
     }
 
     /// Declares that the operation changes one page, in whichever way, that its log units or its block are the last
-    /// thing streamed, and that nothing but memory is waited for from here to the commit. The ring is locked while
-    /// those are on their way.
+    /// thing streamed, and that it waits for nothing but memory from here to the commit. The ring is locked while those
+    /// are on their way.
     pub(crate) fn set_single_page(&mut self) {
         if !self.is_unvouched {
             self.stage = Stage::OnePage(self.enter());
@@ -305,7 +305,7 @@ impl<'e> Tx<'e> {
         self.buffers.record.set_word(offset, sum);
     }
 
-    /// Records the checksum of what the block of a page holds already, if data carries checksums.
+    /// Records the checksum of the current content of a page's block, if data carries checksums.
     pub(crate) fn set_sum(&mut self, page: PageId, block: BlockNo, crc: u32) {
         if let Some(offset) = self.core.superblock.sum_word_offset(block) {
             let sum = data_sum::word(self.core.superblock.seed, page, crc);
@@ -313,7 +313,7 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Fills bytes of a block behind the end of a bound file, where nobody looks. Durable before the record.
+    /// Fills bytes of a block beyond the end of a bound file, where no reader looks. Durable before the record.
     pub(crate) fn stream_behind_end(&mut self, offset: u64, data: &[u8]) {
         self.core.region.stream(offset, data);
         self.needs_fence |= !planted(Flaw::AppendWithoutFence);
@@ -358,8 +358,8 @@ impl<'e> Tx<'e> {
         self.buffers.record.set_streamed_word(offset, 0);
     }
 
-    /// Declares that an operation like this one will follow: loads what this one has streamed past the cache once it is
-    /// durable, so that the next one does not wait for it.
+    /// Declares that an operation like this one will follow: loads the lines that this one has streamed past the cache
+    /// once they are durable, so that the next one does not wait for it.
     pub(crate) fn expect_another(&mut self) {
         self.is_repeated = true;
     }
@@ -409,7 +409,7 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Makes the inodes' spreads cover what the record maps, before any reader can find it.
+    /// Makes the inodes' spreads cover the pages that the record maps, before any reader can find it.
     fn widen_spreads(&self, inodes: &[&Arc<InodeMem>]) {
         for &FilePages { ino, pages } in &self.buffers.mapped {
             let inode = inodes.iter().find(|inode| inode.ino == ino);
@@ -418,7 +418,7 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Makes the spreads leave out what the record has unmapped. The caller still has the locks.
+    /// Makes the spreads leave out the pages that the record has unmapped. The caller still has the locks.
     fn narrow_spreads(&self, inodes: &[&Arc<InodeMem>]) {
         for &FilePages { ino, pages } in &self.buffers.cleared {
             if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
@@ -457,7 +457,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
-    /// exclusively, or nobody else can know them yet. On return the operation is durable.
+    /// exclusively, or no other thread can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
         let _stage = stage::enter(Spent::Record);
         self.complete_record();
@@ -476,7 +476,7 @@ impl<'e> Tx<'e> {
         loop {
             match self.write_record(inodes, min_seq) {
                 Ok(committed) => return self.publish(inodes, committed),
-                // Mostly another thread is about to empty the ring: what it has done by then is enough.
+                // Mostly another thread is about to empty the ring: its progress by then is enough.
                 Err(CommitError::RingFull) if !std::mem::replace(&mut was_full, true) => self.core.relieve()?,
                 Err(CommitError::RingFull) => self.core.reclaim()?,
                 Err(CommitError::Frozen) if self.fails_if_frozen => return Err(FsError::ReadOnly),
@@ -489,7 +489,7 @@ impl<'e> Tx<'e> {
                     return Err(FsError::ReadOnly);
                 }
                 Err(CommitError::Medium(error)) => {
-                    // The record may have survived: what it names must not be reused before the next mount.
+                    // The record may have survived: the space it names must not be reused before the next mount.
                     self.buffers.claimed.clear();
                     return Err(self.core.fail(&error));
                 }
@@ -509,8 +509,8 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Second step: stores what the record will lead to without covering it by its checksum, and fences it, so that it
-    /// is durable before the record can be.
+    /// Second step: stores the data that the record will name without covering it by its checksum, and fences it, so
+    /// that it is durable before the record can be.
     #[inline]
     fn persist_uncovered(&mut self) -> Result<()> {
         self.needs_fence |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
@@ -518,7 +518,7 @@ impl<'e> Tx<'e> {
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
         if self.core.region.is_held() {
-            // Nothing leads there before the record; and no ring is locked meanwhile, if it need not be.
+            // Nothing names these blocks before the record; and no ring is locked meanwhile, if it need not be.
             self.buffers.staged.stream(&self.core.region);
             self.buffers.staged.clear();
         }
@@ -545,8 +545,8 @@ impl<'e> Tx<'e> {
     #[inline]
     fn publish(&mut self, inodes: &[&Arc<InodeMem>], committed: Committed) -> Result<()> {
         if self.core.syncs_commits && !self.is_optional {
-            // Without the ring, so that others commit meanwhile and share the sync; with the inodes, so that nobody
-            // sees what is not durable yet.
+            // Without the ring, so that others commit meanwhile and share the sync; with the inodes, so that no reader
+            // sees changes that are not durable yet.
             self.core.journal.sync().map_err(|error| {
                 self.buffers.claimed.clear();
                 self.core.fail(&error)
@@ -650,7 +650,7 @@ impl MapTx for Tx<'_> {
     }
 
     /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, because old
-    /// records carry checksums of what blocks hold.
+    /// records carry checksums of the blocks' content.
     ///
     /// Inode numbers and name slots need not wait: they are words that records set, and the next record to use them
     /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.

@@ -1,7 +1,7 @@
 //! Free blocks: the DRAM bitmap, and the count of blocks that may be allocated.
 //!
-//! Contents: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes
-//! part of a file only by a committed record, so an operation that dies leaves nothing allocated.
+//! Contents: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes part of a
+//! file only by a committed record, so an operation that fails leaves nothing allocated.
 //!
 //! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken
 //! before a bit is claimed, so the holder of a token always finds a free bit.
@@ -36,17 +36,17 @@ const LOOK_AHEAD: usize = 12;
 /// A cursor that has not been used yet.
 const NOWHERE: u64 = u64::MAX;
 
-/// Who may take blocks from the reserve.
+/// The right of an allocation to take blocks from the reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Takes space permanently: refused while only the reserve is left.
     Ordinary,
-    /// Gives back as much as it takes (overwrite), or is needed to give space back (truncate, unlink). What it took
-    /// from the reserve and did not give back is a debt, see [`BlockAlloc::may_owe`].
+    /// Frees as much as it takes (overwrite), or is needed to free space (truncate, unlink). Blocks that it took from
+    /// the reserve and did not return are a debt, see [`BlockAlloc::may_owe`].
     Replacing,
 }
 
-/// What paid for a block.
+/// The source of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Token {
     /// Space that any operation may use.
@@ -86,7 +86,7 @@ impl BlockAlloc {
         self.bitmap.claim(u64::from(block) - self.first_block)
     }
 
-    /// Counts what is free; the reserve is filled first.
+    /// Counts the free blocks; fills the reserve first.
     pub(crate) fn open(&self) {
         let free = (self.bitmap.len() - self.bitmap.count_used()) as i64;
         let reserve = free.min(self.reserve_blocks);
@@ -112,14 +112,14 @@ impl BlockAlloc {
         (class == Class::Replacing && take(&self.reserve_left, 1) == 1).then_some(Token::Reserve)
     }
 
-    /// Whether a transaction may keep more of the reserve than it gives back. It may do so only from the upper half.
-    /// So at least half of the reserve always comes back with the mark, and operations that give back as much as they
-    /// take never run out.
+    /// Whether a transaction may keep more of the reserve than it returns. It may do so only from the upper half. So at
+    /// least half of the reserve always comes back with the mark, and operations that free as much as they take never
+    /// run out.
     pub(crate) fn may_owe(&self) -> bool {
         self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
     }
 
-    /// Gets a batch from the global count, or else whatever is in other purses. Keeps all but the one token that the
+    /// Gets a batch from the global count, or else the content of other purses. Keeps all but the one token that the
     /// caller needs.
     fn refill(&self, purse: &AtomicI64) -> bool {
         touch::line("tokens of all", &self.global);
@@ -245,7 +245,7 @@ impl BlockAlloc {
         }
     }
 
-    /// Starts loading what [`Self::release`] of `block` will change.
+    /// Starts loading the words that [`Self::release`] of `block` will change.
     pub(crate) fn prefetch(&self, block: BlockNo) {
         if let Some(index) = self.index_of(block) {
             self.bitmap.prefetch(index);
@@ -264,7 +264,7 @@ impl BlockAlloc {
         blocks as i64 > missing || !self.may_owe()
     }
 
-    /// Gives a block back; false if it was not in use.
+    /// Returns a block; false if it was not in use.
     pub(crate) fn release(&self, block: BlockNo) -> bool {
         let was_used = self.index_of(block).is_some_and(|index| self.bitmap.release(index));
         if was_used {
@@ -273,8 +273,8 @@ impl BlockAlloc {
         was_used
     }
 
-    /// Gives blocks back that come in ascending order; calls `wrong` for each that was not in use. One atomic operation
-    /// for all blocks of a word, and one for their tokens.
+    /// Returns blocks given in ascending order; calls `wrong` for each that was not in use. One atomic operation for
+    /// all blocks of a word, and one for their tokens.
     pub(crate) fn release_sorted(&self, blocks: &[BlockNo], wrong: &mut dyn FnMut(BlockNo)) {
         let word_of = |block: &BlockNo| self.index_of(*block).map(|index| index / WORD_BITS);
         let (mut rest, mut tokens) = (blocks, 0);
@@ -306,7 +306,7 @@ impl BlockAlloc {
             if were_set != bits {
                 group.iter().filter(is_clear).for_each(|block| wrong(*block));
             }
-            // After the bits: who has a token finds a free bit. Not at the end: others may be waiting for space.
+            // After the bits: the holder of a token finds a free bit. Not at the end: others may be waiting for space.
             tokens += i64::from(were_set.count_ones());
             if tokens >= BATCH {
                 self.return_tokens(std::mem::take(&mut tokens));

@@ -39,7 +39,7 @@ const LOOK_AHEAD: usize = 16;
 /// Most entries are no longer than this.
 const USUAL_ENTRY_BYTES: u64 = 40;
 const TAG_SHIFT: u32 = 41;
-/// What the table needs of the transaction that changes it.
+/// The table's view of the transaction that changes it.
 pub(crate) trait NameTx: MapTx {
     /// The record must be ordered after the one with this sequence number.
     fn comes_after(&mut self, seq: u64);
@@ -152,7 +152,7 @@ impl NameTable {
         }
     }
 
-    /// What is needed to look for `name` in directory `parent`. Starts loading its home line.
+    /// The search key for `name` in directory `parent`. Starts loading its home line.
     pub(crate) fn key<'n>(&self, parent: Inum, name: &'n [u8]) -> Key<'n> {
         let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
         self.region.prefetch(self.offset + self.home(tag) * 64);
@@ -223,7 +223,7 @@ impl NameTable {
         tx.freed(Resource::NameSlot(slot));
     }
 
-    /// Notes that record `seq` cleared `slot`; before the slot is given back.
+    /// Notes that record `seq` cleared `slot`; before the slot is returned.
     pub(crate) fn note_freed(&self, slot: NameSlotNo, seq: u64) {
         let freed = &self.freed_seq[slot.index() % SEQ_SHARDS];
         touch::line("names freed", freed);
@@ -248,9 +248,9 @@ impl NameTable {
         self.used.dram_bytes() + self.bounds.dram_bytes() + (SEQ_SHARDS * size_of::<AtomicU64>()) as u64
     }
 
-    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the
-    /// entry) are found, where they differ from what is stored. Slots that are right stay where they are. Fails if the
-    /// table is full.
+    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the entry)
+    /// are found, where they differ from the stored ones. Slots that are right stay where they are. Fails if the table
+    /// is full.
     pub(crate) fn rebuilt<'n>(
         &self,
         wanted: impl Iterator<Item = (Inum, std::borrow::Cow<'n, [u8]>, u64)>,

@@ -1,9 +1,9 @@
 //! Space for page logs: segments of 256 bytes to 4 KiB, cut out of blocks, so that a write of eight bytes does not
 //! cost a page.
 //!
-//! Contents: [`LogSpace`]. A block is cut into segments of one size. The medium does not record which blocks
-//! are cut up; mount works it out from the page words and headers. Claims are volatile, like all claims
-//! (docs/design.md, "Crash atomicity").
+//! Contents: [`LogSpace`]. A block is cut into segments of one size. The medium does not record which blocks are cut
+//! up; mount derives it from the page words and headers. Claims are volatile, like all claims (docs/design.md, "Crash
+//! atomicity").
 //!
 //! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment
 //! returns to the free map. Each thread takes segments from its own purse, which it fills with a slab's worth at a
@@ -37,7 +37,7 @@ struct Slab {
     size: u8,
     /// One bit per segment.
     used: u64,
-    /// Those of them that are freed and wait for the mark.
+    /// The segments among them that are freed and wait for the mark.
     waiting: u64,
 }
 
@@ -89,7 +89,7 @@ impl Shared {
 
 type Purse = [Vec<Unit>; SIZES];
 
-/// What segments take.
+/// The space that segments take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LogUsage {
     /// Blocks that hold any.
@@ -284,7 +284,7 @@ impl LogSpace {
         }
     }
 
-    /// What segments take.
+    /// The space that segments take.
     pub(crate) fn usage(&self) -> LogUsage {
         let shared = self.shared.lock();
         LogUsage {

@@ -10,7 +10,7 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 
-/// What attributes are changed through.
+/// The access path of a change of attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Through {
     /// The inode's number.

@@ -24,7 +24,7 @@ pub(crate) struct New<'a> {
     pub(crate) kind: FileKind,
     pub(crate) mode: u32,
     pub(crate) rdev: u32,
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     pub(crate) target: &'a [u8],
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn create(
     })
 }
 
-/// Sets what a new inode has whoever makes it, and wherever.
+/// Sets the attributes of a new inode that do not depend on its creator or its directory.
 fn initialize(inode: &mut Inode, new: &New<'_>, now: Timestamp) {
     inode.set_nlink(if new.kind == FileKind::Directory { 2 } else { 1 });
     inode.set_rdev(new.rdev);

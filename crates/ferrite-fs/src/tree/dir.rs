@@ -81,7 +81,7 @@ fn end_before(core: &Core, dir: Inum, inode: &Inode, lblk: u64) -> u64 {
     last.map_or(0, |last| last + 1)
 }
 
-/// First run of adjacent free entries in a block that has at least `need` bytes, as long as it goes.
+/// First run of adjacent free entries in a block that has at least `need` bytes, in its full length.
 fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Option<Space>> {
     #[derive(Clone, Copy)]
     struct Run {
@@ -126,7 +126,7 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
     Ok(None)
 }
 
-/// Continues the search of the directory for blocks with room, until enough are known. In a directory that is mostly
+/// Continues the search of the directory for blocks with space, until enough are known. In a directory that is mostly
 /// holes it notes mapped blocks, and only a few holes: many would displace the blocks that should be filled.
 fn learn(core: &Core, dir: Inum, inode: &Inode, hints: &mut DirHints) -> Result<()> {
     let (mut next, mut holes) = (hints.searched, 0);
@@ -212,7 +212,7 @@ pub(crate) fn insert(
         Some(space) => space,
         None => add_block(core, tx, dir, inode, hole)?,
     };
-    // What is left over becomes a free entry. It is never less than a word, because lengths are multiples of 8.
+    // The rest becomes a free entry. It is never less than a word, because lengths are multiples of 8.
     let rest = space.len_bytes - need;
     dentry::encode(dir, child.0, child.1, name, need, |at, word| {
         tx.set_word(space.offset + at, word)
@@ -229,7 +229,7 @@ pub(crate) fn insert(
     })
 }
 
-/// Forgets the free entry after the last insert, but not that there is room in its block.
+/// Forgets the free entry after the last insert, but not that its block has space.
 fn leave_tail(hints: &mut DirHints) {
     if let Some(position) = hints.tail.take() {
         hints.note_roomy(Lblk::at(position / BLOCK_BYTES));
@@ -241,7 +241,7 @@ pub(crate) fn inserted(planned: &Planned, hints: &mut DirHints) {
     hints.tail = planned.tail;
 }
 
-/// Maps a block for entries, in the hole if there is one, else after the last block.
+/// Maps a block for entries, in the hole if given, else after the last block.
 fn add_block(core: &Core, tx: &mut Tx<'_>, dir: Inum, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
     let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
     let page = PageId::new(
@@ -307,7 +307,7 @@ pub(crate) fn remove(
         hints.tail = Some(position);
         return Ok(());
     }
-    // The entry's words stay as they are: the block is free, and nothing points to it.
+    // The entry's words stay unchanged: the block is free, and nothing points to it.
     let block = BlockNo::of_offset(block_offset);
     if core
         .map

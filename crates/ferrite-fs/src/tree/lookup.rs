@@ -1,4 +1,4 @@
-//! What the operations on names share: finding a name, and [`Edits`], the working copies of the inodes that an
+//! Shared code of the operations on names: finding a name, and [`Edits`], the working copies of the inodes that an
 //! operation changes.
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub(crate) fn find(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Opti
         };
         let child = core.inodes.get(found.ino);
         // An inode is freed under the directory's lock, which is held until the name is gone. So this name is damage,
-        // and looking again, as after a race, would never end.
+        // and retrying, as after a race, would never end.
         if child.is_dead() {
             return Err(free_inode_named(u64::from(found.ino)));
         }
@@ -111,7 +111,7 @@ pub(crate) fn look(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<(Arc
     loop {
         let (found, child) = find(core, ctx, dir, name)?.ok_or(FsError::NotFound)?;
         match core.current_attr(&child) {
-            // Its last name was removed between the two reads, and somebody keeps it open: the name is gone by now, or
+            // Its last name was removed between the two reads, and a holder keeps it open: the name is gone by now, or
             // leads elsewhere. If it does neither, the link count is damaged.
             Ok(attr) if attr.nlink == 0 && unlinked != Some((found.ino, attr.generation)) => {
                 unlinked = Some((found.ino, attr.generation));

@@ -1,10 +1,10 @@
 //! Floor 8, names and attributes: directories, and the operations on them.
 //!
-//! Contents: one file for each family of operations, [`dir`] for directory blocks, [`lookup`] for what they
-//! share. Called by the traits on the engine's floor, and by recovery to complete what a crash interrupted.
+//! Contents: one file for each family of operations, [`dir`] for directory blocks, [`lookup`] for their shared code.
+//! Called by the traits on the engine's floor, and by recovery to complete interrupted operations.
 //!
 //! Invariant: a function that changes something takes all its locks first, then checks again everything its decision
-//! rests on, then commits one record. If something has changed in between, it starts again.
+//! rests on, then commits one record. If something has changed in between, it restarts.
 
 pub(crate) mod attr;
 pub(crate) mod create;

@@ -55,7 +55,7 @@ pub(crate) fn create(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], new: &New
                 });
             }
             Err(FsError::Exists) if !new.exclusive => {}
-            // Nothing was looked up: what is there may be opened, or is in the way.
+            // Nothing was looked up: an existing entry may be opened, or is in the way.
             Err(FsError::ReadOnly) => match lookup::look(core, ctx, parent, name) {
                 Ok(_) if new.exclusive => return Err(FsError::Exists),
                 Ok(_) => {}

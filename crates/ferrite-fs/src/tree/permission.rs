@@ -1,6 +1,6 @@
-//! Whether the caller may: the rules of [`ferrite_vfs::posix`], for callers whose [`Ctx`] asks the engine to check.
+//! Permission checks: the rules of [`ferrite_vfs::posix`], for callers whose [`Ctx`] asks the engine to check.
 //!
-//! Each function is called under the locks of the inodes it is given, so what it allows cannot change before the
+//! Each function is called under the locks of the inodes it is given, so no inode can change between the check and the
 //! operation that it allows. Without [`Ctx::check`], each is a branch and nothing more.
 
 use ferrite_map::Inum;

@@ -20,7 +20,7 @@ const BATCH: usize = 64;
 struct Entry<'e> {
     core: &'e Core,
     ino: Ino,
-    /// None for a number that no inode has, which is damage.
+    /// `None` for a number that no inode has, which is damage.
     inode: Option<Arc<InodeMem>>,
     kind: FileKind,
     name: Box<[u8]>,
@@ -46,8 +46,8 @@ pub(crate) fn list(
     let (mut cookie, mut given) = (cookie, false);
     loop {
         let batch = match collect(core, dir, cookie) {
-            // As with a plain listing, an error follows what was given: the next call reports it. The caller has
-            // entries, and their pins, that it must not lose.
+            // As with a plain listing, an error follows the entries: the next call reports it. The caller has entries,
+            // and their pins, that it must not lose.
             Err(_) if given => return Ok(()),
             batch => batch?,
         };

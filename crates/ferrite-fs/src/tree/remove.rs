@@ -1,8 +1,8 @@
 //! Removing names and inodes: unlink, rmdir, and freeing an inode once nothing holds it.
 //!
 //! Crash argument: the record that removes the last name either frees the inode and its pages as well, or leaves an
-//! inode with no name. Mount frees such inodes; nobody can have one open then. Freeing in several records is safe at
-//! each of them, because the inode is not reachable and the last record is the one that frees it.
+//! inode with no name. Mount frees such inodes; no process can have one open then. Freeing in several records is safe
+//! at each of them, because the inode is not reachable and the last record is the one that frees it.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ const FREE_WITH_NAME: u32 = 64;
 
 /// Removes a name: a directory's (which must be empty) or any other.
 ///
-/// Never fails for lack of space. The only thing that can need some is removing a directory block: it may be in the
-/// middle of an extent, and the tree may need a node because that becomes two. If there is none, the block stays,
-/// empty, for the next names. The pages of the file are removed in ascending order, each from the front of its extent,
-/// which needs no space on any mapping.
+/// Never fails for lack of space. Only removing a directory block can need some: it may be in the middle of an extent,
+/// and the tree may need a node because that becomes two. Without a free block, the directory's block stays, empty, for
+/// the next names. The pages of the file are removed in ascending order, each from the front of its extent, which needs
+/// no space on any mapping.
 pub(crate) fn unlink(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
     posix::check_name(name)?;
     core.check_writable()?;
@@ -96,7 +96,7 @@ struct Locked<'a> {
 }
 
 /// Locks `directory` and its entry `name`, whose inode is stored in `child`. One lookup suffices if the child can be
-/// locked after its directory: because its number is higher, or because nobody else holds it. Otherwise both are
+/// locked after its directory: because its number is higher, or because no other thread holds it. Otherwise both are
 /// locked in order, and `None` means that the entry changed meanwhile.
 fn lock_both<'a>(
     core: &Core,
@@ -148,7 +148,7 @@ fn lock_both<'a>(
     }))
 }
 
-/// What happens to an inode that lost a name.
+/// The fate of an inode that lost a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has other names.
@@ -198,7 +198,7 @@ fn free_inode(tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
     if inode.xattr_block() != BlockNo::NONE {
         tx.freed(Resource::Block(inode.xattr_block()));
     }
-    // The rest stays as it was: a mode of 0 is enough to invalidate it.
+    // The rest stays unchanged: a mode of 0 is enough to invalidate it.
     inode.set_mode_bits(0);
     tx.freed(Resource::Inode(ino));
 }
@@ -211,7 +211,7 @@ fn free_inode(tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
 /// between on both sides, at least one of the two sees the other. If both do, the second finds the inode freed.
 pub(crate) fn settle(core: &Core, child: &InodeMem, fate: Fate) -> Fate {
     if matches!(fate, Fate::Held | Fate::Orphan) {
-        // Before anybody can free it, which takes the lock.
+        // Before any thread can free it, which takes the lock.
         core.note_unnamed();
     }
     match fate {
@@ -243,7 +243,7 @@ pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
     }
 }
 
-/// Frees an inode that has no name, unless somebody holds it. Blocking: one record for every few hundred pages.
+/// Frees an inode that has no name, unless it is pinned. Blocking: one record for every few hundred pages.
 pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     core.check_writable()?;
     let lock = child.write();

@@ -1,4 +1,4 @@
-//! Rename, always in one record: two entries, their slots, up to four inodes and what is replaced.
+//! Rename, always in one record: two entries, their slots, up to four inodes and the replaced target.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 use crate::space::names::Found;
 
-/// Most directories above one that a directory is moved to. A look at each takes a fraction of a microsecond.
+/// Most directories above one that a directory is moved to. Reading each takes a fraction of a microsecond.
 const DEPTH_MAX: usize = 1 << 15;
 
 /// One side of a rename.
@@ -65,7 +65,7 @@ fn rename_once(
     }
 }
 
-/// `None` if the names are no longer what was found before the locks were taken.
+/// `None` if the names have changed since the lookup before the locks.
 fn attempt(
     core: &Core,
     ctx: &Ctx,
@@ -187,7 +187,7 @@ fn check(
             if !source_is_dir && target_is_dir {
                 return Err(FsError::IsDirectory);
             }
-            // The source's directory is not empty, even if a damaged inode says so.
+            // The source's directory is not empty, even if a damaged inode claims so.
             if target_is_dir && (found.ino == from.dir.ino || edits.get(found.ino).entries() != 0) {
                 return Err(FsError::NotEmpty);
             }

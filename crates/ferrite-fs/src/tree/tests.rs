@@ -146,8 +146,8 @@ fn what_follows_the_commit_makes_no_error_of_a_success() {
     }
 }
 
-/// Tree nodes may make an overwrite take more than it frees. What it takes from the reserve permanently must leave
-/// enough for operations that give back as much as they take.
+/// Tree nodes may make an overwrite take more than it frees. Blocks that it takes from the reserve permanently must
+/// leave enough for operations that free as much as they take.
 #[test]
 fn what_owes_the_reserve_leaves_half_of_it() {
     let engine = engine(Mapping::Hashfs);
@@ -176,7 +176,7 @@ fn what_owes_the_reserve_leaves_half_of_it() {
     assert!(take(0).is_err());
 }
 
-/// Space is counted, not reclaimed: asking changes nothing, and the space reported is really available.
+/// Space is counted, not reclaimed: the call changes nothing, and the space reported is really available.
 #[test]
 fn a_look_at_the_free_space_moves_nothing() {
     for &mapping in Mapping::ALL {
@@ -194,7 +194,7 @@ fn a_look_at_the_free_space_moves_nothing() {
         }
         core.reclaim().unwrap();
         let full = engine.statfs(SYSTEM).unwrap().blocks_free;
-        // The logs of some pages are removed, and those of others stay.
+        // Some pages lose their logs, and the others keep theirs.
         for n in (0..200).filter(|n| n % 5 > 0) {
             write(&engine, ino, n * BLOCK_BYTES, &[3; PAGE]);
         }

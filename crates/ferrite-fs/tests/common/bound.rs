@@ -1,4 +1,4 @@
-//! What the tests of bound files share: recorded pools, and calls by number.
+//! Helpers of the tests of bound files: recorded pools, and calls by number.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
         .data_checksum(data_checksum)
 }
 
-/// A new pool in memory, recorded, so that its bytes can be had at any time.
+/// A new pool in memory, recorded, so that a test can get its bytes at any time.
 pub(crate) fn pool(options: &MkfsOptions) -> (Engine, Arc<Recorder>) {
     reopened(&empty_pool(POOL_BYTES, options))
 }

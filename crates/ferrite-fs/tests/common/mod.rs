@@ -1,4 +1,4 @@
-//! What the engine's tests share: pools in memory, and trees that can be compared.
+//! Helpers of the engine's tests: pools in memory, and trees that can be compared.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod bound;
@@ -114,7 +114,7 @@ pub(crate) fn mapping() -> Mapping {
     })
 }
 
-/// Default options, but for that mapping.
+/// Default options, except for that mapping.
 pub(crate) fn options() -> MkfsOptions {
     MkfsOptions::default().mapping(mapping())
 }
@@ -133,7 +133,7 @@ pub(crate) fn mount(image: &[u8]) -> Engine {
     .unwrap()
 }
 
-/// Checks a pool in memory; panics with what is wrong.
+/// Checks a pool in memory; panics with the findings.
 pub(crate) fn check(image: &[u8]) {
     let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);

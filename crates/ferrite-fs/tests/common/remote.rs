@@ -1,8 +1,7 @@
-//! An adapter in the test, with somebody behind it who reads and writes a bound file.
+//! An adapter in the test, with a remote client that reads and writes a bound file.
 //!
-//! Contents: [`Checked`], which keeps where pages lie and notes whatever the engine may not do, and [`Remote`],
-//! which does what an RDMA adapter does: it translates, copies and fences under a guard, and asks for what it does not
-//! find.
+//! Contents: [`Checked`], which caches where pages lie and notes violations by the engine, and [`Remote`], which acts
+//! as an RDMA adapter: it translates, copies and fences under a guard, and faults on translation misses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ struct Table {
     is_unbound: bool,
 }
 
-/// Who holds `table` shared has a guard for the whole file.
+/// A thread that holds `table` shared has a guard for the whole file.
 #[derive(Default)]
 pub(crate) struct Checked {
     table: RwLock<Table>,
@@ -40,7 +39,7 @@ impl Checked {
         }
     }
 
-    /// Panics with what the engine has done wrong.
+    /// Panics with the engine's violations.
     pub(crate) fn check(&self, at: &str) {
         let wrong = self.wrong.lock();
         assert!(wrong.is_empty(), "{at}: {wrong:#?}");
@@ -59,7 +58,7 @@ impl Checked {
         self.table.read().is_unbound
     }
 
-    /// The attributes that were told, and forgets them.
+    /// Takes the reported attributes.
     pub(crate) fn take_attributes(&self) -> Vec<Attr> {
         std::mem::take(&mut self.told.lock())
     }
@@ -119,7 +118,7 @@ impl Adapter for Checked {
     }
 }
 
-/// Somebody elsewhere who has a file.
+/// A remote client with a file.
 #[derive(Clone)]
 pub(crate) struct Remote {
     pub(crate) adapter: Arc<Checked>,
@@ -144,7 +143,7 @@ impl Remote {
     }
 
     /// Does `work` with the place of the page of `offset`, under a guard, once for each page of the range. `None` for
-    /// the place: a hole, which is not given to those who write.
+    /// the place: a hole, which writers never get.
     fn each_page(
         &self,
         (offset, len): (u64, usize),
@@ -176,14 +175,14 @@ impl Remote {
         Ok(())
     }
 
-    /// Writes, page by page; what is before a failure is there.
+    /// Writes, page by page; pages before a failure are written.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.each_page((offset, data.len()), Access::Write, |place, within, range| {
             self.region.store(place.unwrap(), within, &data[range]);
         })
     }
 
-    /// Leaves out the fence, as somebody whose message was cut off.
+    /// Omits the fence, as a client whose message was cut off.
     pub(crate) fn store_unfenced(&self, offset: u64, data: &[u8]) {
         let guard = self.adapter.table.read();
         let page = guard.pages[&((offset / PAGE) as u32)].unwrap();

@@ -1,4 +1,5 @@
-//! Damage to what leads to pages: they are gone, another file's, or mapped where their file has none or others.
+//! Damage to the words that lead to pages: the pages are gone, another file's, or mapped where their file has none or
+//! others.
 
 use ferrite_fs::{Engine, Mapping, identify, mkfs};
 use ferrite_pm::Region;
@@ -8,14 +9,14 @@ use super::common::{self, fixed, image_of, make, write};
 use super::{LABELLED, PAGE, PLAIN, Pool, Told};
 use super::{findings, image_after, on_every_mapping, on_mappings, open, repaired};
 
-/// What leads to pages of a file leads nowhere, or to those of an inode that is free.
+/// The words of a file's pages lead nowhere, or the pages become those of a free inode.
 #[test]
 fn a_damaged_key_or_root() {
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.key(PLAIN), 0)]);
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| pool.flipped(pool.key(PLAIN), 1 << 38));
 }
 
-/// A key becomes that of a page behind the end of its file, which counts as many as before: what it was is no hole.
+/// A key becomes that of a page beyond the end of its file, which counts as many as before: its old page is no hole.
 #[test]
 fn a_key_of_a_page_behind_the_end() {
     on_mappings(
@@ -26,8 +27,8 @@ fn a_key_of_a_page_behind_the_end() {
     );
 }
 
-/// What lies behind the end goes back to its place where the table tells which that is. Else the file is put aside with
-/// all that it has.
+/// A page beyond the end returns to its place if the table shows which that is. Else the file is quarantined with all
+/// its content.
 #[test]
 fn a_page_behind_the_end_is_not_lost() {
     let read = |engine: &Engine, ino, page: usize| {
@@ -73,8 +74,8 @@ fn a_key_of_a_page_that_is_there() {
     }
 }
 
-/// A key that becomes one of a hole of its file is told if it lies too far from where that would be, which most do in a
-/// pool of some size.
+/// A key that becomes one of a hole of its file is detected if it lies too far from that key's home, as most do in a
+/// large pool.
 #[test]
 fn a_key_of_a_hole() {
     let blank = Region::anonymous(64 << 20).unwrap();
@@ -132,7 +133,7 @@ fn reserved_space_behind_the_end_is_legal() {
     }
 }
 
-/// A key becomes another file's: that has a page too many, and nobody knows which.
+/// A key becomes another file's: that has a page too many, and it is unknown which.
 #[test]
 fn a_key_of_another_file() {
     on_every_mapping(&[PLAIN, LABELLED], Told::ReadOnly, |pool| {

@@ -7,7 +7,7 @@ use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameM
 
 use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping, repaired};
 
-/// All of an inode: its number, which a name has, is not given to another, though nothing else tells that it ever was
+/// All of an inode: its number, which a name has, is not given to another, though nothing else shows that it ever was
 /// in use.
 #[test]
 fn a_wiped_inode_without_pages() {
@@ -19,7 +19,7 @@ fn a_wiped_inode_without_pages() {
     }
 }
 
-/// The same of what is no file.
+/// The same for an inode that is no regular file.
 #[test]
 fn a_wiped_link_and_a_wiped_pipe() {
     let pool = Pool::new(common::mapping());
@@ -47,8 +47,8 @@ fn a_wiped_link_and_a_wiped_pipe() {
     }
 }
 
-/// Inode, checksum, a letter of a name: it is not found any more under its own, and the directory cannot be listed; the
-/// other names are found. The mount tells, and nobody can put a second file in the place of the one that is not found.
+/// Inode, checksum, a letter of a name: lookups no longer find it, and the directory cannot be listed; the other names
+/// are found. The mount reports it, and no caller can create a second file under the missing name.
 #[test]
 fn a_damaged_entry() {
     for (at, bits) in [(0, 0x400), (8, 1 << 40), (16, 1)] {
@@ -63,7 +63,7 @@ fn a_damaged_entry() {
     }
 }
 
-/// What follows a name up to the next word is vouched for by nobody, and compared by lookups: the name is an error, not
+/// No checksum covers the bytes after a name up to the next word, and lookups compare them: the name is an error, not
 /// absent. The directory can be listed, and a repair loses nothing.
 #[test]
 fn bytes_behind_a_name() {
@@ -86,7 +86,7 @@ fn bytes_behind_a_name() {
     });
 }
 
-/// An entry that is longer than its name covers the one behind it: that is found by its name, but a listing would not
+/// An entry that is longer than its name covers the one after it: that is found by its name, but a listing would not
 /// show it, and removing the first would free both.
 #[test]
 fn an_entry_that_covers_the_next() {
@@ -131,8 +131,8 @@ fn listed(engine: &Engine, dir: Ino) -> Result<usize, FsError> {
     Ok(names)
 }
 
-/// An entry that looks free: its name is an error, not absent, and who lists the directory is told behind the last name
-/// that is left.
+/// An entry that looks free: its name is an error, not absent, and a listing reports an error after the last remaining
+/// name.
 #[test]
 fn an_entry_that_looks_free() {
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| {
@@ -162,7 +162,7 @@ fn an_entry_that_looks_free() {
         assert_eq!(damage.ino, Some(pool.dir));
         assert!(damage.what.contains("lost 1 of the names"), "{damage}");
         assert_eq!(names, pool.files.len() - 1);
-        // With attributes, in one call: what was given stands, and the error follows with the next call.
+        // With attributes, in one call: the listed entries stand, and the error follows with the next call.
         let (mut given, mut last) = (0, 0);
         let listed = engine.readdir_plus(SYSTEM, pool.dir, 0, &mut |entry, attr| {
             given += usize::from(attr.is_ok());
@@ -176,7 +176,7 @@ fn an_entry_that_looks_free() {
     });
 }
 
-/// Nothing can be made, linked, moved or removed under a name of which nobody knows whether it is there.
+/// Nothing can be made, linked, moved or removed under a name whose existence is unknown.
 fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
     let other = engine.mkdir(SYSTEM, ROOT_INO, name, 0o755).unwrap().ino;
     let file = common::make(engine, other, "file");
@@ -215,13 +215,13 @@ fn a_damaged_name_slot() {
     }
 }
 
-/// What a freed block of a directory held looks real still; a slot that leads there is told all the same.
+/// The old content of a freed directory block still looks real; a slot that leads there is detected nevertheless.
 #[test]
 fn a_name_slot_that_leads_to_a_freed_block() {
     let pool = Pool::new(common::mapping());
     let entry_block = |pool: &Pool| pool.entry(PLAIN) / PAGE;
     let (stale, slot) = (entry_block(&pool), pool.word(pool.name_slot(PLAIN)));
-    // Emptied, the directory gives its block back as it is; the names go to another one, for that block is taken
+    // The emptied directory frees its block unchanged; the names go to another one, because that block is taken
     // meanwhile.
     let emptied = image_after(&pool.image, |engine| {
         for name in pool.files.keys() {

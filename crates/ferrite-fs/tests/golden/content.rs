@@ -1,4 +1,4 @@
-//! What is put into an image: all the ways in which the format keeps something; and what later tests do to it.
+//! The content of an image: all structures of the format; and the changes that later tests make.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn mkdir(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
     fs.mkdir(SYSTEM, dir, name.as_bytes(), 0o755).unwrap().ino
 }
 
-/// Everything, twice: under `kept`, which nobody touches afterwards, and under `used`.
+/// Everything, twice: under `kept`, which no test touches afterwards, and under `used`.
 pub(crate) fn fill(fs: &dyn FileSystem, seed: u64) {
     for (name, links) in [("kept", MANY), ("used", FEW)] {
         let dir = mkdir(fs, ROOT_INO, name);
@@ -175,7 +175,7 @@ fn names(fs: &dyn FileSystem, dir: Ino, links: u32) {
         .unwrap();
 }
 
-/// What was going on when a dirty pool's machine stopped. What it returns was open.
+/// The operations in progress when a dirty pool's machine stopped. Returns the files that were open.
 pub(crate) fn last_changes(fs: &dyn FileSystem) -> Vec<Arc<dyn OpenFile>> {
     let used = fs.lookup(SYSTEM, ROOT_INO, b"used").unwrap().ino;
     let orphan = make(fs, used, "orphan");
@@ -208,7 +208,7 @@ pub(crate) fn last_changes(fs: &dyn FileSystem) -> Vec<Arc<dyn OpenFile>> {
     vec![held]
 }
 
-/// A bit of everything, but not to what is [`UNTOUCHED`].
+/// A bit of everything, except to files that are [`UNTOUCHED`].
 pub(crate) fn change(fs: &dyn FileSystem) {
     let used = fs.lookup(SYSTEM, ROOT_INO, b"used").unwrap().ino;
     let mut files = Vec::new();

@@ -1,7 +1,7 @@
-//! A pool's content as text, a line a name: what a list beside an image has.
+//! A pool's content as text, one line per name: the list beside an image.
 //!
-//! A file with several names is told of at the first, and pages of zeros count as
-//! holes, so that the list does not depend on which of them have blocks.
+//! A file with several names is described at the first, and pages of zeros count as holes, so that the list does not
+//! depend on which of them have blocks.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ fn describe(fs: &dyn FileSystem, ino: Ino, path: &str) -> String {
     text
 }
 
-/// Short bytes as they are, of others the checksum.
+/// Short byte strings verbatim, others as checksums.
 fn summary(bytes: &[u8]) -> String {
     if bytes.len() <= 40 {
         format!("'{}'", bytes.escape_ascii())
