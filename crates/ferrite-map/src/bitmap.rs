@@ -1,6 +1,6 @@
 //! A free map in DRAM: one bit per item, set while the item is in use or claimed.
 //!
-//! Claims are single atomic operations (docs/design.md, "File mapping"): if two threads want the same bit, exactly one
+//! Claims are single atomic operations (docs/design.md, "File mapping"): if two threads claim the same bit, exactly one
 //! gets it.
 
 use ferrite_pm::{prefetch_to_store, touch};
@@ -119,7 +119,7 @@ impl AtomicBitmap {
         None
     }
 
-    /// Start of a stretch of 64 clear bits. Looks at `tries` stretches from `cursor` on, wrapping around. A hint: other
+    /// Start of a stretch of 64 clear bits. Examines `tries` stretches from `cursor` on, wrapping around. A hint: other
     /// threads may be claiming them.
     pub fn find_stretch(&self, cursor: u64, tries: u64) -> Option<u64> {
         let count = self.words.len() as u64;

@@ -6,7 +6,7 @@
 //! grows before the key that needs it becomes visible, and it is lowered only to what the table itself shows.
 //!
 //! Lowering races with inserts, which claim their slots before their keys become visible. An insert claims its slot and
-//! then checks whether its home is being lowered. A lowering announces its home and then looks at the slots; it counts
+//! then checks whether its home is being lowered. A lowering announces its home and then reads the slots; it counts
 //! every claimed slot without a key as this home's. All four steps are sequentially consistent, so at least one side
 //! sees the other: the lowering sees the slot, or the insert sees the lowering and cancels it.
 
@@ -15,7 +15,7 @@ use ferrite_pm::{prefetch, touch};
 
 use crate::sync::{AtomicU8, AtomicU64, Ordering, spin_loop};
 
-/// Stands for: anywhere in the table.
+/// Means: anywhere in the table.
 const FULL: u8 = u8::MAX;
 /// Number of announcements, shared by all homes.
 const ANNOUNCEMENTS: usize = 64;
@@ -105,14 +105,14 @@ impl Bounds {
         let not_called_off =
             lowering.compare_exchange(announced, announced | COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
         if not_called_off.is_ok() {
-            // An insert that comes now to raise the bound waits until the announcement is gone. One that looked before
-            // the announcement may have raised the bound meanwhile, past what was searched; then the bound stays.
+            // An insert that comes now to raise the bound waits until the announcement is gone. One that checked before
+            // the announcement may have raised the bound meanwhile, past the searched slots; then the bound stays.
             let _ = self.bytes[home].compare_exchange(bound, lower, Ordering::SeqCst, Ordering::SeqCst);
             lowering.store(0, Ordering::SeqCst);
         }
     }
 
-    /// Starts loading what [`Self::lines_to_probe`] will read.
+    /// Starts loading the bound that [`Self::lines_to_probe`] will read.
     #[inline]
     pub fn prefetch(&self, home: usize) {
         prefetch(std::ptr::from_ref(&self.bytes[home]));

@@ -1,7 +1,7 @@
 //! Cuckoo: one global table in which each page has two homes and entries know the runs they are in (HashFS §3.2.1).
 //!
-//! Contents: [`Cuckoo`], its layout on the medium, lookups and changes. Runs are in `runs`, the moves that make
-//! room in `moves`, the check in `check`.
+//! Contents: [`Cuckoo`], its layout on the medium, lookups and changes. Runs are in `runs`, the moves that free slots
+//! in `moves`, the check in `check`.
 //!
 //! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line
 //! of their bucket, the others two; only lookups of several pages read ranges.
@@ -10,7 +10,7 @@
 //! whatever the load. A quarter more slots than blocks keeps a full pool's table at a load of 0.8 (docs/design.md,
 //! "File mapping").
 //!
-//! What the paper leaves open, and how it is settled here:
+//! Choices that the paper leaves open:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap. An entry reaches the table only by a committed record,
 //!   which sets word and range before the key.
 //! * A new page takes the emptier of its homes. If both are full, the insert fails and leaves a wish. Entries are then
@@ -63,7 +63,7 @@ const AHEAD: u64 = 4;
 const LOAD_CHUNK: u64 = 4096;
 /// Pages that a walk by pages resolves at a time.
 const WALK: usize = 64;
-/// What makes the second hash differ from the first.
+/// Makes the second hash differ from the first.
 const SECOND: u64 = 0x5851_f42d_4c95_7f2d;
 /// The hints of a translation cache: the slot of the head of the run read last, plus 1, and the page that a sequential
 /// reader wants next.
@@ -252,7 +252,7 @@ impl Cuckoo {
         self.prefetch_homes(homes);
         homes.into_iter().flat_map(Self::slots_of).find(|&slot| {
             let stored = self.key(slot);
-            // What the transaction has inserted lies in slots that are claimed but still empty.
+            // Entries that the transaction has inserted lie in slots that are claimed but still empty.
             let may_be = stored == key || (stored == 0 && self.used.is_set(slot));
             may_be && tx.word(self.key_offset(slot)) == key
         })
@@ -297,7 +297,7 @@ impl Cuckoo {
         entries.into_iter().flatten()
     }
 
-    /// What is wrong with the entry at `slot`, if anything, looked at alone.
+    /// The defect of the entry at `slot`, if any, examined alone.
     fn fault_of(&self, entry: &MapEntry) -> Option<String> {
         let MapEntry { ino, lblk, word, slot } = *entry;
         let page = word.page();
@@ -534,7 +534,7 @@ impl FileMap for Cuckoo {
     }
 
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
-        // Prefetches what inserting the page will touch, while a block is looked for.
+        // Prefetches the lines that inserting the page will touch, during the search for a block.
         for bucket in self.homes(PageId::new(ino, lblk).key()) {
             self.used.prefetch(bucket * NUMBERS);
             self.prefetch_to_store(bucket);

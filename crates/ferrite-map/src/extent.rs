@@ -23,14 +23,14 @@
 //! So when a neighbour goes away, its pages belong to another node without a word being set. Before anything is put
 //! below a key or low, that key or low is lowered. Invariant: a key is not above any low or key under it.
 //!
-//! *What makes cursors right.* A cursor leads to a block that a search reached from the root. It is followed only if
-//! 1. the map's epoch is what it was before that search began, both before and after the leaf is read. The epoch moves
-//!    before a block that was a node goes back to the free blocks. That is after the commit that took it from the tree,
-//!    and no search that begins after the commit reaches it. So the block is still what it was: a node of that tree, or
-//!    one taken from it;
-//! 2. its header says leaf, and names this inode. The record that takes a node from a tree clears the header;
+//! *Why cursors are right.* A cursor leads to a block that a search reached from the root. A lookup follows it only if
+//! 1. the map's epoch is the same as before that search began, both before and after the leaf is read. The epoch moves
+//!    before a block that was a node returns to the free blocks. That is after the commit that removed it from the
+//!    tree, and no search that begins after the commit reaches it. So the block is unchanged: a node of that tree, or
+//!    one removed from it;
+//! 2. its header says leaf, and names this inode. The record that removes a node from a tree clears the header;
 //! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too.
-//!    Searches may lead more pages to a leaf than its range says; that does no harm.
+//!    Searches may lead more pages to a leaf than its range has; that does no harm.
 //!
 //! Records of other inodes set no word of this one's nodes, so a lookup that sees one version of its inode sees one
 //! tree. A lookup that does not may see anything, but it ends: levels count down, and every run of pages ends past
@@ -155,8 +155,8 @@ impl ExtentTree {
         u64::from(height) << 32 | u64::from(block)
     }
 
-    /// The leaf that `seen` leads to, if that has page `lblk`, and the end of the pages it surely has. What was read of
-    /// it counts only if the epoch is the same afterwards.
+    /// The leaf that `seen` leads to, if that has page `lblk`, and the end of the pages it surely has. Words read from
+    /// it count only if the epoch is the same afterwards.
     #[inline]
     fn hinted<W: Words + ?Sized>(&self, words: &W, ino: Inum, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
         let holds = |range: u64| range_of(range).contains(lblk);
@@ -200,7 +200,7 @@ impl ExtentTree {
         }
     }
 
-    /// What `leaf`, whose pages lie before `end`, has at page `lblk`.
+    /// The run at page `lblk` of `leaf`, whose pages lie before `end`.
     #[inline]
     fn run_in<W: Words + ?Sized>(words: &W, leaf: Node, lblk: u64, end: u64) -> Run {
         let Some(group) = leaf.group_of(words, lblk, end) else {
@@ -214,7 +214,7 @@ impl ExtentTree {
         Run::hole(end.max(lblk + 1))
     }
 
-    /// What is at page `lblk`, as the medium has it.
+    /// The run at page `lblk`, as the medium has it.
     #[inline]
     fn run(&self, ino: Inum, lblk: u64) -> Run {
         let epoch = self.cursors.epoch();
@@ -275,7 +275,7 @@ impl ExtentTree {
         })
     }
 
-    /// The same by extents: the first page that is looked at, and how many there are.
+    /// The same by extents: the first page in the range, and the number of pages.
     fn walk_runs(
         &self,
         ino: Inum,

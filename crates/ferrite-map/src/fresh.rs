@@ -1,15 +1,15 @@
-//! Helpers for implementers of [`crate::MapTx`]: nodes that begin with a transaction, and which lines it has set words
-//! in.
+//! Helpers for implementers of [`crate::MapTx`]: nodes that a transaction creates, and the lines in which it has set
+//! words.
 //!
 //! Contents: [`FreshNodes`], blocks that are filled in DRAM and streamed to the medium once, and [`SetLines`]. A
 //! node that was split has hundreds of words. As words of a record each would be written twice, and the lines of a
 //! block that was just streamed would be fetched again.
 //!
-//! Invariants: nothing leads to these blocks before the record that links them is durable, so they may be written
-//! before it; they must be durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay
-//! finds them as they were streamed, or as later records left them. Where no fence makes anything durable, the record
-//! has them instead ([`FreshNodes::take_words`]). A block that was freed is not reused while a record
-//! of its former life may be replayed ([`crate::MapTx::freed`]).
+//! Invariants: no word names these blocks before the record that links them is durable, so they may be written before
+//! it; they must be durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay finds
+//! them as they were streamed, or as later records left them. Where no fence makes anything durable, the record has
+//! them instead ([`FreshNodes::take_words`]). A freed block is not reused while a record of its earlier use may be
+//! replayed ([`crate::MapTx::freed`]).
 
 use ferrite_pm::{LINE_BYTES, Region};
 
@@ -22,7 +22,7 @@ type Image = [u8; BLOCK_BYTES];
 /// See the module's head.
 #[derive(Debug, Default)]
 pub struct FreshNodes {
-    /// Pool offsets of blocks, and what they will hold.
+    /// Pool offsets of blocks, and their content.
     images: Vec<(u64, Box<Image>)>,
     spare: Vec<Box<Image>>,
 }
@@ -57,7 +57,7 @@ impl FreshNodes {
         })
     }
 
-    /// Streams the blocks, which are durable once this thread has fenced; false if there are none.
+    /// Streams the blocks, which are durable once this thread has fenced; false without blocks.
     pub fn stream(&self, region: &Region) -> bool {
         for (offset, image) in &self.images {
             region.stream(*offset, &image[..]);
@@ -70,7 +70,8 @@ impl FreshNodes {
         self.images.len() * BLOCK_BYTES / 8
     }
 
-    /// Gives all words of the blocks, in the order of each block, instead of streaming them; there are no blocks then.
+    /// Passes on all words of the blocks, in the order of each block, instead of streaming them, and forgets the
+    /// blocks.
     pub fn take_words(&mut self, mut take: impl FnMut(u64, u64)) {
         for (offset, image) in &self.images {
             for (at, word) in (*offset..).step_by(8).zip(image.as_chunks().0) {

@@ -1,9 +1,9 @@
-//! The gate of a structure that moves entries: transactions pass it together, a move holds it alone
+//! The gate of a structure that moves entries: transactions hold it shared, a move exclusively
 //! (docs/crash-consistency.md, "entries that move").
 //!
 //! Contents: [`Gate`]. The structure owns it, the engine takes it.
 //!
-//! A record names words by where they are. If an entry moved between a transaction's lookup and its commit, the record
+//! A record names words by their places. If an entry moved between a transaction's lookup and its commit, the record
 //! would hit another entry. So transactions hold the gate shared until their words are set, and a move, which is a
 //! record like any other, holds it exclusively. Lookups hold nothing: they read the count of moves before and after,
 //! and retry if it changed.
@@ -19,7 +19,7 @@ const TRIES: usize = 100;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Gate {
-    /// First, so that a structure can place it next to what its lookups read.
+    /// First, so that a structure can place it next to the words that its lookups read.
     moves: AtomicU64,
     lock: SharedLock<()>,
 }
@@ -73,7 +73,7 @@ impl Gate {
         self.moves.load(Ordering::Acquire)
     }
 
-    /// What `look` finds while nothing moves. `look` may be called several times, and may see entries in mid-move.
+    /// The result of `look` while nothing moves. `look` may be called several times, and may see entries in mid-move.
     #[inline]
     pub fn steady<T>(&self, look: impl FnMut() -> T) -> T {
         self.steady_for(TRIES, look)
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Lookups never see a move half done, and end while moves go on.
+    /// Lookups never see a move half done, and end while moves continue.
     #[test]
     fn a_steady_look_sees_no_move_half_done() {
         let gate = Gate::default();
@@ -133,7 +133,7 @@ mod tests {
         });
     }
 
-    /// A thread that only tries is refused while a move is in progress, and delays nobody's passage.
+    /// A thread that only tries is refused while a move is in progress, and delays no other passage.
     #[test]
     fn a_try_never_waits() {
         let gate = Gate::default();

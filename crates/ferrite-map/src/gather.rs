@@ -1,19 +1,19 @@
-//! Pages in the order of a file, told as runs.
+//! Pages in the order of a file, reported as runs.
 //!
 //! Contents: [`Gather`], for structures that find words in lines, one page each, and implement
-//! [`crate::FileMap::for_runs`] themselves. A line that goes on with the run before it costs a comparison of its words.
+//! [`crate::FileMap::for_runs`] themselves. A line that continues the run before it costs a comparison of its words.
 
 use crate::{Inum, Lblk, MapEntry, PageWord, SlotNo};
 
-/// What a walk by runs calls.
+/// The visitor of a walk by runs.
 pub(crate) type Visit<'v> = &'v mut dyn FnMut(MapEntry, u64) -> bool;
 
-/// A run that may go on.
+/// A run that may continue.
 #[derive(Clone, Copy)]
 struct Open {
     entry: MapEntry,
     pages: u64,
-    /// So many pages can be told as one run: then its block numbers end.
+    /// Most pages that can be reported as one run: then its block numbers end.
     pages_max: u64,
 }
 
@@ -26,7 +26,7 @@ impl Open {
         }
     }
 
-    /// Whether pages with these words, from page `at` on, go on with it.
+    /// Whether pages with these words, from page `at` on, continue it.
     #[inline]
     fn goes_on(&self, at: u64, words: &[u64]) -> bool {
         // Where this wraps, the pages have ended before.
@@ -39,7 +39,7 @@ impl Open {
     }
 }
 
-/// Gathers pages of one inode, each behind the one before.
+/// Gathers pages of one inode, in ascending order.
 pub(crate) struct Gather<'v> {
     ino: Inum,
     open: Option<Open>,
@@ -51,8 +51,8 @@ impl<'v> Gather<'v> {
         Gather { ino, open: None, visit }
     }
 
-    /// Takes the pages from `at` on, which lie in slots from `slot` on; holes among them are passed over. False if the
-    /// visitor wants no more.
+    /// Takes the pages from `at` on, which lie in slots from `slot` on; skips holes among them. False if the visitor
+    /// wants no more.
     #[inline]
     pub(crate) fn take(&mut self, at: u64, words: &[u64], slot: SlotNo) -> bool {
         match &mut self.open {
@@ -87,7 +87,7 @@ impl<'v> Gather<'v> {
         true
     }
 
-    /// Tells the last run. Nothing more is told after the visitor has wanted no more.
+    /// Reports the last run, unless the visitor has wanted no more.
     pub(crate) fn end(self) {
         if let Some(Open { entry, pages, .. }) = self.open {
             (self.visit)(entry, pages);
@@ -139,7 +139,7 @@ mod tests {
         );
     }
 
-    /// The log half is not what comes after the last block.
+    /// The log half does not continue the last block.
     #[test]
     fn block_numbers_end() {
         let last = [word(u32::MAX - 1, 1), word(u32::MAX, 1)];

@@ -18,7 +18,7 @@ pub struct Geometry {
     /// Seed of the pool's hashes.
     pub seed: u64,
     /// No key of HashFS lies farther from its home than [`crate::hashfs::HashFs::DISTANCE_MAX`], and none may. Older
-    /// pools do not promise that.
+    /// pools do not guarantee that.
     pub keys_in_reach: bool,
 }
 

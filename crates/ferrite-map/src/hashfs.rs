@@ -5,13 +5,13 @@
 //! keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping"); the last fifth of the slots owns no
 //! block.
 //!
-//! What the paper leaves open, and how it is settled here:
+//! Choices that the paper leaves open:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap; a key reaches the table only by a committed record.
 //! * Linear probing goes bucket by bucket, stops at the home's bound ([`Bounds`]), and wraps; so it always ends.
 //! * A delete clears key and word. There are no tombstones, and no entry ever moves, so records may name words.
 //!
-//! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped again and again finds
-//!   its own old slots in its way. An insert that had to pass many of them asks for the mark to move
+//! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped repeatedly finds its own
+//!   old slots in its way. An insert that had to pass many of them requests a move of the mark
 //!   ([`FileMap::wants_reclaim`]), and none goes farther than [`HashFs::DISTANCE_MAX`]: past that the table counts as
 //!   full until those slots are free again ([`Geometry::keys_in_reach`]).
 //!
@@ -65,9 +65,9 @@ impl HashFs {
     /// Distance from home, in buckets, beyond which no insert goes, if keys are to stay in reach; so a key there was
     /// damaged.
     ///
-    /// The limit costs no room: a slot in use goes with a block, so the table is never fuller than four fifths once the
-    /// mark has moved. In a table that was this full for a hundred turnovers, the farthest of 25,000 pages lies 21
-    /// buckets from home, and each two buckets farther there are a third as many.
+    /// The limit costs no space: each slot in use belongs to a block, so the table is never fuller than four fifths
+    /// once the mark has moved. In a table that was this full for a hundred turnovers, the farthest of 25,000 pages
+    /// lies 21 buckets from home, and each two buckets farther there are a third as many.
     pub const DISTANCE_MAX: u64 = 128;
 
     /// Slots for the given number of data blocks: 1.25 per block.
@@ -99,7 +99,7 @@ impl HashFs {
 
     /// Uses another instruction set than the best; for tests. Panics if the CPU does not have it.
     pub fn with_level(mut self, level: Level) -> Self {
-        // What makes the calls in `simd` sound: no level is ever used that was not detected.
+        // This makes the calls in `simd` sound: no level is ever used that was not detected.
         assert!(Level::available().contains(&level), "this CPU has no {level:?}");
         self.level = level;
         self
@@ -393,7 +393,7 @@ impl FileMap for HashFs {
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
         let key = PageId::new(ino, lblk).key();
         let home = self.home(key);
-        // Prefetches in parallel what inserting the page will touch.
+        // Prefetches in parallel the lines that inserting the page will touch.
         self.used.prefetch(home * BUCKET_SLOTS);
         self.bounds.prefetch(home as usize);
         self.region.prefetch_to_store(self.bucket_offset(home));

@@ -8,11 +8,11 @@
 //! The table grows line by line (linear hashing) within the area set aside at mkfs. The area has room for one page per
 //! chunk in all blocks, so data never fills it.
 //!
-//! What makes it correct:
+//! Why it is correct:
 //! * Of the area's lines the first N are *active*: homes of keys. N is stored twice, each time next to its complement.
 //!   A split adds line N as a home and moves there what the hash now sends there, a few lines at a time, all in one
 //!   record, with the gate closed. So no transaction holds a place across a split, and records before and after it name
-//!   the places that were right when they were written.
+//!   the places valid at their time.
 //! * Lines are claimed in a DRAM bitmap; a header reaches the table only by a committed record. A free line is all
 //!   zeros, so the first page of a chunk sets two words; the change that unmaps the last one clears the header.
 //! * A lookup stops at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines after
@@ -60,7 +60,7 @@ const LOOK_EVERY: i64 = 16;
 /// Tries of a table scan before it makes moves wait.
 const SCANS: usize = 2;
 
-/// The table of a mounted pool. What every lookup reads comes first, in one line.
+/// The table of a mounted pool. Fields that every lookup reads come first, in one line.
 #[repr(C, align(128))]
 pub struct Leaf {
     region: Arc<Region>,
@@ -148,8 +148,8 @@ impl Leaf {
         self.geometry.area_offset + copy
     }
 
-    /// N as stored. It only grows, so if both copies are plausible the greater one is right: zeros are what a new table
-    /// has, and what damage may leave.
+    /// N as stored. It only grows, so if both copies are plausible the greater one is right: a new table has zeros, and
+    /// damage may leave zeros.
     fn stored_active(&self) -> Option<u64> {
         ACTIVE_COPIES
             .iter()
@@ -257,7 +257,7 @@ impl Leaf {
         active < self.geometry.slots && self.lines_used() * 10 > active * 3
     }
 
-    /// Number of lines in which something may lie.
+    /// Number of lines that may be in use.
     fn lines_in_reach(&self, active: u64) -> u64 {
         if active < self.geometry.slots {
             (active + REACH + 1).min(self.geometry.slots)
@@ -332,7 +332,7 @@ impl Leaf {
             })
     }
 
-    /// What is wrong with a line whose header is `key`, and which of its eight words to clear.
+    /// The defect of a line whose header is `key`, and which of its eight words to clear.
     fn fault(&self, line: u64, key: u64, active: u64) -> Option<(String, std::ops::Range<u64>)> {
         let (ino, chunk) = ((key >> 32) as u32, key as u32);
         let words = self.region.words(self.header_offset(line) + 8, CHUNK as usize);
@@ -444,7 +444,7 @@ impl FileMap for Leaf {
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
         let neighbour = |lblk: Option<Lblk>| lblk.map_or(BlockNo::NONE, |lblk| self.word_in(tx, ino, lblk).page());
         let (before, behind) = (neighbour(lblk.checked_previous()), neighbour(lblk.checked_next()));
-        // Where the run would continue. A page overwritten twice comes back to where it was.
+        // Where the run would continue. A page overwritten twice returns to its old block.
         for block in [before.checked_next(), behind.checked_previous()].into_iter().flatten() {
             if self.geometry.is_data_block(block) && tx.claim_block(block) {
                 return Ok(block);
@@ -654,7 +654,7 @@ impl FileMap for Leaf {
         // Any split sooner or later helps a chunk that found nothing within reach: the load falls.
         while active < self.geometry.slots && active - first < BATCH && (self.wants_room() || self.is_crowded(active)) {
             match self.split(tx, active) {
-                // The splits before this one are worth their record, and make room.
+                // The splits before this one are worth their record, and free lines.
                 Err(MapError::TableFull) if active != first => break,
                 done => done?,
             }

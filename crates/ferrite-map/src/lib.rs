@@ -8,8 +8,8 @@
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements [`MapTx`].
 //!
 //! *Architecture invariant:* structures on the medium change only through [`MapTx::set_word`], that is, by applying a
-//! committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that change no
-//! content. Lookups never write.
+//! committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that preserve
+//! the content. Lookups never write.
 #![deny(unsafe_code)]
 
 pub mod bitmap;
@@ -47,9 +47,9 @@ use gate::Gate;
 
 /// The two 32-bit halves stored for a mapped page; see `docs/format.md`.
 ///
-/// `page` (low half) is the number of the block that holds the page, 0 when there is none (then only a
-/// log, or nothing yet). `log` (high half) names the newest log entry in units of 64 bytes; 0 means no log
-/// and [`PageWord::UNWRITTEN`] a page that is reserved and reads as zeros. A word of 0 means "not mapped".
+/// `page` (low half) is the number of the block that holds the page, 0 without one (then only a log, or nothing yet).
+/// `log` (high half) names the newest log entry in units of 64 bytes; 0 means no log and [`PageWord::UNWRITTEN`] a page
+/// that is reserved and reads as zeros. A word of 0 means "not mapped".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PageWord(pub u64);
 
@@ -85,8 +85,8 @@ impl PageWord {
     }
 }
 
-/// A resource other than words that an operation claims or frees. A claimed one goes back to its free map when the
-/// operation is abandoned, a freed one once no crash can name it any more. Resources released together are released in
+/// A resource other than words that an operation claims or frees. A claimed one returns to its free map when the
+/// operation is abandoned, a freed one once no replay can name it any more. Resources released together are released in
 /// the order of this list: a structure may have to forget a node before its block can be used for anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
@@ -115,12 +115,12 @@ impl std::fmt::Display for Resource {
     }
 }
 
-/// A word of the pool with what is, or will be, stored there.
+/// A word of the pool with its current or future value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredWord {
     /// Pool offset, a multiple of 8.
     pub offset: u64,
-    /// What is stored there.
+    /// Its value.
     pub value: u64,
 }
 
@@ -132,32 +132,32 @@ impl StoredWord {
     }
 }
 
-/// What a mapping structure may ask of its transaction.
+/// The services of a transaction to a mapping structure.
 pub trait MapTx {
     /// Sets the 8-byte word at pool offset `offset` (8-aligned) when the transaction commits.
     fn set_word(&mut self, offset: u64, value: u64);
-    /// The word at `offset` as this transaction leaves it: the last value given to [`Self::set_word`], or else what is
-    /// stored.
+    /// The word at `offset` as this transaction leaves it: the last value given to [`Self::set_word`], or else the
+    /// stored one.
     fn word(&self, offset: u64) -> u64;
-    /// The words from `offset` on as they are stored, if it is known that this transaction has set none of them: then
-    /// many can be read at a time.
+    /// The stored words from `offset` on, if this transaction is known to have set none of them: then many can be read
+    /// at a time.
     fn stored(&self, _offset: u64, _count: usize) -> Option<&[AtomicU64]> {
         None
     }
-    /// Claims any free block for a node of the structure. It holds zeros and what [`Self::set_word`] sets in it from
-    /// now on; all of that is durable before the record is. The block is released if the transaction aborts.
+    /// Claims any free block for a node of the structure. It holds zeros and the words that [`Self::set_word`] sets in
+    /// it from now on; all of that is durable before the record is. The block is released if the transaction aborts.
     fn fresh_block(&mut self) -> Result<BlockNo, MapError>;
     /// Claims block `block` if it is a free data block.
     fn claim_block(&mut self, block: BlockNo) -> bool;
     /// Claims any free block.
     fn alloc_block(&mut self) -> Result<BlockNo, MapError>;
-    /// Claims a free block followed by many free ones, if there is such a stretch, else any.
+    /// Claims a free block followed by many free ones, if such a stretch exists, else any.
     fn alloc_run(&mut self) -> Result<BlockNo, MapError> {
         self.alloc_block()
     }
     /// Notes that this transaction claimed `resource` (released if it aborts).
     fn claimed(&mut self, resource: Resource);
-    /// Notes that this transaction frees `resource` (reusable only when no crash can name it any more).
+    /// Notes that this transaction frees `resource` (reusable only when no replay can name it any more).
     fn freed(&mut self, resource: Resource);
 }
 
@@ -190,7 +190,7 @@ pub struct MapEntry {
 }
 
 impl MapEntry {
-    /// The page without what is known about it.
+    /// The page without its word and slot.
     #[inline]
     pub fn page(&self) -> PageId {
         PageId::new(self.ino, self.lblk)
@@ -211,9 +211,9 @@ pub enum Astray {
 /// A fault in a structure, see [`FileMap::check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// What it leads astray, if that is certain: an entry of a table names its owner, and the name may be damaged.
+    /// The pages it affects, if that is certain: an entry of a table names its owner, and the name may be damaged.
     pub astray: Astray,
-    /// What is wrong, and where.
+    /// A description of the fault, and its place.
     pub what: String,
     /// Words to store, which remove the fault with all pages that only it led to.
     pub cure: Vec<StoredWord>,
@@ -236,8 +236,8 @@ impl Slots {
 /// A mapping structure. Callers hold the inode's lock: shared or validated by a version for lookups,
 /// exclusive for changes; changes of *different* inodes run concurrently.
 ///
-/// A lookup whose version is checked afterwards may race with changes of its own inode and with the reuse of what was
-/// freed. It may return anything then, but must end, and must not read outside the pool: it checks what it reads before
+/// A lookup whose version is checked afterwards may race with changes of its own inode and with the reuse of freed
+/// space. Then it may return anything, but must end, and must not read outside the pool: it checks each word before
 /// following it.
 ///
 /// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call
@@ -253,7 +253,7 @@ pub trait FileMap: Send + Sync {
     /// prefetch the following pages and leave hints in `cache`.
     fn get_many(&self, page: PageId, out: &mut [PageWord], cache: &TransCache);
 
-    /// Prefetches what [`Self::get`] of this page will touch; its word for storing, if `to_store`.
+    /// Prefetches the lines that [`Self::get`] of this page will touch; its word for storing, if `to_store`.
     fn prefetch(&self, page: PageId, to_store: bool);
 
     /// Claims a free block for `page`: the one the structure prefers (HashFS: the block of the page's slot, or of the
@@ -287,26 +287,26 @@ pub trait FileMap: Send + Sync {
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool);
 
     /// Calls `visit` for the mapped pages of `ino` with `first <= lblk < end`, until it returns false. A structure that
-    /// can list them does so in order, at a cost proportional to what is mapped there. One that cannot walks either the
-    /// range or the table, whichever is shorter, in no particular order: see [`Self::walk_worth`].
+    /// can list them does so in order, at a cost proportional to the pages mapped there. One that cannot walks either
+    /// the range or the table, whichever is shorter, in no particular order: see [`Self::walk_worth`].
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
-    /// The same, where pages that follow each other in the file and lie in blocks that do are told at once: the first,
-    /// and how many there are. Their log halves are those of the first. Structures that know runs take a step a run.
-    /// One that does not tells each page; so may any. A structure that cannot list a file's pages may look up more of
-    /// them than [`Self::walk_worth`] says: for ranges of which much is mapped.
+    /// The same by runs, that is, consecutive pages in consecutive blocks: `visit` gets the first page, and the number
+    /// of pages. All log halves are those of the first. Structures that know runs take one step per run. Others report
+    /// each page; any structure may. A structure that cannot list a file's pages may look up more of them than
+    /// [`Self::walk_worth`]: for ranges of which much is mapped.
     fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
         self.for_range(ino, first, end, &mut |entry| visit(entry, 1));
     }
 
     /// For a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one
-    /// by one. A longer range costs a walk of all entries of the pool, whatever is mapped in it. May change as the
-    /// structure grows.
+    /// by one. A longer range costs a walk of all entries of the pool, however few pages are mapped in it. May change
+    /// as the structure grows.
     fn walk_worth(&self) -> Option<u64> {
         None
     }
 
-    /// How many entries there are; [`Slots::UNLIMITED`] where only blocks limit their number.
+    /// Number of entries; [`Slots::UNLIMITED`] where only blocks limit it.
     fn slots(&self) -> Slots;
 
     /// Reads everything without trusting anything: calls `visit` for each page, `node` for each data block that the
@@ -335,13 +335,13 @@ pub trait FileMap: Send + Sync {
         false
     }
 
-    /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; in a separate
-    /// transaction. False if there is nothing to move. Repeated calls end.
+    /// Moves entries so that the insert that failed with [`MapError::TableFull`] last, or the next one, finds a slot;
+    /// in a separate transaction. False if there is nothing to move. Repeated calls end.
     fn make_room(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {
         Ok(false)
     }
 
-    /// What is known about the places of keys, for structures where keys lie by their hash.
+    /// The places of keys, for structures where keys lie by their hash.
     fn hashed_keys(&self) -> Option<&dyn HashedKeys> {
         None
     }
@@ -359,7 +359,7 @@ pub struct SlotOffsets {
     pub word: u64,
 }
 
-/// What a structure knows of keys that a hash places: how far from home a key lies, and where a damaged one has been.
+/// Queries about keys that a hash places: how far from home a key lies, and the place of a damaged one.
 pub trait HashedKeys: Sync {
     /// Whether the page of `entry` lies in the block of its own slot.
     fn at_home(&self, entry: &MapEntry) -> bool;
@@ -371,11 +371,11 @@ pub trait HashedKeys: Sync {
     fn distance(&self, page: PageId, slot: SlotNo) -> u64;
     /// Where a slot's key and word are, for repair.
     fn offsets(&self, slot: SlotNo) -> SlotOffsets;
-    /// What is stored as the key of a page.
+    /// The stored key of a page.
     fn key(&self, page: PageId) -> u64;
 }
 
-/// What only benchmarks ask of a structure.
+/// Queries for benchmarks only.
 pub trait Measured: FileMap {
     /// Cache lines of the structure that [`FileMap::get`] of this page reads, DRAM included.
     fn lines_touched(&self, page: PageId) -> u64;

@@ -85,8 +85,7 @@ impl Mapping {
         }
     }
 
-    /// The hash seed of a new pool for which `wanted` was drawn or asked for: that one, or one near it if it is
-    /// unsuitable.
+    /// The hash seed of a new pool: `wanted`, which was drawn or requested, or one near it if it is unsuitable.
     pub fn seed_for(self, wanted: u64) -> u64 {
         match self {
             Mapping::Cuckoo => Cuckoo::good_seed(wanted),

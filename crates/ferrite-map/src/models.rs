@@ -1,9 +1,9 @@
 //! Models of the DRAM state: the gate, the free maps and the bounds themselves, under many schedules (shuttle).
 //!
-//! Contents: small programs of a few threads that use the real types as the mappings do, and check after each
-//! step what must hold. Each is also run with deliberate mistakes in how it uses them, which it must notice; otherwise
-//! it would prove nothing. `cargo test -p ferrite-map --features shuttle --lib models` runs them. Shuttle treats every
-//! atomic instruction as sequentially consistent, so what weaker orders allow is not tried here.
+//! Contents: small programs of a few threads that use the real types as the mappings do, and check the invariants after
+//! each step. Each also runs with deliberate mistakes in its use of them, which it must notice; otherwise it would
+//! prove nothing. `cargo test -p ferrite-map --features shuttle --lib models` runs them. Shuttle treats every atomic
+//! instruction as sequentially consistent, so the models do not try weaker orders.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -71,7 +71,7 @@ fn entries_move(flaw: GateFlaw) {
         let (gate, places) = &*changer;
         let passage = (flaw != GateFlaw::NoPassage).then(|| gate.pass());
         let found = usize::from(places[1].load(SeqCst) == 1);
-        // A thread that has passed may try again without waiting, and looks without waiting.
+        // A thread that has passed may try again without waiting, and reads without waiting.
         assert!(passage.is_none() || gate.steady_for(1, || true));
         assert_eq!(places[found].load(SeqCst), 1, "an entry moved under a transaction");
         drop(passage);

@@ -1,15 +1,15 @@
-//! What the numbers of a file system count: inodes, pages of a file, blocks of a pool, slots of tables.
+//! Types for the numbers of a file system: inodes, pages of a file, blocks of a pool, slots of tables.
 //!
-//! Contents: a type for each of these numbers, [`PageId`] and [`PageRange`]. On the medium they are plain
-//! integers; whoever reads them there gives them their type, and nothing between takes one for another.
+//! Contents: a type for each of these numbers, [`PageId`] and [`PageRange`]. On the medium they are plain integers; the
+//! code that reads them gives them their type, so no other code can mistake one for another.
 //!
-//! The types have no arithmetic beyond what has a meaning for all their users. A computation that mixes numbers goes
-//! through [`Inum::get`] and its like, so that a reader sees it.
+//! The types have only arithmetic that has a meaning for all their users. A computation that mixes numbers goes through
+//! [`Inum::get`] and its like, so that a reader sees it.
 
 /// Size of a block, which a page fills.
 const BLOCK_BYTES: u64 = 4096;
 
-/// A number of its own kind, stored in 32 bits.
+/// A distinct number type, stored in 32 bits.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -24,7 +24,7 @@ macro_rules! number {
                 $name(raw)
             }
 
-            /// As it is stored.
+            /// Its stored form.
             #[inline]
             pub const fn get(self) -> u32 {
                 self.0
@@ -75,7 +75,7 @@ number! {
 }
 
 number! {
-    /// Number of a slot of the mapping's table, or what the structure has instead.
+    /// Number of a slot of the mapping's table, or the structure's substitute.
     SlotNo
 }
 
@@ -106,12 +106,12 @@ impl NameSlotNo {
 }
 
 impl Inum {
-    /// What the medium has where there is no inode.
+    /// The value on the medium for "no inode".
     pub const NONE: Inum = Inum(0);
 }
 
 impl BlockNo {
-    /// What the medium has where there is no block.
+    /// The value on the medium for "no block".
     pub const NONE: BlockNo = BlockNo(0);
 
     /// The next block of the pool.
@@ -132,7 +132,7 @@ impl BlockNo {
         }
     }
 
-    /// The block that is `blocks` blocks behind this one. The caller knows that the pool has it.
+    /// The block that is `blocks` blocks after this one. The caller knows that the pool has it.
     #[inline]
     pub const fn plus(self, blocks: u32) -> BlockNo {
         BlockNo(self.0 + blocks)
@@ -175,20 +175,20 @@ impl Lblk {
         }
     }
 
-    /// The page that is `pages` pages behind this one. The caller knows that a file can have it.
+    /// The page that is `pages` pages after this one. The caller knows that a file can have it.
     #[inline]
     pub const fn plus(self, pages: u32) -> Lblk {
         Lblk(self.0 + pages)
     }
 
-    /// This page and all behind it.
+    /// This page and all after it.
     #[inline]
     pub fn onwards(self) -> impl Iterator<Item = Lblk> {
         (self.0..=u32::MAX).map(Lblk)
     }
 }
 
-/// A page of a file: what mappings map.
+/// A page of a file, as mappings map it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId {
     /// Number of the inode.
@@ -223,7 +223,7 @@ impl PageId {
     }
 }
 
-/// The pages `first..end` of a file. Plain integers, because the end may lie behind the last page of all.
+/// The pages `first..end` of a file. Plain integers, because the end may lie after the last page of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageRange {
     /// The first page.
@@ -248,7 +248,7 @@ impl PageRange {
         self.first <= lblk && lblk < self.end
     }
 
-    /// Whether there is none.
+    /// Whether it has no pages.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.first >= self.end

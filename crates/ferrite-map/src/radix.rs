@@ -20,7 +20,7 @@
 //! node's empty lines. [`FileMap::check`] compares them with the words they stand for.
 //!
 //! **The cursor** is a leaf that two consecutive calls walked to, kept in the open file's [`TransCache`]. It is used
-//! only where it saves something, for trees of two levels and more. It is believed on two conditions:
+//! only where it saves something, for trees of two levels and more. A lookup trusts it on two conditions:
 //! * *The word it leads to is not a hole.* Removing a page clears its word, so a leaf that was unlinked holds nothing
 //!   but zeros. As long as a leaf is linked it stands for the same pages, because trees grow and shrink at the top.
 //! * *No node of the file was released since before the walk that found the leaf*, nor while the word was read. Each
@@ -33,7 +33,7 @@
 //! Transactions never use the cursor: it does not know their own changes.
 //!
 //! Invariants: a linked node has a word in use, and its link's sixteenths are exact. The root is no higher than the
-//! last page needs. A transaction that freed a node does not touch it again; its words stay as they are, except for a
+//! last page needs. A transaction that freed a node does not touch it again; its words stay unchanged, except for a
 //! leaf's. So one unmapped page sets one word in the leaf and at most two above it, however many nodes are freed. After
 //! an error a transaction must be abandoned.
 
@@ -166,8 +166,8 @@ struct LinkAt {
     link: Option<Link>,
 }
 
-/// What a walk does at a link. It gets the link's place and, if it is plausible, the link; true means to descend into
-/// the node.
+/// The action of a walk at a link. It gets the link's place and, if it is plausible, the link; true means to descend
+/// into the node.
 type Enter<'w> = &'w mut dyn FnMut(u64, Option<Link>) -> bool;
 
 impl Radix {
@@ -332,7 +332,7 @@ impl Radix {
             .filter(|(_, word)| !word.is_hole()))
     }
 
-    /// Whether a word in the same sixteenth as `index`, other than that one, is in use. Looks at its neighbours first.
+    /// Whether a word in the same sixteenth as `index`, other than that one, is in use. Checks its neighbours first.
     fn has_company(tx: &dyn MapTx, link: Link, index: usize) -> bool {
         (1..GROUP_WORDS).any(|distance| tx.word(link.word_offset(index ^ distance)) != 0)
     }
@@ -361,7 +361,7 @@ impl Radix {
     /// Frees the root stored at `at`, and the nodes after it, as long as only the first child is in use.
     fn shrink(&self, tx: &mut dyn MapTx, ino: Inum, at: u64, mut root: Link) {
         while root.height > 1 && root.groups == group_bit(0) && !Self::has_company(tx, root, 0) {
-            // A senseless word stays where it is, to be found by a check.
+            // An invalid word stays in place, for a check to find.
             let Ok(Some(child)) = self.tx_link(tx, root.word_offset(0), Some(root.height - 1)) else {
                 return;
             };
@@ -606,7 +606,7 @@ impl FileMap for Radix {
         };
         let word = PageWord(tx.word(path.word_at));
         if !word.is_hole() {
-            // Even in a leaf that goes away: what is left of it must not pass for pages, see the cursor.
+            // Even in a leaf that is removed: its remains must not pass for pages, see the cursor.
             tx.set_word(path.word_at, 0);
             self.prune(tx, ino, &path);
         }
@@ -632,7 +632,7 @@ impl FileMap for Radix {
         let _ = (0..self.geometry.slots).all(|ino| self.walk(Inum::new(ino as u32), PageRange::ALL, &mut enter, visit));
     }
 
-    /// In order, and without visiting what holes stand for.
+    /// In order, and without visiting the pages of holes.
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let range = PageRange::new(u64::from(first), end.min(LBLK_END));
         if !range.is_empty() {

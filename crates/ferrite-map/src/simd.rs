@@ -27,7 +27,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The best this CPU has.
+    /// The best level of this CPU.
     pub fn detect() -> Level {
         static BEST: LazyLock<Level> = LazyLock::new(|| Level::available().pop().unwrap_or(Level::Scalar));
         *BEST
@@ -103,17 +103,17 @@ pub(crate) fn matches_pair(level: Level, lines: [&[AtomicU64]; 2], key: u64) -> 
     })
 }
 
-/// Which words [`nearest`] compares, and what in them. Constants, so that no lookup has to load them.
+/// The words that [`nearest`] compares, and the bits in them. Constants, so that no lookup has to load them.
 pub(crate) trait Shape {
     /// A word without any of these bits does not count.
     const PRESENT: u64;
-    /// A word above this is senseless and does not count.
+    /// A word above this is invalid and does not count.
     const GREATEST: u64;
     /// The word is compared after a right shift by this many bits, and then has at most 40 bits.
     const SHIFT: u32;
 }
 
-/// What [`nearest`] found: values with their lanes in the lower bits, so that one reduction finds both.
+/// The result of [`nearest`]: values with their lanes in the lower bits, so that one reduction finds both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Nearest {
     below: u64,
@@ -130,7 +130,7 @@ const FOUND: u64 = 1 << 63;
 pub(crate) struct Lane {
     /// Its place among the words.
     pub(crate) index: u32,
-    /// Its value, as [`Shape`] says.
+    /// Its value, as [`Shape`] defines it.
     pub(crate) value: u64,
 }
 
@@ -379,7 +379,7 @@ unsafe fn homes_avx512(key: u64, seed: u64, lines: u64) -> [u64; 8] {
     let mixed = _mm512_srli_epi64::<32>(_mm512_mullo_epi64(mixed, _mm512_set1_epi64(MIX_2 as i64)));
     let homes = _mm512_srli_epi64::<32>(_mm512_mul_epu32(mixed, _mm512_set1_epi64(lines as i64)));
     let mut out = [0; 8];
-    // SAFETY: `out` has room for the vector.
+    // SAFETY: `out` has space for the vector.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), homes) };
     out
 }
@@ -413,7 +413,7 @@ unsafe fn homes_avx2(key: u64, seed: u64, lines: u64) -> [u64; 8] {
         let mixed = _mm256_xor_si256(mixed, _mm256_srli_epi64::<32>(mixed));
         let mixed = _mm256_srli_epi64::<32>(mul(mixed, _mm256_set1_epi64x(MIX_2 as i64)));
         let homes = _mm256_srli_epi64::<32>(_mm256_mul_epu32(mixed, _mm256_set1_epi64x(lines as i64)));
-        // SAFETY: each half of `out` has room for the vector.
+        // SAFETY: each half of `out` has space for the vector.
         unsafe { _mm256_storeu_si256(out.as_mut_ptr().add(half * 4).cast(), homes) };
     }
     out
@@ -463,7 +463,7 @@ mod tests {
         const SHIFT: u32 = 32;
     }
 
-    /// What should be found, straight from the definition.
+    /// The expected result, straight from the definition.
     fn neighbours<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) -> [Option<Lane>; 2] {
         let words = words.iter().map(|word| word.load(Ordering::Relaxed));
         let values = (0u32..)

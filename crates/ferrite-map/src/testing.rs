@@ -1,11 +1,11 @@
-//! Tests that every mapping must pass, and what they need: a pool, a transaction, a model.
+//! Tests that every mapping must pass, and their tools: a pool, a transaction, a model.
 //!
 //! Contents: [`Subject`] (what a mapping declares about itself), [`Bed`] (a mapping on a separate pool),
 //! [`TestTx`] (applies words at commit, releases claims when dropped), and the shared tests. A mapping joins by
 //! implementing [`Subject`] and one line, `mapping_tests!(ItsType);`, in its test module.
 //!
 //! Invariant: a `TestTx` keeps the order of the engine: nothing is visible before the commit, claims of an aborted
-//! transaction are free again after it, and what a commit frees is free only after its words are set.
+//! transaction are free again after it, and resources that a commit frees are free only after its words are set.
 //!
 //! Random tests print their seed, and run only that seed if `FERRITE_SEED` is set.
 
@@ -34,7 +34,7 @@ const BLOCK_BYTES: u64 = 4096;
 /// Where the beds put the mapping's own area: not at 0, so that a forgotten offset shows.
 pub(crate) const AREA_OFFSET: u64 = 3 * BLOCK_BYTES;
 
-/// What a mount found, by inode and page.
+/// The entries that a mount found, by inode and page.
 pub(crate) type Found = BTreeMap<PageId, MapEntry>;
 
 /// Inodes of the beds' pools.
@@ -110,7 +110,7 @@ impl<M: Subject> Bed<M> {
         }
     }
 
-    /// The mapping as the next mount would see it, and what it found.
+    /// The mapping as the next mount would see it, and the entries it found.
     pub(crate) fn remounted(&self) -> (M, Result<Found, MapError>) {
         self.mounted_from(&self.region)
     }
@@ -133,14 +133,14 @@ impl<M: Subject> Bed<M> {
     }
 
     pub(crate) fn tx(&self) -> TestTx<'_> {
-        // The passage comes first: what the transaction looks at must stay where it is.
+        // The passage comes first: entries that the transaction reads must stay in place.
         let passage = self.map.gate().map(|gate| gate.pass());
         let mut tx = self.tx_without_gate();
         tx.passage = passage;
         tx
     }
 
-    /// What the engine does when an insert found no entry, or the mapping wants it: moves, until nothing is left to
+    /// The engine's reaction when an insert found no entry, or the mapping requests it: moves, until nothing is left to
     /// move.
     pub(crate) fn make_room(&self) -> bool {
         let mut moved = false;
@@ -191,7 +191,7 @@ impl<M: Subject> Bed<M> {
         })
     }
 
-    /// Commits what `change` does; a full mapping gets a chance to move entries first, as in the engine.
+    /// Commits `change`; a full mapping gets a chance to move entries first, as in the engine.
     fn with_room<T>(&self, change: impl Fn(&mut TestTx<'_>) -> Result<T, MapError>) -> Result<T, MapError> {
         for _ in 0..1000 {
             let mut tx = self.tx();
@@ -295,7 +295,7 @@ fn random_key(rng: &mut Rng) -> PageId {
     PageId::from_raw(ino, if rng.below(8) == 0 { u32::MAX - lblk } else { lblk })
 }
 
-/// Whatever is inserted, replaced, removed, aborted and remounted: every lookup gives what a sorted map gives, through
+/// Whatever is inserted, replaced, removed, aborted and remounted: every lookup gives the same as a sorted map, through
 /// one translation cache per inode that outlives all changes, as long as it is mounted; and no block is lost or used
 /// twice.
 pub(crate) fn random_operations_match_a_model<M: Subject>() {
@@ -367,7 +367,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
                 Some(_) => bed.map.replace(&mut tx, PageId::new(ino, lblk), word),
                 None => bed.map.insert(&mut tx, PageId::new(ino, lblk), word),
             };
-            // What alloc_page claimed is released when the transaction is dropped, as in the engine.
+            // Dropping the transaction releases the claims of alloc_page, as in the engine.
             match done {
                 Err(MapError::TableFull) => {
                     drop(tx);
@@ -504,7 +504,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
 }
 
 /// A mapping filled to the last entry refuses, instead of searching forever or dropping a page. It finds every page,
-/// misses end, and one removal makes room for one page.
+/// misses end, and one removal frees the entry for one page.
 pub(crate) fn a_full_mapping_says_so_and_still_finds_everything<M: Subject>() {
     for_seeds(4, |seed| {
         let bed = Bed::<M>::new(700, seed);
@@ -621,7 +621,7 @@ fn pages_by_runs<M: Subject>(bed: &Bed<M>, ino: u32, first: u32, end: u64) -> Mo
     pages
 }
 
-/// What a check reads without the structure's DRAM state matches the model, and every block in use has one owner.
+/// A check without the structure's DRAM state matches the model, and every block in use has one owner.
 fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
     let (mut words, mut nodes) = (Model::new(), BTreeSet::new());
     bed.map.check(

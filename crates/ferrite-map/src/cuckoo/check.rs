@@ -56,7 +56,7 @@ fn followers(map: &Cuckoo, entry: &MapEntry) -> u32 {
     (range.0 as u32).min(MAX_RUN).min(u32::MAX - entry.lblk.get())
 }
 
-/// What is wrong with the range of an entry that is otherwise sound, including its run if it leads one.
+/// The defect of the range of an entry that is otherwise sound, including its run if it leads one.
 pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let MapEntry { ino, lblk, word, slot } = *entry;
     let view = View::stored(map);
@@ -64,7 +64,7 @@ pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let (back, followers) = (range.back(), range.0 as u32);
     let lies = |what: &str| Some(format!("slot {slot}, page {lblk} of inode {ino}: {what}"));
     if back > 0 {
-        // Whether there is a head at that place that still has this page, only the head can say.
+        // Only the head shows whether it still exists at that place and has this page.
         let is_possible = followers == 0 && back < MAX_RUN && back <= lblk.get();
         return if is_possible {
             None

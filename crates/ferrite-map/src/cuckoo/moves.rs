@@ -16,9 +16,9 @@ use crate::{MapTx, Resource, SlotNo};
 
 /// Wishes that are remembered. An insert whose wish is lost may fail once more and leave another.
 const MAX_WISHES: usize = 64;
-/// Buckets that a search looks at before it reports the table full.
+/// Buckets that a search examines before it reports the table full.
 const MAX_SEARCHED: usize = 2000;
-/// Number of pages before and after a wish that get room with it, and the most chains moved for them. At a load of 0.8
+/// Number of pages before and after a wish that get slots with it, and the most chains moved for them. At a load of 0.8
 /// one insert of eleven finds its homes full, and a write that fails for one page restarts from its first page.
 const FORESIGHT: u64 = 512;
 const MAX_CHAINS: usize = 32;
@@ -64,7 +64,7 @@ impl Moves {
 /// A bucket that the search reached.
 struct Reached {
     bucket: u64,
-    /// Where it was reached from; None at the start.
+    /// Where it was reached from; `None` at the start.
     from: Option<Origin>,
 }
 
@@ -79,7 +79,7 @@ struct Origin {
 /// Moves that free a slot, as the search found them.
 struct Chain {
     reached: Vec<Reached>,
-    /// Where the last move starts; None if no move is needed.
+    /// Where the last move starts; `None` if no move is needed.
     last: Option<Origin>,
     /// The free slot that it goes to, which is claimed.
     to: u64,
@@ -101,8 +101,8 @@ pub(super) fn wish_for(map: &Cuckoo, tx: &dyn MapTx, key: u64) -> Wish {
     Wish { key, first }
 }
 
-/// Fulfils one wish. Each insert that failed leaves one wish and asks for one to be fulfilled, so no insert takes what
-/// another waits for. False if none is left, or none can be fulfilled.
+/// Fulfils one wish. Each insert that failed leaves one wish and asks for one to be fulfilled, so no insert takes a
+/// slot that another waits for. False if no wish is left, or none can be fulfilled.
 pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
     loop {
         let mut wishes = map.moves.wishes();
@@ -117,10 +117,10 @@ pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
     }
 }
 
-/// Makes room for a wish, and for the pages around it: those before it, which the transaction that failed had inserted
-/// and will insert again, and those after it, which the same writer is likely to map next. They are gone through in the
-/// order in which they will be inserted, each taking its slot, so a free slot counts once; and no move takes a slot
-/// that counts, or the moves for one page would undo those for another. False if the wish cannot be fulfilled.
+/// Frees slots for a wish, and for the pages around it: those before it, which the transaction that failed had inserted
+/// and will insert again, and those after it, which the same writer is likely to map next. It visits them in the order
+/// in which they will be inserted, each taking its slot, so a free slot counts once; and no move takes a slot that
+/// counts, or the moves for one page would undo those for another. False if the wish cannot be fulfilled.
 fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, Wish { key, first }: Wish) -> bool {
     // The keys of a file end where those of the next file begin.
     let end = (key | u64::from(u32::MAX)).min(key.saturating_add(FORESIGHT));
@@ -147,7 +147,7 @@ fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, Wish { key, first }: Wish) -> bool {
     true
 }
 
-/// Whether a page is mapped once the moves of `tx` are done, which put keys into slots of others.
+/// Whether a page is mapped after the moves of `tx`, which put keys into other keys' slots.
 fn is_mapped(map: &Cuckoo, tx: &dyn MapTx, key: u64, homes: Homes) -> bool {
     let mut slots = homes.into_iter().flat_map(Cuckoo::slots_of);
     slots.any(|slot| tx.word(map.key_offset(slot)) == key)
@@ -238,7 +238,7 @@ fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes, planned: &Planned) -> Opti
     None
 }
 
-/// The other bucket in which the entry of `key` in `bucket` may lie. None for a key that does not belong in `bucket`.
+/// The other bucket in which the entry of `key` in `bucket` may lie. `None` for a key that does not belong in `bucket`.
 fn other_home(map: &Cuckoo, key: u64, bucket: u64) -> Option<u64> {
     match map.homes(key) {
         _ if key == 0 => None,

@@ -3,8 +3,8 @@
 //! Contents: the meaning of a range word ([`Range`]), a run as a reader sees it ([`Run`]), and how changes keep
 //! ranges true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] requires.
 //!
-//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and says how many pages
-//! follow it. A follower's back index says where the head is; only the head says whether it is still a follower.
+//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and counts the pages
+//! that follow it. A follower's back index leads to the head; only the head shows whether it is still a follower.
 //!
 //! So a change in the middle of a run sets one range besides its own: the head's, which now ends before the page. The
 //! pages after it keep stale back indexes, and are looked up one by one until they are written again.
@@ -91,7 +91,7 @@ impl Run {
 }
 
 /// Visits the pages of a range as [`crate::FileMap::for_runs`] does. Pages are resolved a vector at a time, and the
-/// rest of the run that the last of them is in is passed over.
+/// walk skips the rest of the run of the last of them.
 pub(super) fn walk(map: &Cuckoo, ino: Inum, range: PageRange, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {
     let mut at = range.first;
     let mut was_lone = false;
@@ -229,8 +229,8 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageI
         return Range::LONE;
     };
     if back == 1 {
-        // It led no run, so its word may have been swung, which no record says. A replay that brings back the word
-        // before that must not end with a run at another block.
+        // It led no run, so its word may have been swung, which no record contains. A replay that restores the old word
+        // must not end with a run at another block.
         let offset = map.word_offset(head);
         tx.set_word(offset, tx.word(offset));
     }
@@ -238,7 +238,7 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageI
     Range::follower(back)
 }
 
-/// What a page may become of the run before it.
+/// The place of a page as a follower of the run before it.
 struct Follower {
     /// Slot of the head.
     head: u64,

@@ -1,5 +1,5 @@
-//! What is specific to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a
-//! separate file.
+//! Tests specific to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a separate
+//! file.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -22,7 +22,7 @@ impl Subject for Cuckoo {
 testing::mapping_tests!(Cuckoo);
 testing::moves::moving_tests!(Cuckoo);
 
-/// What a check finds broken.
+/// The faults that a check finds.
 fn faults(map: &Cuckoo) -> Vec<Broken> {
     let mut faults = Vec::new();
     map.check(&mut |_| {}, &mut |_| {}, &mut |broken| faults.push(broken));
@@ -74,7 +74,7 @@ fn moves_fill_the_table_to_95_percent() {
     });
 }
 
-/// The homes of a pool's keys are not the swapped homes of other keys, whatever seed was asked for. With seed 1,
+/// The homes of a pool's keys are not the swapped homes of other keys, whatever the requested seed. With seed 1,
 /// `key ^ 1` has them, and half of the pairs of buckets get twice the pages.
 #[test]
 fn no_seed_lets_two_pages_share_both_homes() {
@@ -174,7 +174,7 @@ fn moves_hide_nothing_from_readers() {
             let mut next = 0;
             for _ in 0..5_000 {
                 if bed.map.slots().free * 25 > slots {
-                    // Once the last slots are taken, one key may fail to find room and the next may not.
+                    // Once the last slots are taken, one key may find no slot while the next finds one.
                     if bed.insert_word(1, next, lone_word(bed, next)).is_ok() {
                         pages.push(next);
                     }
@@ -296,7 +296,7 @@ fn room_is_made_for_the_pages_that_follow() {
     assert_eq!(faults(&bed.map), []);
 }
 
-/// An aborted move leaves everything where it was, and its slot free.
+/// An aborted move leaves everything in place, and its slot free.
 #[test]
 fn an_aborted_move_changes_nothing() {
     let bed = Bed::<Cuckoo>::new(2000, 9);
@@ -312,7 +312,7 @@ fn an_aborted_move_changes_nothing() {
     assert_eq!(faults(&bed.map), []);
 }
 
-/// A slot that was freed but has not come back yet needs no move: the engine reclaims before it retries.
+/// A slot that was freed but is not reusable yet needs no move: the engine reclaims before it retries.
 #[test]
 fn a_slot_on_its_way_back_is_room() {
     let bed = Bed::<Cuckoo>::new(2000, 7);

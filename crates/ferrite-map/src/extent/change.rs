@@ -1,8 +1,8 @@
-//! Changes of a file's tree: they set words of a transaction, and read what it has set before.
+//! Changes of a file's tree: they set words of a transaction, and read the words it has set before.
 //!
-//! Contents: inserting, replacing and removing a page, and what follows from that: extents that join or split,
-//! groups and nodes that fill or empty. Called by the tree's [`crate::FileMap`] methods, whose callers hold the inode's
-//! lock exclusively.
+//! Contents: inserting, replacing and removing a page, and the consequences: extents that join or split, groups and
+//! nodes that fill or empty. Called by the tree's [`crate::FileMap`] methods, whose callers hold the inode's lock
+//! exclusively.
 //!
 //! Invariants: the tree's (see the head of `extent`). A call that fails may have set words that are useless alone: the
 //! transaction must then be dropped, as an engine that runs out of blocks does. A node freed here keeps its words
@@ -37,7 +37,7 @@ impl Path {
     }
 }
 
-/// What goes into a node: a key, and in a leaf also its page word.
+/// An item of a node: a key, and in a leaf also its page word.
 #[derive(Debug, Clone, Copy)]
 struct Item {
     key: u64,
@@ -52,7 +52,7 @@ impl Item {
         }
     }
 
-    /// What leads to the node in `block`, for pages from `start` on.
+    /// The item that leads to the node in `block`, for pages from `start` on.
     fn child(start: u64, block: BlockNo) -> Item {
         Item {
             key: key_word(start, u64::from(block)),
@@ -96,7 +96,7 @@ fn put(tx: &mut dyn MapTx, node: Node, KeyPlace { group, slot }: KeyPlace, item:
     set_key(tx, node, key, word);
 }
 
-/// Takes a free group of `node`, and clears what an earlier use left in it.
+/// Takes a free group of `node`, and clears the remains of an earlier use.
 fn take_group(tx: &mut dyn MapTx, ino: Inum, node: &mut Node) -> Option<u64> {
     let freed = (0..node.groups).find(|&group| tx.word(node.index_offset(group)) == 0);
     let group = match freed {
@@ -227,7 +227,7 @@ impl ExtentTree {
     /// The leaf of a page as the transaction leaves it, and the end of the pages that surely belong to it.
     fn leaf_in(&self, tx: &dyn MapTx, ino: Inum, lblk: u64) -> Option<(Node, u64)> {
         let epoch = self.cursors.epoch();
-        // The inode is locked, so what holds now holds until the transaction changes it.
+        // The inode is locked, so the tree stays the same until the transaction changes it.
         self.cursors
             .get(ino, epoch)
             .and_then(|seen| self.hinted(tx, ino, lblk, seen))
@@ -334,8 +334,8 @@ impl ExtentTree {
                     set_key(tx, leaf, behind, 0);
                 }
                 if key.low_half() == 1 {
-                    // It may have been swung there, which no record says: a replay that brings back the word before
-                    // that must not give it to all these pages.
+                    // It may have been swung there, which no record contains: a replay that restores the old word must
+                    // not give it to all these pages.
                     let first = leaf.word_of(&*tx, key);
                     tx.set_word(leaf.word_offset(key), first.0);
                 }
@@ -354,7 +354,7 @@ impl ExtentTree {
         true
     }
 
-    /// The extents of `leaf` that page `lblk`, with this plain word, continues or precedes. None if there is neither.
+    /// The extents of `leaf` that page `lblk`, with this plain word, continues or precedes. `None` if neither exists.
     fn joinable(&self, tx: &dyn MapTx, leaf: Node, lblk: u64, word: PageWord) -> Option<(Option<Key>, Option<Key>)> {
         let group = leaf.group_of(tx, lblk, PAGES_END)?;
         let around = leaf.around(tx, group.number, lblk);
@@ -390,7 +390,7 @@ impl ExtentTree {
         (before.is_some() || above.is_some()).then_some((before, above))
     }
 
-    /// After the extent of `key` grew to before `end`: the next group begins there, or is freed if all it had has been
+    /// After the extent of `key` grew to before `end`: the next group begins there, or is freed if all its extents were
     /// joined.
     fn clear_way(&self, tx: &mut dyn MapTx, leaf: Node, key: Key, end: u64) {
         let next = leaf.low(&*tx, key.group).and_then(|low| leaf.group_after(&*tx, low));

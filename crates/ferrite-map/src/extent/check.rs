@@ -1,12 +1,12 @@
-//! Reading trees without trusting anything: the basis of mounting, `check` and repair.
+//! Reading trees without trusting any word: the basis of mounting, `check` and repair.
 //!
-//! Contents: a walk over whole trees. It shows what is sound and, for each thing that cannot be right, the words
-//! that remove it. Called by [`ExtentTree`]'s `load` and `check`.
+//! Contents: a walk over whole trees. It shows the sound parts and, for each impossible one, the words that remove it.
+//! Called by [`ExtentTree`]'s `load` and `check`.
 //!
-//! A walk sees the tree as it will be once it is cured: what is broken is left out, and the rest decides which pages
-//! belong to which node. A cure clears one key, one index word or one root, or restores the range of a leaf. That gives
-//! pages to neighbours and never takes any away, so no cure breaks what was sound. A walk shows exactly what lookups
-//! find once all cures are stored.
+//! A walk sees the tree as cured: it leaves out the broken parts, and the rest decides which pages belong to which
+//! node. A cure clears one key, one index word or one root, or restores the range of a leaf. That gives pages to
+//! neighbours and never takes any away, so no cure breaks a sound part. A walk shows exactly what lookups find once all
+//! cures are stored.
 //!
 //! Invariant: a block is claimed in `seen` by the first pointer with the right inode and level, so no node is shown
 //! twice. Levels count down, so the walk ends.
@@ -20,7 +20,7 @@ use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
 use crate::{Astray, BlockNo, Broken, Inum, MapEntry, PageRange, StoredWord};
 
-/// A node to look at, and what led to it.
+/// A node to examine, and the path to it.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     /// The word that is cleared if the node is broken.
@@ -94,7 +94,7 @@ impl Walk<'_> {
         });
     }
 
-    /// The node in `block`, if there is one and it was not seen before.
+    /// The node in `block`, if it is one and was not seen before.
     fn open(&self, block: BlockNo, level: u32) -> Option<Node> {
         let id = NodeId {
             ino: self.ino,

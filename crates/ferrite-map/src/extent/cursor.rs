@@ -1,14 +1,14 @@
-//! Cursors: the leaf and the extent of a file that were looked at last, kept in DRAM.
+//! Cursors: the leaf and the extent of a file that were read last, kept in DRAM.
 //!
 //! Contents: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by
 //! the tree only.
 //!
 //! Invariants: the epoch in a cursor was read before the search that found its leaf began. So as long as the map's
-//! epoch is the same, no block that was a node then has gone back to the free blocks since. The head of the tree's
-//! module says what follows from that.
+//! epoch is the same, no block that was a node then has returned to the free blocks since. The head of the tree's
+//! module states the consequences.
 //!
 //! A cursor is several words, each stored and read separately; two threads may leave a mixture. All of it is a hint
-//! that its reader checks, except for one thing: that the leaf's block goes with the epoch. So the leaf's word has the
+//! that its reader checks, except for one thing: that the leaf's block belongs to the epoch. So the leaf's word has the
 //! lower half of its epoch, and the whole epoch is next to it. A mixture passes for sound only if a thread was delayed
 //! between these two stores while exactly 2^32 nodes were freed.
 
@@ -31,22 +31,22 @@ pub(super) struct Cursors {
 
 #[derive(Debug, Default)]
 struct Cursor {
-    /// `lower half of the epoch << 32 | block`, 0 if nothing was looked at.
+    /// `lower half of the epoch << 32 | block`, 0 if nothing was read.
     leaf: AtomicU64,
     /// The epoch that the search began in.
     epoch: AtomicU64,
-    /// The leaf's range word as it was, so that pages far from it are ruled out without reading the leaf.
+    /// The leaf's range word when it was read, so that pages far from it are ruled out without reading the leaf.
     range: AtomicU64,
-    /// Where in the leaf the extent looked at last is: `group << 32 | slot`.
+    /// Where in the leaf the extent read last is: `group << 32 | slot`.
     extent: AtomicU64,
 }
 
-/// What a cursor says.
+/// The content of a cursor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     /// Block of the leaf.
     pub(super) block: BlockNo,
-    /// Its range word as it was.
+    /// Its range word when it was read.
     pub(super) range: u64,
     /// Where in it an extent is.
     pub(super) extent: KeyPlace,
@@ -77,14 +77,14 @@ impl Cursors {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Whether the epoch is still `epoch`; to be called after what was read in it.
+    /// Whether the epoch is still `epoch`; to be called after the reads in it.
     #[inline]
     pub(super) fn is_still(&self, epoch: u64) -> bool {
         fence(Ordering::Acquire);
         self.epoch.load(Ordering::Relaxed) == epoch
     }
 
-    /// What was looked at last in this file, or in one that shares its cursor, if that was in this epoch.
+    /// The leaf read last in this file, or in one that shares its cursor, if that was in this epoch.
     #[inline]
     pub(super) fn get(&self, ino: Inum, epoch: u64) -> Option<Seen> {
         let cursor = self.of(ino);
@@ -104,7 +104,7 @@ impl Cursors {
         })
     }
 
-    /// Notes what a search that began in `epoch` found.
+    /// Notes the result of a search that began in `epoch`.
     #[inline]
     pub(super) fn put(&self, ino: Inum, epoch: u64, seen: Seen) {
         let cursor = self.of(ino);

@@ -14,7 +14,7 @@
 //! inner node is sixteen keys `lowest page | child`. A key whose low half is 0 is free, whatever its high half is; that
 //! is the valid bit.
 //!
-//! Groups lie in any order, and so do the keys of a group: nothing is ever shifted to make room. A page belongs to the
+//! Groups lie in any order, and so do the keys of a group: nothing is ever shifted to make space. A page belongs to the
 //! group with the greatest low that is not above it, or to the lowest group; the same holds for the keys of an inner
 //! node's group.
 //!
@@ -48,12 +48,12 @@ pub(super) const PAGES_END: u64 = 1 << 32;
 /// multiplies the pages under a node by at least 15, and 2^32 pages need fewer levels than this.
 pub(super) const HEIGHT_MAX: u32 = 12;
 
-/// Where words come from.
+/// The source of words.
 pub(super) trait Words {
     /// The word at a pool offset.
     fn at(&self, offset: u64) -> u64;
 
-    /// What is nearest to a bound among the words of `LINES` lines.
+    /// The neighbours of a bound among the words of `LINES` lines.
     #[inline]
     fn nearest<S: Shape, const LINES: usize>(&self, offset: u64, lanes: u32, bound: u64) -> Nearest {
         let words = (0..8 * LINES as u64).map(|index| self.at(offset + index * 8));
@@ -257,7 +257,7 @@ impl Key {
     }
 }
 
-/// What a group holds around a page.
+/// The keys of a group around a page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Around {
     /// The greatest key not above the page.
@@ -289,7 +289,7 @@ pub(super) fn range_of(word: u64) -> PageRange {
 /// The word of the page `distance` after the first of an extent.
 #[inline]
 pub(super) fn word_behind(word: PageWord, distance: u64) -> PageWord {
-    // Lookups may see anything; what is not an extent must not cause a panic.
+    // Lookups may see any word; one that is not an extent must not cause a panic.
     PageWord::new(
         BlockNo::new(word.page().get().wrapping_add(distance as u32)),
         word.log(),
@@ -307,7 +307,7 @@ pub(super) fn header_offset(block: BlockNo) -> u64 {
 }
 
 impl Node {
-    /// The node in `block`, if its header says that this is one.
+    /// The node in `block`, if its header marks it as this one.
     #[inline]
     pub(super) fn open<W: Words + ?Sized>(
         words: &W,
@@ -368,7 +368,7 @@ impl Node {
     /// The group that page `lblk` belongs to, in a node whose pages lie before `end`.
     #[inline]
     pub(super) fn group_of<W: Words + ?Sized>(self, words: &W, lblk: u64, end: u64) -> Option<Group> {
-        // A file in few pieces: there is only one choice.
+        // A file in few pieces: only one group is in use.
         if self.groups == 1 {
             let low = self.low(words, 0)?;
             return Some(Group {
@@ -427,7 +427,7 @@ impl Node {
             .filter(|key| key.low_half() != 0)
     }
 
-    /// What a group holds around page `lblk`.
+    /// The keys of a group around page `lblk`.
     #[inline]
     pub(super) fn around<W: Words + ?Sized>(self, words: &W, group: u64, lblk: u64) -> Around {
         let offset = self.key_offset(group, 0);
@@ -462,7 +462,7 @@ impl Node {
         Some(Key { group, slot, word }).filter(|key| (key.start()..key.end()).contains(&lblk))
     }
 
-    /// The extent at a place where one was seen before, if there still is one.
+    /// The extent at a place where one was seen before, if it still exists.
     #[inline]
     pub(super) fn extent_at<W: Words + ?Sized>(self, words: &W, KeyPlace { group, slot }: KeyPlace) -> Option<Key> {
         if group >= self.groups || slot >= LEAF_KEYS {

@@ -1,4 +1,4 @@
-//! What is specific to extent trees: extents that join and split, trees that grow and shrink, cursors, damage.
+//! Tests specific to extent trees: extents that join and split, trees that grow and shrink, cursors, damage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -309,7 +309,7 @@ fn what_a_tree_lost_in_front_can_come_back() {
     }
 }
 
-/// Trees of several leaves whose nodes come and go at both ends and in the middle hold what a sorted map holds.
+/// Trees of several leaves whose nodes come and go at both ends and in the middle match a sorted map.
 #[test]
 fn trees_of_many_leaves_match_a_model() {
     for_seeds(6, |seed| {
@@ -383,7 +383,7 @@ fn two_leaves() -> Bed<ExtentTree> {
     bed
 }
 
-/// A cursor to a leaf that is gone leads nowhere, even if data in its block looks just like the leaf.
+/// A cursor to a removed leaf leads nowhere, even if data in its block looks just like the leaf.
 #[test]
 fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
     for look_between in [false, true] {
@@ -422,7 +422,7 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
     }
 }
 
-/// A leaf that is gone, long before its block is used again, does not hide the pages that its neighbour has now.
+/// A removed leaf, long before its block is reused, does not hide the pages that its neighbour has now.
 #[test]
 fn a_leaf_that_is_gone_hides_nothing() {
     let bed = two_leaves();
@@ -562,7 +562,7 @@ fn lookups_of_one_version_are_right() {
     println!("{counted:?} lookups saw one version");
 }
 
-/// Sets a word, and what is broken then; the word is as it was afterwards.
+/// Sets a word, and returns the faults; restores the word afterwards.
 fn broken_by(bed: &Bed<ExtentTree>, offset: u64, value: u64) -> Vec<Broken> {
     let before = bed.region.load(offset);
     bed.region.store(offset, value);
@@ -573,7 +573,7 @@ fn broken_by(bed: &Bed<ExtentTree>, offset: u64, value: u64) -> Vec<Broken> {
     broken
 }
 
-/// What no lookup could follow, or find, is broken; its cure touches nothing else.
+/// Parts that no lookup could follow, or find, are broken; their cure touches nothing else.
 #[test]
 fn impossible_trees_are_broken() {
     let bed = two_leaves();
@@ -618,7 +618,7 @@ fn impossible_trees_are_broken() {
         let found = broken_by(&bed, offset, node::key_word(start, len));
         assert!(!found.is_empty(), "{start}, {len}");
     }
-    // The later one is dropped, whichever is wrong.
+    // The cure drops the later one, whichever is wrong.
     let found = broken_by(&bed, offset, node::key_word(2, 1));
     only(found, offset);
     // Words that name no data block, and pages with one log.

@@ -1,4 +1,4 @@
-//! What is specific to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
+//! Tests specific to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
 
 use super::*;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
@@ -135,8 +135,8 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
     });
 }
 
-/// A page that comes and goes finds the slots of its former lives in its way, because they wait for the mark. Once it
-/// went so far that the next mount took its key for a damaged one. Now it asks long before for the mark to move, and is
+/// A page that comes and goes finds its old slots in its way, because they wait for the mark. A regression: it went so
+/// far that the next mount took its key for a damaged one. Now it requests a move of the mark long before, and is
 /// refused where it would be out of reach.
 #[test]
 fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
@@ -245,7 +245,7 @@ fn all_levels_find_the_same() {
     });
 }
 
-/// A mount rebuilds what the running table had: the same slots claimed, and bounds that still reach every key.
+/// A mount rebuilds the state of the running table: the same slots claimed, and bounds that still reach every key.
 #[test]
 fn a_mount_rebuilds_the_free_map() {
     let bed = Bed::<HashFs>::new(500, 77);

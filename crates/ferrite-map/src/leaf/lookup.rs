@@ -29,7 +29,7 @@ impl TransCache {
 }
 
 impl Leaf {
-    /// Line of `key`, if headers are what `header` returns.
+    /// Line of `key`, with headers as `header` returns them.
     #[inline]
     pub(super) fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {
         let home = self.home(key);
@@ -100,7 +100,7 @@ impl Leaf {
         });
     }
 
-    /// What [`FileMap::get_many`] does where no hint helps.
+    /// [`FileMap::get_many`] without the help of hints.
     pub(super) fn get_chunks(&self, ino: Inum, lblk: Lblk, out: &mut [PageWord], cache: &TransCache) {
         let Some(last) = (out.len() as u32)
             .checked_sub(1)
@@ -109,8 +109,8 @@ impl Leaf {
             return;
         };
         let first = lblk.get() / CHUNK;
-        // A call that continues where the last one ended, or in the next chunk, is a sequential read: what follows is
-        // prefetched, once per chunk.
+        // A call that continues where the last one ended, or in the next chunk, is a sequential read: the following
+        // chunks are prefetched, once per chunk.
         let is_known = |chunk: Option<u32>| chunk.is_some_and(|chunk| cache.line(chunk).is_some());
         let goes_on = is_known(Some(first)) || is_known(first.checked_sub(1));
         let wanted = if goes_on { LAST_CHUNK } else { last };

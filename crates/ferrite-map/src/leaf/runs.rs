@@ -1,7 +1,6 @@
-//! A walk of a file's chunks by runs: what lies at home has arrived when it is looked at.
+//! A walk of a file's chunks by runs: lines at home have arrived when the walk reads them.
 //!
-//! Contents: what [`FileMap::for_runs`](crate::FileMap::for_runs) does for [`Leaf`], the only user. Nothing here
-//! writes.
+//! Contents: [`FileMap::for_runs`](crate::FileMap::for_runs) for [`Leaf`], the only user. Nothing here writes.
 
 use std::sync::atomic::Ordering;
 
@@ -11,9 +10,9 @@ use super::{CHUNK, Leaf};
 use crate::gather::{Gather, Visit};
 use crate::{FileMap, Inum, Lblk, PageRange, SlotNo};
 
-/// Pages looked up by runs in the time of one that is looked up by itself, whose line has to arrive.
+/// Pages looked up by runs in the time of one separate lookup, whose line has to arrive.
 const STEPS_SAVED: u64 = 4;
-/// Chunks whose lines are on their way at a time.
+/// Chunks whose lines are being prefetched at a time.
 const BATCH: usize = 24;
 /// Words of a line.
 const LINE_WORDS: usize = LINE_BYTES as usize / 8;
@@ -30,7 +29,7 @@ fn key_of(ino: Inum, chunk: u64) -> u64 {
 }
 
 impl Batch {
-    /// The chunks from `first` up to `end`, as many as there is room for. Their homes are on their way then.
+    /// The chunks from `first` up to `end`, as many as fit. Starts loading their homes.
     fn begin(map: &Leaf, ino: Inum, first: u64, end: u64) -> Batch {
         let mut batch = Batch {
             first,

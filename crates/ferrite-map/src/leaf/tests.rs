@@ -1,4 +1,4 @@
-//! What is specific to leaf: growth line by line, lookups while entries move, runs.
+//! Tests specific to leaf: growth line by line, lookups while entries move, runs.
 
 use super::*;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
@@ -19,8 +19,8 @@ fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, lblk | 1)
 }
 
-/// A table that one transaction filled far beyond its few lines still grows: chunks that find no room stay where they
-/// are, the others go home.
+/// A table that one transaction filled far beyond its few lines still grows: chunks that find no line stay in place,
+/// the others go home.
 #[test]
 fn a_table_filled_at_once_grows() {
     for pages in [60, 123, 200, 254] {
@@ -70,8 +70,8 @@ fn a_split_changes_the_homes_of_one_line() {
     }
 }
 
-/// As many pages as there are blocks always find room, even if each is alone in its chunk, and the table is not larger
-/// than necessary.
+/// As many pages as there are blocks always find a line, even if each is alone in its chunk, and the table is not
+/// larger than necessary.
 #[test]
 fn pages_that_lie_alone_never_fill_the_table() {
     for_seeds(2, |seed| {
@@ -183,7 +183,7 @@ fn probes_stay_short_after_a_hundred_turnovers() {
     });
 }
 
-/// A file written in order lies in consecutive blocks, and a page overwritten twice is back where it was.
+/// A file written in order lies in consecutive blocks, and a page overwritten twice is in its old block again.
 #[test]
 fn blocks_follow_each_other() {
     let bed = Bed::<Leaf>::new(600, 1);
@@ -221,7 +221,7 @@ fn the_number_of_active_lines_survives_damage() {
         cures
             .iter()
             .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
-        // A neighbouring number is just as good if no chunk tells them apart.
+        // A neighbouring number is just as good if no chunk distinguishes them.
         assert!(bed.map.stored_active().is_some_and(|found| found.abs_diff(active) < 4));
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("cured").len(), 900);

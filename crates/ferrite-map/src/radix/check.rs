@@ -1,6 +1,6 @@
-//! The check of the radix trees: what [`FileMap::check`](crate::FileMap::check) does for them.
+//! The check of the radix trees: their [`FileMap::check`](crate::FileMap::check).
 //!
-//! Contents: [`Check`]. It reads every word of every node, whatever the links say about them.
+//! Contents: [`Check`]. It reads every word of every node, whatever the links claim about them.
 //!
 //! Invariants: a node is entered once, so the check ends. No two cures of one check set the same word, and the cures of
 //! one check make everything sound: a link is compared with the words that will be left in its node.
@@ -56,8 +56,7 @@ impl<'c> Check<'c> {
         });
     }
 
-    /// Checks what the link in `word`, stored at `at`, leads to. Returns whether it still leads somewhere when all is
-    /// cured.
+    /// Checks the subtree of the link in `word`, stored at `at`. Returns whether the link remains when all is cured.
     fn link(&mut self, at: u64, word: u64, height: Option<u32>, base: u64) -> bool {
         let link = self.map.link(word).filter(|link| {
             let is_as_high = height.is_none_or(|height| link.height == height);

@@ -1,9 +1,9 @@
 //! The cursor of the radix trees: a leaf that sequential reads return to, kept in an open file's [`TransCache`].
 //!
-//! Contents: what its hints mean to [`Radix`](super::Radix), the only user, whose module says when a cursor may
-//! be believed.
+//! Contents: the meaning of its hints for [`Radix`](super::Radix), the only user, whose module states when a lookup may
+//! trust a cursor.
 //!
-//! Invariant: what is remembered is found whole or not at all, even if any number of threads share the cache.
+//! Invariant: a remembered leaf is found whole or not at all, even if any number of threads share the cache.
 
 use super::LEVEL_BITS;
 use crate::sync::{Ordering, fence};

@@ -1,7 +1,6 @@
 //! A walk of a radix tree by runs: leaves are compared a line at a time.
 //!
-//! Contents: what [`FileMap::for_runs`](crate::FileMap::for_runs) does for [`Radix`], the only user. Nothing
-//! here writes.
+//! Contents: [`FileMap::for_runs`](crate::FileMap::for_runs) for [`Radix`], the only user. Nothing here writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,7 +51,7 @@ impl<'w> Walk<'w> {
         from as usize..to.min(NODE_WORDS as u64) as usize
     }
 
-    /// Walks what is below a node; false if the visitor wants no more. `next` is what will be walked then.
+    /// Walks the subtree of a node; false if the visitor wants no more. `next` is the node to walk after it.
     fn node(&mut self, node: Node, next: Option<Link>) -> bool {
         if self.left == 0 {
             return true;
@@ -99,7 +98,7 @@ impl<'w> Walk<'w> {
                 }
                 let (at, slot) = (node.base + from as u64, slot_of(node.link, from));
                 let goes_on = match to - from {
-                    // Apart, because the length is known then.
+                    // A separate case, because its length is constant.
                     LINE_WORDS => self.gather.take(at, &line, slot),
                     count => self.gather.take(at, &line[..count], slot),
                 };

@@ -1,4 +1,4 @@
-//! What is specific to radix trees: heights, nodes that come and go, the cursor, damage to links.
+//! Tests specific to radix trees: heights, nodes that come and go, the cursor, damage to links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, fence};
@@ -29,7 +29,7 @@ fn height(bed: &Bed<Radix>, ino: u32) -> u32 {
     bed.map.root(Inum::new(ino)).map_or(0, |root| root.height)
 }
 
-/// What a check reports as broken.
+/// The faults that a check reports.
 fn broken(map: &Radix) -> Vec<Broken> {
     let mut found = Vec::new();
     map.check(&mut |_| {}, &mut |_| {}, &mut |broken| found.push(broken));
@@ -239,7 +239,7 @@ fn knows(bed: &Bed<Radix>, cache: &TransCache, ino: u32, lblk: u32) -> bool {
     cache.leaf(Inum::new(ino), Lblk::new(lblk), epoch).is_some()
 }
 
-/// Sets the words of a transaction whose resources are never released: what a reader sees before they are.
+/// Sets the words of a transaction whose resources are never released: a reader's view before the release.
 fn set_words(bed: &Bed<Radix>, tx: TestTx<'_>) {
     for &StoredWord { offset, value } in &tx.words {
         bed.region.store(offset, value);
@@ -258,7 +258,7 @@ fn two_leaves(bed: &Bed<Radix>) -> TransCache {
     cache
 }
 
-/// A leaf that has become something else: the cursor that leads there is not believed, whatever is in the block.
+/// A leaf whose block was reused: a reader does not trust the cursor that leads there, whatever is in the block.
 #[test]
 fn a_cursor_does_not_outlive_its_node() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -275,7 +275,8 @@ fn a_cursor_does_not_outlive_its_node() {
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
 }
 
-/// Between the unlinking of a leaf and its reuse the epoch does not advance yet: its zeros are not believed either.
+/// Between the unlinking of a leaf and its reuse the epoch does not advance yet: a reader does not trust its zeros
+/// either.
 #[test]
 fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -324,7 +325,7 @@ fn a_cursor_is_one_files() {
 }
 
 /// Readers that check a version, as the engine's do, never get a wrong word through a cache that all of them share,
-/// while leaves come and go and their blocks fill with what looks like pages.
+/// while leaves come and go and their blocks fill with data that look like pages.
 #[test]
 fn validated_reads_are_right_while_leaves_come_and_go() {
     const PAGES: u32 = 24;
@@ -396,7 +397,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     mapped[page as usize].fetch_xor(true, Ordering::AcqRel);
                 }
                 version.fetch_add(1, Ordering::AcqRel);
-                // What it freed is released some time later.
+                // Its freed resources are released some time later.
                 tx.commit(&bed.region);
                 let mut tx = bed.tx();
                 for _ in 0..rng.below(4) {
@@ -495,7 +496,7 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
 }
 
 /// Links that form a cycle, that two words share, or that lead where no node can be: lookups and listings end, a mount
-/// reports it, a check names them, and the pages that are cured away are those that only these links led to.
+/// reports it, a check names them, and a cure removes only pages to which only these links led.
 #[test]
 fn broken_links_are_found_and_cured() {
     const FAR: u32 = 1 << 18;

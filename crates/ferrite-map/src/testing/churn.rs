@@ -1,5 +1,5 @@
-//! Shared test of all mappings: a few pages that come and go thousands of times while what they leave behind waits for
-//! the journal's mark.
+//! Shared test of all mappings: a few pages that come and go thousands of times while their old entries wait for the
+//! journal's mark.
 //!
 //! Contents: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check
 //! assumes, such as how far from its home an entry lies, must hold whatever waits: an insert that would exceed it is
@@ -14,8 +14,7 @@ const BLOCKS: u32 = 3000;
 const ROUNDS: usize = 6000;
 /// Rounds between two checks of the whole mapping.
 const LOOK_EVERY: usize = 500;
-/// Few, so that each meets what its former lives have left; in one chunk, next to each other, and at the ends of the
-/// range.
+/// Few, so that each meets its own old entries; in one chunk, next to each other, and at the ends of the range.
 const PAGES: [PageId; 8] = [
     PageId::from_raw(5, 0),
     PageId::from_raw(5, 1),
@@ -64,7 +63,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
     });
 }
 
-/// Inserts as the engine does: room is made, then the mark moves, then there must be room.
+/// Inserts as the engine does: entries move, then the mark moves, then an entry must be free.
 fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut Vec<Resource>, moved: &mut usize) {
     for attempt in 0..3 {
         let mut tx = bed.tx();
@@ -95,7 +94,7 @@ fn mark_moves<M: Subject>(bed: &Bed<M>, waiting: &mut Vec<Resource>) {
     waiting.drain(..).for_each(|resource| tx.release(resource));
 }
 
-/// Nothing is broken, a mount finds what is mapped, and so do lookups.
+/// Nothing is broken, and a mount and lookups find all mapped pages.
 fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<PageId, PageWord>) {
     let (mut found, mut nodes) = (BTreeMap::new(), BTreeSet::new());
     bed.map.check(

@@ -23,7 +23,7 @@ pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
                 bed.make_room();
                 continue;
             }
-            // What went into fresh blocks was durable before the record.
+            // The content of fresh blocks was durable before the record.
             let before = (rng.below(4) == 0).then(|| (words_of(&bed.region), tx.words.clone()));
             tx.commit(&bed.region);
             model = after;

@@ -1,9 +1,9 @@
 //! Shared test of mappings that move entries: a crash at each word of a move, with records of both places older than
 //! the move.
 //!
-//! Contents: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It
-//! does what the engine does between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"):
-//! records, then a move that is a separate record, and nothing that was freed is used again before the mark has passed.
+//! Contents: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It acts as
+//! the engine between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"): records, then a
+//! move that is a separate record, and no freed entry is reused before the mark has passed.
 //!
 //! A crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed
 //! in order.
@@ -20,7 +20,7 @@ use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
 use crate::{BlockNo, MapError, PageId, PageWord, StoredWord};
 
 const BLOCKS: u32 = 150;
-/// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each
+/// Files, and how many pages each can have. Pages lie apart, so that `leaf` needs a line for most, and next to each
 /// other, so that cuckoo makes runs.
 const FILES: u64 = 3;
 const CLUSTERS: u64 = 200;
@@ -72,7 +72,7 @@ impl<'b, M: Subject> Crashed<'b, M> {
         }
     }
 
-    /// Any lines of `now`, the others as they were at the mark, and then `stored`.
+    /// Any lines of `now`, the others as of the mark, and then `stored`.
     fn keep(&self, rng: &mut Rng, base: &[u64], now: &[u64], stored: impl Iterator<Item = StoredWord>) {
         let kept_of_four = [0, 4, rng.below(5)][rng.below(3) as usize];
         for first in self.area.clone().step_by(LINE_WORDS) {
@@ -141,7 +141,7 @@ fn move_and_crash<M: Subject>(
     since.commit(bed, tx);
     drop(moving);
     if words.is_empty() {
-        // What was freed is about to come back; that is room enough.
+        // Freed entries are about to be reusable; that is space enough.
         return true;
     }
     seen.moves += 1;
@@ -178,7 +178,7 @@ fn move_and_crash<M: Subject>(
     true
 }
 
-/// Maps a page that is not mapped, or gives up for lack of room.
+/// Maps a page that is not mapped, or gives up if no entry is free.
 fn map_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, key: PageId, word: PageWord) -> Result<(), MapError> {
     let mut tx = bed.tx();
     bed.map.insert(&mut tx, key, word)?;
@@ -212,7 +212,7 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, Page
 }
 
 /// Fills a table until it moves entries, and further. Each move is crashed at each of its words, with earlier records
-/// of both places replayed first: every page is where it was, and nowhere else.
+/// of both places replayed first: every page is at its place, and nowhere else.
 pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
     let seen = Mutex::new(Seen::default());
     for_seeds(4, |seed| {

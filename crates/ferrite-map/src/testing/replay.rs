@@ -1,9 +1,9 @@
-//! Shared test of replay: records bring back words that were swung in place since, and later records must be consistent
+//! Shared test of replay: records restore words that were swung in place since, and later records must be consistent
 //! with that.
 //!
-//! Contents: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does
-//! between two moves of its journal's mark: records and swings in any order, while nothing that was freed is used
-//! again. Then a crash keeps any of the lines stored since the mark, and all records are replayed.
+//! Contents: one test for every mapping, as `mapping_tests!` lists it. It treats a mapping as the engine does between
+//! two moves of its journal's mark: records and swings in any order, while no freed resource is reused. Then a crash
+//! keeps any of the lines stored since the mark, and all records are replayed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const BLOCKS: u32 = 300;
 const PAGES: u64 = 40;
 pub(super) const LINE_WORDS: usize = 8;
 
-/// What a page may be mapped to after replay.
+/// The words that a page may have after replay.
 #[derive(Debug, Clone, Copy)]
 struct Words {
     now: PageWord,
@@ -25,9 +25,9 @@ struct Words {
     recorded: PageWord,
 }
 
-/// What happened since the mark.
+/// The changes since the mark.
 pub(super) struct SinceMark {
-    /// The medium at the mark, with what has since become durable without a record.
+    /// The medium at the mark, with later words that became durable without a record.
     pub(super) base: Vec<u64>,
     pub(super) records: Vec<Vec<StoredWord>>,
     freed: Vec<Resource>,
@@ -42,7 +42,7 @@ impl SinceMark {
         }
     }
 
-    /// Commits `tx`; what it frees waits for the mark.
+    /// Commits `tx`; the resources it frees wait for the mark.
     pub(super) fn commit<M: Subject>(&mut self, bed: &Bed<M>, mut tx: TestTx<'_>) {
         // Only nodes are words of the medium; zeroing a page's block here has no effect.
         for resource in &tx.claimed {
@@ -56,7 +56,7 @@ impl SinceMark {
         tx.commit(&bed.region);
     }
 
-    /// Frees what waited for the mark.
+    /// Frees the resources that waited for the mark.
     pub(super) fn move_mark<M: Subject>(self, bed: &Bed<M>) -> Self {
         let mut freed = self.freed;
         freed.sort_unstable();
@@ -142,8 +142,8 @@ fn fold<M: Subject>(
     }
 }
 
-/// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and maps each page to
-/// what it was mapped to, or to what it was mapped to before a fold that was undone.
+/// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and each page has its
+/// last word, or its word before a fold that was undone.
 pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     for_seeds(12, |seed| {
         let mut rng = Rng::new(seed);
@@ -152,7 +152,7 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
         let mut since = SinceMark::new(&bed);
         for step in 0..400 {
             if rng.below(60) == 0 {
-                // The mark makes durable what is in place, swung words included.
+                // The mark makes all words in place durable, swung ones included.
                 since = since.move_mark(&bed);
                 for words in model.values_mut() {
                     let Words { now, recorded } = words;

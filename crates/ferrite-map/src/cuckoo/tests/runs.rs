@@ -45,7 +45,7 @@ fn assert_true_runs(bed: &Bed<Cuckoo>, pages: u32) {
         .map(|lblk| bed.map.get(PageId::from_raw(INO, lblk)))
         .collect();
     for first in 0..pages {
-        // As from a file that was just opened, and as from one that had no runs so far.
+        // As for a file that was just opened, and as for one that had no runs so far.
         for hint in [0, NO_RUN] {
             let cache = TransCache::default();
             cache.hints[HINT_RUN].store(hint, Ordering::Relaxed);
@@ -155,7 +155,7 @@ fn stale_followers_stay_out_until_they_are_written() {
     let old: Vec<PageWord> = (0..10).map(|lblk| bed.map.get(PageId::from_raw(INO, lblk))).collect();
     replace(&bed, 4, lone_word(&bed, 1));
     assert_eq!(range_of(&bed, 0), Range::head(3));
-    // Page 4 comes back to where it was, as a fold or a copy may do: pages 5 to 9 would fit.
+    // Page 4 returns to its old block, as a fold or a copy may do: pages 5 to 9 would fit.
     replace(&bed, 4, old[4]);
     assert_eq!(range_of(&bed, 0), Range::head(4));
     assert_true_runs(&bed, 10);
@@ -189,7 +189,7 @@ fn a_page_with_a_log_is_in_no_run() {
         replace(&bed, lblk, logged);
         assert_eq!(range_of(&bed, lblk), Range::LONE);
         assert_true_runs(&bed, 10);
-        // It is folded into another block, in place, and then a record brings the first block back.
+        // It is folded into another block, in place, and then a record restores the first block.
         let folded = PageWord::new(old.page().plus(50), 0);
         bed.map
             .swing(PageId::from_raw(INO, lblk), logged, folded)

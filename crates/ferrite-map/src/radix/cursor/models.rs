@@ -1,10 +1,9 @@
-//! A model of cursors and epochs: a reader follows a cursor while its leaf is unlinked and the block becomes something
-//! else.
+//! A model of cursors and epochs: a reader follows a cursor while its leaf is unlinked and the block is reused.
 //!
-//! Contents: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share. The
-//! medium, the lookup ([`super::super::Radix`]'s `get_in_leaf`), and what a transaction, the mark and another file do
-//! are modelled here, step by step. As everywhere, what a reader finds counts if the inode's version is the same
-//! afterwards. See `models.rs` for how to run it.
+//! Contents: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share. The medium, the
+//! lookup ([`super::super::Radix`]'s `get_in_leaf`), and the actions of a transaction, the mark and another file are
+//! modelled here, step by step. As everywhere, a reader's result counts if the inode's version is the same afterwards.
+//! See `models.rs` for how to run it.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -15,7 +14,7 @@ use crate::{BlockNo, Inum, Lblk, TransCache};
 
 const INO: u32 = 5;
 const PAGE: u32 = 700;
-/// What another file has in a block that was a leaf.
+/// Another file's data in a block that was a leaf.
 const DATA: u64 = 99;
 /// The page's word at each version; odd versions are changes in progress.
 const TRUTH: [u64; 7] = [10, 0, 0, 0, 11, 0, 0];
@@ -29,7 +28,7 @@ enum Flaw {
     WordStays,
     /// A walk notes the epoch in which it ends, not that in which it began.
     EpochOfTheEnd,
-    /// A cursor is believed without checking the epoch again.
+    /// A reader trusts a cursor without checking the epoch again.
     NoSecondLook,
 }
 
