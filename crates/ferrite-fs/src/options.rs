@@ -608,7 +608,7 @@ pub struct Mended {
     pub what: String,
     /// The repair's action.
     pub action: &'static str,
-    /// Content or names are lost, or may be wrong; false if everything is as it was before the damage.
+    /// Content or names are lost, or may be wrong; false if the state before the damage is restored.
     pub loss: bool,
 }
 

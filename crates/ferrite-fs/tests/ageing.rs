@@ -24,7 +24,7 @@ use tempfile::TempPath;
 
 const PAGE: usize = 4096;
 const HOURS: u64 = 48;
-/// Hours from one time at which the pool is least full to the next.
+/// Hours from one low of the pool's fill to the next.
 const TIDE: u64 = 12;
 const LOW_PERCENT: u64 = 60;
 const HIGH_PERCENT: u64 = 95;
@@ -490,7 +490,7 @@ fn two_days_of_a_file_server() {
             run > 0.8,
             "{mapping}: runs are {run:.2} times as long as twelve hours before"
         );
-        // Short turns of an unoptimized build say less.
+        // Short turns of an unoptimized build are less conclusive.
         let least = if soak { 0.8 } else { 0.4 };
         assert!(
             speed > least,

@@ -357,7 +357,7 @@ fn writing_parts_of_pages() {
     parts_of_pages(&options(), &[0, 1, 3]);
 }
 
-/// The same where data carries checksums: after every crash all that is read verifies.
+/// The same where data carries checksums: after every crash all data verifies on read.
 #[test]
 fn checksums_of_data_survive_with_what_they_vouch_for() {
     parts_of_pages(&with_data_checksums(), &[1]);

@@ -475,7 +475,7 @@ fn a_damaged_inode() {
     }
 }
 
-/// An inode that looks free, or as if it never was used: its number and its pages are not given to another.
+/// An inode that looks free, or as if it never was used: no other inode gets its number or its pages.
 #[test]
 fn an_inode_that_looks_free() {
     on_every_mapping(&[LABELLED], Told::Writable, |pool| {

@@ -231,7 +231,7 @@ impl Run {
     }
 
     /// Takes a page for each short file, for as long as there are any; there are more of them than blocks in the
-    /// reserve. Those of last time are made anew first: a file that had a page is short no more.
+    /// reserve. It recreates those of the last time first: a file that had a page is no longer short.
     fn grow_short_files(&mut self) {
         for n in 0..std::mem::take(&mut self.grown) {
             let name = format!("short{n}");

@@ -113,7 +113,7 @@ fn behind_a_network(engine: Arc<dyn FileSystem>, seed: u64) -> Remote<Arc<dyn Fi
     Remote::new(engine, Conditions::rough(seed))
 }
 
-/// One input in so many, unless there is time for all.
+/// Tries one input in this many, unless there is time for all.
 const NETWORK_EVERY: usize = 4;
 
 #[test]

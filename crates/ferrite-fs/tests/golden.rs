@@ -1,4 +1,4 @@
-//! Pools of earlier days: each image in `golden/` must mount, be sound and hold what its list says, for ever.
+//! Pools of earlier releases: each image in `golden/` must mount, be sound and match its list, for ever.
 //!
 //! Protects the format on the medium (docs/format.md). Never change or remove an image or its list: a change that needs
 //! this to make the test pass breaks the pools of users. New ones come with

@@ -4,9 +4,10 @@
 //! How many turns fit between two moves of the journal's mark follows from the length of a ring (docs/format.md): the
 //! mark moves when half of one is used, or when more than 8,192 freed resources wait in it. A rewrite leaves some 450
 //! bytes of records, so on 64 MiB (rings of 64 or 128 KiB) it takes 70 to 140 turns, from 1 GiB on (1 MiB) 1,100; a
-//! create and unlink 380 bytes, a punch and write 400. So `turns_min` is beyond the second, and four moves take up to
-//! 5,000 turns. The runner does not count on these numbers: it watches the mark itself, and checks the pool just before
-//! it would move.
+//! create and unlink 380 bytes, a punch and write 400.
+//!
+//! So `turns_min` is beyond the second, and four moves take up to 5,000 turns. The runner does not count on these
+//! numbers: it watches the mark itself, and checks the pool just before it would move.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -56,7 +57,7 @@ impl Pool {
         )
     }
 
-    /// Whether the variables ask for it, or for nothing.
+    /// Whether the variables select it, or nothing.
     fn is_wanted(&self) -> bool {
         let asked = |name: &str, value: String| std::env::var(name).map_or(true, |asked| asked == value);
         asked("FERRITE_MAPPING", self.mapping.to_string())
@@ -251,7 +252,7 @@ fn soak() -> bool {
     std::env::var_os("FERRITE_SOAK").is_some()
 }
 
-/// Runs those loops on the pool that the variables ask for; what failed, with the way to run it again.
+/// Runs those loops on the pool that the variables select; returns the failures, with the way to run each again.
 fn run_all(test: &str, pool: Pool, wanted: impl Fn(&Loop) -> bool, effort: Effort) -> Vec<String> {
     let only = std::env::var("FERRITE_LOOP").ok();
     let seed = seed_from_env().unwrap_or(1);

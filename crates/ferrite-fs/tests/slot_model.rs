@@ -58,7 +58,7 @@ struct Ring {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// A slot is looked at and then taken, in two steps.
+    /// A slot is read and then taken, in two steps.
     ClaimInTwoSteps,
     /// A deleted key's slot is released as soon as its record is committed.
     EarlyReuse,

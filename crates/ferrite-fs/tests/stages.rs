@@ -11,8 +11,8 @@ use ferrite_vfs::{FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
 const TURNS: u64 = 2000;
 
-/// The sum of all stages is the whole, tick by tick; as nanoseconds it is what a clock around it shows, and each fence
-/// is visited as often as it is counted.
+/// The sum of all stages is the whole, tick by tick; in nanoseconds it matches a clock around it, and each fence is
+/// visited as often as it is counted.
 #[test]
 fn stages_add_up_to_the_whole() {
     let region = Region::anonymous(64 << 20).unwrap();

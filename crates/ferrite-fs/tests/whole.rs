@@ -134,7 +134,7 @@ fn each_fence(image: &[u8], call: &Call, with_token: bool) {
             cursor.with_image(choice, |image| {
                 check(image);
                 let now = State::of(&mounted(image));
-                // Pages that were reserved in vain may be left; they cannot be seen but in `st_blocks`.
+                // Unused reserved pages may be left; they are visible only in `st_blocks`.
                 let is_whole = now.is_alike(&before) || now.is_alike(&after);
                 assert!(
                     is_whole,

@@ -318,7 +318,8 @@ impl Cuckoo {
                 Some(what) => result = Err(MapError::Damaged(what)),
                 None => {
                     visit(entry);
-                    // A head says where all pages of its run lie, so one wrong word or range would be many wrong pages.
+                    // A head determines where all pages of its run lie, so one wrong word or range would be many wrong
+                    // pages.
                     if let Some(what) = check::fault_of_range(self, &entry) {
                         result = Err(MapError::Damaged(what));
                     }
@@ -329,7 +330,7 @@ impl Cuckoo {
     }
 
     /// Resolves `count` pages from `lblk` on, all of them below 2^32. Calls `found` with each page's word and the slot
-    /// it came from. Looks for the run of the first page if there are more pages, or if `wants_run`. `is_lone` says
+    /// it came from. Searches for the run of the first page if there are more pages, or if `wants_run`. `is_lone` says
     /// whether the first page is likely to be in no run. Returns the last run found, and whether the last page was in
     /// none.
     #[inline]

@@ -20,7 +20,7 @@
 //! *Bounds of nodes are implied.* A node has all pages that searches lead to it: those from its key in the parent to
 //! the next key; the lowest node also has what is below its key.
 //!
-//! So when a neighbour goes away, its pages belong to another node without a word being set. Before anything is put
+//! So when a neighbour is removed, its pages belong to another node without a word being set. Before anything is put
 //! below a key or low, that key or low is lowered. Invariant: a key is not above any low or key under it.
 //!
 //! *Why cursors are right.* A cursor leads to a block that a search reached from the root. A lookup follows it only if
@@ -28,7 +28,7 @@
 //!    before a block that was a node returns to the free blocks. That is after the commit that removed it from the
 //!    tree, and no search that begins after the commit reaches it. So the block is unchanged: a node of that tree, or
 //!    one removed from it;
-//! 2. its header says leaf, and names this inode. The record that removes a node from a tree clears the header;
+//! 2. its header marks a leaf, and names this inode. The record that removes a node from a tree clears the header;
 //! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too.
 //!    Searches may lead more pages to a leaf than its range has; that does no harm.
 //!

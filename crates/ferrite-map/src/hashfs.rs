@@ -38,7 +38,7 @@ const BUCKET_BYTES: u64 = 128;
 const VECTOR: usize = 8;
 /// Buckets that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
-/// Distance from home, in buckets, from which a new key asks for the slots that wait for the mark. In a pool that has
+/// Distance from home, in buckets, from which a new key requests the slots that wait for the mark. In a pool that has
 /// long been full, one key of 100,000 lies this far from home without waiting slots.
 const LONG_WAY: u64 = 24;
 

@@ -5,8 +5,8 @@
 //! probing, so a hit costs one line, and the next six pages in order cost no further line. Entries only point, so
 //! blocks lie where the allocator finds runs, and entries may move.
 //!
-//! The table grows line by line (linear hashing) within the area set aside at mkfs. The area has room for one page per
-//! chunk in all blocks, so data never fills it.
+//! The table grows line by line (linear hashing) within the area set aside at mkfs. The area has a line for each block,
+//! even with one page per chunk, so data never fills it.
 //!
 //! Why it is correct:
 //! * Of the area's lines the first N are *active*: homes of keys. N is stored twice, each time next to its complement.
@@ -47,7 +47,7 @@ const ACTIVE_COPIES: [u64; 2] = [0, LINE_BYTES];
 const ACTIVE_MIN: u64 = 4;
 /// Distance from home, in lines, within which a chunk may lie while the table can grow.
 const REACH: u64 = 254;
-/// Distance from home, in lines, from which a new chunk asks for the lines that wait for the mark. Without waiting
+/// Distance from home, in lines, from which a new chunk requests the lines that wait for the mark. Without waiting
 /// lines none lies this far while the table can grow: the load stays below a third.
 const LONG_WAY: u64 = 64;
 /// Lines split in one record.

@@ -1,6 +1,6 @@
 //! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
 //!
-//! Contents: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
+//! Contents: the [`FileMap`] trait, its requirements on the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
 //! displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), the structures that
 //! [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and helpers for implementers of
 //! [`MapTx`] ([`FreshNodes`], [`SetLines`]).
@@ -330,7 +330,7 @@ pub trait FileMap: Send + Sync {
     }
 
     /// Whether so many entries wait for the journal's mark in one place that moving the mark is worth it: lookups have
-    /// to pass over them. Returns true once. Cheap; queried after operations that may map pages.
+    /// to skip them. Returns true once. Cheap; queried after operations that may map pages.
     fn wants_reclaim(&self) -> bool {
         false
     }

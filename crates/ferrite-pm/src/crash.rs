@@ -1,9 +1,10 @@
 //! Crash images: what a medium may hold if everything stops at a given point.
 //!
 //! The model: any subset of the stores that are not yet durable survives, atomic per aligned word; a word holds its
-//! durable value or one of those stored to it since, and no word is ever older than its durable value. A store is
-//! durable when its line was written back after it, and the thread that wrote it back (or streamed the store) has
-//! fenced since. A store that no thread wrote back may reach the medium at any later time, or never.
+//! durable value or one of those stored to it since, and no word is ever older than its durable value.
+//!
+//! A store is durable when its line was written back after it, and the thread that wrote it back (or streamed the
+//! store) has fenced since. A store that no thread wrote back may reach the medium at any later time, or never.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

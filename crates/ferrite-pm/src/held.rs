@@ -5,9 +5,10 @@
 //!
 //! In this mode the kernel writes the file's pages to the disk at any time and in any order. So a word must not get
 //! into the file before the record that sets it is durable. The view is a private mapping: stores to it stay in memory
-//! until the engine writes them to the file. Streams go to the file at once, and show in the view, because a private
-//! page is the file's own until the first store to it. After that the page is a copy, and streams must go there as
-//! well.
+//! until the engine writes them to the file.
+//!
+//! Streams go to the file at once, and show in the view, because a private page is the file's own until the first store
+//! to it. After that the page is a copy, and streams must go there as well.
 //!
 //! Invariants:
 //!

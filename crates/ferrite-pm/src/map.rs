@@ -1,4 +1,4 @@
-//! Making and opening the mapping behind a region: files, devices, memory; the pool lock.
+//! Making and opening the mapping of a region: files, devices, memory; the pool lock.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -236,7 +236,7 @@ fn accepts_sync(file: &File) -> bool {
     let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, flags, file.as_fd(), 0) };
     match mapped {
         Ok(page) => {
-            // SAFETY: the mapping just made, which nobody else knows.
+            // SAFETY: the mapping just made, which no other code knows.
             let _ = unsafe { rustix::mm::munmap(page, 4096) };
             true
         }
@@ -271,7 +271,7 @@ fn map_aligned(
         if (mapped as usize).is_multiple_of(align) || tries == PLACE_TRIES {
             return Ok(mapped.cast());
         }
-        // SAFETY: the mapping just made, which nobody else knows.
+        // SAFETY: the mapping just made, which no other code knows.
         let _ = unsafe { rustix::mm::munmap(mapped, len) };
     }
 }
@@ -288,7 +288,7 @@ fn free_place(len: usize, align: usize) -> rustix::io::Result<*mut u8> {
             MapFlags::PRIVATE | MapFlags::NORESERVE,
         )
     }?;
-    // SAFETY: the mapping just made, which nobody else knows.
+    // SAFETY: the mapping just made, which no other code knows.
     unsafe { rustix::mm::munmap(outer, outer_len) }?;
     Ok((outer as usize).next_multiple_of(align) as *mut u8)
 }

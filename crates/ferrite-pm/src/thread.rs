@@ -4,8 +4,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A number no other thread of the process has or had; the first thread to ask gets 0. It never changes: it decides
-/// whose fence makes a store durable.
+/// A number no other thread of the process has or had; the first caller gets 0. It never changes: it decides whose
+/// fence makes a store durable.
 pub fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });

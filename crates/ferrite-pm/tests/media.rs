@@ -28,7 +28,7 @@ impl Scratch {
         Scratch::new(Path::new("/dev/shm"), name)
     }
 
-    /// Beside the build, which is no tmpfs on most machines; tests that need an ordinary file look at the medium.
+    /// Beside the build, which is no tmpfs on most machines; tests that need an ordinary file check the medium.
     fn on_disk(name: &str) -> Scratch {
         Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
     }

@@ -12,7 +12,7 @@ use crate::{Once, Waits};
 /// The supplementary groups of a caller.
 #[derive(Clone, Default)]
 pub enum Groups {
-    /// None.
+    /// No groups.
     #[default]
     None,
     /// These.

@@ -8,7 +8,7 @@
 //! Three rules make that safe:
 //!
 //! * The adapter touches a page only under a *guard* of its own: it translates, copies, makes durable, releases. It
-//!   never calls the engine while it holds one, except for the calls of [`Region`] that say that they are for guards.
+//!   never calls the engine while it holds one, except for the calls of [`Region`] marked "for guards".
 //! * [`Adapter::revoke`] returns when no guard covers the range any more, and none can before a [`Adapter::publish`].
 //!   Engines revoke before they change pages, and publish when the change is committed or aborted.
 //! * On a translation miss, the adapter calls [`Region::fault`].
@@ -77,7 +77,7 @@ pub trait Regions: Send + Sync {
     ///
     /// With [`Ctx::check`] the caller needs to be allowed to read, and to write if the binding is writable.
     ///
-    /// Blocks on the inode's lock, and for as long as moving pages takes if `how` asks for it.
+    /// Blocks on the inode's lock, and for as long as moving pages takes if `how` requests it.
     ///
     /// # Errors
     /// `Busy` if an adapter has it; `IsDirectory` or `Invalid` if it is not a regular file; `NotSupported` if the

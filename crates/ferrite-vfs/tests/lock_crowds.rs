@@ -185,7 +185,7 @@ fn locks_on_a_file_have_a_bound_and_an_unlock_that_splits_one_too() {
     assert_eq!(table.records(1), []);
 }
 
-/// The expected content of a table, found by looking at everything each time.
+/// The expected content of a table, found by a full search each time.
 #[derive(Default)]
 struct Model {
     flocks: BTreeMap<(u64, u64), LockKind>,

@@ -356,7 +356,7 @@ fn random_requests_agree_with_a_model_of_bytes() {
     }
 }
 
-/// The fewest ranges that say what the bytes say.
+/// The fewest ranges that describe the bytes.
 fn runs(bytes: &[Option<LockKind>]) -> Vec<(LockKind, u64, u64)> {
     let mut runs = Vec::new();
     let mut start = 0;

@@ -10,7 +10,7 @@ use crate::format::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_CLEAN};
 pub(crate) enum StaleBoot {
     /// The machine restarted while the pool was in use with `durability=process`.
     PowerLost,
-    /// The pool is marked clean as well. Mount sets the mark after the word that says that the pool is in use, unmount
+    /// The pool is marked clean as well. Mount sets the mark after the word that marks the pool as in use, unmount
     /// clears it before that word, and both share a line; so this is damage.
     Impossible,
 }

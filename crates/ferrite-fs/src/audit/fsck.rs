@@ -106,7 +106,7 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
     };
     let region = Arc::new(region);
     let mut report = check(Arc::clone(&region), superblock, options, findings, progress);
-    // Bytes that cannot be read look like zeros: no finding in such a pool means anything.
+    // Bytes that cannot be read look like zeros: findings in such a pool are meaningless.
     region.check()?;
     report.replayed_records = replayed_records;
     Ok(report)

@@ -1,8 +1,8 @@
 //! The mark of the file in which a pool is in use: it identifies a copy that was taken meanwhile.
 //!
-//! Mount sets it and unmount clears it (`engine/mount.rs`), with the words that say whether the pool is in use; all of
-//! them share a line. It is one word, so a crash leaves the old one or the new one, and it counts only with the number
-//! of mounts that it names, so an old one is ignored.
+//! Mount sets it and unmount clears it (`engine/mount.rs`), with the words that record whether the pool is in use; all
+//! of them share a line. It is one word, so a crash leaves the old one or the new one, and it counts only with the
+//! number of mounts that it names, so an old one is ignored.
 
 use ferrite_pm::Region;
 

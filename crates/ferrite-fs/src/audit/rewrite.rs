@@ -2,7 +2,7 @@
 //!
 //! Contents: [`Rewrite`], the words that a repair changes, and how they reach the medium:
 //! * all of them are written, with a checksum, to the journal area, whose records are applied and dead by then;
-//! * one word of the control block says so;
+//! * one word of the control block records that;
 //! * they are stored in place;
 //! * that word is cleared.
 //!

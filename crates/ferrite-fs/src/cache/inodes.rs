@@ -13,9 +13,9 @@
 //! kernel forgot it), its entry is dropped at once. Other unused entries stay for a while, since a walk along a path
 //! pins and unpins each directory on its way.
 //!
-//! Each shard counts its *news*: entries that were created, or whose last pin went, since the last sweep, each counted
-//! once. When the news number at least [`NEWS_MIN`] and half the entries, the shard is swept. Of the unused entries,
-//! the sweep drops all that were not news, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
+//! Each shard counts its *news*: entries that were created, or whose last pin was dropped, since the last sweep, each
+//! counted once. When the news number at least [`NEWS_MIN`] and half the entries, the shard is swept. Of the unused
+//! entries, the sweep drops all that were not news, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
 //!
 //! So a sweep examines three entries for each piece of news that it waited for, and unpinning an entry that is already
 //! news costs one check of a flag.
@@ -125,8 +125,8 @@ impl Table {
                 *unheld = made;
                 return (Arc::clone(found), is_more);
             }
-            // A holder had looked up a number that was free. It will find that out, because it checks the inode's
-            // words before it relies on this entry.
+            // A holder had looked up a number that was free. It will notice, because it checks the inode's words before
+            // it relies on this entry.
             found.set_dead();
         }
         let made = Arc::new(made);

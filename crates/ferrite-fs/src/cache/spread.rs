@@ -37,8 +37,8 @@ use parking_lot::Mutex;
 
 use crate::format::layout::LBLK_END;
 
-/// Runs with at most this many pages between them are kept as one: looking at those pages costs little more than
-/// finding the next run.
+/// Runs with at most this many pages between them are kept as one: examining those pages costs little more than finding
+/// the next run.
 const GAP: u64 = 32;
 /// Most runs of one file.
 const RUNS_MAX: usize = 4096;
@@ -159,7 +159,7 @@ impl Runs {
         self.0.last_key_value().map_or(0, |(_, &end)| end)
     }
 
-    /// Whether a list would say more than how far the runs reach.
+    /// Whether a list would hold more than the reach of the runs.
     fn is_worth_a_list(&self) -> bool {
         self.0.len() > 1 || self.0.first_key_value().is_some_and(|(&first, _)| first > GAP)
     }

@@ -293,7 +293,7 @@ fn revoke_all(file: &Attached) {
     }
 }
 
-/// Makes all that was committed durable in place, and then marks the pool clean. The caller ensures that nothing is
+/// Makes all committed changes durable in place, and then marks the pool clean. The caller ensures that nothing is
 /// committed meanwhile.
 fn settle(core: &Core) -> Result<(), EngineError> {
     if let Some(error) = core.failure() {

@@ -111,7 +111,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
 }
 
 /// Learns how the last use ended, and marks the pool as in use unless the mount is read-only. A crash in here leaves
-/// the pool as it was or marked as in use, which only makes the next mount look for records.
+/// the pool as it was or marked as in use, which only makes the next mount search for records.
 fn take_possession(region: &mut Region, options: &MountOptions) -> Result<LastUse, EngineError> {
     let boot = check_boot(region, options)?;
     // If the kernel decided which pages were written back, records may be missing that survived the death of their

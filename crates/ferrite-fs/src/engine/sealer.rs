@@ -13,7 +13,7 @@ use crate::background::{Background, Stop};
 use crate::file::bind;
 use crate::pool::core::Core;
 
-/// Interval between checks: also how long after a start adapters have time to come back.
+/// Interval between checks: also the time after a start for adapters to come back.
 const TICK: Duration = Duration::from_millis(500);
 /// Up to this many fences by others in a tick still count as idle.
 const IDLE_FENCES: u64 = 8;

@@ -5,9 +5,10 @@
 //!
 //! Crash argument. Binding moves content in steps that change no content, then sets the flag by a record, then lets the
 //! journal's mark pass all records that carry checks of the content, and only then notifies the adapter: a crash before
-//! that finds a file that no adapter has changed. Sealing makes the content durable, sets checksums by records, and
-//! clears the flag by the last one: a crash in between leaves the file bound, and whatever its checksums are, readers
-//! take only the identity of the page from them.
+//! that finds a file that no adapter has changed.
+//!
+//! Sealing makes the content durable, sets checksums by records, and clears the flag by the last one: a crash in
+//! between leaves the file bound, and whatever its checksums are, readers take only the identity of the page from them.
 
 use std::sync::Arc;
 

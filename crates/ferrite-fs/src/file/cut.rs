@@ -17,8 +17,8 @@
 //! the file ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless.
 //! The inode's lock is held throughout, so no other operation sees the file in between.
 //!
-//! A global table cannot list a file's pages, so they are looked for where the inode's
-//! [`crate::cache::spread::Spread`] says that they may be.
+//! A global table cannot list a file's pages, so they are searched for where the inode's
+//! [`crate::cache::spread::Spread`] permits them.
 //!
 //! The table is walked only if the spread covers more than a walk of the table is worth, as in a sparse file of which
 //! nothing is known yet. The walk is then done for the whole file at once, and the spread learns the pages found.

@@ -467,7 +467,7 @@ impl Superblock {
         ]
     }
 
-    /// Reads a stored block. The error tells apart a foreign, a newer and a damaged one.
+    /// Reads a stored block. The error distinguishes a foreign, a newer and a damaged one.
     pub fn decode(bytes: &[u8]) -> Result<Self, EngineError> {
         let word = |offset: usize| u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"));
         let half = |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"));
@@ -526,7 +526,7 @@ impl Superblock {
         }
         let first = match Self::copy_at(region, 0) {
             Err(error @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => error,
-            // A newer program may checksum its superblock elsewhere, so its version is taken as it is.
+            // A newer program may checksum its superblock elsewhere, so its version is not verified.
             found_or_refused => return found_or_refused,
         };
         match Self::copy_at(region, region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES) {

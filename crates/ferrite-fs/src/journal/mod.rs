@@ -434,7 +434,7 @@ impl Journal {
     /// Retires every record that is applied by now: makes their words durable, moves the mark past them, frees their
     /// ring space and passes the resources they freed to `release`. Blocks commits of one ring at a time, briefly.
     pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
-        // Held until everything is released: a thread that looks for space waits here instead of finding none.
+        // Held until everything is released: a thread that needs space waits here instead of finding none.
         let _one_at_a_time = self.advancing.lock();
         let mark = self.move_mark()?;
         let _on_its_way = self.releasing.lock();
@@ -507,10 +507,11 @@ impl Journal {
     /// The same if write-back is deferred.
     ///
     /// Crash points: until the first sync returns, the file has no word of these records. Then all of them are durable,
-    /// with the values of all their words, so any of the words may be on the disk: replay sets them all. The mark moves
-    /// when the second sync has made all of them durable, and the third comes before anything that the mark allows.
-    /// Words are copied while their ring is locked: words set later belong to records that the first sync may have
-    /// missed.
+    /// with the values of all their words, so any of the words may be on the disk: replay sets them all.
+    ///
+    /// The mark moves when the second sync has made all of them durable, and the third comes before anything that the
+    /// mark allows. Words are copied while their ring is locked: words set later belong to records that the first sync
+    /// may have missed.
     fn let_out(&self, target: u64) -> Result<u64, PmError> {
         let mut held = Vec::new();
         let mut lines = Vec::new();

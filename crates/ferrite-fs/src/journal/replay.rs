@@ -3,8 +3,10 @@
 //! Invariants: applying is idempotent, so after a crash during recovery it is enough to recover again. The new mark is
 //! above *every* record that the crash may have left, including records whose data did not survive, and records that
 //! survived only in part. Otherwise a later write of the same bytes to the same place could complete a dead record, and
-//! the next recovery would replay it. The remains of a torn record need not contain its number. So the mark moves by
-//! more than any record in flight can be ahead ([`IN_FLIGHT_REACH`]).
+//! the next recovery would replay it.
+//!
+//! The remains of a torn record need not contain its number. So the mark moves by more than any record in flight can be
+//! ahead ([`IN_FLIGHT_REACH`]).
 //!
 //! A crash can leave only the newest record of a ring torn or dead: each was fenced before the next was streamed, and
 //! each names the previous one. So a record that is named and cannot be replayed was durable once and is damaged; an
@@ -12,10 +14,11 @@
 //! crash tore.
 //!
 //! A pool that was used with deferred write-back (`durability=fsync`) is different: any of the records since the last
-//! sync may be torn, dead or missing, in any order. They are all in one ring, and each names the one before. Recovery
-//! replays the longest run of them from the mark on: a prefix of the operations. It drops the rest. Each record states
-//! up to which number all were durable when it was streamed; if the run ends before that, one was damaged, and
-//! operations that were durable are lost.
+//! sync may be torn, dead or missing, in any order. They are all in one ring, and each names the one before.
+//!
+//! Recovery replays the longest run of them from the mark on: a prefix of the operations. It drops the rest. Each
+//! record states up to which number all were durable when it was streamed; if the run ends before that, one was
+//! damaged, and operations that were durable are lost.
 
 use ferrite_map::BlockNo;
 use ferrite_pm::Region;

@@ -183,9 +183,9 @@ fn records_after_a_move_have_higher_numbers() {
     }
 }
 
-/// A crash leaves the first line of a record. After recovery another record comes to its place, whose second line is
-/// the same; a crash leaves that line alone. Together they are the first record, which must not be replayed: the data
-/// it names may never have been written, or its place may hold other data by now.
+/// A crash leaves the first line of a record. After recovery another record takes its place, whose second line is the
+/// same; a crash leaves that line alone. Together they are the first record, which must not be replayed: the data it
+/// names may never have been written, or its place may hold other data by now.
 #[test]
 fn a_torn_record_stays_dead() {
     const WORDS: u64 = 9;

@@ -26,7 +26,7 @@ const PAGE: usize = BLOCK_BYTES as usize;
 pub(crate) const LOG_BYTES_MAX: usize = 2560;
 /// Entries of fewer units, including a header, fit in the small buffer.
 const SMALL_UNITS: u32 = 6;
-/// Largest segment that the growth of a log leads to; a longer entry may still ask for a larger one.
+/// Largest segment that the growth of a log leads to; a longer entry may still need a larger one.
 const GROWTH_UNITS_MAX: u32 = 32;
 
 /// New content for part of a page.

@@ -208,7 +208,7 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     seq.is_some()
 }
 
-/// Folds candidates, those with the longest logs first, until `enough`, which is asked from time to time, returns
+/// Folds candidates, those with the longest logs first, until `enough`, which is called from time to time, returns
 /// true. Returns how many were folded.
 pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
     core.candidates.tidy(&|page| scan::may_have_log(core, page));

@@ -72,7 +72,7 @@ pub(crate) struct Tx<'e> {
     is_repeated: bool,
     /// Adapters may later change its data in place, so its record must not carry a checksum of that.
     is_unvouched: bool,
-    /// From the first look at the mapping until the words are set, for mappings whose entries may move.
+    /// From the first read of the mapping until the words are set, for mappings whose entries may move.
     _passage: Option<Passage<'e>>,
 }
 

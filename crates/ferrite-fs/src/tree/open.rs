@@ -9,7 +9,7 @@ use super::lookup;
 use crate::cache::inodes::InodeMem;
 use crate::pool::core::Core;
 
-/// A file that is pinned for its handle, and once more if the context asks for that.
+/// A file that is pinned for its handle, and a second time if the context asks for that.
 pub(crate) struct Taken {
     pub(crate) inode: Arc<InodeMem>,
     pub(crate) attr: Attr,

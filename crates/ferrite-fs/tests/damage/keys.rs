@@ -1,5 +1,4 @@
-//! Damage to the words that lead to pages: the pages are gone, another file's, or mapped where their file has none or
-//! others.
+//! Damage to words that lead to pages: these are gone, another file's, or mapped where their file has none or others.
 
 use ferrite_fs::{Engine, Mapping, identify, mkfs};
 use ferrite_pm::Region;

@@ -7,8 +7,8 @@ use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameM
 
 use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping, repaired};
 
-/// All of an inode: its number, which a name has, is not given to another, though nothing else shows that it ever was
-/// in use.
+/// All of an inode: no other inode gets its number, which a name has, though nothing else shows that it ever was in
+/// use.
 #[test]
 fn a_wiped_inode_without_pages() {
     for name in ["small", "other-0"] {

@@ -118,9 +118,11 @@ pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
 }
 
 /// Frees slots for a wish, and for the pages around it: those before it, which the transaction that failed had inserted
-/// and will insert again, and those after it, which the same writer is likely to map next. It visits them in the order
-/// in which they will be inserted, each taking its slot, so a free slot counts once; and no move takes a slot that
-/// counts, or the moves for one page would undo those for another. False if the wish cannot be fulfilled.
+/// and will insert again, and those after it, which the same writer is likely to map next.
+///
+/// It visits them in the order in which they will be inserted, each taking its slot, so a free slot counts once; and no
+/// move takes a slot that counts, or the moves for one page would undo those for another. False if the wish cannot be
+/// fulfilled.
 fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, Wish { key, first }: Wish) -> bool {
     // The keys of a file end where those of the next file begin.
     let end = (key | u64::from(u32::MAX)).min(key.saturating_add(FORESIGHT));

@@ -359,7 +359,7 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
         assert!(bed.make_room());
     }
     assert!(!bed.make_room());
-    // Without calls for room the list of wishes stays bounded.
+    // Without calls of `make_room` the list of wishes stays bounded.
     for _ in 0..1000 {
         let key = PageId::from_raw(1, lblk).key();
         bed.map.moves.wish(Wish { key, first: key });

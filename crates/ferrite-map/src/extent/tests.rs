@@ -633,7 +633,7 @@ fn impossible_trees_are_broken() {
     let right = node::header(Inum::new(INO), 0, node::GROUPS);
     let right = [StoredWord::new(node::header_offset(first.block), right)];
     assert!(found.iter().all(|broken| broken.cure == right));
-    // A leaf that claims pages of its neighbour: cursors would believe it.
+    // A leaf that claims pages of its neighbour: cursors would trust it.
     let found = broken_by(&bed, first.range_offset(), node::range_word(0, 1000));
     assert_eq!(found.len(), 1);
     let right = StoredWord::new(first.range_offset(), node::range_word(0, 240));

@@ -61,7 +61,7 @@ impl Leaf {
         self.region.prefetch(self.header_offset(self.wrap(home + 1)));
     }
 
-    /// The words of a chunk's pages from its page `from` on, if they are where the hint says.
+    /// The words of a chunk's pages from its page `from` on, if the hint is right.
     #[inline]
     pub(super) fn get_hinted(
         &self,

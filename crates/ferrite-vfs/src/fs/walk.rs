@@ -27,7 +27,7 @@ use crate::{
 /// often an open restarts because the file was created or removed meanwhile.
 const RACES_MAX: usize = 64;
 /// Most steps of a walk: names that are looked up, `..`, and directories on the way up from a start to its root. A path
-/// without links has 2048 components at most, so this leaves room for links; without a bound, 40 links of 4095 bytes
+/// without links has 2048 components at most, so this leaves steps for links; without a bound, 40 links of 4095 bytes
 /// would make 80,000 steps of one request. With one more the walk is `Loop`, as with one link too many.
 pub const STEPS_MAX: usize = 4096;
 
@@ -263,7 +263,7 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
         self.start.root != ROOT_INO
     }
 
-    /// The directories from the root down to the parent of `dir`, each pinned before its own parent is looked for.
+    /// The directories from the root down to the parent of `dir`, each pinned before the lookup of its own parent.
     fn climb(&self, dir: Ino) -> Result<Vec<Held<'v, F>>> {
         let mut way = Vec::new();
         let mut at = dir;

@@ -110,7 +110,7 @@ impl FileLocks {
         }
     }
 
-    /// The oldest `flock` request that can be granted now; `is_flock` tells which requests are such.
+    /// The oldest `flock` request that can be granted now; `is_flock` selects these requests.
     pub(super) fn next_flock(&self, is_flock: impl Fn(LockTicket) -> bool) -> Option<LockTicket> {
         let (shared, exclusive) = (self.flocks_shared.first(), self.flocks_exclusive.first());
         let Some((&holder, _)) = self.flocks.first_key_value() else {

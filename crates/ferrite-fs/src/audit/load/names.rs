@@ -6,7 +6,7 @@
 //!
 //! Invariants: an entry counts as found for the directory whose block it is in. A directory for which fewer or more are
 //! found than it counts has names that lookups miss, whichever slots are to blame. An inode that has a name is never
-//! marked free in DRAM, whatever its own words say.
+//! marked free in DRAM, whatever its own words contain.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -118,7 +118,7 @@ impl Judge<'_, '_, '_> {
         Ok(())
     }
 
-    /// As the rule says, which is checked once for a block.
+    /// The rule's result, which is computed once per block.
     fn owner(&self, block: BlockNo) -> Result<Option<Inum>, SlotWrong> {
         let superblock = self.tables.superblock;
         let index = u64::from(block) - superblock.first_block;
@@ -133,8 +133,8 @@ impl Judge<'_, '_, '_> {
         Ok(owner)
     }
 
-    /// An inode that looks free or never used, and has a name: it was wiped. Neither its number nor the blocks it may
-    /// have owned are given to another.
+    /// An inode that looks free or never used, and has a name: it was wiped. No other inode gets its number or the
+    /// blocks it may have owned.
     fn keep_named(&self, ino: Inum, dir: Inum) {
         if self.tables.inode_map.claim(u64::from(ino)) {
             self.mark(&Wrong::NamedAndFree { ino, dir });

@@ -8,7 +8,7 @@ use crate::audit::rules::pages;
 use crate::audit::wrong::{BlockWrong, PageWrong, Wrong};
 use crate::format::layout::lblks;
 
-/// A lost page is looked for this close to its home.
+/// Distance from its home within which a lost page is searched for.
 const STRAY_DISTANCE: u64 = 8;
 /// Pages of a file that are searched for among strays.
 const STRAY_PAGES: u64 = 1 << 20;

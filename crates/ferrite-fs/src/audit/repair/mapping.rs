@@ -78,7 +78,7 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Pages whose checksums say that they are other pages of their file, which lacks those.
+    /// Pages whose checksums identify them as other pages of their file, which lacks those.
     fn put_back_misplaced(&mut self) {
         let mut misplaced = Vec::new();
         self.map.for_each(&mut |at| {

@@ -149,7 +149,7 @@ struct Anatomy {
     inodes: Range<u64>,
 }
 
-/// Where a mapping keeps a page, as far as it is in its own area.
+/// Where a mapping keeps a page, within its own area.
 fn places(superblock: &Superblock, entry: &MapEntry) -> Vec<Range<u64>> {
     let (area, slot) = (superblock.map_offset, u64::from(entry.slot));
     let within = |start: u64, len: u64| start..start + len;
@@ -410,7 +410,7 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
     let mut region = Region::from_image(image).unwrap();
     region.attach_recorder(std::sync::Arc::clone(&recorder));
     let options = quiet()
-        // A damaged mark of the boot must not keep the test from looking.
+        // A damaged mark of the boot must not stop the test.
         .accept_power_loss(true);
     let Ok(engine) = Engine::mount(region, &options) else {
         return Ok(());
@@ -506,7 +506,7 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
     Ok(())
 }
 
-/// A repaired image: sound, idempotent, and with all that was not hit.
+/// A repaired image: sound, idempotent, and with all files that were not hit.
 fn sound(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
     let open = |image: &[u8]| Region::from_image(image).unwrap();
     let report = fsck(open(image), &mut |_, _, _| {}).map_err(|error| error.to_string())?;
@@ -543,7 +543,7 @@ fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
     }
 }
 
-/// The same where data carries checksums: what is read is verified, so a mistake of the repair shows as an error.
+/// The same where data carries checksums: reads verify data, so a mistake of the repair shows as an error.
 #[test]
 fn damaged_pools_with_data_checksums_are_repaired_and_nothing_else_is_harmed() {
     for variant in SUMMED {
@@ -572,7 +572,7 @@ impl Tries {
     }
 }
 
-/// Tries as many images as `quick` says, or as `soak` says.
+/// Tries the number of images in `quick`, or in `soak`.
 fn repair_damaged_pools(variant: Variant, quick: Tries, soak: Tries) {
     let started = Instant::now();
     let image = sample(variant);
@@ -625,8 +625,7 @@ fn repair_damaged_pools(variant: Variant, quick: Tries, soak: Tries) {
     println!("{variant:?}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
-/// Nothing of a directory is left but its files: each gets a name again, and the time it takes grows with their number
-/// only.
+/// Only the files of a directory are left: each gets a name again, and the time grows only with their number.
 #[test]
 fn the_files_of_a_ruined_directory_are_all_found() {
     const FILES: usize = 20_000;

@@ -63,7 +63,7 @@ pub(crate) fn kind_of_content(view: View<'_>, ino: Inum, inode: &Inode, pages: u
     }
 }
 
-/// Only a regular file in blocks is bound. Mount and scrub do not check this: of anything else the flag means nothing.
+/// Only a regular file in blocks is bound. Mount and scrub do not check this: elsewhere the flag has no effect.
 pub(crate) fn bound(ino: Inum, inode: &Inode) -> Option<Wrong> {
     (inode.is_bound() && (!inode.is_file() || inode.is_inline())).then_some(Wrong::Bound { ino })
 }

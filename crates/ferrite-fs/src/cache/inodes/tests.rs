@@ -7,7 +7,7 @@ fn number(n: u32) -> Inum {
     Inum::new(1 + n * SHARDS as u32)
 }
 
-/// Enough other entries that the shard is swept twice: what was news at the first sweep is not at the second.
+/// Enough other entries that the shard is swept twice: news of the first sweep is not news at the second.
 fn crowd(cache: &InodeCache) {
     (0..4 * NEWS_MIN as u32 + 4).for_each(|n| drop(cache.get(number(100 + n))));
 }

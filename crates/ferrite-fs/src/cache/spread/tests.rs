@@ -453,7 +453,7 @@ impl FileMap for Counting {
     }
 }
 
-/// An engine, and the number of entries that were looked at.
+/// An engine, and the number of examined entries.
 fn counted(image: &[u8]) -> (Engine, Arc<AtomicU64>) {
     let looks = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&looks);

@@ -324,7 +324,7 @@ fn reads_in_order_remember_the_run() {
     }
 }
 
-/// Where there were no runs, pages are looked up in parallel; a new run is noticed all the same.
+/// Where there were no runs, pages are looked up in parallel; a new run is noticed nevertheless.
 #[test]
 fn a_reader_in_pieces_notices_a_run() {
     let bed = straight_file(40);

@@ -1,5 +1,4 @@
-//! Names that are gone, and names that only the mapping has lost: which a repair reports as a loss, and which it
-//! restores.
+//! Names that are gone, and names that only the mapping has lost: those a repair reports, and those it restores.
 
 use ferrite_map::{Inum, PageWord};
 
@@ -60,7 +59,7 @@ fn crowded(variant: Variant) -> Vec<u8> {
     })
 }
 
-/// Turns an entry into free space; its name slot, too, if asked to.
+/// Turns an entry into free space; with `with_slot`, its name slot too.
 fn erase(image: &mut [u8], path: &str, with_slot: bool) {
     let region = Arc::new(Region::from_image(image).unwrap());
     let superblock = Superblock::find(&region).unwrap();
@@ -76,7 +75,7 @@ fn erase(image: &mut [u8], path: &str, with_slot: bool) {
     }
 }
 
-/// Puts another count into an inode.
+/// Stores another count in an inode.
 fn recount(image: &mut [u8], ino: Ino, change: impl Fn(&mut Inode)) {
     let region = Region::from_image(image).unwrap();
     let offset = Superblock::find(&region).unwrap().inode_offset(Inum::new(ino as u32));

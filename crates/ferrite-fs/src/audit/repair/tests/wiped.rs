@@ -103,7 +103,7 @@ fn a_wiped_file_keeps_its_pages() {
     }
 }
 
-/// The name table is wiped as well: then only the directory's block says that there was a file.
+/// The name table is wiped as well: then only the directory's block shows that there was a file.
 #[test]
 fn a_wiped_file_is_known_by_its_entry_alone() {
     let sound = sample(PLAIN[0]);
@@ -228,8 +228,7 @@ fn more_findings_than_are_kept_are_told_as_more() {
     assert_eq!((report.findings.len(), report.more), (1000, true));
 }
 
-/// The checksums are gone, and the data is whole: it cannot be read, until a repair that was asked to look has put it
-/// aside.
+/// The checksums are gone, and the data is whole: it cannot be read until a repair that checks data has quarantined it.
 #[test]
 fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
     let data = FsckOptions::default().data(true);
