@@ -1,7 +1,7 @@
 //! Damage to structures of one file, on every mapping: the pool still mounts, the file is whole or its reads fail,
 //! every other file is whole, no operation meanwhile adds damage, and a repair fixes it.
 //!
-//! Damage of data is in `data_checksum.rs`, damage at random in `src/repair/tests.rs` and the fuzz targets.
+//! Damage of data is in `data_checksum.rs`, random damage in `src/audit/repair/tests.rs` and the fuzz targets.
 
 mod keys;
 mod names;
@@ -539,7 +539,7 @@ fn one_copy_of_the_number_of_active_lines() {
     }
 }
 
-/// Without its root directory a pool cannot be used; the error says what helps.
+/// Without its root directory a pool cannot be used; the error names the remedy.
 #[test]
 fn a_damaged_root_directory_is_refused() {
     let pool = Pool::new(Mapping::default());

@@ -1,6 +1,6 @@
 //! Freeing space on a full pool: it must not fail for lack of space, nor stop half-way and lose later writes.
 //!
-//! Filling pools and continuing to use them is in `suites.rs` and, on a mount, in `ferrite/tests/full_device.rs`.
+//! Filling pools and continuing to use them is in `suites.rs` and, on a mount, in `ferrite-cli/tests/full_device.rs`.
 
 use std::sync::Arc;
 

@@ -74,7 +74,7 @@ pub(crate) fn homes(level: Level, key: u64, seed: u64, lines: u64) -> [u64; 8] {
     }
 }
 
-/// Bit *n* of the result says whether word *n* of `line` (eight words) is `key`.
+/// Bit *n* of the result is set if word *n* of `line` (eight words) is `key`.
 #[inline]
 pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
     match level {

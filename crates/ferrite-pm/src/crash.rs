@@ -1,4 +1,4 @@
-//! Crash images: what a medium may hold if everything stops at a given point.
+//! Crash images: the possible contents of a medium if everything stops at a given point.
 //!
 //! The model: any subset of the stores that are not yet durable survives, atomic per aligned word; a word holds its
 //! durable value or one of those stored to it since, and no word is ever older than its durable value.

@@ -1,7 +1,7 @@
 //! Group commit on ordinary files: one `fdatasync` for all threads that wait for one.
 //!
 //! Invariant: [`GroupSync::sync`] returns only after a sync that *started* after it was called has finished, because
-//! only such a sync covers all that the caller stored before.
+//! only such a sync covers all earlier stores of the caller.
 
 use std::fs::File;
 use std::io;

@@ -3,7 +3,7 @@
 //! Contents: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path walking
 //! with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]); advisory
 //! locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]); traces
-//! of writes, for any engine ([`trace`]); cache leases of engines with other users ([`Vouching`]).
+//! of writes, for any engine ([`trace`]); and cache leases of engines with other users ([`Vouching`]).
 //!
 //! Besides: files as memory regions ([`regions`]); names in messages ([`Shown`]); threads for blocking work
 //! ([`workers`]); how long calls may wait for unreachable servers ([`Waits`]); and an in-memory reference engine

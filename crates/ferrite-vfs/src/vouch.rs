@@ -20,7 +20,7 @@ pub trait Vouching: Send + Sync {
     /// The lease on attributes that it has returned, except the access time.
     fn attr(&self, attr: &Attr) -> Duration;
 
-    /// The lease on a lookup that it has answered: the inode of a name in a directory, or its absence.
+    /// The lease on the result of a lookup: the inode of a name in a directory, or its absence.
     fn name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration;
 
     /// Sets the callback for recalls. The engine grants no lease before. Only the first call counts.

@@ -1,4 +1,4 @@
-//! Traces: what is recorded, how it is written, and what is refused.
+//! Traces: the recorded events, their format, and refused input.
 
 use std::io::{self, Write};
 use std::sync::Arc;

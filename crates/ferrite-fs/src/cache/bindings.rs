@@ -68,7 +68,7 @@ impl Window {
         self.pages.extend(pages.iter().map(|page| u64::from(page.get())));
     }
 
-    /// Removes pages from the window, which another caller wants to stay.
+    /// Takes pages that another caller wants to keep out of the window.
     pub(crate) fn keep(&mut self, pages: PageRange) {
         if self.pages.range(pages.first..pages.end).next().is_some() {
             self.pages.retain(|&page| page < pages.first || page >= pages.end);

@@ -1,5 +1,6 @@
 //! The thread that syncs where write-back is deferred ([`ferrite_pm::Durability::OnSync`]): every few seconds, so that
-//! operations become durable without a request, and when a ring is half full, so that no operation waits for space.
+//! operations become durable without a request, and when a ring is half full, so that no operation has to wait for a
+//! sync.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
         loop {
             let done = match stop.wait_for_work_until(next) {
                 Woken::ToEnd => {
-                    // No sync follows if the pool is only dropped. An unmount does, and reports a failure.
+                    // No sync follows if the pool is only dropped. An unmount syncs, and reports a failure.
                     let _ = core.journal.sync();
                     return;
                 }

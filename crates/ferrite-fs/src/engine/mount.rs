@@ -57,7 +57,7 @@ const JOURNAL: &str = "journal: ";
 
 /// The state of the pool's last use on the medium, and this use's number.
 struct LastUse {
-    /// The boot id of the machine that used the pool without syncs; 0: no durable operation is missing.
+    /// The boot id with which this mount marks the pool; 0 except in `process` mode.
     boot: u64,
     losses: Losses,
     ended: Ended,

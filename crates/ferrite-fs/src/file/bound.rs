@@ -32,7 +32,7 @@ use crate::pool::tx::Tx;
 const BATCH: usize = 64;
 /// In a longer range, pages are listed instead of looked up one by one.
 const LOOKUPS_MAX: u64 = 4096;
-/// The part that a binding publishes itself: so many pages where each is looked up, so many runs where they are listed.
+/// The part that a binding publishes itself: this many pages if each is looked up, this many runs if they are listed.
 /// The adapter asks for the rest: the search for them must not delay the first access.
 const FIRST_PAGES: u64 = 8192;
 const FIRST_RUNS: usize = 1024;

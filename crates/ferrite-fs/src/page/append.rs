@@ -205,7 +205,7 @@ fn start_segment(
             tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
         }
         None => stage::within(Stage::Books, || {
-            // This inode is locked here: its words tell, except for pages that this transaction has listed.
+            // This inode is locked here: its words show that, except for pages that this transaction has listed.
             let may_have_log = |other: PageId| match other.ino == page.ino {
                 true => has_log(core.map.get(other)),
                 false => scan::may_have_log(core, other),

@@ -267,8 +267,8 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: Inum, inode: &mut Inode, hole: O
     })
 }
 
-/// Removes the entry `found`, and its block if that has no other entry, unless `keep_block` says that the same
-/// transaction may be adding to that block.
+/// Removes the entry `found`, and its block if that has no other entry, unless `keep_block` is set because the same
+/// transaction may add to that block.
 pub(crate) fn remove(
     core: &Core,
     tx: &mut Tx<'_>,

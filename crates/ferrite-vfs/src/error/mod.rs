@@ -277,7 +277,7 @@ pub enum FsError {
     /// Something on the medium is damaged (`EIO`). Nothing wrong was returned.
     #[error("input/output error: {0}")]
     Damaged(Box<Corruption>),
-    /// The medium failed, or the engine has stopped because it did (`EIO`). The text says how, for people.
+    /// The medium failed, or the engine has stopped because it did (`EIO`). The text describes the failure, for people.
     #[error("input/output error: {0}")]
     Io(String),
     /// No reply within the timeout. The request may still take effect.

@@ -12,7 +12,7 @@
 //! so a directory that is moved out meanwhile takes no walk with it.
 //!
 //! Invariant: a walk, with all its restarts, takes at most [`STEPS_MAX`] steps, each a few calls of the engine,
-//! whatever paths and links say.
+//! whatever paths and links contain.
 
 use std::borrow::Cow;
 use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! The administrator's side of an engine: [`Volume`], and what it reports.
+//! The administrator's side of an engine: [`Volume`], and its reports.
 //!
 //! Contents: the trait through which the program, the control socket and the library administer an opened engine
 //! without knowing which one it is; its reports; its error, [`VolumeError`].

@@ -309,7 +309,7 @@ impl Repair {
             if stored.is_dir() {
                 inode.set_entries(inside[at]);
                 inode.set_size(ends[at] * BLOCK_BYTES);
-                // An inode without a name stays unchanged, to be freed.
+                // An inode without a name keeps its parent; it is freed later.
                 inode.set_parent(match names[at] {
                     _ if is_root => ino,
                     0 => stored.parent(),

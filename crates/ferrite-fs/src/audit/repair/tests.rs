@@ -30,7 +30,7 @@ use ferrite_map::PageId;
 use ferrite_map::{BlockNo, Inum, MapEntry, Mapping};
 
 const POOL_BYTES: u64 = 8 << 20;
-/// The content of files that are made in a damaged pool; no other file has so much of it in a row.
+/// The content of files that are made in a damaged pool; no other file has this many such bytes in a row.
 const NEW: u8 = 0xee;
 
 fn image_of(region: &Region) -> Vec<u8> {
@@ -137,7 +137,7 @@ struct Known {
     content: Vec<u8>,
     /// Inode, keys, words, logs and data.
     own: Vec<Range<u64>>,
-    /// Entries and slots of this name, and all that the directories above need.
+    /// Entries and slots of this name, and everything that the directories above need.
     names: Vec<Range<u64>>,
 }
 

@@ -73,7 +73,7 @@ fn told_by_heads(bed: &Bed<Cuckoo>, first: u32, count: u32) -> Vec<u32> {
     told
 }
 
-/// One entry answers for all pages of a run, from its head on or from the middle.
+/// One entry resolves all pages of a run, from its head on or from the middle.
 #[test]
 fn a_run_is_told_by_its_head() {
     let bed = straight_file(100);
