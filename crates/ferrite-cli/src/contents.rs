@@ -1,9 +1,9 @@
-//! What lies in a file or on a device, according to signatures.
+//! Detection of existing data in a file or on a device, by signatures.
 //!
 //! Contents: [`find`], which `mkfs` calls before it overwrites something. A built-in table names the most common
 //! contents; blkid(8), if installed, knows the rest, and looks at the end as well.
 //!
-//! Invariant: nothing is written, and nothing that has a signature is reported as empty.
+//! Invariant: this module writes nothing, and reports nothing that has a signature as empty.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,7 +23,7 @@ const LAST_BYTES: u64 = 1 << 20;
 /// Where the second superblock of a pool lies, counted from the end.
 const SECOND_SUPERBLOCK: u64 = 4096;
 
-/// What the two superblocks of a data store begin with.
+/// The first bytes of both superblocks of a data store.
 const STORE: (u64, &[u8], &str) = (0, b"FerrBlob", "a data store of a Ferrite pool");
 /// Offset, bytes there, name. The first match counts: other file systems have the signature of a partition table, too.
 const KNOWN: [(u64, &[u8], &str); 32] = [
@@ -61,7 +61,7 @@ const KNOWN: [(u64, &[u8], &str); 32] = [
     (510, b"\x55\xaa", "a partition table"),
 ];
 
-/// What can be read.
+/// A source of bytes.
 enum Source {
     /// A file or a block device.
     File(File),
@@ -102,7 +102,8 @@ impl Source {
     }
 }
 
-/// What the signatures show: "an XFS file system". An empty file has none. Blocking: it may start blkid(8).
+/// The kind of data that the signatures show: "an XFS file system". `None` for an empty file. Blocking: it may start
+/// blkid(8).
 pub(crate) fn find(path: &Path) -> Result<Option<String>, Failure> {
     let source = Source::open(path)?;
     if let Some(known) = find_known(&source) {
@@ -114,7 +115,7 @@ pub(crate) fn find(path: &Path) -> Result<Option<String>, Failure> {
     })
 }
 
-/// Whether there is a data store of a pool on devices, if only one of its two superblocks.
+/// Whether it holds a data store of a pool on devices, even with only one of its two superblocks.
 #[cfg(feature = "nvme")]
 pub(crate) fn is_data_store(path: &Path) -> bool {
     let Ok(source) = Source::open(path) else {
@@ -124,7 +125,7 @@ pub(crate) fn is_data_store(path: &Path) -> bool {
     [0, second].into_iter().any(|offset| source.has(offset, STORE.1))
 }
 
-/// Refuses what holds something, also what has no signature.
+/// Refuses a path that holds something, with or without a signature.
 pub(crate) fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::metadata(pool) else {
         return Ok(());
@@ -168,12 +169,12 @@ fn ends_of(region: &Region) -> std::io::Result<File> {
     Ok(copy)
 }
 
-/// A path of an open file for other programs.
+/// A path under which other programs can open an open file.
 fn through_proc(file: &File) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
-/// What blkid(8) reports for a file; `None` also if it is not installed.
+/// The report of blkid(8) about a file; `None` also if it is not installed.
 fn blkid(path: &Path) -> Option<String> {
     // Users other than root may not have it in their path.
     let output = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"].iter().find_map(|program| {

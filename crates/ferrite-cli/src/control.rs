@@ -1,12 +1,12 @@
-//! How commands talk to the daemon that has a pool mounted: a socket, one line of JSON each way.
+//! The channel between commands and the daemon that has a pool mounted: a socket, one line of JSON each way.
 //!
 //! A socket has two names, so that any path to the pool finds it, and so does the mount: one from the device and inode
 //! numbers of the pool's file (for a DAX device: its own number), one from the number of the mount's device. A copy of
 //! a pool is another file, so it has another socket.
 //!
-//! Invariant: a name belongs to the daemon that made it last. The daemon replaces what a dead daemon left there, in one
-//! step, and removes only what is still its own: two daemons may have one pool open read-only. A socket whose daemon is
-//! gone refuses connections; commands ignore it.
+//! Invariant: a name belongs to the daemon that made it last. The daemon replaces the socket of a dead daemon in one
+//! step, and removes only its own: two daemons may have one pool open read-only. A socket whose daemon is gone refuses
+//! connections; commands ignore it.
 
 use std::fs::Metadata;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -60,13 +60,13 @@ struct Progress {
     progress: (u64, u64),
 }
 
-/// Where a user's daemons have their sockets, as far as is known.
+/// The directory of a user's sockets, as far as is known.
 struct Directory {
     path: PathBuf,
     user: u32,
 }
 
-/// Ours.
+/// The directory of this user.
 fn directory() -> Directory {
     let user = rustix::process::geteuid();
     let path = match std::env::var_os("XDG_RUNTIME_DIR") {
@@ -82,7 +82,7 @@ fn directory_in_tmp(user: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/ferrite-{user}"))
 }
 
-/// Ours, and for root those of every user who has a pool mounted.
+/// The directory of this user, and for root those of every user who has a pool mounted.
 fn directories() -> Vec<Directory> {
     let mut all = vec![directory()];
     if rustix::process::geteuid().is_root() {
@@ -112,7 +112,7 @@ fn name_for_mount(mount: &MountPoint) -> String {
     format!("mount-{}.sock", mount.device.replace(':', "-"))
 }
 
-/// Connects to the daemon that has this file mounted; `None` if there is none, or it does not answer us.
+/// Connects to the daemon that has this file mounted; `None` if none has, or the daemon does not answer us.
 pub(crate) fn connect_to_pool(pool: &Metadata) -> Option<UnixStream> {
     connect(&name_for_pool(pool))
 }
@@ -140,7 +140,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Answers for `volume`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
-    /// dropped. `way` tells how requests come. The mount works without a socket, too.
+    /// dropped. `way` names the path of requests to it. The mount works without a socket, too.
     pub(crate) fn start(
         pool: Option<&Metadata>,
         mount: Option<&MountPoint>,
@@ -149,14 +149,14 @@ impl Server {
         way: &str,
     ) -> std::io::Result<Server> {
         let way: Arc<str> = way.into();
-        // A remote volume has none, and cannot be frozen, which is what the numbers are for.
+        // A remote volume has no file, and cannot be frozen; only a freeze uses the numbers.
         let file = pool.map_or((0, 0), |pool| (pool.dev(), pool.ino()));
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(directory().path)?;
         let new = directory().path.join(format!("new-{}.sock", std::process::id()));
-        // Process numbers are reused; the process that had this one is gone.
+        // The kernel reuses process ids; the earlier process with this one is gone.
         let _ = std::fs::remove_file(&new);
         let listener = UnixListener::bind(&new)?;
         let mut server = Server {
@@ -250,20 +250,20 @@ fn reply(request: &str, volume: &dyn Volume, frost: &Frost, way: &str) -> Result
     })
 }
 
-/// What a volume says of itself, and how requests come to it.
+/// The volume's own information, plus the path of requests to it.
 fn with_way(mut info: VolumeInfo, way: &str) -> Result<VolumeInfo, Failure> {
     info.lines.push(InfoLine {
         name: "requests".into(),
         value: way.into(),
     });
-    // An object of at least one member; as text, so that the engine's order stays.
+    // An object of at least one member; edited as text to keep the engine's order.
     if let Some(members) = info.json.trim_end().strip_suffix('}') {
         info.json = format!("{members},\"requests\":{}}}", serde_json::to_string(way)?);
     }
     Ok(info)
 }
 
-/// The client may disconnect: the scrub's findings are for the log as well.
+/// The client may disconnect: the scrub reports its findings to the log as well.
 fn scrub_telling(mut stream: UnixStream, volume: &dyn Volume, limit: u64) -> std::io::Result<()> {
     let mut told = Instant::now();
     let report = volume.scrub(Some(limit), &mut |_, done, total| {
@@ -284,7 +284,7 @@ fn scrub_telling(mut stream: UnixStream, volume: &dyn Volume, limit: u64) -> std
     writeln!(stream, "{reply}")
 }
 
-/// The process that serves a mount; `None` if there is none, or it does not answer us.
+/// The process that serves a mount; `None` if none does, or it does not answer us.
 pub(crate) fn process_of(mount: &MountPoint) -> Option<u32> {
     let stream = connect_to_mount(mount)?;
     let listener = rustix::net::sockopt::socket_peercred(&stream).ok()?;
@@ -306,7 +306,7 @@ pub(crate) fn ask<T: serde::de::DeserializeOwned>(
     ask_telling(stream, request, timeout, &mut |_, _| {})
 }
 
-/// The same; `progress` is called with the daemon's progress, done and total.
+/// The same; reports the daemon's progress, done and total, to `progress`.
 pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
     mut stream: UnixStream,
     request: &Request,

@@ -1,7 +1,7 @@
-//! Files of servers that are several copies of one: for `ferrite mr` and `ferrite log`.
+//! Files of servers that are several copies of one file: for `ferrite mr` and `ferrite log`.
 //!
-//! Invariant: a server that is away keeps nobody waiting for longer than [`PATIENCE`] and what its verbs try; unlike
-//! that of a single file, of which there is nothing else.
+//! Invariant: a command waits for an absent server no longer than [`PATIENCE`] plus the retries of its verbs; unlike
+//! for a single file, which has no other copy.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use serde::Serialize;
 use crate::files::{Operand, caller, umask};
 use crate::{FAILED, Failure, USAGE, complain};
 
-/// Something was done, and a copy lacks it.
+/// The command succeeded, but a copy lacks something.
 pub(crate) const COPY_BEHIND: u8 = 3;
 
-/// Longer than a server that was started again makes who wants a lock wait, with the leases that servers have.
+/// Longer than a restarted server, with the leases that servers have, makes a client wait for a lock.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The file of a path in an export; with `makes` one that is not there is made.
+/// The file at a path in an export; `makes` creates it if absent.
 pub(crate) fn find(client: &Client, path: &Path, makes: bool) -> Result<Ino, FsError> {
     use std::os::unix::ffi::OsStrExt;
     let (ctx, bytes) = (&context(), path.as_os_str().as_bytes());
@@ -58,13 +58,13 @@ fn opened(address: &str, path: &Path, options: &RemoteOptions, makes: bool) -> R
     RemoteFile::open(&client, &context(), ino, options.clone())
 }
 
-/// Opens the copies of a file that these are.
+/// Opens the copies of one file at these addresses.
 pub(crate) fn open(
     files: &[Operand],
     options: &RemoteOptions,
     acknowledge: Acknowledge,
 ) -> Result<ReplicatedFile, Failure> {
-    // One that only looks makes nothing.
+    // A caller that only reads creates nothing.
     let makes = options.writable;
     let mut sources = Vec::new();
     for file in files {
@@ -101,7 +101,7 @@ pub(crate) fn open(
     Ok(file)
 }
 
-/// Ends, with the exit code of what was written: not 0 if a copy lacks something.
+/// Ends; returns the exit code for the writes: not 0 if a copy lacks something.
 pub(crate) fn close(file: Arc<ReplicatedFile>) -> Result<u8, Failure> {
     let is_behind = file.status().iter().any(|copy| copy.standing == Standing::Behind);
     if let Some(file) = Arc::into_inner(file) {
@@ -110,7 +110,7 @@ pub(crate) fn close(file: Arc<ReplicatedFile>) -> Result<u8, Failure> {
     Ok(if is_behind { COPY_BEHIND } else { 0 })
 }
 
-/// What became of a copy.
+/// The state of a copy.
 #[derive(Serialize)]
 pub(crate) struct CopyReport {
     name: String,
@@ -119,14 +119,14 @@ pub(crate) struct CopyReport {
     why: Option<String>,
 }
 
-/// What became of all writes of a command.
+/// The outcome of all writes of a command.
 #[derive(Default)]
 pub(crate) struct Tally {
     worst: Vec<Held>,
 }
 
 impl Tally {
-    /// Notes a write, and whether it counts.
+    /// Records a write; returns its offset, or an error if too few copies hold it.
     pub(crate) fn note(&mut self, result: Result<Outcome, ReplicatedError>) -> Result<u64, Failure> {
         let (outcome, failure) = match result {
             Ok(outcome) => (outcome, None),
@@ -166,7 +166,7 @@ impl Tally {
         told.collect()
     }
 
-    /// The exit code, if enough copies hold it.
+    /// The exit code, if enough copies hold the data.
     pub(crate) fn code(&self) -> u8 {
         match self.worst.iter().all(|held| *held == Held::Yes) {
             true => 0,
@@ -174,7 +174,7 @@ impl Tally {
         }
     }
 
-    /// Tells of copies that do not hold it, on standard error.
+    /// Reports copies that lack data on standard error.
     pub(crate) fn complain(&self, file: &ReplicatedFile) {
         for copy in self.report(file) {
             if let Some(why) = &copy.why {

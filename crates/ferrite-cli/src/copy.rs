@@ -1,8 +1,7 @@
 //! `ferrite copy`: a sound copy of a pool, mounted or not.
 //!
-//! A mounted pool is frozen for as long as its file is read ([`super::frost`]), so the copy is what an unmount would
-//! have left. Any other pool is read under its lock; records that a crash left in its journal are replayed into the
-//! copy.
+//! A mounted pool is frozen while its file is read ([`super::frost`]), so the copy equals the state after an unmount.
+//! Any other pool is read under its lock; records that a crash left in its journal are replayed into the copy.
 //!
 //! Invariant: under the requested name there is either a whole, durable copy or what was there before. Until it is
 //! whole, the copy has no name or, on file systems that do not support that, a temporary one that is removed when the
@@ -79,12 +78,12 @@ struct Report {
     pool: PathBuf,
     copy: PathBuf,
     size_bytes: u64,
-    /// Bytes that were written to the copy before the journal was replayed.
+    /// Bytes written to the copy before the replay of the journal.
     copied_bytes: u64,
     /// How long changes were held back; null if the pool was not mounted.
     frozen_ms: Option<u64>,
     replayed_records: u64,
-    /// What is damaged in the original, and so in the copy; checked only after a crash recovery.
+    /// Damage in the original, and so in the copy; checked only after a crash recovery.
     damage: Vec<String>,
 }
 
@@ -115,7 +114,7 @@ impl Copy {
             bar: Bar::new(self.quiet || self.json),
             stop,
         };
-        // A pool that is mounted read-only can be read like one that is not mounted: nothing changes it.
+        // A pool that is mounted read-only can be read like an unmounted one: nothing changes it.
         let (size_bytes, copied_bytes, frozen) = match (Region::open(&pool, Access::ReadOnlyPrivate), target.connect())
         {
             (Err(PmError::InUse { .. }), Some(daemon)) => {
@@ -171,9 +170,9 @@ impl Copy {
 /// The engine whose pools are one file.
 const COPIED: &str = "pm";
 
-/// Refuses volumes that are not one file: pools on devices, and what is mounted from a server.
+/// Refuses volumes that are not one file: pools on devices, and mounts of a server.
 fn refuse_other_engines(given: &Address, target: &Target) -> Result<(), Failure> {
-    // Of a mount, only its daemon knows what it is. One that does not answer is reported later.
+    // Only the daemon of a mount knows its kind. A daemon that does not answer is reported later.
     let mounted: Option<VolumeInfo> = match given.path().is_dir() {
         true => target.ask(&Request::Info).ok().flatten(),
         false => None,
@@ -216,7 +215,7 @@ fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
     if !force {
         return refuse("is there already; give --force to replace it");
     }
-    // A pool that is in use would lose its name, and its mount the file that other commands look for.
+    // A pool in use would lose its name, and its mount the file that other commands look for.
     match Region::open(to, Access::ReadWrite) {
         Err(PmError::InUse { by, .. }) => refuse(&format!(
             "is a pool in use by {by}, which has it open; close it there, or end that process"
@@ -267,7 +266,7 @@ impl Job<'_> {
         Ok((metadata.len(), copied, Some(hold.end()?)))
     }
 
-    /// Copies a pool that is not mounted for writing, and keeps it from being so mounted meanwhile.
+    /// Copies a pool that is not mounted for writing, and keeps others from mounting it so meanwhile.
     fn copy_locked(&self, region: &Region) -> Result<(u64, u64, Option<Duration>), Failure> {
         let superblock = ferrite_fs::identify(region).map_err(about(self.pool))?;
         let source = File::open(self.pool).map_err(about(self.pool))?;
@@ -286,7 +285,7 @@ impl Job<'_> {
             }
         };
         match ferrite_fs::may_be_live_copy(region) {
-            // Not by this command.
+            // Not this command.
             true => complain(format_args!(
                 "ferrite: {}: {}",
                 self.pool.display(),
@@ -477,7 +476,8 @@ fn link(file: &File, to: &Path, force: bool) -> std::io::Result<()> {
         Err(Errno::EXIST) if force => {}
         linked => return Ok(linked?),
     }
-    // No system call links over an existing name. A separate directory, so that nobody else gets the name in between.
+    // No system call links over an existing name. A separate directory, so that no other process takes the name in
+    // between.
     let dir = tempfile::Builder::new()
         .prefix(".ferrite-copy-")
         .tempdir_in(directory(to))?;

@@ -153,8 +153,8 @@ pub(crate) fn serve(
     ended.map(|()| 0)
 }
 
-/// Ends the calls that wait for a server when the kernel has ended the connection: nobody wants their answers, and the
-/// daemon would stay until the server is back.
+/// Ends the calls that wait for a server once the kernel has ended the connection: no program wants their answers, and
+/// the daemon would stay until the server is back.
 fn leave_server_when_gone(mounted: &ferrite_fuse::Mounted, volume: Arc<dyn Volume>) -> Result<(), Failure> {
     let leave = move || {
         if let Err(error) = volume.close() {

@@ -13,24 +13,24 @@ use super::{FAILED, Failure, control};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether a mount is no longer served because its daemon was killed. A daemon that listens is not queried, because it
-/// may be slow; attributes would prove nothing, because the kernel caches them. What is asked while the kernel ends the
-/// connection is aborted; with rings that takes a while.
+/// may be slow; attributes would prove nothing, because the kernel caches them. While the kernel ends the connection it
+/// aborts requests; with rings that takes a while.
 pub(crate) fn is_dead(mount: &MountPoint) -> bool {
     control::process_of(mount).is_none() && is_cut_off(mount)
 }
 
-/// Whether the kernel has nobody to ask any more. Then the daemon has ended, or is about to.
+/// Whether the kernel has lost its daemon. Then the daemon has ended, or is about to.
 fn is_cut_off(mount: &MountPoint) -> bool {
     let ends = |error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED);
     rustix::fs::statvfs(&mount.dir).is_err_and(ends)
 }
 
-/// Removes dead mounts of ours from a directory: their daemons were killed, so they are unusable.
+/// Removes dead Ferrite mounts from a directory: their daemons were killed, so they are unusable.
 pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
     let start = Instant::now();
     while let Some(mount) = with_path(dir) {
         if !is_dead(&mount) {
-            // A daemon that was just killed may take moments to let go of everything.
+            // A daemon that was just killed may take moments to release everything.
             if is_cut_off(&mount) && start.elapsed() < PATIENCE {
                 std::thread::sleep(Duration::from_millis(10));
                 continue;
@@ -38,7 +38,7 @@ pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
             break;
         }
         tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "replacing a dead mount");
-        // Lazily: programs may have files open there, which are just as dead.
+        // Lazily: programs may have files open there, which are dead too.
         let (program, words) = match rustix::process::geteuid().is_root() {
             true => ("umount", &["-l"][..]),
             false => ("fusermount3", &["-u", "-z"][..]),

@@ -15,7 +15,7 @@ const POOL_BYTES: u64 = 1 << 30;
 const TURNS: u32 = 2000;
 /// Transactions over the network.
 const TRANSACTIONS: usize = 600;
-/// How long the server stays away.
+/// How long the server is down.
 const AWAY: Duration = Duration::from_millis(500);
 
 /// See Ferrite at work: a pool, a mount, real programs
@@ -50,7 +50,7 @@ impl Demo {
             say(format!("{}: unmounted and removed", self.dir.display()));
             return Ok(0);
         }
-        // What exists is checked before anything is created.
+        // Check what exists before creating anything.
         let tree = match &self.tree {
             Some(tree) => fs::canonicalize(tree).map_err(super::about(tree))?,
             None => std::env::current_dir()?,
@@ -154,7 +154,7 @@ fn run(command: &mut Command) -> Result<(), Failure> {
 /// Where the demo mounts what the server exports.
 const REMOTE: &str = "remote";
 
-/// What is written by RDMA.
+/// The text written by RDMA.
 const REMARK: &[u8] = b"The server's file system was not called for this.\n";
 
 /// A server of the demo; killed when dropped.
@@ -196,7 +196,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Without warning, as all of the demo.
+        // Without warning, like every kill in the demo.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -251,7 +251,7 @@ fn network(us: &Path, pool: &Path, mount: &Path, remote: &Path) -> Result<(), Fa
         script += &format!("insert into t values({n}, hex(randomblob(200))); select 'row', {n};\n");
     }
     script += "pragma integrity_check; select 'rows', count(*), max(n) from t;\n";
-    // It reads while it works, so this must not wait for it.
+    // It reads while it works, so this thread must not wait for it.
     let feeder = std::thread::spawn(move || input.write_all(script.as_bytes()));
     let mut last = String::new();
     let mut is_sound = false;

@@ -23,7 +23,7 @@ pub(crate) struct Df {
 struct Row {
     pool: PathBuf,
     mounted_on: Option<PathBuf>,
-    /// Nobody can tell of a server's pool whose mount is dead.
+    /// `None` for a server's pool whose mount is dead: it cannot be queried.
     #[serde(flatten)]
     space: Option<Space>,
     state: State,
@@ -150,7 +150,7 @@ fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
         (Ok(info), _) => info,
         // It may have died since.
         (Err(_), Some(mount)) if is_dead || dead::is_dead(mount) => return Ok(Row::of(mount, None, State::Dead)),
-        // It belongs to another user, and the kernel knows how much room there is.
+        // It belongs to another user, but the kernel knows how much space is left.
         (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
         (Err(failure), None) => return Err(failure),
     };

@@ -109,7 +109,7 @@ fn checks() -> Vec<Check> {
     checks
 }
 
-/// What `fabric://` needs.
+/// The requirements of `fabric://`.
 #[cfg(feature = "fabric")]
 fn fabrics() -> Vec<Check> {
     let check = |it: fabric::Finding| Check::new(it.name, it.is_good, State::Missing, it.found, &it.mend);
@@ -139,7 +139,7 @@ fn fuse() -> Check {
     Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
 }
 
-/// Requests of mounts answered on the CPU where they were asked.
+/// Whether the CPU that sends a mount's request can answer it.
 fn rings() -> Check {
     const NAME: &str = "FUSE over io_uring";
     match ferrite_fuse::rings_offered() {

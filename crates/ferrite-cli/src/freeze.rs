@@ -54,8 +54,8 @@ fn ask(dir: &Address, request: &Request) -> Outcome {
     answer.map(|_| 0).ok_or_else(|| not_mounted(dir.path()))
 }
 
-/// Makes the kernel send what programs stored in shared mappings, as fsfreeze(8) does. It does not wait for all of it:
-/// data that must be in a copy needs an `msync`.
+/// Makes the kernel send the data that programs stored in shared mappings, as fsfreeze(8) does. It does not wait for
+/// all of it: data that must be in a copy needs an `msync`.
 pub(crate) fn write_out(path: &Path) {
     let mount = mounts::find(path);
     if let Some(dir) = mount.and_then(|mount| std::fs::File::open(mount.dir).ok()) {

@@ -2,8 +2,8 @@
 //!
 //! Contents: [`Frost`], which holds back the changes of one mount and lets them proceed.
 //!
-//! Invariant: a freeze ends by itself: after the requested time, or when the copying client has gone or sends nothing
-//! any more. Only a thread of this module waits for that.
+//! Invariant: a freeze ends on its own: after the requested time, or when the copying client has disconnected or sends
+//! nothing any more. Only a thread of this module waits for that.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use super::{FAILED, Failure};
 
 /// How long a copying client may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
-/// What the client sends while it copies, and at the end.
+/// Messages of the client while it copies, and at the end.
 pub(crate) const COPYING: &str = "copying";
 pub(crate) const DONE: &str = "done";
 
@@ -65,7 +65,7 @@ impl Frost {
         Ok(holder.last)
     }
 
-    /// Ends the freeze of this number, or any; false if there is none (any more).
+    /// Ends the freeze of this number, or any; false if no such freeze exists (any more).
     pub(crate) fn thaw(&self, freeze: Option<u64>) -> Result<bool, Failure> {
         let thawed = {
             let mut holder = self.holder.lock();

@@ -81,7 +81,7 @@ fn count(report: &FsckReport) -> String {
 impl Fsck {
     pub(crate) fn run(mut self) -> Outcome {
         if let Some(mount) = mounts::find(self.pool()) {
-            // While a daemon has the pool, opening it reports that.
+            // Opening the pool reports a daemon that has it.
             self.pool = self.pool.at(&mount.pool);
             if self.skip_mounted {
                 return Ok(CLEAN);
@@ -170,7 +170,7 @@ impl Fsck {
 
     fn mend(&self) -> Outcome {
         let bar = Bar::new(false);
-        // The repair is worked out on a private copy, and only then carried out.
+        // Plan the repair on a private copy, and only then carry it out.
         let planned = ferrite_fs::repair_with(
             self.open(Access::ReadOnlyPrivate)?,
             self.options(),

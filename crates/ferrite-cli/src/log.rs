@@ -1,4 +1,4 @@
-//! Where a command's log goes: to standard error, and from a mount's daemon to a file or to syslog.
+//! The destinations of a command's log: standard error, and for a mount's daemon a file or syslog.
 //!
 //! Contents: the process's only log. A daemon begins like any command. As soon as it knows its options it opens
 //! its log ([`keep_in`], [`tell_syslog`]), and when it detaches from the terminal, it stops writing there
@@ -35,7 +35,7 @@ enum Kept {
     Syslog {
         socket: UnixDatagram,
         to: PathBuf,
-        /// What precedes each line: program, process, pool.
+        /// Prefix of each line: program, process, pool.
         tag: String,
     },
 }
@@ -67,7 +67,7 @@ pub(crate) fn start(verbose: u8) {
     };
     let kept_level = level.max(Level::WARN);
     change(|log| (log.stderr, log.kept_level) = (Some(level), kept_level));
-    // A second call, in tests, finds a subscriber in place, which will do.
+    // A second call, in tests, finds a subscriber in place, which suffices.
     let _ = tracing_subscriber::fmt()
         .with_max_level(kept_level)
         .with_writer(Lines)
@@ -87,8 +87,8 @@ pub(crate) fn keep_in(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends the log to syslog from now on, as that of `pool`. Without a syslog nothing is sent; one that starts later is
-/// found.
+/// Sends the log to syslog from now on, as that of `pool`. Without a syslog nothing is sent; one that starts later gets
+/// the following lines.
 pub(crate) fn tell_syslog(pool: &Path) {
     let to = std::env::var_os(SYSLOG_VARIABLE).map_or_else(|| SYSLOG.into(), PathBuf::from);
     let tag = format!("ferrite[{}]: {}", std::process::id(), pool.display());
@@ -105,8 +105,8 @@ pub(crate) fn leave_stderr() {
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
-/// What fuser says if the request is gone that it answers. On a mount with rings that is so for each interrupt, which
-/// users may cause as often as they like; they must not be able to fill the log.
+/// The message of fuser if the request it answers is gone. On a mount with rings each interrupt causes it, as often as
+/// users like; they must not be able to fill the log.
 const NOBODY_WAITS: &[u8] = b"Failed to send FUSE reply: No such file or directory";
 
 /// Makes a writer for each line, which knows its level.

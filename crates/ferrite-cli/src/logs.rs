@@ -1,7 +1,7 @@
 //! `ferrite log`: append-only logs in files of volumes, as libpmemlog has them.
 //!
-//! Contents: the commands. A file of a pool on this machine is used through its engine; one of a server by verbs
-//! where they can be; several as copies of one.
+//! Contents: the commands. They use a file of a pool on this machine through its engine; one of a server by verbs if
+//! possible; several as copies of one.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -109,7 +109,7 @@ struct TellReport {
 
 type AnyLog = Log<Box<dyn Store>>;
 
-/// What has to be closed afterwards.
+/// Resources to close afterwards.
 enum Held {
     Volumes(Volumes),
     #[cfg(feature = "rdma")]
@@ -119,7 +119,7 @@ enum Held {
 }
 
 impl Place {
-    /// Opens the log, and does something with it.
+    /// Opens the log, and runs an action on it.
     fn with<T>(
         &self,
         options: &LogOptions,
@@ -226,7 +226,7 @@ impl Append {
                 bytes += data.len() as u64;
                 Ok(())
             };
-            // One that is too long is refused before all of it is in memory.
+            // Refuse an input that is too long before reading all of it into memory.
             let most = log.append_bytes_max();
             let mut input = std::io::stdin().lock();
             let mut data = Vec::new();

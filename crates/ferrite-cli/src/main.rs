@@ -60,7 +60,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use output::{complain, say, say_json};
 
-/// What failed, as text for the user, and the exit code.
+/// A failure: a text for the user, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -88,12 +88,12 @@ impl Failure {
         Failure { code, ..self }
     }
 
-    /// What the user reads.
+    /// The text for the user.
     pub(crate) fn text(&self) -> &str {
         &self.message
     }
 
-    /// Adds the path that it is about.
+    /// Adds the path that it concerns.
     pub(crate) fn of(mut self, path: &Path) -> Self {
         self.message = format!("{}: {}", path.display(), self.message);
         self
@@ -106,7 +106,7 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// Adds the path an error is about.
+/// Adds the path that an error concerns.
 pub(crate) fn about<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> Failure + '_ {
     move |error| Failure::new(FAILED, format!("{}: {error}", path.display()))
 }
@@ -200,7 +200,7 @@ enum Command {
     Manual(manual::Manual),
 }
 
-/// Runs the command with which the process was started.
+/// Runs the command that the arguments name.
 fn main() -> ExitCode {
     let words = by_helper_name(std::env::args_os().collect());
     let wrong_usage = code_of_wrong_usage(&words);

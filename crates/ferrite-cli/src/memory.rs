@@ -1,7 +1,7 @@
 //! Memory of the daemon that the allocator would keep.
 //!
-//! Contents: a thread that returns it to the system after the kernel forgot many inodes. The allocator does not
-//! do so by itself, because free memory lies between memory in use.
+//! Contents: a thread that returns it to the system after the kernel forgot many inodes. The allocator does not do so
+//! on its own, because free memory lies between memory in use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use ferrite::volume::Volume;
 
 use super::{FAILED, Failure};
 
-/// Dropped inodes that are worth it, a few MiB.
+/// Dropped inodes that justify a trim, a few MiB.
 const DROPPED_MIN: u64 = 16_384;
-/// And so many, once the kernel forgets no more: else what it forgot after a look would stay for good.
+/// The same once the kernel forgets no more: otherwise the rest since the last look would stay for good.
 const DROPPED_REST_MIN: u64 = 1024;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 

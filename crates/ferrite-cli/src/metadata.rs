@@ -1,4 +1,4 @@
-//! `ferrite dump-meta` and `ferrite restore-meta`: a copy of the metadata of a pool on devices, and the way back.
+//! `ferrite dump-meta` and `ferrite restore-meta`: a copy of the metadata of a pool on devices, and its restoration.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;

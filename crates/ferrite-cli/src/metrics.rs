@@ -1,10 +1,10 @@
-//! `serve --metrics`: what a server does, for Prometheus.
+//! `serve --metrics`: the activity of a server, for Prometheus.
 //!
 //! Contents: [`Endpoint`], a thread that answers HTTP requests; the text it answers with ([`text`]).
 //!
-//! Invariant: whoever connects can at most keep the others waiting who want to see metrics. One connection is served at
-//! a time; a request has a bounded length, and request and answer together a bounded time. Clients of the server are
-//! served by other threads.
+//! Invariant: a client that connects can delay only other readers of metrics. One connection is served at a time; a
+//! request has a bounded length, and request and answer together a bounded time. Other threads serve the clients of the
+//! server.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -66,9 +66,9 @@ impl Endpoint {
                             return;
                         }
                         match stream {
-                            // Who asked has gone, or was too slow: that is his affair.
+                            // The scraper disconnected or timed out; ignore it.
                             Ok(stream) => drop(answer(stream, &observer, began)),
-                            // Out of files, perhaps; not to be tried again at once.
+                            // Out of descriptors, perhaps; do not retry at once.
                             Err(_) => std::thread::sleep(Duration::from_millis(100)),
                         }
                     }
@@ -88,7 +88,7 @@ impl Drop for Endpoint {
         // It waits for a connection.
         let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
         if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
-            // A panic of it was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -168,7 +168,7 @@ impl<'t> Family<'t> {
     }
 }
 
-/// What Prometheus reads.
+/// The text for Prometheus.
 fn text(metrics: &Metrics, began: SystemTime) -> String {
     let mut text = String::new();
     let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -227,7 +227,7 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
     text
 }
 
-/// Of a server without RDMA the families are empty.
+/// For a server without RDMA the families are empty.
 fn rdma(text: &mut String, metrics: &Metrics) {
     type Value = fn(&RdmaCounters) -> u64;
     let families: [(&str, &str, &str, Value); 7] = [

@@ -127,7 +127,7 @@ impl Mkfs {
             _ => about(&pool)(error),
         })?;
         let medium = region.medium();
-        // What lies beyond the last whole block is not part of the pool.
+        // The bytes beyond the last whole block are not part of the pool.
         let superblock = ferrite_fs::identify(&region).map_err(about(&pool))?;
         say(format!(
             "{}: {} pool{} on {}",
@@ -142,7 +142,7 @@ impl Mkfs {
         Ok(0)
     }
 
-    /// What would be ignored.
+    /// Refuses options that would have no effect.
     #[cfg(feature = "nvme")]
     fn refuse_what_devices_have_not(&self) -> Result<(), Failure> {
         let given = [
@@ -187,7 +187,7 @@ impl Mkfs {
     }
 }
 
-/// Refuses what cannot hold a pool, and what is in use; `--force` overrides neither. Nothing is written.
+/// Refuses a path that cannot hold a pool, or is in use; `--force` overrides neither. Writes nothing.
 fn refuse_the_unsuitable(pool: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::metadata(pool) else {
         return Ok(());

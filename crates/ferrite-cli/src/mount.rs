@@ -145,7 +145,7 @@ impl Mount {
             return Ok(0);
         }
         let status = daemon.wait()?;
-        // It has printed the reason on the standard error that we share.
+        // It has printed the reason on the shared standard error.
         let code = status
             .code()
             .and_then(|code| u8::try_from(code).ok())
@@ -160,7 +160,7 @@ impl Mount {
     }
 }
 
-/// An address as another process must be given it.
+/// An address in the form that another process needs.
 fn with_scheme(address: &Address, place: &Path) -> OsString {
     let mut text = OsString::new();
     // The address of a server is whole as it is; anything without a scheme is a pool.
@@ -172,7 +172,7 @@ fn with_scheme(address: &Address, place: &Path) -> OsString {
     text
 }
 
-/// Why the pool is not there, if so. Blocks for a while if it is on a server.
+/// Why the pool is missing, if so. Blocks for a while if it is on a server.
 fn missing(address: &Address) -> Option<String> {
     let path = address.path();
     if !address.is_remote() {
@@ -196,7 +196,7 @@ fn missing(address: &Address) -> Option<String> {
     Some(format!("the server cannot be reached ({why})"))
 }
 
-/// Whether two names are of one pool: they are equal, or lead to the same file.
+/// Whether two names mean one pool: they are equal, or lead to the same file.
 fn is_same(one: &Path, other: &Path) -> bool {
     let file = |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
     one == other || matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)

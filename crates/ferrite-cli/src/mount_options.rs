@@ -1,7 +1,7 @@
-//! What `mount -o` accepts, and what it refuses with a reason.
+//! The options that `mount -o` accepts, and those that it refuses with a reason.
 //!
-//! Contents: [`parse`], [`Options`], and [`Options::settle`], which says what the words mean for what is
-//! mounted. The words are in [`words`].
+//! Contents: [`parse`], [`Options`], and [`Options::settle`], which interprets the words for the kind of mount. The
+//! words are in [`words`].
 
 mod words;
 
@@ -26,7 +26,7 @@ pub(crate) struct Options {
     pub(crate) nofail: bool,
     pub(crate) engine: MountOptions,
     pub(crate) fuse: FuseOptions,
-    /// It was said when operations are to be durable.
+    /// Whether the words set when operations become durable.
     pub(crate) says_durability: bool,
     /// Bytes a second of a daily scrub.
     pub(crate) scrub: Option<u64>,
@@ -38,11 +38,11 @@ pub(crate) struct Options {
     pub(crate) key: Option<PathBuf>,
     /// Whether to encrypt: the word that was given.
     pub(crate) encrypt: Option<String>,
-    /// What to keep of what a server tells: the word that was given.
+    /// Which replies of a server to cache: the word that was given.
     pub(crate) cache: Option<String>,
     suid: Option<bool>,
     dev: Option<bool>,
-    /// The words that count, as given.
+    /// The effective words, as given.
     given: Vec<(&'static Word, String)>,
 }
 
@@ -68,7 +68,7 @@ struct Draft {
 }
 
 impl Options {
-    /// The address of a pool, with what these options say of how a server is reached.
+    /// The address of a pool, with the options that determine how to reach a server.
     pub(crate) fn with_key(&self, address: &Address) -> Result<Address, Failure> {
         if self.key.is_none() && self.encrypt.is_none() && self.cache.is_none() {
             return Ok(address.clone());
@@ -85,7 +85,7 @@ impl Options {
         with.map(|with| address.at(with)).map_err(|why| wrong(&why))
     }
 
-    /// Makes of the words what they mean for what is mounted; returns the warnings. Refuses what has no effect there.
+    /// Interprets the words for this kind of mount; returns the warnings. Refuses words without effect there.
     pub(crate) fn settle(&mut self, kind: Kind, is_root: bool) -> Result<Vec<String>, Failure> {
         let mut warnings = Vec::new();
         for (word, given) in &self.given {
@@ -96,7 +96,7 @@ impl Options {
             }
         }
         let is_servers = matches!(kind, Kind::Export | Kind::Leased);
-        // Another client may have made them, or the server.
+        // Another client may have made the files, or the server.
         let default = is_root && !is_servers;
         for (word, wanted, on) in [
             ("suid", self.suid, &mut self.fuse.suid),
@@ -107,13 +107,13 @@ impl Options {
             }
             *on = wanted.unwrap_or(default);
         }
-        // Other clients' locks are known to the server alone.
+        // Only the server knows other clients' locks.
         self.fuse.engine_locks |= is_servers;
         Ok(warnings)
     }
 }
 
-/// What is mounted from an address; a pool that may wait for a disk or not.
+/// The kind of mount for an address; `may_block`: a pool may wait for a disk.
 pub(crate) fn kind_of(address: &Address, may_block: bool) -> Kind {
     let text = address.path().to_string_lossy();
     let is_leased = || RemoteAddress::parse(&text).is_ok_and(|remote| remote.cache == Some(Caching::Leased));
@@ -126,7 +126,7 @@ pub(crate) fn kind_of(address: &Address, may_block: bool) -> Kind {
     }
 }
 
-/// What `ferrite mount --help` says of the words.
+/// The words, for `ferrite mount --help`.
 pub(crate) fn help() -> String {
     /// Where the explanations begin, and how wide the text is.
     const INDENT: usize = 23;
@@ -158,14 +158,14 @@ pub(crate) fn help() -> String {
 }
 
 impl Options {
-    /// Those of the engine, for an export: a server decides everything else. [`Options::settle`] refuses what it is
-    /// asked in vain.
+    /// The engine's options, for an export: a server decides everything else. [`Options::settle`] refuses words without
+    /// effect.
     pub(crate) fn of_export(&self) -> MountOptions {
         MountOptions::default().read_only(self.engine.read_only)
     }
 }
 
-/// Where the default of the option `rings` comes from, for all mounts of a service.
+/// The source of the default of the option `rings`, for all mounts of a service.
 const RINGS: &str = "FERRITE_RINGS";
 
 fn rings(value: &str) -> Option<Rings> {
@@ -245,7 +245,7 @@ impl Draft {
             ));
         }
         let low = engine.clean_low_percent;
-        // If only one was given, the other follows it.
+        // If only one was given, the other follows.
         let high = self.clean_high.unwrap_or(engine.clean_high_percent.max(low));
         engine.clean_high_percent = high;
         if low > high {
@@ -288,7 +288,7 @@ mod tests {
         text.split(',').map(String::from).collect()
     }
 
-    /// No option of a pool reaches a server, and none is dropped without a word.
+    /// No option of a pool reaches a server, and none is dropped in silence.
     #[test]
     fn options_of_pools_are_refused_for_exports() {
         let of_export = |text: &str| parse(&words(text), false).unwrap().of_export().given();
@@ -377,7 +377,7 @@ mod tests {
 
     const KINDS: [Kind; 5] = [Kind::Memory, Kind::Disk, Kind::Devices, Kind::Export, Kind::Leased];
 
-    /// A word as somebody may give it.
+    /// A word as a user may write it.
     fn sample(word: &Word) -> String {
         let value = match word.name {
             "encrypt=" | "rings=" => "auto",
@@ -389,8 +389,8 @@ mod tests {
         format!("{}{value}", word.name.trim_end_matches('*'))
     }
 
-    /// No word is accepted in silence where it does nothing: each does what it says, asks for what is so anyway, warns,
-    /// or is refused, on every kind of mount; and the message names it.
+    /// No word is accepted in silence where it does nothing: each has its effect, asks for the present state, warns, or
+    /// is refused, on every kind of mount; and the message names it.
     #[test]
     fn each_word_has_an_effect_or_a_message_on_each_kind_of_mount() {
         for word in words::all() {
@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// What sets nothing claims no more than that it is so anyway; what is shown has an explanation.
+    /// A word that sets nothing never claims an effect; a word in the help has an explanation.
     #[test]
     fn words_say_what_they_do() {
         for word in words::all() {

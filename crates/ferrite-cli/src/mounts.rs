@@ -1,10 +1,10 @@
-//! What is mounted where, ours and others', from `/proc/self/mountinfo`.
+//! All mounts, of Ferrite and others, from `/proc/self/mountinfo`.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// File-system type of our mounts.
+/// File-system type of Ferrite's mounts.
 const FS_TYPE: &[u8] = b"fuse.ferrite";
 
 /// One mounted pool.
@@ -14,12 +14,12 @@ pub(crate) struct MountPoint {
     pub(crate) pool: PathBuf,
     /// Where it is mounted.
     pub(crate) dir: PathBuf,
-    /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has
-    /// the same one at the same time.
+    /// Number of the device that the kernel made for the mount, as `major:minor`. No two mounts of this machine have
+    /// the same number at the same time.
     pub(crate) device: String,
     /// The user who mounted it.
     pub(crate) user: u32,
-    /// Nobody changes the pool through it.
+    /// The mount makes no changes to the pool.
     pub(crate) is_read_only: bool,
 }
 

@@ -1,7 +1,7 @@
 //! `ferrite mr`: files of a server as memory regions, for RDMA.
 //!
-//! Contents: the commands, and how they tell what was done. Bytes come from standard input and go to standard
-//! output, so with `--json` the report of `read` is on standard error.
+//! Contents: the commands, and their reports. Bytes come from standard input and go to standard output, so with
+//! `--json` the report of `read` is on standard error.
 
 use std::io::Read;
 use std::path::Path;
@@ -23,10 +23,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::files::Operand;
 use crate::{FAILED, Failure, Outcome, USAGE, about, complain, copies, opening, output, say, say_json};
 
-/// The port that clients of rdma_cm ask for: that of the server's ordinary protocol.
+/// The port that clients of rdma_cm connect to: that of the server's ordinary protocol.
 pub(crate) const SERVICE_PORT: u16 = ferrite_net::volume::PORT;
 
-/// What is moved at a time.
+/// Bytes moved at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Write and read files of a server by RDMA, without its file system being called
@@ -179,7 +179,7 @@ struct Append {
     all: bool,
 }
 
-/// How bytes were moved.
+/// The report about the transfer.
 #[derive(Serialize)]
 struct Report {
     how: &'static str,
@@ -197,7 +197,7 @@ struct Report {
     reconnects: u64,
 }
 
-/// How bytes were moved to or from copies.
+/// The report about a transfer to or from copies.
 #[derive(Serialize)]
 struct CopiesReport {
     how: &'static str,
@@ -254,7 +254,7 @@ struct ListReport {
     files: Vec<FileReport>,
 }
 
-/// A server's export that is open.
+/// An open export of a server.
 struct Opened {
     volume: Arc<dyn Volume>,
     client: Arc<Client>,
@@ -263,7 +263,7 @@ struct Opened {
 impl Opened {
     fn export(address: &Address) -> Result<Opened, Failure> {
         let text = "only files of a server have RDMA: tcp://HOST:PORT/EXPORT:/PATH; see `ferrite serve --rdma`";
-        // Before it is opened: a pool would be mounted.
+        // Check before opening: a pool would be mounted.
         if !address.is_remote() {
             return Err(Failure::new(USAGE, text));
         }
@@ -284,7 +284,7 @@ impl Opened {
         }
     }
 
-    /// The file's inode; with `makes` one that is not there is made.
+    /// The file's inode; `makes` creates the file if absent.
     fn find(&self, path: &Path, makes: bool) -> Result<Ino, Failure> {
         copies::find(&self.client, path, makes).map_err(about(path))
     }
@@ -312,7 +312,7 @@ impl Moving {
         copies::open(&self.files, &options.only_requests(self.no_verbs), acknowledge)
     }
 
-    /// Moves standard input to the copies with `put`, and tells what became of it.
+    /// Moves standard input to the copies with `put`, and reports the outcome.
     fn to_copies(
         &self,
         file: ReplicatedFile,
@@ -339,7 +339,7 @@ impl Moving {
         Ok(tally.code())
     }
 
-    /// Ends, and tells how it was done.
+    /// Ends, and reports how the bytes were moved.
     fn end(
         &self,
         opened: Opened,
@@ -373,7 +373,7 @@ impl Moving {
     }
 }
 
-/// Gives pieces of standard input to `take`, up to `length` bytes; gives how many there were.
+/// Passes pieces of standard input to `take`, up to `length` bytes; returns the number of bytes.
 fn each_piece(
     length: Option<u64>,
     piece_bytes: usize,
@@ -437,7 +437,7 @@ impl ReadFile {
 }
 
 impl ReadFile {
-    /// Prints what `read` gives; gives how much that was.
+    /// Prints the bytes that `read` returns; returns their number.
     fn print(&self, read: impl Fn(u64, &mut [u8]) -> Result<usize, Failure>) -> Result<u64, Failure> {
         let mut rest = self.length.unwrap_or(u64::MAX);
         let (mut buffer, mut done) = (vec![0; PIECE_BYTES], 0);
@@ -539,7 +539,7 @@ impl Bind {
             arrange: self.arrange,
             whole: false,
         };
-        // Before the key is there, so that a signal that comes now gives it back.
+        // Before the key exists, so that a signal from now on makes the command give it back.
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let granted = opened
             .client

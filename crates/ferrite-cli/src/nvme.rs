@@ -1,4 +1,4 @@
-//! `ferrite mkfs nvme:` and `ferrite fsck nvme:`: what pools on devices need beside the commands of all engines.
+//! `ferrite mkfs nvme:` and `ferrite fsck nvme:`: the needs of pools on devices beyond the commands of all engines.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::progress::Bar;
 use super::{FAILED, Failure, Outcome, USAGE, about, complain, contents, say, size, users};
 
-/// What `mkfs` was told.
+/// The arguments of `mkfs`.
 pub(crate) struct Making<'m> {
     /// The file that describes the pool.
     pub(crate) path: &'m Path,
@@ -34,12 +34,12 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(about(path))
 }
 
-/// Refuses a device that somebody uses, or that holds something.
+/// Refuses a device that is in use, or that holds something.
 fn refuse_to_overwrite(device: &Path, force: bool) -> Result<(), Failure> {
     if !device.exists() {
         return Ok(());
     }
-    // An NVMe namespace is looked at by its block device: its own takes commands only.
+    // Inspect an NVMe namespace through its block device: its own device takes commands only.
     let block = ferrite_nvme::block_device_of(device);
     let device = block.as_deref().unwrap_or(device);
     if let Some(used) = users::find(device) {
@@ -57,7 +57,7 @@ fn read(path: &Path) -> Result<Config, Failure> {
     Config::parse(&text, base).map_err(|error| refuse(path, error))
 }
 
-/// Says so of a file that has less on its medium than its length: a write may find its file system full, which is an
+/// Warns of a file with less space on its medium than its length: a write may find its file system full, which is an
 /// error of the device for the pool.
 fn tell_if_sparse(device: &Path) {
     let Ok(found) = std::fs::metadata(device) else { return };
@@ -129,7 +129,7 @@ impl Making<'_> {
 
     fn add(&self, device: &Path, options: &MakeOptions) -> Outcome {
         let device = absolute(device)?;
-        // Who a store of ours belongs to, the library finds out: to this pool, if it was to be added before.
+        // For a Ferrite store the library finds the owner: it may be this pool, if an earlier addition was cut off.
         refuse_to_overwrite(&device, self.force || contents::is_data_store(&device))?;
         ferrite_nvme::add(self.path, &device, options)?;
         tell_if_sparse(&device);
@@ -159,11 +159,11 @@ pub(crate) fn only_nvme() -> Failure {
     usage("only pools on devices (nvme:) have metadata apart from their content; `ferrite copy` copies others")
 }
 
-/// How a check is asked for.
+/// The options of a check.
 pub(crate) struct Checking<'c> {
     pub(crate) path: &'c Path,
     pub(crate) repair: bool,
-    /// Repair only if nothing is lost by it.
+    /// Repair only if the repair loses nothing.
     pub(crate) preen: bool,
     /// Read content that has checksums, too.
     pub(crate) data: bool,
@@ -178,7 +178,7 @@ const ERRORS_LEFT: u8 = 4;
 impl Checking<'_> {
     pub(crate) fn run(&self) -> Outcome {
         match self.check() {
-            // If it is the metadata, no part of the pool can be checked before what can be read of it is there.
+            // With damaged metadata, no part of the pool can be checked until the readable rest replaces it.
             Err(error) if *error.kind() == VolumeErrorKind::Damaged || *error.kind() == VolumeErrorKind::Foreign => {
                 match ferrite_nvme::metadata_damage(self.path)? {
                     Some(what) => self.salvage(what),
@@ -199,7 +199,7 @@ impl Checking<'_> {
         }
     }
 
-    /// Damaged metadata: what can be read takes its place, and then the pool is checked and repaired.
+    /// Damaged metadata: its readable part replaces it, and then the pool is checked and repaired.
     fn salvage(&self, what: String) -> Outcome {
         let found = Finding::of_metadata(what);
         if !self.repair {

@@ -1,8 +1,7 @@
 //! Opening a pool that a daemon may be about to close.
 //!
-//! A mount is gone from the kernel's list as soon as it is unmounted, but its daemon holds the pool for some moments
-//! longer to mark it clean. A command that comes right after `umount` waits for that, instead of failing because the
-//! pool is in use.
+//! The kernel's list drops a mount as soon as it is unmounted, but its daemon holds the pool for some moments longer to
+//! mark it clean. A command right after `umount` waits for that, instead of failing because the pool is in use.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,14 +16,14 @@ use super::{FAILED, Failure, about, control, mounts};
 /// How long to wait for a daemon without a mount.
 pub(crate) const DAEMON_ENDS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How many times in a row an owner must look like one that stays: a process that is being torn down looks like
-/// anything for a moment.
+/// How many times in a row an owner must look permanent: a process during its teardown may look like anything for a
+/// moment.
 const LOOKS: usize = 3;
 
 /// Why something cannot be opened.
 struct Refusal {
     failure: Failure,
-    /// Who has it open, if that is why, and the process, if it is visible.
+    /// The user that has it open, if that is the reason, with its process id if visible.
     in_use: Option<(String, Option<u32>)>,
 }
 
@@ -87,7 +86,7 @@ fn patiently<T>(pool: &Path, mut open: impl FnMut() -> Result<T, Refusal>) -> Re
     }
 }
 
-/// Whether a process will release its pool soon: a mount's daemon without a mount. Either it was unmounted, or it is
+/// Whether a process will release its pool soon: a mount's daemon without a mount. Either its mount is gone, or it is
 /// not mounted yet, which the next look shows.
 fn is_ending_daemon(process: u32) -> bool {
     let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! What commands write: results to standard output, messages to standard error.
+//! Output of commands: results to standard output, messages to standard error.
 //!
-//! Invariant: a stream that is closed (`| head`) or full changes nothing about what a command does, nor about its exit
-//! code; there is only less to read. If results were lost although the reader was still there, that is reported at the
-//! end ([`lost`]), and a command that had succeeded fails.
+//! Invariant: a stream that is closed (`| head`) or full changes nothing about the work of a command, nor about its
+//! exit code; only less output appears. If results were lost although the reader was still there, the command reports
+//! that at the end ([`lost`]), and fails even if it had succeeded.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -13,7 +13,7 @@ use super::printable::{harmless, harmless_json};
 
 /// Set once nothing more goes to standard output.
 static STOPPED: OnceLock<()> = OnceLock::new();
-/// The reason, as text, unless the reader just went away.
+/// The reason, as text, unless the reader just disconnected.
 static LOST: OnceLock<String> = OnceLock::new();
 
 /// Records the result of printing something to standard output.
@@ -25,7 +25,7 @@ pub(crate) fn printed(result: std::io::Result<()>) {
     }
 }
 
-/// Prints a line to standard output; to a terminal, one that does not control it.
+/// Prints a line to standard output; a line for a terminal cannot control it.
 pub(crate) fn say(line: impl Display) {
     if STOPPED.get().is_none() {
         let mut stdout = std::io::stdout();
@@ -44,7 +44,7 @@ pub(crate) fn write(bytes: &[u8]) -> bool {
     goes_on()
 }
 
-/// Whether somebody still reads what goes to standard output.
+/// Whether standard output still has a reader.
 pub(crate) fn goes_on() -> bool {
     STOPPED.get().is_none()
 }
@@ -55,8 +55,8 @@ pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a line to standard error, without what controls a terminal: it may name files, and say what a server said. A
-/// failure of that cannot be reported.
+/// Prints a line to standard error, without characters that control a terminal: it may name files, and quote a server.
+/// A failure to print cannot be reported.
 pub(crate) fn complain(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{}", harmless(&line.to_string()));
 }

@@ -1,14 +1,14 @@
-//! Names and texts as they are shown: a name, or what a server says, must not control a terminal or forge a line.
+//! Safe display of names and texts: a name, or a text from a server, must not control a terminal or forge a line.
 //!
-//! Contents: [`printable`], for a name in a message or on a terminal; [`harmless`], the last look at all that
-//! goes to a terminal or to standard error ([`crate::output`]), whoever has composed it.
+//! Contents: [`printable`], for a name in a message or on a terminal; [`harmless`], the last filter for all output to a
+//! terminal or to standard error ([`crate::output`]), whatever its source.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-/// A name as it is, if it is plain text, else in quotes that a shell takes.
+/// A name as it is, if it is plain text, else in quotes that a shell accepts.
 pub(crate) fn printable(name: &(impl AsRef<OsStr> + ?Sized)) -> String {
     let name = name.as_ref();
     if let Some(text) = name.to_str()
@@ -56,7 +56,7 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// A line of JSON in which the control characters that JSON lets pass are escaped too: they stand in texts alone.
+/// A line of JSON with those control characters escaped that JSON lets pass: they occur in texts alone.
 pub(crate) fn harmless_json(line: String) -> String {
     let controls = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
     if !line.contains(controls) {

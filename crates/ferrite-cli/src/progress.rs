@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    /// `quiet`: nothing is shown on a terminal, either.
+    /// `quiet`: shows nothing, even on a terminal.
     pub(crate) fn new(quiet: bool) -> Bar {
         let bar = if std::io::stderr().is_terminal() && !quiet {
             ProgressBar::new(1)
@@ -29,11 +29,11 @@ impl Bar {
     }
 }
 
-/// What has been copied so far, on standard error if that is a terminal.
+/// Bytes copied so far, on standard error if that is a terminal.
 pub(crate) struct Bytes(ProgressBar);
 
 impl Bytes {
-    /// `quiet`: nothing is shown on a terminal, either.
+    /// `quiet`: shows nothing, even on a terminal.
     pub(crate) fn new(quiet: bool) -> Bytes {
         let bar = if std::io::stderr().is_terminal() && !quiet {
             ProgressBar::new(0)
@@ -47,17 +47,17 @@ impl Bytes {
         Bytes(bar)
     }
 
-    /// There is a further file, of so many bytes.
+    /// Adds a further file of this many bytes to the total.
     pub(crate) fn expect(&self, bytes: u64) {
         self.0.inc_length(bytes);
     }
 
-    /// So many more were copied.
+    /// Adds to the bytes copied.
     pub(crate) fn advance(&self, bytes: u64) {
         self.0.inc(bytes);
     }
 
-    /// Does something while the bar is not shown.
+    /// Runs `f` while the bar is hidden.
     pub(crate) fn suspend(&self, f: impl FnOnce()) {
         self.0.suspend(f);
     }

@@ -78,7 +78,7 @@ impl Scrub {
     }
 }
 
-/// What to do about damage.
+/// The remedy for the damage.
 fn mend(report: &ScrubReport) -> &'static str {
     match (
         report.data_findings,

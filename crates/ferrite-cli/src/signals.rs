@@ -1,13 +1,13 @@
-//! How a mount's daemon ends on a signal: cleanly, even while files are in use.
+//! The end of a mount's daemon on a signal: clean, even while files are in use.
 //!
-//! Contents: the thread that waits for signals. It asks the kernel to unmount. Programs with open files get
-//! [`GRACE`] to close them, as they do if they were asked to end at the same time. Then the connection is cut, their
+//! Contents: the thread that waits for signals. It asks the kernel to unmount. Programs with open files get [`GRACE`]
+//! to close them, and do so if they received the signal at the same time. Then the thread cuts the connection, their
 //! calls fail from then on, and the daemon closes the pool. No operation that returned is lost; stores to shared
 //! mappings are written out before.
 //!
-//! Invariant: nothing here waits for a server that does not answer. It must not keep the daemon: what would be written
-//! out to it is given up, and so are the calls that wait for it. So the daemon of a mount whose server is away ends
-//! within [`GRACE`] and the moment that closing takes.
+//! Invariant: nothing here waits for a server that does not answer. Such a server must not keep the daemon alive: the
+//! daemon gives up the data to be written out to it, and the calls that wait for it. So the daemon of a mount whose
+//! server is away ends within [`GRACE`] plus the moment that closing takes.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ const GRACE: Duration = Duration::from_secs(3);
 /// How often the unmount is retried meanwhile.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long the volume must have been idle before everything that the kernel was to write out has arrived.
+/// How long the volume must have been idle before all of the kernel's write-out has arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// How long a server may take to answer that is believed to be there.
+/// How long a server that seems to be up may take to answer.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(300);
 
-/// How long what is stored may take to be written out to a server: a little longer than it does if that answers.
+/// How long the write-out to a server may take: a little longer than it does if the server answers.
 const WRITE_OUT_MAX: Duration = Duration::from_secs(4);
 
 /// Starts the thread, for `volume` mounted on `dir`.
@@ -48,7 +48,7 @@ pub(crate) fn end_on_signal(
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "received a signal to end");
-            // Otherwise requests that are held back would be cut off.
+            // Otherwise requests held back by a freeze would be cut off.
             let _ = frost.thaw(None);
             end(&unmounter, &dir, &volume, is_remote);
         }
@@ -73,14 +73,14 @@ fn end(unmounter: &Unmounter, dir: &Path, volume: &Arc<dyn Volume>, is_remote: b
         }
     };
     if is_remote && is_cut_off {
-        // Requests that wait for the server would keep the daemon until it is back, though nobody waits for them.
+        // Requests that wait for the server would keep the daemon until it is back, though no program waits for them.
         if let Err(error) = volume.close() {
             tracing::warn!(%error, "cannot leave the server");
         }
     }
 }
 
-/// Unmounts as soon as nobody uses the mount any more, within [`GRACE`].
+/// Unmounts as soon as the mount has no users any more, within [`GRACE`].
 fn unmount(unmounter: &Unmounter) -> std::io::Result<()> {
     let start = Instant::now();
     loop {
@@ -91,8 +91,8 @@ fn unmount(unmounter: &Unmounter) -> std::io::Result<()> {
     }
 }
 
-/// The same for a mount of a server. The kernel may wait within the unmount for what it writes out, so that another
-/// thread has to ask it. That is waited for as long as the server answers.
+/// The same for a mount of a server. The kernel may block in the unmount to write out data, so another thread has to
+/// ask for it. This one waits for that thread as long as the server answers.
 fn unmount_from_server(unmounter: &Unmounter, answers: impl Fn() -> bool) -> std::io::Result<()> {
     let unmounter = unmounter.clone();
     let (done, outcome) = mpsc::channel();
@@ -115,7 +115,7 @@ fn answers(volume: &dyn Volume) -> bool {
     volume.fs().statfs(&ctx).is_ok()
 }
 
-/// What `work` returns, or an error if it takes longer than this; its thread then continues.
+/// The result of `work`, or an error if it takes longer than `most`; its thread then continues.
 fn in_time(most: Duration, work: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> std::io::Result<()> {
     let (done, outcome) = mpsc::channel();
     std::thread::Builder::new()
@@ -126,15 +126,16 @@ fn in_time(most: Duration, work: impl FnOnce() -> std::io::Result<()> + Send + '
         .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 
-/// Cuts the users off after all that can be written out was. What fails to be, or failed long ago, as the kernel tells
-/// whoever asks first, is no reason to stay. Returns whether nobody uses the mount any more.
+/// Cuts off the users after writing out as much as possible. Data that cannot be written out, or failed long ago (the
+/// kernel reports an old error to the first caller that asks), is no reason to stay. Returns whether the mount has no
+/// users any more.
 fn part(write_out: impl FnOnce() -> std::io::Result<()>, cut_off: impl FnOnce() -> std::io::Result<()>) -> bool {
     if let Err(error) = write_out() {
         tracing::warn!(%error, "stores to shared mappings may not all have been written out");
     }
     match cut_off() {
         Ok(()) => true,
-        // Somebody else has unmounted it, perhaps with `umount -f`, which answers no requests.
+        // Another process has unmounted it, perhaps with `umount -f`, which answers no requests.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => true,
         Err(error) => {
             tracing::warn!(%error, "cannot cut off the users of the mount; the daemon ends when the mount is no longer \
@@ -144,9 +145,9 @@ fn part(write_out: impl FnOnce() -> std::io::Result<()>, cut_off: impl FnOnce() 
     }
 }
 
-/// Makes the kernel write out what programs stored in shared mappings. The kernel sends the requests but, for FUSE,
-/// does not wait for them. So this watches the volume until it has been idle for a while, or has been kept busy for too
-/// long.
+/// Makes the kernel write out the data that programs stored in shared mappings. The kernel sends the requests but, for
+/// FUSE, does not wait for them. So this watches the volume until it has been idle for a while, or has been busy for
+/// too long.
 fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
     let synced = rustix::fs::syncfs(std::fs::File::open(dir)?);
     let start = Instant::now();
@@ -183,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Who has no right to cut users off leaves them what they use.
+    /// A daemon without the right to cut off users stays to serve them.
     #[test]
     fn a_volume_is_left_only_if_nobody_uses_the_mount() {
         assert!(!part(|| Ok(()), || Err(ErrorKind::Unsupported.into())));

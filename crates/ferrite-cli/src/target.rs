@@ -3,8 +3,8 @@
 //! Contents: [`Target`], through which read-only commands reach a pool: its daemon, if it is mounted, or else a
 //! private copy.
 //!
-//! Invariant: a directory leads to what is mounted there, a file to the daemon that has that very file mounted,
-//! whatever both are called now.
+//! Invariant: a directory leads to the mount on it, a file to the daemon that has that very file mounted, whatever both
+//! are called now.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub(crate) fn place(address: &Address) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Accepts addresses, and so every path but that of a file that describes a pool on devices: it lacks its scheme.
+/// Accepts addresses, and so every path except that of a file that describes a pool on devices: it lacks its scheme.
 pub(crate) fn address() -> impl TypedValueParser<Value = Address> {
     OsStringValueParser::new().try_map(|text| {
         let address = Address::parse(&text).map_err(|error| error.to_string())?;
@@ -63,7 +63,7 @@ pub(crate) fn local_address() -> impl TypedValueParser<Value = Address> {
 /// See the module's head.
 pub(crate) struct Target {
     given: Address,
-    /// What is mounted there, if it is a directory.
+    /// The mount there, if it is a directory.
     mount: Option<MountPoint>,
 }
 
@@ -80,7 +80,7 @@ impl Target {
         self.mount.as_ref().map_or(self.given.path(), |mount| &mount.pool)
     }
 
-    /// Asks the daemon that has the pool mounted; `None` if there is none that answers us.
+    /// Sends a request to the daemon that has the pool mounted; `None` if no daemon answers us.
     pub(crate) fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<Option<T>, Failure> {
         self.ask_within(request, Some(TIMEOUT))
     }
@@ -105,11 +105,11 @@ impl Target {
             .map_err(|failure| failure.of(self.given.path()))
     }
 
-    /// Connects to the daemon that has the pool mounted; `None` if there is none that answers us.
+    /// Connects to the daemon that has the pool mounted; `None` if no daemon answers us.
     pub(crate) fn connect(&self) -> Option<UnixStream> {
         match &self.mount {
             Some(mount) => control::connect_to_mount(mount),
-            // If there is none, opening it will report what is wrong.
+            // Without a pool, opening it will report the error.
             None => std::fs::metadata(self.given.path())
                 .ok()
                 .and_then(|pool| control::connect_to_pool(&pool)),
@@ -127,7 +127,7 @@ impl Target {
             .map_err(|failure| failure.of(self.given.path()))
     }
 
-    /// Opens the pool through a private copy: one that crashed is recovered in memory, and nothing is written.
+    /// Opens the pool through a private copy: a crashed pool is recovered in memory, and nothing is written.
     pub(crate) fn look(&self) -> Result<Arc<dyn Volume>, Failure> {
         if self.mount.is_none() && self.given.path().is_dir() {
             return Err(not_mounted(self.given.path()));
@@ -136,7 +136,7 @@ impl Target {
     }
 }
 
-/// The error for a directory that should be a mount of ours.
+/// The error for a directory that should be a Ferrite mount.
 pub(crate) fn not_mounted(dir: &Path) -> Failure {
     Failure::new(FAILED, format!("{}: no pool is mounted there", dir.display()))
 }

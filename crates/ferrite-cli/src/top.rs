@@ -1,4 +1,5 @@
-//! `ferrite top`: what a server does with an export, for whom, and how long it takes; as the server tells its clients.
+//! `ferrite top`: the load of a server's export, by client, and its latencies; as the server reports them to its
+//! clients.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -54,7 +55,7 @@ struct Row {
     received_bytes: u64,
     sent_bytes: u64,
     mean_us: f64,
-    /// Half of the requests, and 99 of 100, took no longer; to the next power of two.
+    /// Half of the requests, and 99 of 100, took no longer; rounded up to a power of two.
     #[serde(skip_serializing_if = "Option::is_none")]
     median_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +112,7 @@ impl Row {
     }
 }
 
-/// What a part of the requests did not exceed, in microseconds.
+/// The latency that this part of the requests did not exceed, in microseconds.
 fn quantile(latency: &[u64], part: f64) -> Option<f64> {
     // The numbers are the server's.
     let all = latency.iter().fold(0u64, |all, count| all.saturating_add(*count));
@@ -156,7 +157,7 @@ fn look(activity: &Activity) -> Look {
     }
 }
 
-/// What happened between two looks. A server that was restarted began anew.
+/// The activity between two looks. A restarted server has begun again at zero.
 fn since(before: &Activity, now: &Activity) -> Activity {
     if now.uptime_ms < before.uptime_ms {
         return now.clone();
@@ -207,7 +208,7 @@ fn since(before: &Activity, now: &Activity) -> Activity {
     between
 }
 
-/// A look as people read it; `seconds` is the time that the numbers are of.
+/// A look as a table; `seconds` is the time that the numbers cover.
 fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String {
     let mut text = String::new();
     let rate = |count: u64| count as f64 / seconds.max(0.001);
@@ -300,14 +301,14 @@ impl Top {
                     None => (now.clone(), now.uptime_ms as f64 / 1e3),
                 };
                 let table = table(&export, &now, &part, seconds);
-                // The terminal is cleared; elsewhere looks follow each other.
+                // A terminal is cleared; elsewhere looks follow each other.
                 let clear = match std::io::stdout().is_terminal() && !self.once {
                     true => "\x1b[2J\x1b[H",
                     false => "",
                 };
                 output::write(format!("{clear}{table}").as_bytes());
             }
-            // A pipe would get it late otherwise; whether it was written is seen at the end.
+            // Otherwise a pipe would get it late; a failure to write shows at the end.
             let _ = std::io::stdout().flush();
             if self.once || !output::goes_on() {
                 break;

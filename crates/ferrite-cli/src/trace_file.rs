@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::{FAILED, Failure, about};
 
-/// Opens a file for a trace, and keeps its content until [`empty`] is called. A file that is not a trace is refused:
-/// the name may be a mistake.
+/// Opens a file for a trace, and keeps its content until [`empty`] is called. Refuses a file that is not a trace: the
+/// name may be a mistake.
 pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     let opened = || -> std::io::Result<Option<File>> {
         let file = OpenOptions::new()
@@ -38,7 +38,7 @@ pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     })
 }
 
-/// Makes room for a new trace.
+/// Empties the file for a new trace.
 pub(crate) fn empty(trace: &File) -> std::io::Result<()> {
     trace.set_len(0)?;
     let mut trace = trace;

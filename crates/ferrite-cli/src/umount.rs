@@ -1,8 +1,8 @@
 //! `ferrite umount`: unmount, and wait until the daemon has closed the pool.
 //!
-//! Invariant: nothing here waits without a limit, nor long without saying for what. The kernel may wait within the
-//! unmount for a server that is away, and then not even a signal ends the program that asked for it; so that is a
-//! program of its own.
+//! Invariant: nothing here waits without a limit, nor long without naming the reason. The kernel may block in the
+//! unmount for a server that is away, and then not even a signal ends the program that asked for it; so a separate
+//! program asks.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,9 +20,9 @@ use super::mounts::MountPoint;
 use super::target::address;
 use super::{FAILED, Failure, Outcome, complain, control, mounts};
 
-/// After which time the user hears what is waited for.
+/// Time after which the command tells the user the reason of the wait.
 const TELL_AFTER: Duration = Duration::from_secs(2);
-/// Time between two looks at what is waited for.
+/// Time between two looks during a wait.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a directory and end its daemon
@@ -42,7 +42,7 @@ pub(crate) struct Umount {
     timeout: u64,
 }
 
-/// A wait with a limit, of which the user hears.
+/// A wait with a limit, which is reported to the user.
 struct Wait<'m> {
     mount: &'m MountPoint,
     start: Instant,
@@ -52,7 +52,7 @@ struct Wait<'m> {
 }
 
 impl Wait<'_> {
-    /// What the wait is for.
+    /// The reason of the wait.
     fn what(&self) -> String {
         match Address::parse(&self.mount.pool) {
             Ok(address) if address.is_remote() => format!(
@@ -96,7 +96,7 @@ impl Wait<'_> {
                 return Ok(status.success());
             }
             self.go_on().inspect_err(|_| {
-                // It may be in the kernel, and then ends when that does.
+                // It may be in the kernel, and then ends when the kernel call does.
                 let _ = child.kill();
             })?;
         }
@@ -169,7 +169,7 @@ fn unmount(mount: &MountPoint, is_lazy: bool, wait: &Wait<'_>) -> Result<(), Fai
     }
 }
 
-/// Has the daemon end, as SIGTERM does, and then sees that the mount is gone.
+/// Makes the daemon end, as SIGTERM does, and then checks that the mount is gone.
 fn force(mount: &MountPoint, daemon: Option<&OwnedFd>, wait: &Wait<'_>) -> Result<(), Failure> {
     if let Some(daemon) = daemon {
         match rustix::process::pidfd_send_signal(daemon, Signal::TERM) {
@@ -186,7 +186,7 @@ fn force(mount: &MountPoint, daemon: Option<&OwnedFd>, wait: &Wait<'_>) -> Resul
     if !is_there() {
         return Ok(());
     }
-    // Nobody serves it any more.
+    // It has no daemon any more.
     match rustix::process::geteuid().is_root() {
         true => match rustix::mount::unmount(&mount.dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
             Err(error) if is_there() => Err(Failure::new(FAILED, format!("{}: {error}", mount.dir.display()))),
@@ -204,8 +204,8 @@ fn has_ended(process: &OwnedFd) -> rustix::io::Result<bool> {
 }
 
 /// Waits until the daemon, which marks the pool clean after the unmount, has closed the pool. It waits for the end of
-/// the process, because a reader cannot see the lock of a daemon that only reads. For a daemon whose process could not
-/// be found, it checks the lock.
+/// the process, because a reader cannot see the lock of a daemon that only reads. If the daemon's process could not be
+/// found, it checks the lock.
 fn has_let_go(daemon: Option<OwnedFd>, pool: &Path, wait: &Wait<'_>) -> Result<(), Failure> {
     if let Some(daemon) = daemon {
         wait.end_of(&daemon)?;

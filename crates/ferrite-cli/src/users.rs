@@ -1,7 +1,7 @@
 //! Other users of a file or a device: the kernel, for a mount, for swap, or below another device.
 //!
-//! Contents: [`find`], which `mkfs` calls even with `--force`: writing there would destroy what is in use.
-//! Programs that merely have a file open do not count; another Ferrite has the lock.
+//! Contents: [`find`], which `mkfs` calls even with `--force`: writing there would destroy data in use. Programs that
+//! merely have a file open do not count; another Ferrite has the lock.
 
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;

@@ -1,5 +1,5 @@
-//! Addresses on the command line: `pm:PATH` is a pool wherever a path is one, and what this build cannot open is
-//! refused by name before anything is done.
+//! Addresses on the command line: `pm:PATH` is a pool wherever a path is one, and commands refuse by name what this
+//! build cannot open, before they do anything.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn an_address_of_a_pool_is_as_good_as_its_path() {
     let copy = dir.path().join("copy");
     ok(ferrite().arg("copy").arg(pm(&path)).arg(&copy));
     ok(ferrite().arg("fsck").arg(&copy));
-    // A name that begins like an address is a path if it says so.
+    // The user can mark a name that begins like an address as a path.
     ok(ferrite().args(["info", "./pm:a"]).current_dir(dir.path()));
     let missing = fails(ferrite().args(["info", "pm:a"]).current_dir(dir.path()), 1);
     assert!(
@@ -111,7 +111,7 @@ fn schemes_of_other_engines_are_refused_by_name() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made");
 }
 
-/// A server's pool is not made, checked or copied from elsewhere, and a server that is not there is reported as such.
+/// Commands do not make, check or copy a server's pool from elsewhere, and report a missing server as such.
 #[test]
 fn what_needs_a_pool_of_this_machine_refuses_a_server() {
     refuse_a_server("tcp://127.0.0.1:1/export");

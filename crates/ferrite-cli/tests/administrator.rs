@@ -1,4 +1,5 @@
-//! Whoever administers pools sees what is there: other users' pools, dead daemons, damage, what a container lacks.
+//! Administrators of pools see the state of the machine: other users' pools, dead daemons, damage, the limits of a
+//! container.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -8,7 +9,7 @@ use std::process::Command;
 use crate::common;
 use crate::common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh};
 
-/// A mount that is gone when dropped, whatever happened.
+/// A mount that is removed when dropped, whatever happened.
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {
@@ -17,7 +18,7 @@ impl Drop for Mounted<'_> {
     }
 }
 
-/// A user who has a name, as fusermount3 wants it.
+/// A user who has a name, as fusermount3 requires.
 const NOBODY: u32 = 65_534;
 
 /// Runs a command as that user.
@@ -33,7 +34,7 @@ fn as_nobody(program: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// The program in a place where every user finds it.
+/// The program in a place where every user can run it.
 fn for_all(dir: &Path) -> PathBuf {
     let program = dir.join("ferrite");
     fs::copy(ferrite().get_program(), &program).unwrap();
@@ -57,7 +58,7 @@ fn a_missing_pool_is_a_failure_unless_that_was_said() {
     let output = mount(&["-o", "rw,nofail"]).output().unwrap();
     assert!(output.status.success(), "{}", common::text(&output));
     assert!(common::text(&output).contains("nofail"));
-    // What is there and wrong is a failure all the same.
+    // A pool that exists but is wrong is a failure all the same.
     fs::write(dir.path().join("pool"), "no pool").unwrap();
     fails(&mut mount(&["-o", "nofail"]), 1);
 }
@@ -126,7 +127,7 @@ fn root_sees_the_pools_of_others() {
     ok(&mut as_nobody(&program, &["mount", pool_name, dir_name]));
     let mine = TestPool::new("16M", &[]);
     let df = |words: &[&str]| ok(ferrite().arg("df").args(words));
-    // Of all pools of this machine some may be in a bad way.
+    // Some pools of this machine may be damaged.
     let all = common::text(&ferrite().arg("df").output().unwrap());
     for said in [all, df(&[pool_name]), df(&[dir_name])] {
         let line = said.lines().find(|line| line.contains(dir_name)).unwrap();
@@ -134,7 +135,7 @@ fn root_sees_the_pools_of_others() {
     }
     assert!(ok(ferrite().args(["info", pool_name])).contains("fences"));
     assert!(ok(ferrite().args(["info", dir_name])).contains("fences"));
-    // And the user those of root, as far as the kernel tells.
+    // And the user sees those of root, as far as the kernel reports them.
     let said = common::text(&as_nobody(&program, &["df"]).output().unwrap());
     let line = said
         .lines()

@@ -1,6 +1,6 @@
-//! A mount whose server is away: who looks at it, who waits for it and gives up, and how it ends.
+//! A mount whose server is away: processes that look at it, that wait for it and give up, and the end of the mount.
 //!
-//! The server may be gone, or stand still with the connections open: then requests have been sent, and may be carried
+//! The server may be gone, or stopped with the connections open: then clients have sent requests, which may be carried
 //! out.
 
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{TestPool, fails, ferrite, has_fuse, ok, text};
 
-/// Enough for a loaded machine; what hangs takes longer.
+/// Enough for a loaded machine; a hang takes longer.
 const SOON: Duration = Duration::from_secs(20);
 
 fn becomes_so(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
@@ -24,7 +24,7 @@ fn becomes_so(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// A mount with a file, whose server's process is known.
+/// A mount with a file, and a server whose process is known.
 fn served() -> TestPool {
     let test = TestPool::served("64M");
     std::fs::write(test.path("file"), "text").unwrap();
@@ -37,8 +37,8 @@ fn port(test: &TestPool) -> String {
     address.rsplit(':').next().unwrap().to_owned()
 }
 
-/// The processes of `ferrite` with this command whose arguments have the port. A server's has no port of its own
-/// among them, so it is found by its pool.
+/// The processes of `ferrite` with this command and the port in their arguments. A server's arguments lack its port, so
+/// it is found by its pool.
 fn processes(command: &str, mark: &str) -> Vec<String> {
     let pattern = format!("ferrite {command} .*{mark}");
     let found = Command::new("pgrep").args(["-f", &pattern]).output().unwrap();
@@ -57,7 +57,7 @@ fn signal(process: &str, signal: &str) {
     ok(Command::new("kill").args([signal, process]));
 }
 
-/// A process on the mount that does one thing and waits for the server.
+/// A process on the mount that makes one call and waits for the server.
 fn waiting(dir: &Path, script: &str) -> Child {
     Command::new("python3")
         .args(["-c", script])
@@ -82,7 +82,7 @@ fn ends(child: &mut Child) -> bool {
     becomes_so(SOON, || child.try_wait().unwrap().is_some())
 }
 
-/// Ends what waits for the server at this port, if a test has failed.
+/// Ends the processes that wait for the server at this port, if a test has failed.
 struct Ending(String);
 
 impl Drop for Ending {
@@ -112,12 +112,12 @@ fn an_idle_mount_is_unmounted() {
     ok(ferrite().arg("umount").arg(&test.dir));
     assert!(start.elapsed() < SOON / 2, "{:?}", start.elapsed());
     assert!(!is_mounted(&test.dir));
-    // It has ended; its parent hears of that a moment later.
+    // It has ended; its parent learns of that a moment later.
     let process = Path::new("/proc").join(daemon);
     assert!(becomes_so(SOON, || !process.exists()));
 }
 
-/// More processes wait than the mount has threads that read requests.
+/// More processes wait than the mount has threads to read requests.
 #[test]
 fn who_looks_at_all_mounts_gets_an_answer_and_who_waits_can_give_up() {
     if !has_fuse() {
@@ -172,7 +172,7 @@ fn who_looks_at_all_mounts_gets_an_answer_and_who_waits_can_give_up() {
     }
 }
 
-/// A change that was sent may be carried out, but never twice; and what follows it is carried out.
+/// A change that was sent may be carried out, but never twice; and the changes after it are carried out.
 #[test]
 fn a_change_whose_caller_gave_up_happens_once_at_most() {
     if !has_fuse() {
@@ -210,7 +210,7 @@ fn a_change_whose_caller_gave_up_happens_once_at_most() {
     test.finish();
 }
 
-/// The close of a process that is killed waits for nobody, and its lock ends.
+/// The close of a killed process waits for no server, and its lock ends.
 #[test]
 fn a_killed_process_ends_and_its_lock_with_it() {
     if !has_fuse() {

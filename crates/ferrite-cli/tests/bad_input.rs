@@ -116,7 +116,7 @@ fn a_mkfs_that_fails_changes_nothing() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let new = dir.path().join("new");
     let mkfs = |path: &Path, words: &[&str], code| fails(ferrite().arg("mkfs").arg(path).args(words), code);
-    // Asked for first: a disk that fills up for a while is bad enough for others.
+    // `mkfs` checks the space first: a disk that fills up for a while hurts other programs.
     let said = mkfs(&new, &["--size", "250G"], 1);
     assert!(said.contains("free") && said.contains("268435456000"), "{said}");
     mkfs(&new, &["--size", "1K"], 2);
@@ -137,7 +137,7 @@ fn a_mkfs_that_fails_changes_nothing() {
     mkfs(&pool, &["--size", "250G", "--force"], 1);
     ok(ferrite().arg("fsck").arg(&pool));
 
-    // A link names a file elsewhere, which comes and goes without it.
+    // A link names a file elsewhere, which appears and disappears independently of it.
     let link = dir.path().join("link");
     let target = dir.path().join("target");
     std::os::unix::fs::symlink("target", &link).unwrap();

@@ -1,5 +1,5 @@
-//! The kernel caches pages of files on a mount; nobody reads an old one after a direct write has returned, in whatever
-//! way.
+//! The kernel caches pages of files on a mount; after a direct write has returned no reader gets an old page, in
+//! whatever way it reads.
 
 use std::process::Command;
 

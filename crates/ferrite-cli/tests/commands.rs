@@ -1,4 +1,4 @@
-//! Commands find the pool that is meant, go on where they can, and neither hang nor leave something half done.
+//! Commands find the intended pool, continue where they can, and neither hang nor leave something half done.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ fn mounted(dir: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(1) == dir.to_str())
 }
 
-/// A mount beside that of a [`TestPool`], gone when dropped.
+/// A mount beside that of a [`TestPool`], removed when dropped.
 struct Beside<'a>(&'a Path);
 
 impl Drop for Beside<'_> {
@@ -85,7 +85,7 @@ fn a_mounted_copy_answers_for_itself() {
     assert_eq!([inodes_free(&dir), inodes_free(&copy)], [original - 1; 2]);
     ok(ferrite().arg("dump").arg(&dir).arg("only in the copy"));
     fails(ferrite().arg("dump").arg(&test.dir).arg("only in the copy"), 1);
-    // The end of one takes nothing from the other, nor does a daemon that was killed.
+    // The end of one takes nothing from the other, nor does a killed daemon.
     ok(ferrite().arg("umount").arg(&dir));
     assert_eq!(inodes_free(&test.dir), original);
     assert_eq!(inodes_free(&copy), original - 1);
@@ -103,7 +103,7 @@ fn a_pool_that_was_renamed_or_deleted_is_known_by_its_mount() {
     let test = TestPool::new("64M", &[]);
     let new = test.scratch().join("new name");
     fs::rename(&test.pool, &new).unwrap();
-    // Another file in its place is not taken for it.
+    // Another file in its place is not mistaken for it.
     mkfs(&test.pool, &["--size", "16M"]);
     let size = |path: &Path| {
         let said = ok(ferrite().arg("df").arg(path).arg("--json"));
@@ -260,7 +260,7 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     assert!(said.contains("/nonexistent/tree") && !dir.exists(), "{said}");
     let mount = dir.join("mnt");
     let _beside = Beside(&mount);
-    // Without the programs it runs.
+    // Without the programs that it runs.
     let output = demo("--tree=/etc").env("PATH", "/nonexistent").output().unwrap();
     let said = text(&output);
     let mend = format!("demo --stop --dir {}", dir.display());
@@ -269,8 +269,8 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     assert!(!dir.exists());
 }
 
-/// A daemon may be older than the program that asks it: what later builds have added may be missing from its answer.
-/// The list grows by nothing; a new field gets a default.
+/// A daemon may be older than the program that queries it: its reply may lack fields that later builds have added. The
+/// list of fields here never grows; a new field gets a default.
 #[test]
 fn what_an_older_daemon_answers_is_understood() {
     const FROM_THE_BEGINNING: &[&str] = &[
@@ -302,7 +302,7 @@ fn what_an_older_daemon_answers_is_understood() {
     assert!(understood.is_ok(), "{understood:?}");
 }
 
-/// The same for programs that read what `info --json` of an older program wrote.
+/// The same for programs that read the output of `info --json` from an older program.
 #[test]
 fn what_an_older_program_wrote_is_understood() {
     const FROM_THE_BEGINNING: &[&str] = &[

@@ -1,7 +1,7 @@
 //! `ferrite log`, and `ferrite mr` with several copies of a file, with real processes that are killed.
 //!
-//! What is protected: what a command said is done is there afterwards, on every copy once it was resynchronised; and
-//! who runs the command hears of a copy that lacks something.
+//! Protects: a change that a command reported as done is there afterwards, on every copy once it was resynchronised;
+//! and the command reports a copy that lacks something.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -24,7 +24,7 @@ fn feed(words: &[&str], input: &[u8]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The same, of which this exit code is expected; gives what it printed.
+/// The same with an expected exit code; returns the output.
 fn fed(words: &[&str], input: &[u8], code: i32) -> Vec<u8> {
     let output = feed(words, input);
     assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
@@ -48,14 +48,14 @@ fn held(report: &Value) -> Vec<&str> {
     copies.iter().map(|copy| copy["held"].as_str().unwrap()).collect()
 }
 
-/// Resynchronises until all copies are current; gives what the last one said.
+/// Resynchronises until all copies are current; returns the last output.
 fn resync(urls: &[String]) -> Value {
     let began = Instant::now();
     loop {
         let output = feed(&with(&["mr", "resync", "--json"], urls), b"");
         match output.status.code() {
             Some(0) => return json(&output.stdout),
-            // A server that was started again lets nobody lock for a while.
+            // A restarted server grants no locks for a while.
             code => assert!(began.elapsed() < Duration::from_secs(60), "{code:?}: {output:?}"),
         }
     }
@@ -75,7 +75,7 @@ fn a_file_on_three_servers_survives_one() {
     let report = json(&fed(&with(&["mr", "append", "--json"], &urls), b"appended", 3));
     assert_eq!(held(&report), ["no", "yes", "yes"]);
     assert_eq!(report["offset"].as_u64(), Some(6_000_000));
-    // Who wants all copies hears that there are too few.
+    // A user who wants all copies learns that there are too few.
     let output = feed(&with(&["mr", "write", "--all"], &urls), b"x");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -83,7 +83,7 @@ fn a_file_on_three_servers_survives_one() {
         "{output:?}"
     );
     servers[0].start();
-    // The first copy is old, and is not read.
+    // The first copy is old, and no command reads it.
     let mut whole = data.clone();
     whole.extend(b"appended");
     whole[0] = b'x';
@@ -112,14 +112,14 @@ fn a_file_on_three_servers_survives_one() {
         held(&json(&fed(&with(&["mr", "append", "--all", "--json"], &urls), b"!", 0))),
         ["yes"; 3]
     );
-    // Wrong words, and a set that is not named as a whole.
+    // Wrong words, and an incomplete set of copies.
     let output = feed(&with(&["mr", "read"], &urls[..2]), b"");
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("one of 3 copies"));
     fails(ferrite().args(["mr", "resync", &urls[0]]), 2);
     fails(ferrite().args(["mr", "read", "pm:/x:/y", "pm:/x:/z"]), 2);
 }
 
-/// What the server's file system says is in a file.
+/// The content of a file according to the server's file system.
 fn ok_bytes(url: &str) -> Vec<u8> {
     let output = ferrite().args(["cat", url]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -180,7 +180,7 @@ fn a_log_on_three_servers_goes_on_when_one_is_killed() {
     assert_eq!(fed(&with(&["log", "walk"], &urls), b"", 0), b"one two three ");
     resync(&urls);
     fed(&with(&["log", "append"], &urls), b"four", 0);
-    // Each copy is a log by itself.
+    // Each copy is a log on its own.
     for url in &urls {
         assert_eq!(fed(&["log", "walk", url], b"", 0), b"one two three four");
     }

@@ -1,4 +1,4 @@
-//! Copies of pools: `ferrite copy` makes sound ones while programs write, and others are told from them.
+//! Copies of pools: `ferrite copy` makes sound ones while programs write, and fsck and mount recognise other copies.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,7 +11,7 @@ use crate::common::{TestPool, fails, ferrite, has_fuse, ok, text};
 
 const MAYBE_COPIED: &str = "may be a copy that was taken while the original was mounted";
 
-/// Writes files whose content is their number, over and over, until told to stop; each number is noted once its write
+/// Writes files whose content is their number, over and over, until `stop` is set; records each number once its write
 /// has returned.
 fn write_on(dir: &Path, acknowledged: &AtomicU64, stop: &AtomicBool) {
     let last = fs::File::create(dir.join("last")).unwrap();
@@ -73,7 +73,7 @@ fn copies_of_a_busy_mount_are_sound_and_hold_what_returned() {
         scope.spawn(|| write_on(&test.dir, &acknowledged, &stop));
         let mut before = 0;
         for round in 0..20 {
-            // Writers went on after the copy before.
+            // Writers continued after the previous copy.
             let start = Instant::now();
             while acknowledged.load(Ordering::SeqCst) < before + 20 {
                 assert!(start.elapsed() < Duration::from_secs(60), "nobody writes any more");
@@ -98,7 +98,7 @@ fn copies_of_a_busy_mount_are_sound_and_hold_what_returned() {
     test.finish();
 }
 
-/// The same by cp: what comes out is not sound, or only by luck, and either way fsck and mount say what it may be.
+/// The same with cp: the result is not sound, or only by luck, and either way fsck and mount say what it may be.
 #[test]
 fn a_plain_copy_of_a_mounted_pool_is_recognised() {
     if !has_fuse() {
@@ -127,14 +127,14 @@ fn a_plain_copy_of_a_mounted_pool_is_recognised() {
         assert!(info.contains(MAYBE_COPIED), "{info}");
         ok(ferrite().arg("umount").arg(&dir));
     }
-    // A repair accepts it, too, and there is nothing more to say.
+    // A repair accepts it, too, and then the pool is clean.
     fs::copy(&test.pool, &copy).unwrap();
     fails(ferrite().args(["fsck", "--repair"]).arg(&copy), 1);
     assert!(!ok(ferrite().arg("fsck").arg(&copy)).contains(MAYBE_COPIED));
     test.finish();
 }
 
-/// What happens to a pool in the course of things: a crash, a move, a copy of what is not in use.
+/// Normal events in the life of a pool: a crash, a move, a copy of a pool that is not in use.
 #[test]
 fn no_crash_and_no_move_looks_like_a_copy() {
     if !has_fuse() {
@@ -159,7 +159,7 @@ fn no_crash_and_no_move_looks_like_a_copy() {
     fs::copy(&moved, &copy).unwrap();
     says_nothing(&copy);
     ok(ferrite().arg("umount").arg(&test.dir));
-    // Of one that crashed nobody can know; that is why it is said with care. `ferrite copy` does know.
+    // For a crashed pool fsck cannot know; that is why it words this with care. `ferrite copy` does know.
     fs::rename(&moved, &test.pool).unwrap();
     test.mount(&[]);
     fs::write(test.path("f"), "other content").unwrap();
@@ -187,7 +187,7 @@ fn a_frozen_mount_is_read_and_its_file_may_be_copied() {
     let test = TestPool::new_in(Path::new("/dev/shm"), "16M", &[], &["-o", "threads=2"]);
     fs::create_dir(test.path("d")).unwrap();
     fs::write(test.path("d/f"), "content").unwrap();
-    // The kernel locks the directory of a new name until it is answered, so those who read are elsewhere.
+    // The kernel locks the directory of a new name until the request is answered, so the readers use other directories.
     fs::create_dir(test.path("new")).unwrap();
     ok(ferrite().arg("freeze").arg(&test.dir));
     let waits = |seconds: u64, what: &dyn Fn() -> bool| {
@@ -234,7 +234,7 @@ fn a_frozen_mount_is_read_and_its_file_may_be_copied() {
         waits(20, &|| done.load(Ordering::SeqCst) == 8);
     });
     assert!(fails(ferrite().arg("thaw").arg(&test.dir), 1).contains("not frozen"));
-    // Forgotten.
+    // Without a thaw.
     ok(ferrite().arg("freeze").arg(&test.dir).args(["--timeout", "1"]));
     let start = Instant::now();
     fs::write(test.path("late"), "x").unwrap();
@@ -243,7 +243,7 @@ fn a_frozen_mount_is_read_and_its_file_may_be_copied() {
         waited > Duration::from_millis(500) && waited < Duration::from_secs(20),
         "{waited:?}"
     );
-    // A daemon that is told to end lets those who wait end first.
+    // A daemon that has been asked to end first completes the waiting requests.
     ok(ferrite().arg("freeze").arg(&test.dir));
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| fs::write(test.path("last"), "x"));
@@ -290,7 +290,7 @@ fn what_cannot_be_copied_is_refused_and_nothing_is_left_behind() {
     assert!(fails(&mut copy(&scratch, &to, &["--force"]), 1).contains("no pool is mounted there"));
     assert!(fails(&mut copy(&to, &scratch.join("of-none"), &[]), 1).contains("not a Ferrite pool"));
     assert!(fails(&mut copy(&test.dir, &scratch.join("shared"), &["--reflink"]), 1).contains("--reflink"));
-    // Interrupted, in order or not: no name is left, and the mount goes on.
+    // Interrupted, cleanly or not: no name is left, and the mount still works.
     fs::write(test.path("f"), vec![7; 40 << 20]).unwrap();
     for (round, signal) in ["INT", "KILL", "TERM", "KILL", "INT"].into_iter().enumerate() {
         let mut running = copy(&test.dir, &scratch.join("new"), &[]);
@@ -305,7 +305,7 @@ fn what_cannot_be_copied_is_refused_and_nothing_is_left_behind() {
         let _ = fs::remove_file(scratch.join("new"));
         fs::write(test.path("g"), "goes on").unwrap();
     }
-    // Zeros are left out, also where there is space for them.
+    // A copy omits zeros, even where the pool has allocated space for them.
     ok(&mut copy(&other.dir, &scratch.join("sparse"), &[]));
     let bytes = |path: &Path| fs::metadata(path).unwrap().blocks() * 512;
     assert!(bytes(&other.pool) >= 16 << 20 && bytes(&scratch.join("sparse")) < 4 << 20);

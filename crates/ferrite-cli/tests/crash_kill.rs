@@ -1,4 +1,4 @@
-//! The daemon is killed while programs are at work: what returned is there, and in order.
+//! The daemon is killed while programs are at work: changes that returned are there, and in order.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::common::{PAGE, TestPool, has_fuse, ok, soak};
 
-/// What one writer knows to have returned.
+/// The changes that one writer knows to have returned.
 #[derive(Default)]
 struct Returned {
     /// Lines appended to its log.
@@ -82,12 +82,11 @@ fn verify(dir: &Path, round: usize, returned: &Returned) {
     }
 }
 
-/// Changes that can be made one after the other, and of each what is there after it. The daemon is killed in one of
-/// them.
+/// Changes that can be made in sequence, and the expected state after each. The daemon is killed in one of them.
 trait Load {
     /// Makes change number `n`, in `dir`.
     fn change(&self, dir: &Path, n: usize) -> std::io::Result<()>;
-    /// What must be there after the first `n` changes.
+    /// The required state after the first `n` changes.
     fn expected(&self, n: usize) -> Tree;
     /// Whether change number `n` changes nothing.
     fn is_nothing(&self, _n: usize) -> bool {
@@ -95,7 +94,7 @@ trait Load {
     }
 }
 
-/// What is below a directory, by path.
+/// The files below a directory, by path.
 type Tree = BTreeMap<String, Node>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +124,7 @@ fn tree(dir: &Path, below: &str, found: &mut Tree) {
     }
 }
 
-/// Makes changes until one fails; how many were made. The directory must be there.
+/// Makes changes until one fails; returns how many were made. The directory must exist.
 fn go_on(load: &dyn Load, dir: &Path, stop: &AtomicBool) -> usize {
     (0..)
         .take_while(|_| !stop.load(Ordering::Relaxed))
@@ -133,7 +132,7 @@ fn go_on(load: &dyn Load, dir: &Path, stop: &AtomicBool) -> usize {
         .count()
 }
 
-/// After `made` changes there must be what they left, or what the next one leaves.
+/// After `made` changes the directory must have their result, or that of the next one.
 fn verify_load(load: &dyn Load, dir: &Path, made: usize) {
     let mut found = Tree::new();
     tree(dir, "", &mut found);
@@ -173,7 +172,7 @@ impl Overwrites {
         ((n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as usize
     }
 
-    /// Where change `n` cuts the file, if it does. Most cuts are within a page; some make the file longer.
+    /// Where change `n` truncates the file, if it does. Most of these are within a page; some make the file longer.
     fn cut(n: usize) -> Option<usize> {
         (n % 16 == 15).then(|| Self::mixed(n) % (Self::PAGES * PAGE))
     }
@@ -220,13 +219,13 @@ impl Load for Overwrites {
     }
 }
 
-/// Directories made, filled with links, moved, and taken down again; all files in them are one.
+/// Directories made, filled with links, moved, and removed again; all files in them are one.
 struct Links;
 
 impl Links {
-    /// Changes by which a directory is made, filled, and an older one taken down.
+    /// Changes that make and fill one directory, and remove an older one.
     const STEPS: usize = 12;
-    /// How many directories older.
+    /// Age of the directory that is removed, in directories.
     const OLDER: usize = 5;
 }
 
@@ -307,13 +306,13 @@ impl Load for Links {
         tree
     }
 
-    /// Nothing is old enough to be taken down at first.
+    /// At first no directory is old enough to be removed.
     fn is_nothing(&self, n: usize) -> bool {
         (1..=Self::STEPS * Self::OLDER).contains(&n) && (n - 1) % Self::STEPS >= 7
     }
 }
 
-/// What the kill loses, or leaves half done, shows; so the loads must distinguish states.
+/// A change that the kill loses, or leaves half done, must show; so the loads must distinguish states.
 #[test]
 fn every_change_of_a_load_makes_another_state() {
     let loads: [&dyn Load; 2] = [&Overwrites, &Links];
@@ -436,7 +435,7 @@ fn sqlite_keeps_every_committed_row() {
                 .spawn()
                 .unwrap();
             let mut output = BufReader::new(writer.stdout.take().unwrap());
-            // However long it takes to begin on a busy machine, there is a row by then.
+            // However long it takes to begin on a busy machine, a row exists by then.
             let mut printed = String::new();
             output.read_line(&mut printed).unwrap();
             std::thread::sleep(Duration::from_millis(500 + 77 * round));

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, mkfs, ok, unlike_pages};
 
-/// What is damaged.
+/// The pages that a test damages.
 fn content() -> Vec<u8> {
     unlike_pages(4)
 }

@@ -1,8 +1,8 @@
-//! Devices: what can hold a pool does so, mounted or not; of what cannot, not a byte changes.
+//! Devices: a suitable one can hold a pool, mounted or not; on an unsuitable one, not a byte changes.
 //!
-//! Block devices are loop devices here. Device DAX and fs-DAX are named by `FERRITE_DAX_DEVICES` (devices whose
-//! content does not matter, separated by blanks) and `FERRITE_FSDAX_DIR`; `make pmem` runs these tests in a guest
-//! that has both. What is not there is skipped aloud.
+//! Block devices are loop devices here. `FERRITE_DAX_DEVICES` (devices whose content does not matter, separated by
+//! blanks) and `FERRITE_FSDAX_DIR` name device DAX and fs-DAX; `make pmem` runs these tests in a guest that has both.
+//! Tests without their device are skipped with a message.
 
 mod common;
 
@@ -15,7 +15,7 @@ use common::{fails, ferrite, has_fuse, ok, text};
 use ferrite_fs::layout;
 use ferrite_pm::{Access, Region};
 
-/// A block device over a file; gone when dropped.
+/// A block device over a file; removed when dropped.
 struct LoopDevice {
     dir: tempfile::TempDir,
     device: PathBuf,
@@ -64,7 +64,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// The devices of device DAX that tests may use; none, aloud, where there is none.
+/// The devices of device DAX that tests may use; empty, with a message, if there are none.
 fn dax_devices() -> Vec<PathBuf> {
     let names = std::env::var("FERRITE_DAX_DEVICES").unwrap_or_default();
     let devices: Vec<PathBuf> = names.split_whitespace().map(PathBuf::from).collect();
@@ -74,7 +74,7 @@ fn dax_devices() -> Vec<PathBuf> {
     devices
 }
 
-/// A number that is another one for other contents, so that a device need not be kept in memory.
+/// A checksum that differs for other contents, so that no test keeps a device in memory.
 fn sum_of(device: &Path) -> u32 {
     let region = Region::open(device, Access::ReadOnlyPrivate).unwrap();
     let mut part = vec![0; 1 << 20];
@@ -83,7 +83,7 @@ fn sum_of(device: &Path) -> u32 {
     for offset in (0..region.len()).step_by(part.len()) {
         part.truncate((region.len() - offset) as usize);
         region.read(offset, &mut part);
-        // Most of a device is zeros, and a guest takes its time.
+        // Most of a device is zeros, and a guest is slow.
         if part != zeros[..part.len()] {
             sum = crc32c::crc32c_append(crc32c::crc32c_append(sum, &offset.to_le_bytes()), &part);
         }
@@ -167,7 +167,7 @@ fn a_device_in_use_is_named_so_and_its_file_is_safe_from_force() {
     ok(Command::new("e2fsck").args(["-fn"]).arg(&device.device));
 }
 
-/// What only blkid(8) knows: a signature at the end of the file, or of a kind that is rare.
+/// Signatures known to blkid(8) only: at the end of the file, or of a rare kind.
 #[test]
 fn what_blkid_knows_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ fn what_blkid_knows_is_not_overwritten() {
     common::mkfs(&path, &["--force"]);
 }
 
-/// A pool that crashed is recovered in memory, so a look stores to the view of the device.
+/// A crashed pool is recovered in memory, so a look stores to the view of the device.
 #[test]
 fn a_device_can_be_looked_at_without_being_mounted() {
     for device in dax_devices() {
@@ -283,7 +283,7 @@ fn repair(device: &Path) {
     ok(ferrite().arg("fsck").arg(device));
 }
 
-/// What others keep on a device of memory: an ext4 of before, or anything that blkid(8) knows.
+/// Foreign contents of a device of memory: an earlier ext4, or any other kind that blkid(8) knows.
 #[test]
 fn what_lies_on_a_device_is_not_overwritten() {
     for device in dax_devices() {
@@ -326,7 +326,8 @@ fn a_pool_on_fs_dax_is_told_from_an_ordinary_file() {
     assert!(doctor.contains("mounted with DAX"), "{doctor}");
 }
 
-/// Nobody knows what such a pool has lost, so a mount refuses it; whoever only looks must not be told that all is safe.
+/// The losses of such a pool are unknown, so a mount refuses it; a command that only looks must not report that all is
+/// safe.
 #[test]
 fn info_promises_nothing_of_a_pool_that_mount_refuses() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();

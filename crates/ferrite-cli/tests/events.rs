@@ -1,4 +1,4 @@
-//! What goes wrong while a pool is mounted is reported: in the log, in syslog, by `ferrite info`.
+//! Errors on a mounted pool are reported: in the log, in syslog, by `ferrite info`.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common;
 use crate::common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, ok, sh, unlike_pages};
 
-/// Waits until a log says something.
+/// Waits until a log contains a text.
 fn says(log: &Path, what: &str) -> String {
     let start = Instant::now();
     loop {
@@ -22,7 +22,7 @@ fn says(log: &Path, what: &str) -> String {
     }
 }
 
-/// An unmounted pool, one page of whose file `f` is damaged: that of bytes 8192 to 12287.
+/// An unmounted pool with one damaged page of file `f`: bytes 8192 to 12287.
 fn damaged_pool() -> TestPool {
     let test = TestPool::new("64M", &["--data-checksum"]);
     fs::write(test.path("f"), unlike_pages(4)).unwrap();
@@ -31,7 +31,7 @@ fn damaged_pool() -> TestPool {
     test
 }
 
-/// Reads the damaged page, past what the kernel may have ready.
+/// Reads the damaged page, past the kernel's cache.
 fn meet_damage(test: &TestPool) {
     let file = File::open(test.path("f")).unwrap();
     let error = file.read_exact_at(&mut [0; PAGE], 2 * PAGE as u64).unwrap_err();
@@ -87,7 +87,7 @@ fn a_log_has_times_and_no_colours_and_as_much_as_was_asked_for() {
         assert!(is_time && rest.trim_start().starts_with(char::is_uppercase), "{line:?}");
     }
     test.umount();
-    // By the other name, after what is there, and without the things that are in order.
+    // By the other name, after the earlier content, and without messages about normal events.
     let before = fs::read_to_string(&log).unwrap();
     test.mount(&["-o", "scrub=1000", "--log", log.to_str().unwrap()]);
     let start = Instant::now();
@@ -137,7 +137,7 @@ fn without_a_log_syslog_is_told() {
         text.starts_with(&head) && text.contains("bytes 8192 to 12287"),
         "{text}"
     );
-    // A syslog that went away is missed by nobody.
+    // The mount works on after its syslog has gone.
     drop(syslog);
     fs::remove_file(&path).unwrap();
     fails(ferrite().arg("scrub").arg(&test.dir), 4);
@@ -162,7 +162,7 @@ fn a_pool_cut_short_under_a_mount_says_so() {
     pool.set_len(24 << 20).unwrap();
     let error = fs::read(test.path("f")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
-    // What is in memory could be changed; nobody knows what of it would be durable.
+    // Data in memory could be changed, but its durability would be unknown.
     let error = open.write_all_at(b"x", 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EROFS), "{error}");
     assert_eq!(test.daemon(), daemon, "the daemon lives");

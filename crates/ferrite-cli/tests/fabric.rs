@@ -1,5 +1,5 @@
-//! `fabric://` as its users meet it: an export over libfabric, what is said when that cannot be, and what `ferrite
-//! doctor` says of it.
+//! `fabric://` as its users meet it: an export over libfabric, the messages when that is impossible, and the report of
+//! `ferrite doctor`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -69,7 +69,7 @@ fn files_of_an_export_are_reached_over_a_fabric() {
         ok(ferrite().arg("cp").arg(served.at(provider, "/file")).arg(&back));
         assert!(std::fs::read(&back).unwrap() == content);
         assert!(ok(ferrite().arg("ls").arg(served.at(provider, "/"))).contains("file"));
-        // Whoever chooses nothing gets shared memory from a server of this host; and TCP is still open.
+        // A client that chooses no provider gets shared memory from a server of this host; and TCP is still open.
         if provider == "shm" {
             ok(ferrite().arg("ls").arg(served.at("auto", "/")));
         }
@@ -92,7 +92,7 @@ fn what_cannot_be_reached_over_a_fabric_is_said_with_a_remedy() {
     let shm = Served::new("fabric://127.0.0.1:0?provider=shm");
     let said = fails(ferrite().arg("ls").arg(shm.at("tcp", "/")), 1);
     assert!(said.contains("only shm"), "{said}");
-    // Nobody serves there, nobody listens there.
+    // No server is there, and no listener.
     let place = shm.at("shm", "/");
     drop(shm);
     let said = fails(ferrite().arg("ls").arg(&place), 1);
@@ -144,7 +144,7 @@ fn the_doctor_knows_what_fabrics_need() {
     assert!(locked["mend"].as_str().unwrap().contains("LimitMEMLOCK"), "{locked}");
 }
 
-/// What a killed process leaves is named, and gone when another uses shared memory.
+/// The doctor names segments that a killed process left, and the next user of shared memory removes them.
 #[test]
 fn the_doctor_finds_what_killed_processes_left() {
     if !has("shm") {

@@ -88,7 +88,7 @@ fn a_tree_goes_there_and_back() {
         run(&["cp", "-r", &volume.at("/tree/ferrite-cli"), &volume.at("/other")]);
         run(&["cp", "-r", &volume.at("/other/ferrite-cli"), path(&scratch.join("cli"))]);
         sh(&scratch, &format!("diff -r {} cli", tree.join("ferrite-cli").display()));
-        // Again, over what is there; and what is in a root, into a directory.
+        // Again, over existing files; and the entries of a root, into a directory.
         run(&["cp", "-r", &volume.at("/"), path(&scratch.join("all"))]);
         run(&["cp", "-r", &volume.at("/"), path(&scratch.join("all"))]);
         sh(&scratch, &format!("diff -r {} all/tree", tree.display()));
@@ -209,7 +209,7 @@ fn files_are_replaced_whole_or_not_at_all() {
         cat.args(["cat", &there])
             .stdout(fs::File::options().write(true).open("/dev/full").unwrap());
         assert!(fails(&mut cat, 1).contains("standard output"));
-        // A link is replaced, and what it leads to stays.
+        // A copy replaces a link, and its target stays.
         sh(&scratch, "ln -s old link; ln -s nowhere dangling");
         run(&["cp", &there, path(&scratch.join("link"))]);
         run(&["cp", &there, path(&scratch.join("dangling"))]);
@@ -229,7 +229,7 @@ fn files_are_replaced_whole_or_not_at_all() {
             let said = refused(&words);
             assert!(said.contains(why), "{words:?}: {said}");
         }
-        // What is well is copied though something is not.
+        // A copy continues past what it cannot copy.
         refused(&[
             "cp",
             path(&old),
@@ -238,7 +238,7 @@ fn files_are_replaced_whole_or_not_at_all() {
             &volume.at("/"),
         ]);
         assert_eq!(names(&volume, "/"), ["file", "new", "old"]);
-        // A tree into itself is refused before anything is done.
+        // The copy of a tree into itself is refused before any change.
         run(&["mkdir", "-p", &volume.at("/a/b/c")]);
         for to in ["/a/b", "/a/b/new", "/a/b/c"] {
             let said = refused(&["cp", "-r", &volume.at("/a"), &volume.at(to)]);
@@ -269,7 +269,7 @@ fn standard_input_and_output_are_dashes() {
             &scratch,
             &format!("cat content | {}; {} | cmp - content", words(&from), words(&to)),
         );
-        // A reader that has enough ends it without a word.
+        // A reader that has enough ends it without a message.
         sh(
             &scratch,
             &format!(
@@ -412,7 +412,7 @@ fn wrong_operands_are_refused_with_the_remedy() {
     assert!(said.contains("in use by"), "{said}");
 }
 
-/// What stands behind the export's name is part of the address, with slashes of its own.
+/// The text after the export's name is part of the address, with slashes of its own.
 #[test]
 fn a_key_stands_before_the_path() {
     let dir = tempfile::tempdir().unwrap();
@@ -474,7 +474,7 @@ fn the_user_is_the_caller_with_his_groups() {
     std::os::unix::fs::chown(&file, Some(0), Some(4000)).unwrap();
     run(&["cp", "-p", "-f", &file, &server.at("/open/secret")]);
     assert_eq!(ok(&mut as_nobody(&["cat", &server.at("/open/secret")])), "secret");
-    // A file that he may not write is replaced only on request; it is then his.
+    // A file that the user may not write is replaced only on request; the user then owns it.
     let dir = server.scratch().join("his");
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("new"), "new").unwrap();
@@ -487,7 +487,7 @@ fn the_user_is_the_caller_with_his_groups() {
     assert!(nobody(&["cp", &new, &server.at("/open/f")]).contains("give -f"));
     ok(&mut as_nobody(&["cp", "-f", &new, &server.at("/open/f")]));
     assert_eq!(run(&["cat", &server.at("/open/f")]), "new");
-    // Root is nobody, if the server says so, and is told.
+    // Root is nobody, if the server squashes it, and the message says so.
     let squashed = Server::new("16M", &[]);
     let said = refused(&["mkdir", &squashed.at("/d")]);
     assert!(said.contains("--no-root-squash"), "{said}");
@@ -514,7 +514,7 @@ fn a_copy_goes_on_when_the_server_comes_back() {
         let id = copy.id().to_string();
         let signal = |name: &str| ok(Command::new("kill").args([name, &id]));
         let start = Instant::now();
-        // Once it has connected; without that it does not wait for the server. It stands still while it is looked at,
+        // Once it has connected; without a connection it does not wait for the server. It is stopped during each look,
         // so that it cannot end before the first kill, however fast the machine copies.
         loop {
             signal("-STOP");
@@ -551,7 +551,7 @@ fn a_copy_goes_on_when_the_server_comes_back() {
 #[test]
 fn an_interrupted_copy_leaves_no_half_file() {
     let server = Server::new("256M", &["--no-root-squash"]);
-    // A source that never ends, so that it is in the middle whenever the signal comes.
+    // An endless source, so that the signal always comes in the middle.
     let mut copy = ferrite();
     copy.args(["cp", "-", &server.at("/endless")])
         .stdin(Stdio::piped())

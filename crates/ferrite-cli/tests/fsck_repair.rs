@@ -1,4 +1,4 @@
-//! `ferrite fsck` on a damaged pool, as an administrator meets it: what it says, what it changes, and its exit codes.
+//! `ferrite fsck` on a damaged pool, as an administrator meets it: its messages, its changes, and its exit codes.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -61,7 +61,7 @@ fn a_damaged_inode_is_told_left_and_then_repaired() {
         pool.read(format!("/lost+found/damaged-{victim}")).unwrap(),
         vec![2; 10_000]
     );
-    // Whoever looks there wants to know when that was.
+    // An administrator who looks there wants to know when that was.
     let made = pool.metadata("/lost+found").unwrap();
     for time in [
         made.attr().btime,
@@ -138,7 +138,7 @@ fn wrong_usage_exits_as_fsck_8_says() {
         fails(std::process::Command::new(&helper).args(words), 16);
     }
     ok(std::process::Command::new(&helper).arg("--help"));
-    // What fsck(8) hands on to whomever it calls.
+    // The options that fsck(8) passes to the checkers that it calls.
     for words in [
         &["-f"][..],
         &["-V"],
@@ -178,7 +178,7 @@ fn a_scrub_is_as_fast_as_it_is_told_and_ends() {
     let path = dir.path().join("pool");
     pool(&path);
     for limit in ["0", "1000000"] {
-        // A byte a second, as which 0 was once taken, would take hours.
+        // A byte a second, the former meaning of 0, would take hours.
         let said = ok(std::process::Command::new("timeout")
             .arg("60")
             .arg(ferrite().get_program())
@@ -186,7 +186,7 @@ fn a_scrub_is_as_fast_as_it_is_told_and_ends() {
             .arg(&path));
         assert!(said.contains("sound"), "{said}");
     }
-    // As many bytes, it is 2 to the 64th.
+    // As a number of bytes, it is 2 to the 64th.
     for limit in ["1000001", "17592186044416", "-1", "fast"] {
         let said = fails(ferrite().arg("scrub").arg(format!("--limit={limit}")).arg(&path), 2);
         assert!(said.contains(limit), "{said}");
@@ -255,7 +255,7 @@ fn a_damaged_log_leaves_the_pool_readable() {
     test.finish();
 }
 
-/// A name that is gone is a loss, though all that it named has another one.
+/// A lost name is a loss, even if its file has another one.
 #[test]
 fn preening_gives_up_no_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -293,7 +293,7 @@ fn set(path: &Path, offset: u64, value: u64) {
     file.write_all_at(&value.to_le_bytes(), offset).unwrap();
 }
 
-/// A power loss with durability=process is reported, accepted only when asked for, and then the pool mounts.
+/// A power loss with durability=process is reported, accepted only on request, and then the pool mounts.
 #[test]
 fn a_power_loss_is_accepted_by_a_repair_and_by_nothing_less() {
     let dir = tempfile::tempdir().unwrap();
@@ -334,7 +334,7 @@ fn without_a_superblock_the_check_says_what_helps() {
     }
 }
 
-/// A file that cannot be read because its checksum was hit: fsck finds it when asked to check data, and quarantines it.
+/// A file that cannot be read because its checksum was damaged: fsck with `--data` finds and quarantines it.
 #[test]
 fn data_is_checked_and_put_aside_when_that_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -365,7 +365,7 @@ fn data_is_checked_and_put_aside_when_that_is_asked_for() {
     assert_eq!(pool.read("/sound").unwrap(), vec![1; 10_000]);
 }
 
-/// Who copies a directory of a damaged pool must stumble over what is damaged, not go on without it.
+/// A copy of a directory of a damaged pool must fail at the damage, not continue without it.
 #[test]
 fn a_file_with_a_damaged_inode_is_listed() {
     if !has_fuse() {

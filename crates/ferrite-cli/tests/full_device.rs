@@ -33,7 +33,7 @@ fn content(seed: usize, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Writes files of many sizes until the pool is full; what was written whole is in the result.
+/// Writes files of many sizes until the pool is full; records those that were written whole.
 fn fill(test: &TestPool, round: usize, files: &mut BTreeMap<String, usize>) {
     const SIZES: [usize; 7] = [10, 300, 5_000, 60_000, 400_000, 2_000_000, 9_000_000];
     let mut failures = 0;
@@ -45,7 +45,7 @@ fn fill(test: &TestPool, round: usize, files: &mut BTreeMap<String, usize>) {
             }
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{name}: {error}");
-                // The part that was written takes space that others can have.
+                // The part that was written takes space that others could use.
                 fs::remove_file(test.path(&name)).unwrap();
                 failures += 1;
                 if failures == SIZES.len() {

@@ -1,5 +1,5 @@
-//! Mounting and serving leave nothing behind, however often and however they end: sockets, files in directories for
-//! temporary ones, state in the pool, descriptors, threads and memory of a server.
+//! Mounts and servers leave nothing behind, however often and however they end: sockets, temporary files, state in the
+//! pool, descriptors, threads and memory of a server.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn kill_mount(pool: &str, mnt: &Path) {
     }
 }
 
-/// Mounts a pool again and again; its own files, without those that users wrote, are `own`.
+/// Mounts a pool again and again; `own` reports the pool's own files, without those of users.
 fn mounted_for_ever(base: &Path, address: &str, file: &Path, own: impl Fn() -> (usize, u64)) {
     let (mnt, scratch) = (base.join("mnt"), base.join("scratch"));
     for dir in [&mnt, &scratch] {
@@ -123,7 +123,7 @@ fn taken_by(process: u32) -> (usize, usize, u64) {
     (count("fd"), count("task"), kib)
 }
 
-/// Clients that say goodbye, and some that are killed while they work.
+/// Clients that end their session, and some that are killed while they work.
 fn visit(server: &Server, clients: usize) {
     for client in 0..clients {
         ok(ferrite().arg("ls").arg(server.at("/")));
@@ -137,7 +137,7 @@ fn visit(server: &Server, clients: usize) {
             std::thread::sleep(Duration::from_millis(30));
             killed.kill().unwrap();
             killed.wait().unwrap();
-            // A copy has a name of its own until it is whole; a killed one leaves it.
+            // A copy has a temporary name until it is whole; a killed one leaves it.
             for name in ok(ferrite().arg("ls").arg("-a").arg(server.at("/"))).lines() {
                 if name.starts_with(".ferrite-cp-") {
                     ok(ferrite().arg("rm").arg(server.at(&format!("/{name}"))));

@@ -1,4 +1,4 @@
-//! What programs and administrators take for granted of a file system on Linux.
+//! Behaviour of a Linux file system that programs and administrators take for granted.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -21,8 +21,8 @@ fn as_user(user: u32, program: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// As Linux's own file systems do since 6.2: setgid goes where the group may execute, or who changes the file is not in
-/// the group.
+/// As Linux's own file systems do since 6.2: a change removes setgid if the group may execute, or if the caller is not
+/// in the group.
 #[test]
 fn whoever_changes_a_file_of_another_group_takes_setgid_away() {
     if !has_fuse() {

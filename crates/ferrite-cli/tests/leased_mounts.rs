@@ -1,5 +1,5 @@
-//! Mounts of one server whose kernels keep what they are told (`-o cache=leased`): each sees what the other has done as
-//! soon as that has returned.
+//! Mounts of one server whose kernels cache its replies (`-o cache=leased`): each sees a change of the other as soon as
+//! that has returned.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use crate::common::{TestPool, ferrite, has_fuse, ok};
 
 const LEASED: [&str; 2] = ["-o", "cache=leased"];
 
-/// Two mounts of a server; the second is gone when this is dropped.
+/// Two mounts of a server; the second is removed when this is dropped.
 struct Two {
     pool: Option<TestPool>,
     other: PathBuf,
@@ -53,7 +53,7 @@ fn is_missing(path: &Path) -> bool {
     matches!(fs::symlink_metadata(path), Err(error) if error.kind() == ErrorKind::NotFound)
 }
 
-/// Changes on one mount, and looks on the other that were answered before by what its kernel had kept.
+/// Changes on one mount, and looks on the other that its kernel answered from its cache before.
 #[test]
 fn what_one_mount_changes_the_other_sees_at_once() {
     if !has_fuse() {
@@ -66,7 +66,7 @@ fn what_one_mount_changes_the_other_sees_at_once() {
     {
         let file = |base: &Path| base.join(format!("file{round}"));
         let moved = |base: &Path| base.join(format!("moved{round}"));
-        // Twice each, so that the second look comes from what is kept.
+        // Twice each, so that the second look comes from the cache.
         let looks = |path: &Path| {
             let _ = fs::symlink_metadata(path);
             fs::symlink_metadata(path)
@@ -108,8 +108,8 @@ fn what_one_mount_changes_the_other_sees_at_once() {
     two.finish();
 }
 
-/// A kernel keeps no names of a directory for a while in which others have changed something. So each of these has one
-/// of its own, whose names it keeps when they change.
+/// A kernel caches no names of a directory for a while after other clients changed something in it. So each case has a
+/// directory of its own, whose names the kernel caches when they change.
 #[test]
 fn names_that_a_kernel_keeps_are_taken_back() {
     if !has_fuse() {
@@ -146,7 +146,7 @@ fn names_that_a_kernel_keeps_are_taken_back() {
         fs::rename(at(there, "b"), at(there, "a")).unwrap();
         assert!(a != b && look(&at(here, "a")) == b, "turn {turn}");
 
-        // What it moves itself takes along what was kept of it.
+        // A move by the mount itself takes along the cached entries below.
         let at = new("own");
         look(&at(here, "a"));
         fs::rename(at(here, "a"), at(here, "x")).unwrap();
@@ -163,7 +163,7 @@ fn names_that_a_kernel_keeps_are_taken_back() {
     two.finish();
 }
 
-/// A file that nobody changes costs the server nothing to look at.
+/// Looking at an unchanged file costs the server nothing.
 #[test]
 fn what_is_kept_is_not_asked_for() {
     if !has_fuse() {
@@ -196,8 +196,8 @@ fn what_is_kept_is_not_asked_for() {
     two.finish();
 }
 
-/// Both make files in one directory: each change has to be known to the other's kernel, which may be in the middle of
-/// one itself. That must not stall.
+/// Both make files in one directory: the server must report each change to the other's kernel, which may itself be in
+/// the middle of a change. That must not stall.
 #[test]
 fn two_mounts_fill_one_directory() {
     if !has_fuse() {
@@ -226,7 +226,7 @@ fn two_mounts_fill_one_directory() {
     two.finish();
 }
 
-/// A server that is killed and comes back changes nothing that a kernel relies on still.
+/// After a kill and restart of the server, everything that a kernel still relies on holds.
 #[test]
 fn what_is_kept_holds_over_a_restart_of_the_server() {
     if !has_fuse() {

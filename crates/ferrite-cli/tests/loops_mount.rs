@@ -1,9 +1,9 @@
-//! Long, dumb loops by system calls on a real mount: what ferrite-testkit's loops do in process, done by programs. Each
-//! runs on the mount and in a directory of tmpfs; both must hold the same in the end, also after the daemon was killed,
-//! or ended in order, and fsck must find nothing.
+//! Long, dumb loops of system calls on a real mount: programs do the work of ferrite-testkit's in-process loops. Each
+//! runs on the mount and in a directory of tmpfs; both must have equal contents in the end, also after the daemon was
+//! killed, or ended cleanly, and fsck must find nothing.
 //!
-//! 1,500 turns, since the journal's mark moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP` runs one
-//! loop alone.
+//! 1,500 turns, because the journal's mark moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP` runs a
+//! single loop.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -23,13 +23,13 @@ struct Loop {
 }
 
 enum Work {
-    /// Turn number so and so, in this directory, by this process.
+    /// One turn with its number, in this directory, by this process.
     Calls(fn(&Path, u64) -> std::io::Result<()>),
     /// All turns by a shell; `$TURNS` is how many.
     Shell(&'static str),
 }
 
-/// Mapped writes, which the kernel hands over by pages, and syncs.
+/// Mapped writes, which the kernel sends page by page, and syncs.
 const MAPPED: &str = "python3 - <<'END'
 import mmap, os
 turns = int(os.environ['TURNS'])
@@ -74,7 +74,7 @@ const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "append_and_cut_by_others",
-        // One process has the file open and appends; others cut it off and append to it.
+        // One process has the file open and appends; others truncate it and append to it.
         work: Work::Shell(
             "exec 3>>log; for i in $(seq $TURNS); do echo line $i >&3; \
              if ((i % 50 == 0)); then truncate -s $((i * 7 % 300)) log; bash -c 'echo other >> log'; fi; done",
@@ -198,7 +198,7 @@ const LOOPS: &[Loop] = &[
     },
 ];
 
-/// `len` bytes that turn `n` writes and no other.
+/// `len` bytes that only turn `n` writes.
 fn text(n: u64, len: usize) -> Vec<u8> {
     format!("turn {n};")
         .into_bytes()
@@ -228,18 +228,18 @@ impl Loop {
     }
 }
 
-/// What a path leads to.
+/// The file at a path.
 #[derive(PartialEq, Eq)]
 struct Node {
     kind: u32,
-    /// 0 of a directory: how many it has is not told alike everywhere.
+    /// 0 for a directory: file systems report its links differently.
     links: u64,
     /// Or a link's target.
     content: Vec<u8>,
     attribute: Option<Vec<u8>>,
 }
 
-/// What is below a directory, by path.
+/// The files below a directory, by path.
 fn tree(dir: &Path) -> BTreeMap<String, Node> {
     let mut found = BTreeMap::new();
     let mut pending = vec![dir.to_path_buf()];
@@ -312,7 +312,7 @@ fn long_loops_on_a_mount() {
             compare(&ours, &theirs, &what);
             let scrubbed = ok(common::ferrite().arg("scrub").arg(&test.dir));
             assert!(scrubbed.contains("sound"), "{what}: {scrubbed}");
-            // The one half ends by a crash, the other in order.
+            // One half ends by a crash, the other cleanly.
             if (number + round) % 2 == 0 {
                 test.kill();
             } else {

@@ -43,7 +43,7 @@ fn every_command_has_a_page_and_every_shell_knows_it() {
     for name in ["ferrite.bash", "_ferrite", "ferrite.fish"] {
         assert!(dir.path().join("completions").join(name).exists(), "{name}");
     }
-    // A shell reads it without a word.
+    // A shell reads it without a message.
     let status = Command::new("bash")
         .arg("-n")
         .arg(dir.path().join("completions/ferrite.bash"))

@@ -1,5 +1,5 @@
-//! What programs store in shared mappings, which only the kernel knows until it writes it: nobody is told that it is
-//! durable when it is not, and no copy leaves it out.
+//! Stores of programs to shared mappings, which only the kernel knows until it writes them out: no call reports them as
+//! durable when they are not, and no copy omits them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,7 +38,7 @@ fn devices() -> (TempDir, String, PathBuf) {
     (base, address, dir)
 }
 
-/// The pools of this machine by which mounts are made: their addresses, and directories to mount on.
+/// The pools of this machine that can be mounted: their addresses, and directories to mount on.
 fn pools() -> Vec<(TempDir, String, PathBuf)> {
     let base = tempfile::Builder::new()
         .prefix("ferrite-test-")
@@ -54,8 +54,8 @@ fn pools() -> Vec<(TempDir, String, PathBuf)> {
     vec![pool]
 }
 
-/// Stores into a mapping, kills the daemon, and says what `msync`, `fsync` and `close` return then. Before, each
-/// request is made once that an answer could have the kernel make no more.
+/// Stores into a mapping, kills the daemon, and prints the results of `msync`, `fsync` and `close` after that. Before,
+/// it makes each request once whose reply could stop the kernel from sending further ones.
 const STORES: &str = r#"
 import os, sys, mmap, signal
 path, daemon = sys.argv[1], int(sys.argv[2])
@@ -112,8 +112,8 @@ fn is_mounted(dir: &Path) -> bool {
     mounts.contains(&format!(" {} ", dir.display()))
 }
 
-/// Copies a file whose only data a mapping has stored, by every program that looks for holes; with the descriptor of
-/// the mapping open, and closed.
+/// Copies a file whose only data was stored through a mapping, with every program that looks for holes; with the
+/// descriptor of the mapping open, and closed.
 const COPIES: &str = r#"
 import os, sys, mmap, subprocess, ctypes
 base = sys.argv[1]

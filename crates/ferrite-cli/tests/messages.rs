@@ -1,11 +1,11 @@
-//! Exact texts of what users do wrong most often: each names the thing, the cause and the mend, and what it tells users
-//! to type can be typed.
+//! Exact texts for the most frequent mistakes of users: each names the thing, the cause and the remedy, and users can
+//! type the commands in it.
 
 use std::fs;
 
 use crate::common::{fails, ferrite, ok};
 
-/// A pool that this process has open through the library is not mounted anywhere.
+/// A pool that this process has open through the library has no mount.
 #[test]
 fn a_pool_that_a_program_has_open_names_the_program() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -121,7 +121,7 @@ mod nvme {
         assert!(!path.exists() && !twice.exists(), "nothing is made");
     }
 
-    /// What fsck tells users to type has the address in it, and no text shows how the program writes things down.
+    /// The commands in fsck's messages contain the address, and no text shows internal representations of the program.
     #[test]
     fn fsck_says_what_can_be_typed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a server tells of itself: `serve --metrics` to Prometheus, `ferrite top` to its clients.
+//! A server's reports about itself: `serve --metrics` to Prometheus, `ferrite top` to its clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Read, Write};
@@ -10,7 +10,7 @@ use crate::common::{fails, ferrite, ok};
 
 const DASHBOARD: &str = include_str!("../../../dist/grafana/ferrite.json");
 
-/// A server with metrics, and where they are.
+/// A server with metrics, and their address.
 fn observed(words: &[&str]) -> (Server, String) {
     let mut server = Server::new(
         "64M",
@@ -22,7 +22,7 @@ fn observed(words: &[&str]) -> (Server, String) {
             server.said.read_line(&mut line).unwrap() > 0,
             "the server says of no metrics"
         );
-        // Where RDMA is, if it is offered, comes on a line of its own.
+        // If RDMA is offered, its address comes on a separate line.
         if let Some(place) = line.trim().strip_prefix("metrics at http://") {
             let place = place.strip_suffix("/metrics").unwrap().to_owned();
             return (server, place);
@@ -30,7 +30,7 @@ fn observed(words: &[&str]) -> (Server, String) {
     }
 }
 
-/// Sends some bytes, and returns all that comes back.
+/// Sends some bytes, and returns the whole reply.
 fn ask(place: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(place).unwrap();
     stream.write_all(request).unwrap();
@@ -106,7 +106,7 @@ fn a_scrape_has_what_was_done_and_is_consistent() {
     assert!(of("ferrite_requests_total", "Write") >= 2.0, "no request is that long");
     let written = of("ferrite_received_bytes_total", "Write");
     assert!((5 << 20..(5 << 20) + 1000).contains(&(written as usize)), "{written}");
-    // A long read goes in pieces.
+    // A long read is sent in pieces.
     let read = of("ferrite_sent_bytes_total", "Read") + of("ferrite_sent_bytes_total", "ReadPiece");
     assert!(read >= f64::from(5 << 20), "{read}");
     assert_eq!(of("ferrite_errors_total", "Write"), 0.0);
@@ -140,7 +140,7 @@ fn a_scrape_has_what_was_done_and_is_consistent() {
             "{buckets:?}"
         );
         let sum = some.value(&format!("ferrite_request_seconds_sum{{{labels}}}"));
-        // No less than if each request was as short as its bucket allows.
+        // No less than if each request took the minimum of its bucket.
         let mut least = 0.0;
         for pair in buckets.windows(2) {
             least += pair[0].0 * (pair[1].1 - pair[0].1);
@@ -150,7 +150,7 @@ fn a_scrape_has_what_was_done_and_is_consistent() {
     }
     assert!(checked >= 6, "{checked} histograms");
 
-    // Counters go up, also when their session has ended.
+    // Counters grow, and keep the counts of ended sessions.
     let more = scrape(&place);
     for (name, value) in &some.values {
         let family = name.split('{').next().unwrap();
@@ -231,7 +231,7 @@ fn a_restart_shows() {
     fs.close().unwrap();
 }
 
-/// What RDMA does: files with keys, the pages that were found, packets.
+/// The work of RDMA: files with keys, translated pages, packets.
 #[cfg(feature = "rdma")]
 #[test]
 fn bound_files_and_packets_are_counted() {
@@ -290,7 +290,7 @@ fn bound_files_and_packets_are_counted() {
     holder.wait().unwrap();
 }
 
-/// Clients of the endpoint without manners harm neither the server nor, for long, each other.
+/// Ill-behaved clients of the endpoint harm neither the server nor, for long, each other.
 #[test]
 fn the_endpoint_survives_its_clients() {
     let (server, place) = observed(&[]);
@@ -298,12 +298,12 @@ fn the_endpoint_survives_its_clients() {
     assert!(ask(&place, b"POST /metrics HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 405"));
     assert!(ask(&place, b"HEAD /metrics HTTP/1.0\r\n\r\n").ends_with("\r\n\r\n"));
     assert!(ask(&place, b"\xff\xfe\x00 \r\n\r\n").starts_with("HTTP/1.1 405"));
-    // Too long, and one that goes at once.
+    // A request that is too long, and a client that disconnects at once.
     let mut stream = TcpStream::connect(&place).unwrap();
     let _ = stream.write_all(&[b'x'; 100_000]);
     drop(stream);
     drop(TcpStream::connect(&place).unwrap());
-    // One that says nothing: others wait for a bounded time, clients of the server not at all.
+    // A silent client: others wait for a bounded time, clients of the server not at all.
     let silent = TcpStream::connect(&place).unwrap();
     let start = Instant::now();
     ok(ferrite().args(["ls", &format!("{}:/", server.address)]));
@@ -311,7 +311,7 @@ fn the_endpoint_survives_its_clients() {
     assert!(!scrape(&place).values.is_empty());
     assert!(start.elapsed() < Duration::from_secs(20));
     drop(silent);
-    // What cannot be listened on is refused before anything is opened.
+    // An unusable address is refused before anything is opened.
     let said = fails(
         ferrite()
             .arg("serve")

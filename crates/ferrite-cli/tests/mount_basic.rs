@@ -1,4 +1,4 @@
-//! A mount does what a file system does, comes and goes in order, and survives its daemon.
+//! A mount behaves like a file system, mounts and unmounts cleanly, and survives its daemon.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -101,7 +101,7 @@ fn open_flags_holes(test: TestPool) {
     test.finish();
 }
 
-/// How many pages of a file the kernel has in its cache; `None` if this kernel (before 6.5) does not tell.
+/// The number of pages of a file in the kernel's cache; `None` if this kernel (before 6.5) does not report it.
 fn cached_pages(file: &File) -> Option<u64> {
     let (whole, mut counts) = ([0u64; 2], [0u64; 5]);
     // SAFETY: cachestat(2) reads one pair and fills one array of the sizes that it has by its definition.
@@ -109,7 +109,7 @@ fn cached_pages(file: &File) -> Option<u64> {
     (done == 0).then_some(counts[0])
 }
 
-/// No copy in the kernel, and all that each of several writers of one file at the same time has written.
+/// No copy in the kernel, and all data of several concurrent writers of one file.
 #[test]
 fn with_direct_io_the_kernel_keeps_no_data() {
     if !has_fuse() {
@@ -202,7 +202,7 @@ fn a_dead_mount_is_taken_over() {
     }
     let test = TestPool::new("64M", &[]);
     fs::write(test.path("f"), "returned").unwrap();
-    // Somebody has it open still, so it cannot just be unmounted.
+    // A process still has it open, so it cannot just be unmounted.
     let held = File::open(test.path("f")).unwrap();
     ok(Command::new("kill").args(["-9", &test.daemon().to_string()]));
     test.mount(&[]);
@@ -215,7 +215,7 @@ fn a_dead_mount_is_taken_over() {
     test.finish();
 }
 
-/// A daemon that has not got to its end yet: on a busy machine it takes its time, here somebody has a file open.
+/// A daemon that has not ended yet: on a busy machine it takes its time, here a process has a file open.
 #[test]
 fn a_pool_that_was_unmounted_is_opened_at_once() {
     if !has_fuse() {
@@ -272,7 +272,7 @@ fn a_signal_ends_the_daemon_of_a_busy_mount_in_order() {
     let test = TestPool::new("64M", &[]);
     let file = File::create(test.path("f")).unwrap();
     file.write_all_at(b"returned", 0).unwrap();
-    // What it stored in memory is written out when its mount is taken away.
+    // Its stores to memory are written out when its mount is removed.
     let python = "import mmap,os,sys,time\nf=open('m','w+b')\nf.truncate(4096)\nm=mmap.mmap(f.fileno(),4096)\n\
                   m[:6]=b'mapped'\nprint('ready',flush=True)\ntime.sleep(60)\n";
     let mut mapper = Command::new("python3")
@@ -387,7 +387,7 @@ fn page_logs_show_while_mounted_and_after() {
     test.finish();
 }
 
-/// Pools on a disk's file system, in both modes: what returned is there after the daemon is killed.
+/// Pools on a disk's file system, in both modes: changes that returned are there after the daemon is killed.
 #[test]
 fn pools_on_a_disk_survive_a_killed_daemon() {
     if !has_fuse() {
@@ -419,7 +419,7 @@ fn pools_on_a_disk_survive_a_killed_daemon() {
     }
 }
 
-/// An unmount says that all is durable. If that cannot be done, it must not.
+/// An unmount reports that everything is durable. If closing the pool fails, it must not.
 #[test]
 fn an_unmount_tells_that_the_pool_could_not_be_closed() {
     if !has_fuse() {
@@ -428,16 +428,16 @@ fn an_unmount_tells_that_the_pool_could_not_be_closed() {
     let test = TestPool::new_in(Path::new("/var/tmp"), "64M", &[], &["-o", "durability=fsync"]);
     std::fs::write(test.path("file"), "not durable yet").unwrap();
     let daemon = test.daemon();
-    // It may write nothing more, and ends when it tries.
+    // It may write nothing more, and ends when it tries to.
     ok(Command::new("prlimit").args(["--pid", &daemon.to_string(), "--core=0", "--fsize=0"]));
     let said = fails(ferrite().arg("umount").arg(&test.dir), 1);
     assert!(said.contains("could not close the pool"), "{said}");
-    // What the journal has is not lost.
+    // The journal's contents are not lost.
     test.mount(&[]);
     test.finish();
 }
 
-/// Whether or not the kernel keeps the data, a write that asks for it is durable when it returns, and no other waits.
+/// Whether or not the kernel caches the data, a write with O_DSYNC is durable when it returns, and no other waits.
 #[test]
 fn writes_with_o_dsync_are_durable() {
     if !has_fuse() {
@@ -472,7 +472,7 @@ fn writes_with_o_dsync_are_durable() {
     }
 }
 
-/// What programs write on a mount is in the trace when the daemon has ended, as they wrote it.
+/// When the daemon has ended, the trace has the writes of programs on the mount, as they made them.
 #[test]
 fn a_trace_tells_what_was_written() {
     use ferrite_vfs::trace::{Event, parse};
@@ -504,7 +504,7 @@ fn a_trace_tells_what_was_written() {
     };
     let (front, rest) = events.split_at(3);
     assert_eq!(front, [file(ino, 5000), write(ino, 5000, 4), file(made, 0)]);
-    // A long write comes in pieces, in order, cut where pages end.
+    // A long write comes in pieces, in order, split where pages end.
     let (pieces, back) = rest.split_at(rest.len() - 2);
     let mut end = 0;
     for piece in pieces {

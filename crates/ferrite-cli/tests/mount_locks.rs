@@ -1,5 +1,5 @@
-//! Locks between processes on a mount: the same whether the kernel keeps those of `fcntl` or the engine, except for who
-//! else sees them.
+//! Locks between processes on a mount: they work alike whether the kernel or the engine keeps those of `fcntl`, except
+//! for who else sees them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::panic::AssertUnwindSafe;
@@ -14,12 +14,12 @@ use ferrite::{Fs, LockKind, OpenOptions, Wait};
 use ferrite_fuse::FuseOptions;
 use ferrite_vfs::memfs::MemFs;
 
-/// What has not come by then does not come.
+/// A reply that takes longer never comes.
 const LONG: Duration = Duration::from_secs(20);
-/// What has not come by then waits.
+/// A reply that takes longer is waiting.
 const SHORT: Duration = Duration::from_millis(150);
 
-/// Does what its standard input says, line by line, and answers each line.
+/// Carries out the commands on its standard input, line by line, and answers each line.
 const LOCKER: &str = r#"
 import errno, fcntl, os, signal, struct, sys
 def stop(*_): raise InterruptedError(errno.EINTR, "told")
@@ -92,7 +92,7 @@ impl Locker {
         Locker { child, orders, answers }
     }
 
-    /// One that has `f` open as `f`.
+    /// A process that has `f` open as `f`.
     fn with_f(dir: &Path) -> Locker {
         let mut locker = Locker::new(dir);
         assert_eq!(locker.ask("open f f"), "ok");
@@ -135,7 +135,7 @@ impl Locker {
 impl Drop for Locker {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        // Not for ever: one that cannot be killed must not hide why a test failed.
+        // Not for ever: a process that cannot be killed must not hide why a test failed.
         let start = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < Duration::from_secs(1) {
             std::thread::sleep(Duration::from_millis(1));
@@ -144,7 +144,7 @@ impl Drop for Locker {
 }
 
 /// Runs `test` with two names of a directory: on one mount, with each keeper of locks, and on two mounts of a server;
-/// requests come by each way.
+/// on classic mounts and on rings.
 fn with_all(test: impl Fn(&Path, &Path)) {
     if !has_fuse() {
         return;
@@ -169,7 +169,7 @@ fn with_all(test: impl Fn(&Path, &Path)) {
     }
 }
 
-/// Another mount; gone when dropped, whatever happened.
+/// Another mount; removed when dropped, whatever happened.
 struct Second(PathBuf);
 
 impl Drop for Second {
@@ -188,12 +188,12 @@ fn processes_keep_each_other_out() {
         let mine = format!("True 0 10 {}", one.child.id());
         assert_eq!(two.ask("get f ex 0 0"), mine, "who holds what");
         assert_eq!(two.ask("get f sh 10 0"), "free");
-        // Part of it is given back, part of it made weaker.
+        // One part is unlocked, another part made weaker.
         assert_eq!(one.ask("unlock f 0 5"), "ok");
         assert_eq!(two.ask("lock f ex 0 5"), "ok");
         assert_eq!(one.ask("lock f sh 5 5"), "ok");
         assert_eq!(two.ask("lock f sh 5 5"), "ok");
-        // Locks on whole files are others, even if a record lock covers all bytes.
+        // Locks on whole files are independent, even if a record lock covers all bytes.
         assert_eq!(one.ask("flock f ex"), "ok");
         assert_eq!(two.ask("flock f sh"), "EAGAIN");
         assert_eq!(two.ask("lock f sh 20 0"), "ok");
@@ -232,8 +232,8 @@ fn who_waits_gets_its_turn_when_the_holder_unlocks_closes_or_dies() {
     });
 }
 
-/// The open file has them: they end with its last descriptor, are exchanged for others, and are nobody else's, not even
-/// of another open file of the same process.
+/// They belong to the open file: they end with its last descriptor, can be exchanged for others, and no one else shares
+/// them, not even another open file of the same process.
 #[test]
 fn locks_on_whole_files_belong_to_open_files() {
     with_all(|dir, other| {
@@ -243,10 +243,10 @@ fn locks_on_whole_files_belong_to_open_files() {
         assert_eq!(one.ask("flock g sh"), "ok");
         assert_eq!(one.ask("close g"), "ok");
         assert_eq!(two.ask("flock f sh"), "ok");
-        // Who waits for another gives back what it had.
+        // A process that waits for another lock gives up its previous one.
         two.tell("flockw f ex");
         two.waits();
-        // A record lock on all bytes is no such lock, and its end is not the other's.
+        // A record lock on all bytes is not a lock on the file, and its end does not end the other.
         assert_eq!(one.ask("lock f ex 0 0"), "ok");
         assert_eq!(one.ask("unlock f 0 0"), "ok");
         two.waits();
@@ -260,7 +260,7 @@ fn locks_on_whole_files_belong_to_open_files() {
     });
 }
 
-/// As many wait as the mount has threads, and more: none of them may be parked.
+/// At least as many wait as the mount has threads: none of them may occupy a thread.
 #[test]
 fn waiting_takes_no_thread_of_the_mount() {
     with_all(|dir, other| {
@@ -284,7 +284,7 @@ fn a_signal_ends_the_waiting() {
     with_all(|dir, other| {
         let (mut one, mut two, mut three) = (Locker::with_f(dir), Locker::with_f(other), Locker::with_f(other));
         assert_eq!(one.ask("lock f ex 0 10"), "ok");
-        // The first signal on a mount is the one whose notice fuser refuses; later ones come without.
+        // fuser refuses the notice of the first signal on a mount; later signals come without one.
         for _ in 0..2 {
             two.tell("lockw f ex 0 1");
             two.waits();
@@ -319,7 +319,7 @@ fn closing_any_descriptor_ends_the_locks_of_the_process() {
     });
 }
 
-/// Those of an open file end with it, and with nothing else.
+/// Locks of an open file end with it, and with nothing else.
 #[test]
 fn locks_of_open_files_end_with_them() {
     with_all(|dir, other| {
@@ -330,7 +330,7 @@ fn locks_of_open_files_end_with_them() {
         assert_eq!(one.ask("close g"), "ok");
         assert_eq!(two.ask("lock f sh 0 1"), "EAGAIN");
         assert_eq!(one.ask("close f"), "ok");
-        // The kernel tells a mount of the last close when it has returned.
+        // The kernel notifies a mount of the last close after that has returned.
         two.tell("lockw f sh 0 1");
         assert_eq!(two.answer(), "ok");
     });
@@ -350,7 +350,7 @@ fn two_who_would_wait_for_each_other_are_told() {
     });
 }
 
-/// What the option is for: others who use the engine.
+/// The purpose of the option: locks against other users of the engine.
 #[test]
 fn the_library_and_a_mount_of_one_engine_keep_each_other_out() {
     if !has_fuse() {

@@ -1,5 +1,5 @@
-//! The memory of a mount's daemon. A program of its own: it makes the kernel forget what it caches of all mounts, and
-//! other tests of a program would do the same to it, or keep files open in the children that they start.
+//! The memory of a mount's daemon. A program of its own: it makes the kernel drop its caches of all mounts, and other
+//! tests of a program would do the same to it, or keep files open in the children that they start.
 
 mod common;
 
@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use common::{TestPool, has_fuse};
 
-/// What the daemon knows of files goes when the kernel forgets them, and most of its memory with that.
+/// The daemon's knowledge of files goes when the kernel forgets them, and most of its memory with it.
 #[test]
 fn inodes_that_the_kernel_forgot_are_forgotten() {
     const FILES: u64 = 50_000;
     const REMOVED: u64 = 35_000;
-    /// Directories, what others look at meanwhile, and the kernel's inodes that are in use somewhere.
+    /// Directories, files that other processes look at meanwhile, and the kernel's inodes that are in use somewhere.
     const REST: u64 = 300;
-    /// What docs/operations.md says of a known inode.
+    /// Bytes of a known inode according to docs/operations.md.
     const BYTES_EACH: std::ops::RangeInclusive<u64> = 96..=140;
-    /// Of those. What lies on a page with something that is in use stays: more, the more threads have been at work.
+    /// Bytes of those that are returned. Memory on a page with something in use stays: the more threads have worked,
+    /// the more.
     const BYTES_BACK: u64 = 75;
     if !has_fuse() {
         return;
@@ -37,7 +38,7 @@ fn inodes_that_the_kernel_forgot_are_forgotten() {
     assert_eq!(fs::read_dir(test.path("d")).unwrap().count() as u64, FILES);
     let each = dram("bytes_per_cached_inode") + dram("inode_tables") / known().max(1);
     let (full, resident_full) = (dram("total"), resident_bytes(test.daemon()));
-    // Looked at last: whoever drops caches on this machine drops those of all mounts.
+    // Check this last: a process that drops caches on this machine drops those of all mounts.
     if known() < FILES {
         eprintln!("skipped: the kernel forgot some of {FILES} files before it was asked to");
         return;
@@ -58,7 +59,7 @@ fn inodes_that_the_kernel_forgot_are_forgotten() {
             std::thread::sleep(Duration::from_millis(100));
         }
     };
-    // Most are forgotten at a time, and the rest a while later.
+    // The daemon forgets most at once, and the rest a while later.
     for n in 0..REMOVED {
         fs::remove_file(test.path(&format!("d/{n}"))).unwrap();
     }
@@ -71,7 +72,7 @@ fn inodes_that_the_kernel_forgot_are_forgotten() {
     }
     assert!(full - dram("total") > FILES * 90, "the tables are as long as before");
     wait_for_memory(FILES);
-    // What was forgotten is found again.
+    // A forgotten file can be found again.
     assert_eq!(fs::metadata(test.path(&format!("d/{REMOVED}"))).unwrap().len(), 0);
     test.finish();
 }

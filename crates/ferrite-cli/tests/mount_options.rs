@@ -1,6 +1,6 @@
-//! What the options of a mount do, on a pool in memory, on a pool in a disk file, on a pool on devices, and on a
-//! server's export, with and without leases: those that the kernel shows, those of access times, and those that have no
-//! effect, which nobody is let believe in.
+//! The effects of mount options, on a pool in memory, on a pool in a disk file, on a pool on devices, and on a server's
+//! export, with and without leases: those that the kernel shows, those of access times, and options without effect,
+//! which no mount accepts in silence.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::common::server::Server;
 use crate::common::{ferrite, has_fuse, ok, text};
 use tempfile::TempDir;
 
-/// What is mounted.
+/// The kinds of mounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Memory,
@@ -33,9 +33,9 @@ const KINDS: &[Kind] = &[
 struct Mount {
     base: TempDir,
     address: String,
-    /// Options that it has in any case.
+    /// Options that it always has.
     options: &'static str,
-    /// It is alive as long as this.
+    /// The server must outlive this.
     _server: Option<Server>,
 }
 
@@ -83,7 +83,7 @@ impl Mount {
         self.base.path().join("mnt")
     }
 
-    /// Mounts it; what was said, and whether that worked.
+    /// Mounts it; returns the output, and whether that worked.
     fn try_with(&self, options: &str) -> (bool, String) {
         let options = format!("{},{options}", self.options);
         let mount = ferrite()
@@ -202,7 +202,7 @@ fn access_times_move_as_the_options_say() {
         let lists = true;
         for (options, expected) in [
             ("relatime", [true, lists]),
-            // A server has no request to list without moving times; the mount says so.
+            // A server has no request to list without updating times; the mount says so.
             ("noatime", [false, is_servers]),
             ("ro", [false, is_servers]),
         ] {
@@ -247,7 +247,8 @@ fn an_option_without_effect_is_refused_or_warned_of() {
     }
 }
 
-/// By the name under which mount(8) calls it, with what mount(8) passes on: `suid` and `dev` it keeps to itself.
+/// Under the name by which mount(8) calls it, with the words that mount(8) passes on: it does not pass on `suid` and
+/// `dev`.
 #[test]
 fn mount_8_passes_on_what_a_server_is_trusted_with() {
     if !has_fuse() {

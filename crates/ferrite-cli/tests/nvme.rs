@@ -1,4 +1,4 @@
-//! Pools on devices, which are files here: made, mounted, killed, served, checked; what is refused, and how.
+//! Pools on devices, which are files here: made, mounted, killed, served, checked; refusals, and their messages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -64,12 +64,12 @@ impl Pool {
         ok(ferrite().args(["fsck", &self.address()]))
     }
 
-    /// Kills the mount's daemon, and takes the dead mount away.
+    /// Kills the mount's daemon, and removes the dead mount.
     fn kill(&self) {
         let daemon = daemon_of(&self.mnt());
         ok(Command::new("kill").args(["-9", &daemon.to_string()]));
         ok(Command::new("umount").arg("-l").arg(self.mnt()));
-        // Its locks go with it, which takes moments.
+        // Its locks end with it, which takes moments.
         let start = Instant::now();
         while Path::new(&format!("/proc/{daemon}/fd")).exists() && start.elapsed() < Duration::from_secs(10) {
             std::thread::sleep(Duration::from_millis(10));
@@ -142,7 +142,7 @@ fn git_sqlite_tar_and_rsync_work() {
     assert!(pool.fsck().contains("sound"));
 }
 
-/// Appends numbers to a file, and tells each when it is there; moves another one to and fro.
+/// Appends numbers to a file, and reports each once it is there; moves another one back and forth.
 const WRITER: &str = r#"
 i=$(wc -l < "$0" 2>/dev/null || echo 0)
 while true; do
@@ -152,7 +152,7 @@ while true; do
     mv -f "$0.a" "$0.b" 2>/dev/null || touch "$0.a" || exit
 done"#;
 
-/// What was written before a daemon is killed is there, whole; as often as it happens.
+/// Data written before a kill of the daemon is there, whole; after any number of kills.
 #[test]
 fn nothing_is_lost_when_the_daemon_is_killed() {
     if !has_fuse() {
@@ -163,7 +163,7 @@ fn nothing_is_lost_when_the_daemon_is_killed() {
     for round in 0..rounds {
         pool.mount();
         let writer = pool.mnt().join("log");
-        // In the mount: what is below it would take its words once it is gone.
+        // In the mount: the directory below would take its writes once the mount is gone.
         let mut child = Command::new("bash")
             .args(["-c", WRITER, "log"])
             .current_dir(pool.mnt())
@@ -316,7 +316,7 @@ fn mkfs_destroys_nothing_by_accident_and_adds_devices() {
     let no_size = ["nvme:q.toml", "--meta", "m2", "--data", "new.data"];
     assert!(fails(&mut mkfs(&no_size), 1).contains("--size"));
     assert!(fails(&mut mkfs(&["nvme:q.toml", "--meta", "m2"]), 2).contains("--data"));
-    // A file that nobody has a name for is somebody's, too; so is a directory.
+    // Files without a name belong to a user, too; so do directories.
     std::fs::write(dir.join("notes"), vec![7; 32 << 20]).unwrap();
     let notes = ["nvme:q.toml", "--meta", "m2", "--data", "notes"];
     assert!(fails(&mut mkfs(&notes), 1).contains("not empty"));
@@ -333,7 +333,7 @@ fn mkfs_destroys_nothing_by_accident_and_adds_devices() {
     ];
     assert!(fails(&mut mkfs(&home), 1).contains("something else"));
     assert!(dir.join("home/photos").is_dir() && !dir.join("q.toml").exists());
-    // Nor does a pool that cannot be made take the description of the one that is there.
+    // Nor does a failed `mkfs` overwrite the description of an existing pool.
     let described = std::fs::read(dir.join("pool.toml")).unwrap();
     let instead = [
         "nvme:pool.toml",

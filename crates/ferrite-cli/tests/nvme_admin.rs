@@ -1,4 +1,4 @@
-//! Administration of pools on devices: what a crash in the middle of it leaves, and that a look writes nothing.
+//! Administration of pools on devices: the state after a crash in the middle of it, and that a look writes nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,7 +56,7 @@ impl Pool {
             .count()
     }
 
-    /// Checksums of all files that the pool consists of, and their names.
+    /// Checksums of all files of the pool, and their names.
     fn bytes(&self) -> String {
         sh(
             self.dir.path(),
@@ -132,7 +132,7 @@ fn a_look_writes_nothing() {
         let before = pool.bytes();
         pool.look();
         assert_eq!(pool.bytes(), before, "{home}: after a kill");
-        // Nor does it when two look at a time.
+        // Nor do two looks at a time.
         let mut other = ferrite().args(["scrub", &pool.address()]).spawn().unwrap();
         pool.look();
         assert!(other.wait().unwrap().success());
@@ -144,7 +144,8 @@ fn a_look_writes_nothing() {
     }
 }
 
-/// The daemon of a mounted pool is asked; what it cannot tell is refused with its name, as for pools in memory.
+/// Commands query the daemon of a mounted pool; requests that it does not support are refused with its name, as for
+/// pools in memory.
 #[test]
 fn a_mounted_pool_is_looked_at_through_its_daemon() {
     if !has_fuse() {
@@ -196,7 +197,7 @@ fn an_addition_that_was_cut_off_can_be_made_again() {
         ok(&mut pool.mkfs(&add));
         assert_eq!(std::fs::read(pool.path("pool.toml")).unwrap(), new);
         assert!(!pool.path(".pool.toml.new").exists());
-        // It has been looked at, and never been open for changes.
+        // The pool was only looked at, and never open for changes.
         assert_eq!(pool.devices(), 2);
         ok(&mut pool.mkfs(&["--add", "c.data", "--size", "32M"]));
         assert_eq!(pool.devices(), 3);
@@ -212,7 +213,7 @@ fn an_addition_that_was_cut_off_can_be_made_again() {
     }
 }
 
-/// The same at moments that nobody chose.
+/// The same at random moments.
 #[test]
 fn an_addition_may_be_killed_at_any_moment() {
     let pool = Pool::new(HOMES[0]);
@@ -233,7 +234,7 @@ fn an_addition_may_be_killed_at_any_moment() {
     assert!(ok(ferrite().args(["fsck", &pool.address()])).contains("sound"));
 }
 
-/// A copy is one file, which such a pool is not. What is said tells how else it is kept.
+/// A copy is one file, and such a pool is not. The message names other ways to keep it.
 #[test]
 fn a_copy_is_refused_with_what_to_do_instead() {
     let pool = Pool::new(HOMES[0]);
@@ -253,7 +254,7 @@ fn a_copy_is_refused_with_what_to_do_instead() {
     }
 }
 
-/// `--force` is for what belongs to others, and says so.
+/// `--force` is for foreign data, and says so.
 #[test]
 fn the_device_of_another_pool_is_not_added() {
     let (pool, other) = (Pool::new(HOMES[0]), Pool::new(HOMES[0]));
@@ -266,7 +267,7 @@ fn the_device_of_another_pool_is_not_added() {
     assert_eq!(other.devices(), 1);
 }
 
-/// A pool that could not be made leaves no description, and the next one is made.
+/// A pool that could not be made leaves no description, and the next attempt succeeds.
 #[test]
 fn a_description_comes_when_the_pool_is_there() {
     let dir = tempfile::tempdir().unwrap();
@@ -294,7 +295,7 @@ fn a_description_comes_when_the_pool_is_there() {
     assert_eq!(names, 3, "nothing is left beside it");
 }
 
-/// An option that would be ignored is refused, before anything is made.
+/// An option without effect is refused, before anything is made.
 #[test]
 fn options_of_other_pools_are_refused() {
     let dir = tempfile::tempdir().unwrap();

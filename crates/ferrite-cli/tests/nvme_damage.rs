@@ -1,4 +1,4 @@
-//! Damage of pools on devices, as a user meets it: it is named, and what can be kept is.
+//! Damage of pools on devices, as a user meets it: commands name it, and keep whatever can be kept.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +55,7 @@ impl Pool {
         command
     }
 
-    /// Files whose content tells which they are, then the daemon is killed.
+    /// Makes files whose content identifies them, then kills the daemon.
     fn fill_and_kill(&self, count: usize, len_bytes: usize) {
         self.mount();
         for number in 0..count {
@@ -85,7 +85,7 @@ impl Pool {
         files.max_by_key(|path| path.metadata().unwrap().len()).unwrap()
     }
 
-    /// Contents that are in files of the pool now, wherever they are.
+    /// Contents that files of the pool have now, wherever they are.
     fn contents(&self) -> Vec<Vec<u8>> {
         self.mount();
         let mut found = Vec::new();
@@ -128,7 +128,7 @@ fn flip(path: &Path, share: (usize, usize)) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Damage in the middle of the log is no end of it: nothing is mounted without what was acknowledged behind it.
+/// Damage in the middle of the log does not pass for its end: no mount drops acknowledged changes behind it.
 #[test]
 fn damage_in_the_middle_of_the_log_is_named_and_the_rest_is_kept() {
     if !has_fuse() {
@@ -143,15 +143,15 @@ fn damage_in_the_middle_of_the_log_is_named_and_the_rest_is_kept() {
     assert!(said.contains(".log cannot be read from byte"), "{said}");
     let said = fails(ferrite().arg("mount").arg(pool.address()).arg(pool.mnt()), 1);
     assert!(said.contains("fsck --repair"), "{said}");
-    // Boot repairs nothing that loses.
+    // At boot fsck makes no repair that loses data.
     fails(&mut pool.fsck(&["-p"]), 4);
     let said = fails(&mut pool.fsck(&["--repair"]), 1);
     assert!(said.contains("sound after"), "{said}");
     assert!(ok(&mut pool.fsck(&[])).contains("sound"));
-    // The record with the damage is lost, and what is in it: at most two small files are.
+    // The record with the damage is lost, and its content: at most two small files.
     let kept = pool.kept(COUNT, LEN);
     assert!(kept >= COUNT - 2, "{kept} of {COUNT}");
-    // What was there before is beside it.
+    // The earlier metadata is kept beside it.
     assert!(pool.path("meta.old-1").exists());
 }
 
@@ -177,7 +177,7 @@ fn a_log_that_was_closed_has_no_torn_tail() {
     assert!(ok(&mut pool.fsck(&[])).contains("sound"));
 }
 
-/// Content whose names were lost with the log is in blobs, and a repair keeps it.
+/// Content that lost its names with the log is in blobs, and a repair keeps it.
 #[test]
 fn a_repair_keeps_content_that_has_lost_its_name() {
     if !has_fuse() {
@@ -188,7 +188,7 @@ fn a_repair_keeps_content_that_has_lost_its_name() {
     for share in [(1, 3), (1, 20)] {
         let pool = Pool::new(IN_DIRECTORY, &[]);
         pool.fill_and_kill(COUNT, LEN);
-        // All that follows is gone: it could as well be damaged to the end.
+        // Everything after it is lost: the log could as well be damaged to the end.
         let log = pool.largest("log");
         let mut bytes = std::fs::read(&log).unwrap();
         let len = bytes.iter().rposition(|&byte| byte != 0).unwrap();
@@ -213,7 +213,7 @@ fn damaged_tables_leave_a_way_out() {
     const LEN: usize = 40_000;
     for what in ["a block", "the end", "the list"] {
         let pool = Pool::new(IN_DIRECTORY, &[]);
-        // A dump and its way back make tables of all that is in the log.
+        // A dump and its restoration turn the whole log into tables.
         pool.mount();
         for number in 0..COUNT {
             std::fs::write(pool.mnt().join(format!("f{number}")), content(number, LEN)).unwrap();
@@ -244,7 +244,7 @@ fn damaged_tables_leave_a_way_out() {
     }
 }
 
-/// A dump of a mounted pool comes back, and what was made since is in lost+found.
+/// A dump of a mounted pool can be restored, and files made since then are in lost+found.
 #[test]
 fn metadata_is_dumped_while_mounted_and_restored() {
     if !has_fuse() {
@@ -280,7 +280,7 @@ fn metadata_is_dumped_while_mounted_and_restored() {
         );
         pool.umount();
         assert!(pool.contents().contains(&content(1, LEN)), "{home}");
-        // Not of another pool, and not of nothing.
+        // Neither of another pool nor of nothing.
         let other = Pool::new(IN_DIRECTORY, &[]);
         let said = fails(ferrite().arg("restore-meta").arg(other.address()).arg(&dump), 8);
         assert!(said.contains("another pool"), "{said}");
@@ -289,7 +289,7 @@ fn metadata_is_dumped_while_mounted_and_restored() {
     }
 }
 
-/// A slot's newer page is damaged after a close: the file is named, and reads as no zeros.
+/// A slot's newer page is damaged after a close: fsck names the file, which does not read as zeros.
 #[test]
 fn an_older_state_of_a_file_does_not_pass_for_sound() {
     if !has_fuse() {
@@ -327,7 +327,7 @@ fn an_older_state_of_a_file_does_not_pass_for_sound() {
     }
 }
 
-/// The file of a data device is cut off under its daemon.
+/// The file of a data device is truncated under its daemon.
 #[test]
 fn a_device_cut_off_under_its_daemon_is_named() {
     if !has_fuse() {
@@ -353,7 +353,8 @@ fn a_device_cut_off_under_its_daemon_is_named() {
     assert!(said.contains("was made for"), "{said}");
 }
 
-/// A file with holes fails when its file system is full: the metadata's gets all of its space, the others are told of.
+/// A file with holes fails when its file system is full: the metadata's file gets all of its space, and a warning names
+/// the others.
 #[test]
 fn sparse_files_are_told_of_and_the_metadata_has_its_space() {
     use std::os::unix::fs::MetadataExt;

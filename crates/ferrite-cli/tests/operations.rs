@@ -1,7 +1,7 @@
 //! The commands of `docs/operations.md`, as they stand there: each does what the text says, and prints it.
 //!
-//! Blocks marked `sh` are run, one after the other, command by command. Behind a command may stand what it `prints`
-//! (lines in this order among others; `…` is anything) and what it `exits with`, which is 0 if nothing is said.
+//! Blocks marked `sh` are run in sequence, command by command. After a command the text may say what it `prints` (lines
+//! in this order among others; `…` stands for anything) and what it `exits with`, 0 by default.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::common;
 use crate::common::{has_fuse, text};
 
 const DOC: &str = include_str!("../../../docs/operations.md");
-/// Blocks that are not run: for devices and services, for what changes the machine, for parts of files. No more shall
-/// hide there.
+/// Blocks that are not run: for devices and services, for changes to the machine, for parts of files. No further ones
+/// may hide there.
 const NOT_RUN: [(&str, usize); 4] = [("sh,device", 6), ("sh,service", 4), ("fstab", 2), ("toml", 1)];
-/// Commands that are run at least.
+/// Least number of commands that are run.
 const COMMANDS_MIN: usize = 45;
 
-/// A command, and what is said of it.
+/// A command, and the claims about it.
 #[derive(Debug, Default)]
 struct Said {
     command: String,
@@ -25,7 +25,7 @@ struct Said {
     exits_with: i32,
 }
 
-/// All fenced blocks: what they are marked as, and their lines.
+/// All fenced blocks: their marks, and their lines.
 fn blocks(doc: &str) -> Vec<(&str, Vec<&str>)> {
     let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut inside = false;
@@ -63,7 +63,7 @@ fn commands(lines: &[&str]) -> Vec<Said> {
     all
 }
 
-/// Whether a line is what the text says: its pieces between `…`, in this order, from the beginning to the end.
+/// Whether a line matches the text: its pieces between `…`, in this order, from the beginning to the end.
 fn is_said(line: &str, said: &str) -> bool {
     let pieces: Vec<&str> = said.split('…').map(str::trim).collect();
     let (first, rest) = pieces.split_first().expect("there is always one");
@@ -127,7 +127,7 @@ impl Places {
             .unwrap()
     }
 
-    /// What a command said, with the text's names.
+    /// The output of a command, with the text's names.
     fn said(&self, output: &std::process::Output) -> String {
         self.names().iter().fold(text(output), |text, (theirs, ours)| {
             text.replace(ours.to_str().unwrap(), theirs)
@@ -195,7 +195,7 @@ fn no_block_hides() {
     }
 }
 
-/// The text can be read: short paragraphs, lines that fit.
+/// The text is readable: short paragraphs, lines that fit.
 #[test]
 fn the_text_is_short_winded() {
     for paragraph in DOC.split("\n\n").filter(|text| !text.starts_with(['|', '`', '#'])) {

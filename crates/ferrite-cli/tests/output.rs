@@ -1,4 +1,4 @@
-//! A closed or full output changes nothing of what a command does, and hides no exit code.
+//! A closed or full output changes nothing about the work of a command, and hides no exit code.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -52,7 +52,7 @@ fn a_closed_output_hides_no_exit_code() {
         let (found, said) = run(command().stdout(closed()));
         assert_eq!(found, Some(code), "{words:?}: {said}");
         assert!(!said.contains("standard output"), "{words:?}: {said}");
-        // The words about it are lost, and nothing else.
+        // The messages about it are lost, and nothing else.
         assert_eq!(
             run(command().stdout(closed()).stderr(closed())).0,
             Some(code),
@@ -87,7 +87,7 @@ fn a_full_output_is_an_error_and_hides_no_other() {
         let both = run(ferrite().args(words).arg(&pool).stdout(full()).stderr(full()));
         assert_eq!(both.0, Some(code), "{words:?}");
     }
-    // It is done all the same.
+    // The work is done all the same.
     assert_eq!(
         run(ferrite().args(["fsck", "--repair"]).arg(&pool).stdout(full())).0,
         Some(1)

@@ -1,5 +1,5 @@
-//! POSIX on a real mount, as root and as other users: the tables in `ferrite/tests/posix/`, one system call a line (how
-//! to read them is said in `posix/mod.rs`).
+//! POSIX on a real mount, as root and as other users: the tables in `ferrite/tests/posix/`, one system call a line
+//! (`posix/mod.rs` explains how to read them).
 //!
 //! Which side is wrong, table or file system? `FERRITE_POSIX_DIR=/some/dir` runs the tables on another file system.
 
@@ -44,7 +44,7 @@ fn open(path: &CStr, flags: &str, mode: u32) -> Result<OwnedFd, i32> {
                 other => panic!("`{other}` is no open flag"),
             }
     });
-    // SAFETY: the path is a C string; a descriptor that comes back is ours alone.
+    // SAFETY: the path is a C string; only this code owns the returned descriptor.
     unsafe {
         let fd = check(libc::open(path.as_ptr(), flags, mode))?;
         Ok(OwnedFd::from_raw_fd(fd as i32))
@@ -263,7 +263,7 @@ fn call(words: &[String]) -> Answer {
     }
 }
 
-/// The kernel. Credentials, working directory and umask of a call are those of a thread of its own.
+/// The kernel. Credentials, working directory and umask of a call are those of a separate thread.
 struct Kernel;
 
 impl System for Kernel {
@@ -331,7 +331,7 @@ fn every_line_of_the_tables_holds() {
     test.finish();
 }
 
-/// All permissions are checked by the server, all the rest by engine and kernel.
+/// The server checks all permissions; engine and kernel do the rest.
 #[test]
 fn every_line_of_the_tables_holds_on_a_server() {
     if !has_fuse() {
@@ -366,7 +366,7 @@ fn a_read_only_mount_refuses_every_change() {
     test.umount();
     test.mount(&["-o", "ro"]);
     posix::run_table(&Kernel, ("read_only", posix::READ_ONLY), dir, &mut run);
-    // The same by a remount, of which no line may leave a trace behind; and back.
+    // The same through a remount, which must not be affected by any earlier line; and back.
     test.umount();
     test.mount(&[]);
     test.mount(&["-o", "remount,ro"]);

@@ -34,7 +34,7 @@ fn as_stranger(work: impl FnOnce() + Send + 'static) {
     thread.join().expect("the stranger's change");
 }
 
-/// What a kernel believes that the mode is: asks for nothing else, so that it may answer from what it keeps.
+/// The mode that a kernel reports: the call requests nothing else, so that the kernel may answer from its cache.
 fn mode(path: &Path) -> u32 {
     let found = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MODE).unwrap();
     u32::from(found.stx_mode) & 0o7777
@@ -49,7 +49,7 @@ fn has_capability(path: &Path) -> bool {
     }
 }
 
-/// The user that the program runs as if the stranger starts it. A process that another test is just starting has the
+/// The user that the program runs as if the stranger starts it. A process that another test has just forked has the
 /// descriptors of this one, until it runs its program.
 fn runs_as(path: &Path) -> u32 {
     let id = STRANGER.to_string();
@@ -71,8 +71,7 @@ fn runs_as(path: &Path) -> u32 {
     }
 }
 
-/// A change by the stranger of the file at this path, or of the descriptor that was opened before the file became
-/// privileged.
+/// A change by the stranger to the file at this path, or through a descriptor opened before the file became privileged.
 type Change = fn(&Path, &File);
 
 fn opened(path: &Path) -> File {
@@ -115,7 +114,7 @@ const BY_STRANGER: [(&str, Change); 9] = [
     }),
 ];
 
-/// Makes the file privileged, and has the kernel keep that.
+/// Makes the file privileged, and has the kernel cache that.
 fn make_privileged(path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o777 | PRIVILEGED)).unwrap();
     rustix::fs::setxattr(path, CAPABILITY, &SETUID_CAPABILITY, XattrFlags::empty()).unwrap();
@@ -124,7 +123,7 @@ fn make_privileged(path: &Path) {
     }
 }
 
-/// Walks all changes on a mount. `others` are paths of the same directory on other mounts.
+/// Makes all changes on a mount. `others` are paths of the same directory on other mounts.
 fn check(dir: &Path, others: &[PathBuf], what: &str) {
     fs::copy(PROGRAM, dir.join("source")).unwrap();
     make_privileged(&dir.join("source"));
@@ -133,7 +132,7 @@ fn check(dir: &Path, others: &[PathBuf], what: &str) {
         let path = dir.join("program");
         let _ = fs::remove_file(&path);
         fs::copy(PROGRAM, &path).unwrap();
-        // What is not a right stays.
+        // Attributes that grant no rights stay.
         rustix::fs::setxattr(&path, "user.other", b"stays", XattrFlags::empty()).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
         let old = opened(&path);
@@ -144,7 +143,7 @@ fn check(dir: &Path, others: &[PathBuf], what: &str) {
         let changed = path.clone();
         as_stranger(move || make(&changed, &old));
         for path in seen.iter().chain([&path]) {
-            // First: it asks for nothing but permission, and to read.
+            // First: it needs only permission, and reads.
             assert_eq!(runs_as(path), STRANGER, "{what}: {change} on {}", path.display());
             let (mode, has_capability) = (mode(path), has_capability(path));
             assert_eq!(mode & PRIVILEGED, 0, "{what}: {change}: {mode:o} on {}", path.display());

@@ -1,4 +1,4 @@
-//! Long commands show how far they are on a terminal, and nothing elsewhere.
+//! Long commands show their progress on a terminal, and nothing elsewhere.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::common;
 use crate::common::{TestPool, ferrite, has_fuse, ok};
 
-/// What a command writes to its own terminal.
+/// The output of a command on its own terminal.
 fn on_terminal(words: &[&str]) -> String {
     let program = ferrite().get_program().to_str().unwrap().to_owned();
     let command = [&[program.as_str()], words].concat().join(" ");
@@ -16,7 +16,7 @@ fn on_terminal(words: &[&str]) -> String {
         .stdin(Stdio::null()))
 }
 
-/// What it writes to standard error if that is none.
+/// Its output on a standard error that is not a terminal.
 fn elsewhere(words: &[&str]) -> String {
     let output = ferrite().args(words).output().unwrap();
     assert!(output.status.success(), "{words:?}: {}", common::text(&output));
@@ -39,7 +39,7 @@ fn bars_are_shown_on_terminals_only() {
     let (new, copy, dir) = (path(&scratch.join("new")), path(&scratch.join("copy")), path(&test.dir));
     let commands: [(&[&str], &str, &str); 4] = [
         (&["mkfs", &new, "--size", "64M", "--force"], "tables", "--quiet"),
-        // Of the daemon, and by ourselves. Slow enough for the daemon to report something.
+        // By the daemon, and by the command itself. Slow enough for the daemon to report something.
         (&["scrub", &dir, "--limit", "16"], "scrubbing", "--json"),
         (&["scrub", &new], "scrubbing", "--json"),
         (&["copy", &dir, &copy, "--force"], "copying", "--quiet"),

@@ -1,7 +1,7 @@
 //! `ferrite serve --rdma` and `ferrite mr` with real processes.
 //!
-//! What is protected: bytes go to a file and come back by verbs, programs that use the server's file system see them,
-//! and they are there after the server was killed; where verbs cannot be, the same commands work and say why.
+//! Protects: verbs write bytes to a file and read them back, programs that use the server's file system see them, and
+//! they survive a kill of the server; where verbs are impossible, the same commands work and say why.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
@@ -34,7 +34,7 @@ fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(bytes)))
 }
 
-/// What the server's file system says is in a file.
+/// The content of a file according to the server's file system.
 fn cat(url: &str) -> Vec<u8> {
     let output = ferrite().args(["cat", url]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -125,7 +125,7 @@ fn a_key_is_held_shown_and_taken_back() {
     );
     assert!(list("").contains("writable"));
     let stat = ok(ferrite().args(["stat", &url]));
-    // The append before took a queue pair that is gone.
+    // The previous append used a queue pair that is gone.
     let shown = [
         "Region: 1 key, 1 ranges",
         "writable",
@@ -142,7 +142,7 @@ fn a_key_is_held_shown_and_taken_back() {
 
 #[test]
 fn without_verbs_the_commands_work_and_say_why() {
-    // A pool in a file on a disk cannot be written in place; a server may offer nothing.
+    // A pool in a file on a disk cannot be written in place; a server may offer no RDMA.
     let base = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let pool = base.path().join("pool");
     mkfs(&pool, &["--size", "64M"]);
@@ -208,7 +208,7 @@ fn rdma_at_other_addresses_than_loopback_must_be_wanted() {
         "{said}"
     );
     std::fs::write(&file, format!("rdma_unprotected = true\n{text}")).unwrap();
-    // What is left is that there is no pool.
+    // The only remaining problem is that no pool exists.
     assert!(!check(1).contains("rdma"));
     let said = fails(&mut mr(&["list", path]), 2);
     assert!(said.contains("only files of a server have RDMA"), "{said}");

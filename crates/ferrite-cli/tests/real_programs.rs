@@ -1,4 +1,4 @@
-//! Programs that know nothing of Ferrite, on a real mount: of a pool, and of what a server exports.
+//! Programs that know nothing of Ferrite, on real mounts of a pool, and of a server's export.
 
 use std::path::Path;
 use std::process::Command;
@@ -227,7 +227,7 @@ fn past_the_kernels_cache_programs_work() {
     }
 }
 
-/// Over libfabric, by shared memory and by its own TCP.
+/// Over libfabric, through shared memory and its own TCP.
 #[cfg(feature = "fabric")]
 #[test]
 fn on_a_server_over_a_fabric_programs_work() {

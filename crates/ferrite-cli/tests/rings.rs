@@ -1,5 +1,5 @@
-//! A mount on rings under what could make a request wait for good: a thaw, locks, a dead or leaving daemon, CPUs that
-//! go away. Each test ends within a time limit; what hangs fails.
+//! A mount on rings under events that could make a request wait for good: a thaw, locks, a dead or leaving daemon, CPUs
+//! that go offline. Each test ends within a time limit; a hang fails it.
 
 mod common;
 
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use common::{TestPool, fails, ferrite, has_rings, ok, sh, soak};
 
-/// What has not happened by then does not happen.
+/// An event that takes longer never happens.
 const LONG: Duration = Duration::from_secs(30);
-/// More than the slots that a queue has at first, on any of our machines.
+/// More than the initial slots of a queue, on any test machine.
 const MANY: usize = 64;
 
 fn on_rings(words: &[&str]) -> TestPool {
@@ -44,7 +44,7 @@ fn within<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'stat
         .unwrap_or_else(|_| panic!("{what}: it hangs, or has panicked"))
 }
 
-/// Looks at what the kernel does not know, on each CPU.
+/// Looks at names that the kernel does not know, on each CPU.
 fn asks_on_each_cpu(test: &TestPool, round: &str) {
     let cpus = rustix::thread::sched_getaffinity(None).unwrap();
     for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)) {
@@ -82,7 +82,7 @@ impl Load {
         load
     }
 
-    /// Each thread had a turn, about.
+    /// Each thread has had a turn, more or less.
     fn goes_on(&self) {
         let before = self.done.load(Ordering::Relaxed);
         until("the load goes on", || {
@@ -90,7 +90,7 @@ impl Load {
         });
     }
 
-    /// All threads end. One that comes back after the mount is gone would go on in the directory below.
+    /// Ends all threads. A thread that returns after the mount is gone would continue in the directory below.
     fn ends(self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -138,7 +138,7 @@ fn a_mount_says_which_way_it_takes() {
     test.finish();
 }
 
-/// The switch is the whole machine's; a mount namespace has one of its own to look at.
+/// The switch is the whole machine's; a mount namespace can have its own view of it.
 #[test]
 fn without_the_switch_a_mount_falls_back_or_is_refused() {
     if !has_rings() {
@@ -295,7 +295,7 @@ fn no_client_hangs_when_a_mount_is_cut_off() {
         let test = on_rings(&[]);
         let load = Load::start(&test.dir);
         let daemon = test.daemon();
-        // Without -l it says that it is busy, but the requests have ended by then.
+        // Without -l it reports that it is busy, but the requests have ended by then.
         let _ = Command::new("umount").args(words).arg(&test.dir).output().unwrap();
         load.ends();
         let _ = Command::new("umount").arg("-l").arg(&test.dir).output().unwrap();
@@ -318,8 +318,8 @@ fn a_mount_can_be_unmounted_in_order_after_a_load() {
     test.finish();
 }
 
-/// Runs threads of the daemon that read `/dev/fuse`, by which the kernel says what it forgets, only when nobody else
-/// wants a CPU.
+/// Lets the threads of the daemon that read `/dev/fuse`, from which the kernel reports forgotten inodes, run only when
+/// no other thread wants a CPU.
 fn starve_the_forgetting(test: &TestPool) {
     let daemon = test.daemon();
     for task in std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().flatten() {
@@ -334,7 +334,7 @@ fn starve_the_forgetting(test: &TestPool) {
     }
 }
 
-/// On rings nothing keeps removals from being faster than the requests that free what was removed.
+/// On rings, removals may be faster than the requests that free their space.
 #[test]
 fn removals_faster_than_the_kernel_forgets_find_space() {
     if !has_rings() {
@@ -385,7 +385,7 @@ fn a_mount_of_a_server_works_on_rings() {
     test.finish();
 }
 
-/// Takes a CPU of the machine away for a moment, so it runs only when asked for.
+/// Takes a CPU of the machine offline for a moment, so it runs only on request.
 #[test]
 fn cpus_may_come_and_go() {
     const SWITCH: &str = "/sys/devices/system/cpu/cpu1/online";

@@ -1,5 +1,5 @@
-//! `ferrite serve` and mounts of what it exports, with real processes: what one mount writes the other reads, and a
-//! server that is killed and started again has lost nothing and done nothing twice.
+//! `ferrite serve` and mounts of its exports, with real processes: each mount reads what the other wrote, and a server
+//! that is killed and restarted has lost nothing and done nothing twice.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Seek, Write};
@@ -14,9 +14,9 @@ use crate::common;
 use crate::common::{fails, ferrite, has_fuse, mkfs, ok, sh, soak};
 use tempfile::TempDir;
 
-/// Starts servers and kills them, as it reads on its standard input. A process of its own: one that this process starts
-/// closes, before it becomes the server, the files that are open here. Such a file on a mount of the server would be
-/// closed by a call that waits for the server, which is not there yet.
+/// Starts servers and kills them, by commands on its standard input. A separate process: a child of this process closes
+/// the files that are open here before it becomes the server. If such a file is on a mount of the server, its close
+/// would wait for that server, which is not up yet.
 const SUPERVISOR: &str = r#"
 while read -r verb listen; do
     case "$verb" in
@@ -33,7 +33,7 @@ done
 kill -9 "$server" 2> /dev/null
 "#;
 
-/// A pool that is served, and directories to mount it on. All is gone when it is dropped.
+/// A pool that is served, and directories to mount it on. Dropping this removes everything.
 struct Served {
     base: TempDir,
     pool: PathBuf,
@@ -55,7 +55,7 @@ impl Served {
         Served::in_memory(false)
     }
 
-    /// With a key, with which everything is encrypted.
+    /// With a key, which encrypts everything.
     fn with_key() -> Served {
         Served::in_memory(true)
     }
@@ -67,7 +67,7 @@ impl Served {
         Served::start_with(base, pool, has_key)
     }
 
-    /// A pool on two devices, with its metadata where these words of its description say.
+    /// A pool on two devices, with its metadata where these words of its description put it.
     #[cfg(feature = "nvme")]
     fn on_devices(metadata: &str) -> Served {
         let base = scratch();
@@ -90,7 +90,7 @@ impl Served {
         Served::start_saying(base, pool, key, &words)
     }
 
-    /// As `serve` has it by itself, with root squashed, and with a directory `all` for everybody.
+    /// With the defaults of `serve`: root squashed; and with a directory `all` for everybody.
     fn squashing() -> Served {
         let base = scratch();
         // Other users come here, too.
@@ -128,7 +128,7 @@ impl Served {
         served
     }
 
-    /// Tells the supervisor to do something; returns what it says when that is done.
+    /// Sends the supervisor a command; returns its reply when that is done.
     fn tell(&mut self, words: &str) -> String {
         writeln!(self.supervisor.stdin.as_mut().unwrap(), "{words}").unwrap();
         let mut line = String::new();
@@ -193,7 +193,7 @@ fn two_mounts_of_one_export_show_the_same() {
         &two,
         "diff -r /etc/default tree --exclude moved | (! grep .); test \"$(cat link/moved)\" = $'first\\nsecond'",
     );
-    // Each read is the server's, also of a file that is open.
+    // Each read goes to the server, also for an open file.
     let mut open = File::open(two.join("tree/moved")).unwrap();
     let mut text = String::new();
     open.read_to_string(&mut text).unwrap();
@@ -210,14 +210,14 @@ fn two_mounts_of_one_export_show_the_same() {
     ok(ferrite().arg("fsck").arg(&served.pool));
 }
 
-/// Runs a script in a directory as this user, and in the group of the same number.
+/// Runs a script in a directory as this user, in the group of the same number.
 fn sh_as(uid: u32, dir: &Path, script: &str) {
     let mut shell = Command::new("bash");
     shell.args(["-euo", "pipefail", "-c", script]).current_dir(dir);
     ok(shell.uid(uid).gid(uid));
 }
 
-/// A server that squashes root checks again what the mount's kernel has allowed, which must not be something else.
+/// A server that squashes root checks again what the mount's kernel has allowed, and both must agree.
 #[test]
 fn what_a_kernel_allows_is_done_where_root_is_squashed() {
     if !has_fuse() {
@@ -225,7 +225,7 @@ fn what_a_kernel_allows_is_done_where_root_is_squashed() {
     }
     let mut served = Served::squashing();
     let all = served.mount("mnt").join("all");
-    // Among others handles that are open for writing, of a file that may not be written any more.
+    // This includes handles open for writing, of a file that may not be written any more.
     let script = r#"
 install -m 711 /bin/true program; ./program
 echo text > drop; chmod 200 drop; echo more > drop; echo more >> drop; test $(stat -c %s drop) = 10
@@ -257,7 +257,7 @@ os.ftruncate(fd, 3)'"#;
     ok(ferrite().arg("fsck").arg(&served.pool));
 }
 
-/// A list of all mounts is asked for while others come and go, so a mount that is dead must not spoil it.
+/// Listing all mounts overlaps with mounts and unmounts, so a dead mount must not spoil it.
 #[test]
 fn a_dead_mount_of_a_server_is_listed_as_such() {
     if !has_fuse() {
@@ -265,7 +265,7 @@ fn a_dead_mount_of_a_server_is_listed_as_such() {
     }
     let mut served = Served::new();
     let dir = served.mount("dead").display().to_string();
-    // What other tests mount and kill meanwhile is in the list, too.
+    // The list also has the mounts that other tests make and kill meanwhile.
     let line = || {
         let all = String::from_utf8(ferrite().arg("df").output().unwrap().stdout).unwrap();
         all.lines().find(|line| line.ends_with(&dir)).unwrap().to_owned()
@@ -283,7 +283,7 @@ fn a_dead_mount_of_a_server_is_listed_as_such() {
     served.stop();
 }
 
-/// An exclusive lock on a byte, of the kind that programs take with `lockf`. False if somebody else has one.
+/// Takes an exclusive lock on a byte, of the kind that programs take with `lockf`. False if another process has one.
 fn try_lock(dir: &Path) -> bool {
     let script = "import fcntl,sys; f=open('lock','r+b');\ntry: fcntl.lockf(f,fcntl.LOCK_EX|fcntl.LOCK_NB,1)\n\
                   except OSError: sys.exit(1)";
@@ -292,7 +292,7 @@ fn try_lock(dir: &Path) -> bool {
 }
 
 /// Ends the threads of a test, whatever happens to it: a call on a mount waits as long as its server is away, so after
-/// a check that failed the mounts' daemons are killed.
+/// a failed check this kills the mounts' daemons.
 struct Ending<'t> {
     is_over: &'t AtomicBool,
     address: String,
@@ -308,8 +308,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// A counter that is appended to and a file that is renamed to and fro, each change checked for having happened once;
-/// an open file without a name; a lock. All of it while the server is killed again and again.
+/// Appends to a counter, renames a file back and forth, checking that each change happened once; an open file without a
+/// name; a lock. Meanwhile the server is killed again and again.
 #[test]
 fn a_server_that_is_killed_loses_nothing_and_does_nothing_twice() {
     if !has_fuse() {
@@ -352,7 +352,7 @@ fn programs_work_on_a_server_of_devices() {
     }
 }
 
-/// Whether `is_so` comes true within this time.
+/// Whether `is_so` becomes true within this time.
 fn becomes_so(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < within {
@@ -374,7 +374,7 @@ fn sigterm_ends_a_busy_daemon_whose_server_is_away() {
         let mut served = Served::new();
         let dir = served.mount("mnt");
         std::fs::write(dir.join("file"), "text").unwrap();
-        // Another process: one that this process starts closes it first, by a call that waits for the server.
+        // A separate process: a child of this process would close it first, by a call that waits for the server.
         let hold = "import sys\nf = open('file', 'rb', 0); print('open', flush=True); sys.stdin.read()\n\
                     try: f.read(1)\nexcept OSError: sys.exit(0)\nsys.exit(1)";
         let mut holder = Command::new("python3")
@@ -467,7 +467,7 @@ fn killed_again_and_again(mut served: Served) {
         let player = scope.spawn(|| {
             let mut turns = 0u32;
             while !is_over.load(Ordering::Relaxed) {
-                // Done twice, each would fail: the name is gone after the first time.
+                // Each would fail if done twice: the name is gone after the first time.
                 std::fs::rename(two.join("ping"), two.join("pong")).unwrap();
                 std::fs::rename(two.join("pong"), two.join("ping")).unwrap();
                 turns += 1;

@@ -1,5 +1,5 @@
-//! Servers with keys and with a configuration: several pools and exports, who gets in, and what is said of a file that
-//! is wrong.
+//! Servers with keys and with a configuration: several pools and exports, access by key, and messages about a wrong
+//! file.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const EXAMPLE: &str = include_str!("../../../dist/server.toml");
 
-/// A server that runs, and where it listens. Killed when dropped.
+/// A running server, and its address. Killed when dropped.
 struct Running {
     child: Child,
     address: String,
@@ -96,7 +96,7 @@ impl Site {
     }
 }
 
-/// A mount that is gone when dropped.
+/// A mount that is removed when dropped.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -132,7 +132,7 @@ fn other_machines_want_a_key() {
     site.pool("pool");
     site.key("key");
     let (pool, key) = (site.text("pool"), site.text("key"));
-    // Not for ever, if it serves.
+    // Not for ever, in case it serves.
     let mut serve = Command::new("timeout");
     serve.arg("20").arg(ferrite().get_program());
     let said = fails(serve.args(["serve", &pool, "--listen", "tcp://0.0.0.0:0"]), 2);
@@ -146,7 +146,7 @@ fn other_machines_want_a_key() {
     let address = format!("tcp://{}/data", server.address);
     let info = |address: &str| ferrite().args(["info", address]).output().unwrap();
     assert!(ok(ferrite().args(["info", &format!("{address}?key={key}")])).contains("encryption"));
-    // What is said to whom: without a key, with another, with one that others can read.
+    // The message to each client: without a key, with another, with one that other users can read.
     for (query, words) in [
         ("", &["without a key", "key=FILE"][..]),
         (&format!("?key={}", site.text("other")), &["does not accept this key"]),
@@ -252,7 +252,7 @@ fn nofail_mounts_go_on_without_a_server() {
     assert!(said.contains("exports of servers"), "{said}");
 }
 
-/// One mistake each: what is said of it, the line, and the exit code.
+/// One mistake each: its message, the line, and the exit code.
 #[test]
 fn a_check_names_each_mistake_and_its_line() {
     let site = Site::new();
@@ -380,7 +380,7 @@ fn a_check_names_each_mistake_and_its_line() {
             assert!(said.contains(word), "`{word}` is missing in: {said}\n{text}");
         }
         assert_eq!(said.lines().count(), 1, "a line for a mistake: {said}");
-        // It is not served either; pools and paths are looked for only when they are opened.
+        // Nor is it served; the server looks for pools and paths only when it opens them.
         let mut serve = ferrite();
         serve.args(["serve", "--config", &site.text("server.toml")]);
         fails(&mut serve, code);
@@ -407,7 +407,7 @@ fn a_check_names_each_mistake_and_its_line() {
     assert!(said.contains("none.toml") && said.contains("No such file"), "{said}");
 }
 
-/// The file that is installed as an example is right, but for its paths, and says what holds without it.
+/// The installed example file is right, except for its paths, and shows the defaults.
 #[test]
 fn the_example_passes_its_check() {
     let site = Site::new();
@@ -418,7 +418,7 @@ fn the_example_passes_its_check() {
     let example = example.replace("/var/lib/ferrite/", &format!("{base}/"));
     let config = site.config(&example);
     assert_eq!(ok(ferrite().args(["serve", "--check", "--config", &config])), "");
-    // What stands behind a single # is right, too.
+    // The lines after a single # are right, too.
     let word = |line: &str| line.split(" = ").next().unwrap().trim_start_matches("# ").to_owned();
     let known = [
         "threads",
@@ -469,7 +469,7 @@ fn systemd_takes_the_unit_and_is_told_when_it_is_ready() {
         return;
     };
     assert!(found.status.success());
-    // With the program where it is here.
+    // With the program's path on this machine.
     let unit = include_str!("../../../dist/systemd/ferrite.service");
     let program = std::fs::canonicalize(ferrite().get_program()).unwrap();
     std::fs::write(

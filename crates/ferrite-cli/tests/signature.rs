@@ -1,5 +1,4 @@
-//! Programs that know files by their first bytes know a pool, once they have been told what `docs/format.md` says of
-//! it.
+//! Programs that identify files by their first bytes recognise a pool, given the signature from `docs/format.md`.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +6,7 @@ use std::process::Command;
 use crate::common::{ferrite, ok};
 use ferrite_fs::Mapping;
 
-/// What file(1) says of a pool, with our description of it.
+/// The output of file(1) for a pool, with Ferrite's description.
 fn file(pool: &Path, words: &[&str]) -> String {
     let magic = Path::new("../../scripts/ferrite.magic");
     ok(Command::new("file")
@@ -50,7 +49,7 @@ fn file_tells_what_a_pool_is() {
     assert!(file(&pool, &[]).contains(", in use, "));
     open.close().unwrap();
     assert!(!file(&pool, &[]).contains("in use"));
-    // What is none is not taken for one.
+    // Other files are not taken for pools.
     let other = dir.path().join("other");
     std::fs::write(&other, [&b"FERRITE\x1b"[..], &[0; 5000]].concat()).unwrap();
     assert!(!file(&other, &[]).contains("Ferrite"));

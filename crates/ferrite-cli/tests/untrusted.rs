@@ -1,5 +1,5 @@
-//! What others can do to a copy: servers that lie, users of honest servers who put links where the next copy goes, and
-//! names that are no text.
+//! Attacks on a copy: servers that lie, users of honest servers who put links where the next copy goes, and names that
+//! are not text.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -26,7 +26,7 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A hostile server made of an honest one: replaces bytes of all that it says by others, of the same length. Returns
+/// A hostile server made of an honest one: in all its output it replaces bytes by others, of the same length. Returns
 /// its address.
 fn rewriting(server: &Server, from: &[u8], to: &[u8]) -> String {
     assert_eq!(from.len(), to.len());
@@ -65,7 +65,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, change: impl Fn(&mut [u8])) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A server that gives an entry the name of a file of the client's machine once had the client write that file.
+/// A server once made the client write a file of its own machine, by giving an entry that file's name.
 #[test]
 fn a_server_does_not_choose_where_files_go() {
     let server = Server::new("64M", &["--no-root-squash"]);
@@ -98,7 +98,7 @@ fn a_server_does_not_choose_where_files_go() {
     }
 }
 
-/// A user of an honest server once had root's nightly copy write where a link led that an earlier copy had brought.
+/// A user of an honest server once made root's nightly copy write through a link that an earlier copy had brought.
 #[test]
 fn links_below_the_target_are_not_followed() {
     let server = Server::new("64M", &["--no-root-squash"]);
@@ -129,7 +129,7 @@ fn links_below_the_target_are_not_followed() {
     let said = refused(&["cp", "-r", "-q", &server.at("/home"), path(&backup)]);
     assert!(said.contains("home/someone/x: is a symbolic link"), "{said}");
     assert_eq!(sh(&victim, "ls -A; cat passwd"), "passwd\noriginal");
-    // A file takes the place of the link, not of where that leads.
+    // A file replaces the link, not the target of the link.
     assert_eq!(fs::read_to_string(backup.join("home/someone/y")).unwrap(), "mine");
     assert!(!backup.join("home/someone/y").is_symlink());
 
@@ -142,12 +142,12 @@ fn links_below_the_target_are_not_followed() {
     let said = refused(&["cp", "-r", path(&scratch.join("tree")), &server.at("/copy")]);
     assert!(said.contains("/copy/tree/d: is a symbolic link"), "{said}");
     assert_eq!(run(&["ls", "-a", &server.at("/etc")]), "");
-    // A link that the user names is the user's.
+    // The user vouches for a link in the named path.
     run(&["cp", path(&scratch.join("tree/d/file")), &server.at("/copy/tree/d")]);
     assert_eq!(run(&["ls", "-a", &server.at("/etc")]), "file\n");
 }
 
-/// Without being asked, a client takes nothing from a server that has rights on the client's machine.
+/// Without an option, a client accepts no file from a server that has rights on the client's machine.
 #[test]
 fn files_of_a_server_bring_no_privileges() {
     let server = Server::new("64M", &["--no-root-squash"]);
@@ -208,7 +208,7 @@ fn depth(top: &Path) -> usize {
     levels
 }
 
-/// Trees that are deeper than a path is long, with few descriptors.
+/// Trees that are deeper than the longest path, with few descriptors.
 #[test]
 fn deep_trees_are_copied_whole() {
     let base = tempfile::Builder::new()
@@ -229,7 +229,7 @@ fn deep_trees_are_copied_whole() {
     sh(base.path(), "rm -rf from back");
 }
 
-/// Names and what servers say reach terminals and logs in messages.
+/// Names and texts of servers reach terminals and logs in messages.
 #[test]
 fn messages_control_no_terminal() {
     let server = Server::new("16M", &["--no-root-squash"]);

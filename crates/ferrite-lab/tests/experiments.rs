@@ -1,4 +1,4 @@
-//! `ferrite-lab` keeps what earlier runs have measured, and judges it again.
+//! `ferrite-lab` keeps the measurements of earlier runs, and judges them again.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn a_run_of_one_figure_keeps_the_others() {
     assert_eq!(kept(out), ["hdpm-2", "hdpm-9"]);
     run(out, "hdpm-9");
     assert_eq!(kept(out), ["hdpm-2", "hdpm-9"]);
-    // A verdict that an older build has given.
+    // A verdict from an older build.
     let data = out.join("results.json");
     let told = fs::read_to_string(&data).unwrap();
     fs::write(&data, told.replace("Holds: ", "An older build says: ")).unwrap();
@@ -51,7 +51,7 @@ fn a_run_of_one_figure_keeps_the_others() {
     assert!(page.contains("<h2 id=\"hdpm-2\">") && page.contains("<h2 id=\"hdpm-9\">"));
 }
 
-/// The page that docs/lab/README.md promises: it is not kept, so it must be there for the asking.
+/// The page that docs/lab/README.md promises: it is not kept, so the command must make it on request.
 #[test]
 fn the_page_is_made_from_the_results_that_are_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -67,7 +67,7 @@ fn the_page_is_made_from_the_results_that_are_kept() {
         let section = rest.split("<h2 ").next().unwrap_or_default();
         assert!(section.contains("<svg"), "{figure} has no plot");
     }
-    // Judged again, the results are what they were.
+    // A new judgement of the same results does not change them.
     assert_eq!(
         fs::read_to_string(out.join("results.json")).unwrap(),
         fs::read_to_string("../../docs/lab/results.json").unwrap()

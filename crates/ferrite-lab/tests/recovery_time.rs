@@ -1,8 +1,8 @@
-//! Mount and fsck of pools with many files keep to their limits: 1 s and 10 s a million files. `ferrite-lab bench recovery`
-//! measures.
+//! Mount and fsck of pools with many files stay within their limits: 1 s and 10 s per million files. `ferrite bench
+//! recovery` measures.
 //!
-//! Times mean something in a release build on a machine that has little else to do, so only `FERRITE_SOAK=1` asserts
-//! them, and goes up to a million files.
+//! Times are meaningful in a release build on a machine with little other load, so only `FERRITE_SOAK=1` asserts them,
+//! and goes up to a million files.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! What `fabric://` needs of this machine: libfabric's providers, RDMA devices, room in /dev/shm.
+//! The requirements of `fabric://` on this machine: libfabric's providers, RDMA devices, room in /dev/shm.
 //!
-//! Contents: [`findings`], one line for each. Nothing here stands in the way of mounts, or of `tcp://`.
+//! Contents: [`findings`], one line for each. No finding here prevents mounts, or `tcp://`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use ferrite_fabric::{Provider, dead_endpoints, library_version};
 
 use crate::size;
 
-/// What was found, and what to do if it is not good.
+/// A finding, and the repair if it is not good.
 pub(super) struct Finding {
     pub(super) name: &'static str,
     pub(super) is_good: bool,
@@ -23,7 +23,7 @@ const DEVICES: &str = "/dev/infiniband";
 /// A server and a few clients over shm: each has 16 MiB.
 const SHM_BYTES: u64 = 64 << 20;
 
-/// All there is to say.
+/// All findings.
 pub(super) fn findings() -> Vec<Finding> {
     let (major, minor) = library_version();
     let mut findings = vec![Finding {
@@ -68,7 +68,7 @@ fn provider(provider: Provider) -> Finding {
         ),
     };
     let is_good = provider.is_there();
-    // It is what hides a provider most easily, and least visibly.
+    // The variable hides a provider most easily, and least visibly.
     let chosen = std::env::var("FI_PROVIDER").ok();
     Finding {
         name,
@@ -108,7 +108,7 @@ fn room(dir: &Path) -> Finding {
     }
 }
 
-/// What killed processes have left. Whoever uses shm next removes it, if that is the same user.
+/// Segments that killed processes left. The next user of shm removes them, if it runs as the same user.
 fn leftovers(dead: Vec<PathBuf>) -> Option<Finding> {
     let first = dead.first()?.display().to_string();
     let bytes: u64 = dead

@@ -4,7 +4,7 @@ use super::place::{Place, Result};
 use super::{OPERANDS, Operand, Volumes};
 use crate::{FAILED, Outcome, complain, output};
 
-/// What is read at a time.
+/// Bytes per read.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Print files of volumes that are not mounted
@@ -33,7 +33,7 @@ impl Cat {
     }
 }
 
-/// Prints a file. What becomes of the output is noted there.
+/// Prints a file; `output` records failed writes.
 pub(super) fn print(from: &Place) -> Result<(), String> {
     let file = from.open().map_err(|why| from.message(&why))?;
     let mut buffer = vec![0; PIECE_BYTES];

@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use super::place::{Open, Result, Why};
 use crate::progress::Bytes;
 
-/// What is read and written at a time.
+/// Bytes per read and write.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 /// Pieces of one file that are under way.
 const PIECES: usize = 4;
 
-/// What may end a copy, and who watches it.
+/// The stop flag and the progress bar of a copy.
 pub(super) struct Watch {
     pub(super) bar: Bytes,
     /// Set by a signal that asks to end.
@@ -21,7 +21,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// An error once it shall end.
+    /// An error once the copy shall end.
     pub(super) fn check(&self) -> Result<()> {
         match self.stop.load(Ordering::Relaxed) {
             true => Err(Why::new("interrupted")),
@@ -55,7 +55,7 @@ impl Pieces<'_> {
 pub(super) fn copy(from: &Open, to: &Open, watch: &Watch) -> Result<()> {
     let len_bytes = from.look()?;
     if len_bytes == 0 {
-        // Files of the kernel have content, but no length.
+        // Some files of the kernel have content, but no length.
         let mut offset = 0;
         return stream(
             |buffer| {
@@ -78,7 +78,7 @@ pub(super) fn copy(from: &Open, to: &Open, watch: &Watch) -> Result<()> {
     let work = || {
         let mut buffer = Vec::new();
         loop {
-            // In a statement of its own, so that it is unlocked before the piece is copied.
+            // In a statement of its own, to unlock before the copy of the piece.
             let piece = pieces.lock().next();
             let Some((offset, len)) = piece else { return };
             if failed.lock().is_some() {
@@ -126,13 +126,13 @@ fn copy_piece(from: &Open, to: &Open, offset: u64, buffer: &mut [u8], watch: &Wa
     Ok(())
 }
 
-/// Copies what `read` returns, until that is nothing.
+/// Copies the bytes that `read` returns, until it returns none.
 fn stream(mut read: impl FnMut(&mut [u8]) -> Result<usize>, to: &Open, watch: &Watch) -> Result<()> {
     let mut buffer = vec![0; PIECE_BYTES];
     let mut offset = 0;
     loop {
         watch.check()?;
-        // Short reads are gathered, so that writes are large.
+        // Gather short reads, so that writes are large.
         let mut len = 0;
         while len < buffer.len() {
             match read(&mut buffer[len..])? {

@@ -116,7 +116,7 @@ impl Cp {
             match Place::of(operand, volumes)? {
                 Some(from) if is_dir => match from.path().file_name() {
                     Some(name) => job.copy(&from, &to.join(name)),
-                    // The root of a volume, `.`, `..`: what is in it goes into the directory.
+                    // The root of a volume, `.`, `..`: their entries go into the directory.
                     None => job.copy(&from, &to),
                 },
                 Some(from) => job.copy(&from, &to),

@@ -5,8 +5,8 @@
 //!   a name that [`check_name`] accepts. Users who may change the tree that is copied, or the one it is copied to, can
 //!   put links and other directories where they like, and lead a copy nowhere. Only [`Folder::open`] follows: its path
 //!   is the user's.
-//! * What was made is changed by its descriptor ([`Thing`]), never by its name, which somebody may have given to
-//!   another file meanwhile.
+//! * The copy changes a file that it made by its descriptor ([`Thing`]), never by its name, which another process may
+//!   have given to another file meanwhile.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
@@ -26,14 +26,14 @@ use super::Opened;
 use super::content::Watch;
 use super::place::{Found, Open, Place, Result, Why, timespec};
 
-/// Names that a copy keeps at a time, of all directories that it is in: a server may say that a directory has any
-/// number of them.
+/// Most names that a copy keeps at a time, over all directories on its path: a server may claim any number of names in
+/// a directory.
 pub(super) const NAMES_MAX: usize = 1 << 24;
 
 /// The directory itself, for calls that take a name.
 const ITSELF: &str = ".";
 
-/// Refuses what is no name of an entry: a path made of it would lead elsewhere.
+/// Refuses a name that no entry can have: a path made of it would lead elsewhere.
 fn check_name(name: &OsStr) -> Result<()> {
     posix::check_name(name.as_bytes()).map_err(|_| Why::new("is no name that an entry of a directory can have"))
 }
@@ -44,7 +44,7 @@ pub(super) enum Folder {
     There(Arc<Opened>, ferrite::Dir),
 }
 
-/// What has attributes: a file or directory that is open, or a link or special file, which cannot be.
+/// An object with attributes: an open file or directory, or a link or special file, which cannot be opened.
 pub(super) enum Thing<'t> {
     Here(BorrowedFd<'t>),
     /// Opened as a path (`O_PATH`).
@@ -74,7 +74,7 @@ impl Folder {
         })
     }
 
-    /// Whether it costs a descriptor of this process.
+    /// Whether it takes a descriptor of this process.
     pub(super) fn is_here(&self) -> bool {
         matches!(self, Folder::Here(_))
     }
@@ -120,8 +120,8 @@ impl Folder {
         self.step(OsStr::new(".."))
     }
 
-    /// Hands the identities of the directory and of those above it, up to the root, to `is_last` until it says so. Ends
-    /// early where the user may not look.
+    /// Passes the identities of the directory and of its ancestors, up to the root, to `is_last` until that returns
+    /// true. Ends early where the user may not look.
     ///
     /// # Errors
     /// If there are too many.
@@ -200,12 +200,12 @@ impl Folder {
     }
 
     /// Opens a regular file to read it: on this machine, the one that was `found`. If a server has put another there,
-    /// it is data of the export all the same.
+    /// that is still data of the export.
     pub(super) fn open_file(&self, name: &OsStr, found: &Found) -> Result<Open> {
         check_name(name)?;
         match self {
             Folder::Here(dir) => {
-                // Not blocking, should it be a pipe by now.
+                // Non-blocking, because it may be a pipe by now.
                 let file = open_at(dir, name, OFlags::RDONLY | OFlags::NONBLOCK)?;
                 let now = Found::of_stat(&rustix::fs::fstat(&file)?);
                 match now.identity == found.identity && now.kind == FileKind::File {
@@ -283,7 +283,7 @@ impl Folder {
         }
     }
 
-    /// Makes a special file as `like`.
+    /// Makes a special file like `like`.
     pub(super) fn make_node(&self, name: &OsStr, like: &Found, mode: u32) -> Result<()> {
         check_name(name)?;
         match self {
@@ -321,7 +321,7 @@ impl Folder {
         }
     }
 
-    /// Renames an entry; with `replace`, over what is there.
+    /// Renames an entry; with `replace`, over an existing one.
     pub(super) fn rename(&self, name: &OsStr, to: &OsStr, replace: bool) -> Result<()> {
         check_name(name).and_then(|()| check_name(to))?;
         match self {
@@ -331,7 +331,7 @@ impl Folder {
                     false => RenameFlags::NOREPLACE,
                 };
                 match rustix::fs::renameat_with(dir, name, dir, to, flags) {
-                    // Some file systems cannot refuse; then it is refused before.
+                    // Some file systems cannot refuse to replace; check before.
                     Err(Errno::INVAL) if !replace => match self.look(to) {
                         Ok(_) => Err(Errno::EXIST.into()),
                         Err(_) => Ok(rustix::fs::renameat(dir, name, dir, to)?),
@@ -383,10 +383,10 @@ impl Open {
     }
 }
 
-/// What a copy keeps of a file's attributes.
+/// The attributes of a file that a copy keeps.
 #[derive(Clone, Copy)]
 pub(super) struct Kept {
-    /// What makes a file more than data on the machine where it is: setuid, setgid, capabilities.
+    /// Attributes that turn a file into more than data on its machine: setuid, setgid, capabilities.
     pub(super) privileges: bool,
 }
 
@@ -397,7 +397,7 @@ impl Kept {
     }
 }
 
-/// The path of what a descriptor leads to, for calls that take no descriptor of this kind.
+/// The path through which a descriptor is reached, for calls that take no descriptor of this kind.
 fn by_proc(file: &OwnedFd) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", file.as_raw_fd())
@@ -437,8 +437,8 @@ impl Thing<'_> {
         }
     }
 
-    /// Gives it owner, permissions, extended attributes and times of `from`, which `like` describes. What only root may
-    /// give is left out if the user may not.
+    /// Gives it owner, permissions, extended attributes and times of `from`, which `like` describes. Omits attributes
+    /// that only root may set if the user may not.
     pub(super) fn preserve(&self, from: &Thing<'_>, like: &Found, kept: Kept) -> Result<()> {
         let is_owned = match self.set_owner(like.uid, like.gid) {
             Ok(()) => true,
@@ -459,7 +459,7 @@ impl Thing<'_> {
             let set = from.xattr(&name).and_then(|value| self.set_xattr(&name, &value));
             match set {
                 Ok(()) => {}
-                // Those of the system are the user's to give only sometimes.
+                // The user may set those of the system only sometimes.
                 Err(why) if !name.as_bytes().starts_with(b"user.") && (why.is_refusal() || is_unsupported(&why)) => {}
                 Err(why) => return Err(Why::new(format!("extended attribute {}: {}", name.display(), why.text))),
             }

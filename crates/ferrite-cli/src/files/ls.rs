@@ -52,7 +52,7 @@ struct Row {
     kind: FileKind,
 }
 
-/// A directory, as messages and headings name it.
+/// A directory, and its name in messages and headings.
 struct Listed<'o> {
     volume: &'o Arc<Opened>,
     prefix: &'o OsStr,
@@ -93,7 +93,7 @@ impl Ls {
         Ok(code)
     }
 
-    /// Shows what is at a path; returns the directories below that are still to be listed.
+    /// Lists a path; returns the directories below it that are still to be listed.
     fn list(&self, at: &Listed<'_>, path: &Path, is_given: bool, is_first: &mut bool) -> Result<Vec<PathBuf>, Why> {
         let fs = &at.volume.fs;
         if is_given {

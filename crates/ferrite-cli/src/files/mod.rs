@@ -39,10 +39,10 @@ pub(crate) use stat::Stat;
 
 use place::Why;
 
-/// What ends the address.
+/// The end of the address.
 const SEPARATOR: &[u8] = b":/";
 
-/// How operands are written, for `--help`.
+/// The syntax of operands, for `--help`.
 pub(crate) const OPERANDS: &str = "\
 A path in a volume follows the address of the volume and a colon, and begins with a slash:
   tcp://HOST:PORT/EXPORT:/PATH   in what a server exports
@@ -50,7 +50,7 @@ A path in a volume follows the address of the volume and a colon, and begins wit
   pm:POOL:/PATH                  in a pool on this machine that is not mounted
 The address ends at the first `:/` behind its scheme.";
 
-/// What a user names.
+/// A file that a user names.
 #[derive(Debug, Clone)]
 pub(crate) enum Operand {
     /// Standard input or output.
@@ -108,7 +108,7 @@ impl Operand {
         OsStringValueParser::new().try_map(Operand::parse)
     }
 
-    /// Accepts what is in a volume.
+    /// Accepts only paths in a volume.
     pub(crate) fn parser_in_volume() -> impl TypedValueParser<Value = Operand> {
         OsStringValueParser::new().try_map(|text| match Operand::parse(text)? {
             Operand::Standard => Err(
@@ -161,7 +161,7 @@ impl Opened {
         &self.fs
     }
 
-    /// What mends an error that comes of the volume being on a server, if it does.
+    /// The remedy for an error due to the volume being on a server, if any.
     fn hint(&self, why: &Why) -> &'static str {
         if !self.address.is_remote() {
             return "";
@@ -233,7 +233,7 @@ impl Volumes {
         Ok(opened)
     }
 
-    /// Closes all; a pool is clean then.
+    /// Closes all volumes, which leaves pools clean.
     pub(crate) fn close(self) -> Result<(), Failure> {
         for opened in &self.opened {
             opened.volume.close()?;
@@ -251,7 +251,7 @@ pub(crate) fn caller() -> Cred {
 
 /// The permission bits that new files of this process do not get.
 pub(crate) fn umask() -> u32 {
-    // It can only be read by setting it; commands call this while they have one thread.
+    // A process can only read it by setting it; commands call this while they have one thread.
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     mask.as_raw_mode() & 0o777

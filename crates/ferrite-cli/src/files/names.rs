@@ -11,7 +11,7 @@ use super::{OPERANDS, Operand, Volumes, umask};
 use crate::printable::printable;
 use crate::{FAILED, Failure, Outcome, complain};
 
-/// Reports what failed; the command goes on with the next.
+/// Reports a failure; the command continues with the next operand.
 fn report(at: &Place, why: &Why) -> u8 {
     complain(format_args!("ferrite: {}", at.message(why)));
     FAILED
@@ -109,7 +109,7 @@ impl Mkdir {
                     .collect();
                 above.reverse();
                 for dir in above {
-                    // As mkdir(1): who makes them can go on in them.
+                    // As mkdir(1): the maker of parents can create entries in them.
                     make(fs, dir, default | 0o300)?;
                 }
                 return make(fs, path, self.mode.unwrap_or(default));
@@ -119,7 +119,7 @@ impl Mkdir {
     }
 }
 
-/// Makes a directory, unless it is there.
+/// Makes a directory if absent.
 fn make(fs: &Fs, path: &Path, mode: u32) -> Result<(), Why> {
     match fs.create_dir_with(path, mode) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && fs.metadata(path)?.is_dir() => Ok(()),

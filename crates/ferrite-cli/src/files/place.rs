@@ -1,5 +1,5 @@
-//! A place that a user names: a path on this machine, or one in a volume; the same calls for both. Everything below it
-//! is reached by [`super::folder`], which takes no paths.
+//! A place that a user names: a path on this machine, or one in a volume; the same calls for both. Callers reach
+//! everything below it through [`super::folder`], which takes no paths.
 //!
 //! Invariant: nothing here follows a symbolic link at the end of a path, except [`Place::look_through`],
 //! [`Place::look_for`] and [`Place::open`].
@@ -71,7 +71,7 @@ impl From<ferrite::Error> for Why {
     }
 }
 
-/// What is at a place.
+/// The attributes of an existing place.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     pub(super) kind: FileKind,
@@ -79,7 +79,7 @@ pub(super) struct Found {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) rdev: u64,
-    /// Device and inode; the device of a volume is its number among those that are open.
+    /// Device and inode; the device of a volume is its number among the open ones.
     pub(super) identity: (u64, u64),
     pub(super) accessed: SystemTime,
     pub(super) modified: SystemTime,
@@ -90,7 +90,7 @@ impl Found {
         self.kind == FileKind::Directory
     }
 
-    /// What the system says of a file that is open, or of an entry of a directory.
+    /// The system's attributes of an open file, or of an entry of a directory.
     pub(super) fn of_stat(found: &rustix::fs::Stat) -> Found {
         let mode = found.st_mode;
         Found {
@@ -160,7 +160,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place that an operand names; `None` for standard input and output.
+    /// The place that an operand names; `None` for standard input or output.
     pub(super) fn of(operand: &Operand, volumes: &mut Volumes) -> std::result::Result<Option<Place>, Failure> {
         Ok(Some(match operand {
             Operand::Standard => return Ok(None),
@@ -198,12 +198,12 @@ impl Place {
         }
     }
 
-    /// The message of something that failed here.
+    /// The message of a failure here.
     pub(super) fn message(&self, why: &Why) -> String {
         self.message_at(&self.shown(), why)
     }
 
-    /// The message of something that failed at a path below this one.
+    /// The message of a failure at a path below this one.
     pub(super) fn message_at(&self, at: &OsStr, why: &Why) -> String {
         let hint = match self {
             Place::There { volume, .. } => volume.hint(why),
@@ -212,23 +212,23 @@ impl Place {
         format!("{}: {}{hint}", printable(at), why.text)
     }
 
-    /// An entry of the directory that is here.
+    /// An entry of this directory.
     pub(super) fn join(&self, name: &OsStr) -> Place {
         self.with_path(self.path().join(name))
     }
 
-    /// The directory that this is in.
+    /// The directory that contains this place.
     pub(super) fn parent(&self) -> Place {
         let parent = self.path().parent().filter(|path| !path.as_os_str().is_empty());
         self.with_path(parent.unwrap_or(Path::new(".")).to_path_buf())
     }
 
-    /// Whether the path can only be that of a directory.
+    /// Whether only a directory can have this path.
     pub(super) fn ends_in_slash(&self) -> bool {
         self.path().as_os_str().as_bytes().ends_with(b"/")
     }
 
-    /// Attributes of what is here.
+    /// Attributes of this place.
     pub(super) fn look(&self) -> Result<Found> {
         match self {
             Place::Here(path) => Ok(Found::here(&fs::symlink_metadata(path)?)),
@@ -236,7 +236,7 @@ impl Place {
         }
     }
 
-    /// Attributes of what a symbolic link here leads to.
+    /// Attributes of the target of a symbolic link here.
     pub(super) fn look_through(&self) -> Result<Found> {
         match self {
             Place::Here(path) => Ok(Found::here(&fs::metadata(path)?)),
@@ -275,7 +275,7 @@ impl Place {
         }
     }
 
-    /// Renames within the volume; with `replace`, over what is there.
+    /// Renames within the volume; with `replace`, over an existing file.
     pub(super) fn rename(&self, to: &Place, replace: bool) -> Result<()> {
         match self {
             Place::Here(path) => {
@@ -285,7 +285,7 @@ impl Place {
                     false => RenameFlags::NOREPLACE,
                 };
                 match rustix::fs::renameat_with(CWD, path, CWD, to.path(), flags) {
-                    // Some file systems cannot refuse; then it is refused before.
+                    // Some file systems cannot refuse to replace; check before.
                     Err(Errno::INVAL) if !replace => match to.look() {
                         Ok(_) => Err(Errno::EXIST.into()),
                         Err(_) => Ok(rustix::fs::rename(path, to.path())?),
@@ -304,7 +304,7 @@ impl Place {
     }
 }
 
-/// A time, as seconds and nanoseconds that count forward.
+/// A time, as seconds, and nanoseconds that count forward.
 fn time(seconds: i64, nanos: u64) -> SystemTime {
     let whole = match u64::try_from(seconds) {
         Ok(after) => SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(after)),
@@ -376,7 +376,7 @@ impl Open {
         }
     }
 
-    /// Reads what comes next, for what has no length: a pipe, a file of `/proc`.
+    /// Reads the next bytes of a file without a length: a pipe, a file of `/proc`.
     pub(super) fn read_next(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         match self {
             Open::Here(file) => Ok(io::Read::read(&mut &*file, buffer)?),
@@ -384,7 +384,7 @@ impl Open {
         }
     }
 
-    /// The range of data at or after `offset`, in a file of `len_bytes`; `None` if there is none. If the file system
+    /// The range of data at or after `offset`, in a file of `len_bytes`; `None` if no data follows. If the file system
     /// does not report holes, everything is data.
     pub(super) fn data_from(&self, offset: u64, len_bytes: u64) -> Option<(u64, u64)> {
         let nothing = Errno::NXIO.raw_os_error();

@@ -62,8 +62,8 @@ pub(super) fn time(time: SystemTime, format: &str) -> String {
     }
 }
 
-/// A name as it is written to standard output: its bytes; on a terminal, in quotes that a shell takes if they are no
-/// plain text, because a name must not control the terminal.
+/// A name as it is written to standard output: its bytes; on a terminal, unless it is plain text, in quotes that a
+/// shell accepts, because a name must not control the terminal.
 pub(super) fn name(name: &OsStr) -> Vec<u8> {
     match std::io::stdout().is_terminal() {
         true => printable(name).into_bytes(),
@@ -71,10 +71,10 @@ pub(super) fn name(name: &OsStr) -> Vec<u8> {
     }
 }
 
-/// What `--json` prints of a file.
+/// The output of `--json` for a file.
 #[derive(serde::Serialize)]
 pub(super) struct Json<'f> {
-    /// As text; bytes that are none are replaced.
+    /// As text; bytes that are not text are replaced.
     path: std::borrow::Cow<'f, str>,
     /// The bytes in hexadecimal, unless they are text.
     #[serde(skip_serializing_if = "Option::is_none")]

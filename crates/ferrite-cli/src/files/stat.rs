@@ -23,7 +23,7 @@ pub(crate) struct Stat {
     json: bool,
 }
 
-/// What is told of a file that is bound for RDMA; nothing of others.
+/// The line about a file that is bound for RDMA; `None` for other files.
 fn region_of(volume: &Opened, ino: u64) -> Option<String> {
     let remote = volume.volume.as_any().downcast_ref::<RemoteVolume>()?;
     let told = remote.client().rdma_activity().ok()?;

@@ -1,12 +1,12 @@
 //! Copying files and trees from one place to another.
 //!
 //! Invariants:
-//! * No file has its final name before it is whole; until then it has one that begins with [`TEMPORARY`]. What fails is
-//!   reported and skipped, and the rest is copied.
-//! * What a user names may be a symbolic link; below that nothing is followed ([`super::folder`]). An entry of the
-//!   target that is a link is replaced by a file, and is in the way of a directory.
-//! * A tree is walked with a list of levels, not with the stack of the thread, and few descriptors: how deep it is, is
-//!   somebody else's choice.
+//! * No file has its final name before it is whole; until then it has one that begins with [`TEMPORARY`]. A copy that
+//!   fails is reported and skipped, and the rest is copied.
+//! * The path that a user names may be a symbolic link; below it no link is followed ([`super::folder`]). A file
+//!   replaces an entry of the target that is a link; such an entry blocks a directory.
+//! * A walk keeps a list of levels, not recursion on the thread's stack, and few descriptors: another user chooses the
+//!   depth of the tree.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -37,21 +37,21 @@ pub(super) struct Job {
     pub(super) watch: Watch,
     /// Something could not be copied.
     pub(super) has_failed: bool,
-    /// The directories that were made at the top. They are not copied: the copy would not end.
+    /// The directories made at the top. They are not copied: the copy would not end.
     made: Vec<(u64, u64)>,
     temporaries: u64,
 }
 
-/// How the name begins of a file that is not whole yet.
+/// The first characters in the name of an incomplete file.
 const TEMPORARY: &str = ".ferrite-cp-";
-/// Levels of a tree that are copied. A server can say that a directory has one in it again and again.
+/// Levels of a tree that are copied. A server can claim that each directory contains another one, without end.
 const LEVELS_MAX: usize = 8192;
-/// Longest path of one below the top, for the same reason.
+/// Longest path of an entry below the top, for the same reason.
 const PATH_BYTES_MAX: usize = 64 << 10;
-/// Levels above the lowest whose directories stay open; those above are opened again on the way back.
+/// Levels above the lowest whose directories stay open; higher ones are opened again on the way back.
 const OPEN_LEVELS: usize = 32;
 
-/// One of the two trees, as messages name what is in it.
+/// One of the two trees, and the names of its entries in messages.
 struct Side<'p> {
     top: &'p Place,
     path: Vec<u8>,
@@ -80,7 +80,7 @@ impl<'p> Side<'p> {
     }
 }
 
-/// What is copied, and to where, as messages name them.
+/// Source and target of the copy, as messages name them.
 struct Sides<'p> {
     from: Side<'p>,
     to: Side<'p>,
@@ -117,7 +117,7 @@ impl<'p> Sides<'p> {
     }
 }
 
-/// A directory on the way down: open, or how it is known again.
+/// A directory on the way down: open, or the means to recognise it again.
 enum Level {
     Open(Folder),
     Closed((u64, u64)),
@@ -141,7 +141,7 @@ impl Level {
         Ok(())
     }
 
-    /// Opens it again from `below`, a directory in it, if that has not been moved.
+    /// Opens it again from `below`, a directory in it, unless that was moved.
     fn open_from(&mut self, below: &Folder) -> Result<()> {
         if let Level::Closed(identity) = *self {
             let above = below.above()?;
@@ -167,13 +167,13 @@ struct Walk {
     back: (usize, usize),
 }
 
-/// Where content comes from.
+/// The source of content.
 enum Source<'s> {
     Input,
     File(Open, &'s Found),
 }
 
-/// Where a copy goes: a directory, and the name there.
+/// The target of a copy: a directory, and a name in it.
 #[derive(Clone, Copy)]
 struct Spot<'s> {
     folder: &'s Folder,
@@ -196,7 +196,7 @@ impl Job {
         self.watch.bar.suspend(|| complain(format_args!("ferrite: {message}")));
     }
 
-    /// Copies `from`, whose copy gets the name `to`.
+    /// Copies `from` to `to`.
     pub(super) fn copy(&mut self, from: &Place, to: &Place) {
         if let Err(message) = self.copy_top(from, to) {
             self.report(&message);
@@ -232,13 +232,13 @@ impl Job {
         if to.ends_in_slash() {
             return Err(to.message(&Why::from(Errno::NOTDIR)));
         }
-        // The file itself under another name; below the target no link is followed to find that out.
+        // The file itself under another name; the check follows no link below the target.
         let there = to.look_for().map_err(sides.failed_to())?;
         if there.is_some_and(|there| there.identity == found.identity) {
             return Err(to.message(&Why::new("is the file itself")));
         }
         if found.kind == FileKind::File || !self.how.recursive {
-            // First, as users expect the complaint about what is not there.
+            // First, because users expect the complaint about a missing source.
             let source = Source::File(from.open().map_err(sides.failed_from())?, &found);
             let (folder, name) = spot_of(to)?;
             let spot = Spot {
@@ -309,7 +309,7 @@ impl Job {
             (None, Some(found)) => found.mode & 0o777 & !self.how.umask,
             (None, None) => 0o666 & !self.how.umask,
         };
-        // Open to nobody else before it has its owner.
+        // Closed to other users before it has its owner.
         let mode = if self.how.preserve { 0o600 } else { wanted };
         let (new, file) = self.make_temporary(sides, |new| to.folder.create_new(new, mode))?;
         let finished = match &source {
@@ -320,7 +320,7 @@ impl Job {
             Source::File(source, found) if self.how.preserve => {
                 file.thing().preserve(&source.thing(), found, self.kept(sides))
             }
-            // The umask is not for what was there.
+            // The umask does not apply to a file that existed before.
             _ if replace.is_some() => file.thing().set_mode(wanted),
             _ => Ok(()),
         });
@@ -334,7 +334,7 @@ impl Job {
         }
     }
 
-    /// Gives a file that is whole its name, or removes it.
+    /// Gives a complete file its name, or removes it.
     fn finish(
         &self,
         finished: Result<()>,
@@ -345,7 +345,7 @@ impl Job {
     ) -> Result<(), String> {
         let replace = replaces || !self.how.no_clobber;
         let named = finished.and_then(|()| match to.folder.rename(new, to.name, replace) {
-            // Somebody was faster.
+            // Another process was faster.
             Err(why) if !replace && why.is(Errno::EXIST) => to.folder.remove_file(new),
             named => named,
         });
@@ -356,7 +356,8 @@ impl Job {
         named.map_err(sides.failed_to())
     }
 
-    /// The permission bits of the file that is replaced, or `Some(None)` if none is; `None` if it is to be kept.
+    /// The permission bits of the file to replace, or `Some(None)` if no file exists; `None` if the existing file is
+    /// kept.
     fn may_replace(
         &self,
         from: Option<&Found>,
@@ -371,21 +372,22 @@ impl Job {
             Some(from) if from.identity == there.identity => return refuse("is the file itself"),
             _ if self.how.no_clobber => return Ok(None),
             _ if there.is_dir() => return refuse("is a directory, and only a directory can take its place"),
-            // Where it leads to is left alone.
+            // The target of the link stays as it is.
             _ if there.kind == FileKind::Symlink => return Ok(Some(None)),
             _ if there.kind != FileKind::File => {
                 return refuse("is no regular file, and is not replaced; to write to standard output give `-`");
             }
             _ => {}
         }
-        // It is replaced, not written; so this is not the system's rule, but what users expect.
+        // The copy replaces the file and does not write to it, so this is not a rule of the system but what users
+        // expect.
         match self.how.force || to.folder.may_write(to.name) {
             true => Ok(Some(Some(there.mode))),
             false => refuse("Permission denied; give -f to replace it nevertheless"),
         }
     }
 
-    /// Makes something next to `to`, under a name of its own.
+    /// Makes something next to `to`, under a unique name.
     fn make_temporary<T>(
         &mut self,
         sides: &Sides<'_>,
@@ -420,7 +422,7 @@ impl Job {
         if there.as_ref().is_some_and(|there| there.identity == found.identity) {
             return Err(to.message(&Why::new("is the directory itself")));
         }
-        // Before anything is done.
+        // Before any change.
         let parent = match &there {
             Some(there) if !there.is_dir() => {
                 return Err(to.message(&Why::new("is no directory, and cannot be replaced by one")));
@@ -453,12 +455,12 @@ impl Job {
         self.walk(top, sides)
     }
 
-    /// Its owner must be able to fill it.
+    /// The owner must be able to fill it.
     fn new_dir_mode(&self, found: &Found) -> u32 {
         (found.mode & 0o777 & !self.how.umask) | 0o700
     }
 
-    /// Copies what is in directories, depth first.
+    /// Copies the entries of directories, depth first.
     fn walk(&mut self, top: Walk, sides: &mut Sides<'_>) -> Result<(), String> {
         let mut kept_names = top.names.len();
         let mut levels = vec![top];
@@ -493,7 +495,7 @@ impl Job {
 
     /// Closes the directories of a level that is far above.
     fn spare(&self, levels: &mut [Walk], sides: &Sides<'_>) -> Result<(), String> {
-        // The top has no directory below the target's that leads back to it for sure: a user's path may be a link.
+        // The top stays open: no directory below it surely leads back to it, because a user's path may be a link.
         if let Some(far) = levels.len().checked_sub(OPEN_LEVELS + 1).filter(|&far| far > 0) {
             levels[far].from.close().map_err(sides.failed_from())?;
             levels[far].to.close().map_err(sides.failed_to())?;
@@ -501,7 +503,7 @@ impl Job {
         Ok(())
     }
 
-    /// Copies an entry; a directory is made, and is to be walked next.
+    /// Copies an entry; if it is a directory, makes it and returns it as the next one to walk.
     fn copy_entry(
         &mut self,
         level: &Walk,
@@ -542,7 +544,7 @@ impl Job {
                 "was replaced by another directory while it was copied; copy it again",
             );
         }
-        // Before it has another entry, which may be the copy.
+        // Before it gets another entry, which may be the copy.
         let names = entered.names(names_max, &self.watch).map_err(sides.failed_from())?;
         let (made, is_new) = match to.folder.look_for(name).map_err(sides.failed_to())? {
             Some(there) if there.identity == found.identity => return refuse(&sides.to, "is the directory itself"),
@@ -568,7 +570,7 @@ impl Job {
         }))
     }
 
-    /// A directory is complete: it gets its attributes, and the one above is next.
+    /// Completes a directory: sets its attributes, and continues with its parent.
     fn leave(&mut self, levels: &mut Vec<Walk>, sides: &mut Sides<'_>) -> Result<(), String> {
         let Some(level) = levels.pop() else {
             return Ok(());
@@ -596,7 +598,7 @@ impl Job {
     }
 }
 
-/// The directory that holds the end of a user's path, and the name in it.
+/// The directory that holds the last component of a user's path, and that name.
 fn spot_of(place: &Place) -> Result<(Folder, OsString), String> {
     let failed = |why: Why| place.message(&why);
     let Some(name) = place.path().file_name() else {

@@ -1,9 +1,9 @@
-//! Every word that `mount -o` knows: what it sets, what the help says of it, and what it does on each kind of mount.
+//! Every word that `mount -o` knows: its setting, its help, and its effect on each kind of mount.
 //!
 //! Contents: [`WORDS`], from which the parser, the help, the refusals and the warnings come; and [`Kind`].
 //!
-//! Invariant: a word that is accepted without a message does what it says on that kind of mount, or asks for what is so
-//! anyway.
+//! Invariant: a word that is accepted without a message has its effect on that kind of mount, or asks for a state that
+//! holds anyway.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use ferrite_net::volume::{parse_caching, parse_encrypt};
 use super::{Draft, number, rings, wrong};
 use crate::{Failure, scrub};
 
-/// What is mounted, as far as options differ.
+/// Kinds of mounts, as far as options differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A pool in memory.
@@ -28,32 +28,32 @@ pub(crate) enum Kind {
     Leased,
 }
 
-/// What a word does on one kind of mount.
+/// The effect of a word on one kind of mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// What the help says.
+    /// As the help says.
     Does,
-    /// What it asks for is so in any case.
+    /// The requested state always holds.
     Is,
-    /// Not what it says, and the user hears why.
+    /// Not as the help says; the user gets this warning.
     Warns(&'static str),
-    /// Nothing: there is no mount with it.
+    /// None: a mount with it is refused.
     Refused(&'static str),
 }
 
-/// What a word sets.
+/// The setting of a word.
 pub(super) enum Set {
     Nothing,
     Plain(fn(&mut Draft)),
-    /// With what stands behind the equals sign: the whole word, and the value.
+    /// With the text after the equals sign: the whole word, and the value.
     Value(fn(&mut Draft, &str, &str) -> Result<(), Failure>),
 }
 
 /// One word.
 pub(super) struct Word {
-    /// As it is written; one that ends with `=` has a value, one that ends with `*` stands for all that begin so.
+    /// As written; a name that ends with `=` has a value, one that ends with `*` stands for all that begin so.
     pub(super) name: &'static str,
-    /// As the help shows it, and what the help says. Without either it is accepted, but not shown.
+    /// The word as the help shows it, and its explanation. Without either it is accepted, but not shown.
     pub(super) help: (&'static str, &'static str),
     /// Of several words of one group the last one counts. Empty: each counts.
     pub(super) group: &'static str,
@@ -92,13 +92,13 @@ use Effect::{Does, Is, Refused, Warns};
 const ALL: [Effect; 5] = [Does; 5];
 const ANYWAY: [Effect; 5] = [Is; 5];
 
-/// Of a pool in memory or on a disk, whose mounts of servers and whose pools on devices refuse it.
+/// For pools in memory or on a disk; `devices` and `server` give the refusals of the other kinds.
 const fn of_pages(does: [Effect; 2], devices: Effect, server: Effect) -> [Effect; 5] {
     let [memory, disk] = does;
     [memory, disk, devices, server, server]
 }
 
-/// The same on all pools; servers' exports refuse it, or have it anyway.
+/// The same effect on all pools; servers' exports refuse it, or behave so anyway.
 const fn of_pools(does: Effect, server: Effect) -> [Effect; 5] {
     [does, does, does, server, server]
 }
@@ -133,7 +133,7 @@ const fn in_group(
     }
 }
 
-/// One that fstab may have.
+/// A word that fstab may have.
 const fn silent(name: &'static str, on: [Effect; 5]) -> Word {
     in_group("", name, ("", ""), Set::Nothing, on)
 }
@@ -145,7 +145,7 @@ fn path(value: &str, word: &str) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Those that hold for every engine, or are the kernel's.
+/// Words for every engine, or for the kernel.
 const GENERAL: &[Word] = &[
     in_group(
         "ro",
@@ -253,7 +253,7 @@ const GENERAL: &[Word] = &[
         Set::Plain(|draft| draft.suid = Some(false)),
         ALL,
     ),
-    // mount(8) keeps `suid` and `dev` to itself, unless `user` is given, too.
+    // mount(8) does not pass on `suid` and `dev`, unless `user` is given, too.
     in_group(
         "suid",
         "suid",
@@ -302,7 +302,7 @@ const GENERAL: &[Word] = &[
     ),
 ];
 
-/// Those of pools in memory or on a disk.
+/// Words for pools in memory or on a disk.
 const PAGES: &[Word] = &[
     in_group(
         "durability",
@@ -429,7 +429,7 @@ const PAGES: &[Word] = &[
     ),
 ];
 
-/// Those of the mount and its daemon.
+/// Words for the mount and its daemon.
 const DAEMON: &[Word] = &[
     in_group(
         "locks",
@@ -577,7 +577,7 @@ const DAEMON: &[Word] = &[
     ),
 ];
 
-/// Those that /etc/fstab may have because other file systems know them.
+/// Words that /etc/fstab may have because other file systems know them.
 const FSTAB: &[Word] = &[
     silent("", ANYWAY),
     silent("defaults", ANYWAY),

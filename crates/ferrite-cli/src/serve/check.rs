@@ -1,4 +1,4 @@
-//! Whether what a plan names is there. Opens nothing for writing.
+//! Checks that the pools and directories of a plan exist. Opens nothing for writing.
 
 use ferrite::MountOptions;
 use ferrite::volume::VolumeErrorKind;
@@ -7,7 +7,7 @@ use ferrite_vfs::{FileKind, FileSystem, SYSTEM, Start};
 use super::plan::{Plan, Pool, Problem};
 use crate::FAILED;
 
-/// What is missing, or is not what it should be.
+/// Missing pools and directories, and those of the wrong kind.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     plan.pools.iter().flat_map(of_pool).collect()
 }
@@ -16,7 +16,7 @@ fn of_pool(pool: &Pool) -> Vec<Problem> {
     let path = pool.address.path();
     let volume = match pool.address.open(&MountOptions::look()) {
         Ok(volume) => volume,
-        // Most likely by the server that this file is for. Who has it open has found it to be a pool.
+        // Most likely open in the server that this file is for. Its owner has found it to be a pool.
         Err(error) if matches!(error.kind(), VolumeErrorKind::InUse { .. }) => return Vec::new(),
         Err(error) => {
             let text = match error.names_volume() {
@@ -36,7 +36,7 @@ fn of_pool(pool: &Pool) -> Vec<Problem> {
     wrong
 }
 
-/// Whether there is a directory at `path`; what is wrong, if not.
+/// Whether `path` is a directory; the error says why not.
 pub(super) fn directory(fs: &dyn FileSystem, path: &[u8]) -> Result<(), String> {
     let shown = String::from_utf8_lossy(path);
     match fs.resolve(SYSTEM, &Start::default(), path, true) {

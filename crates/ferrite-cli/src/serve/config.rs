@@ -1,7 +1,7 @@
-//! The file that says what a server does: TOML, read whole before anything is opened.
+//! The configuration file of a server: TOML, read whole before anything is opened.
 //!
-//! Relative paths in it start at its directory. Words that are not known are refused: one that is misspelt might be the
-//! one that keeps others out.
+//! Relative paths in it start at its directory. Unknown words are refused: a misspelt one might be the one that
+//! restricts access.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use super::Insistence;
 use super::plan::{self, Export, Listen, Plan, Pool, Problem};
 use crate::{Failure, USAGE, about};
 
-/// The largest bound of sessions: as many as there may be connections.
+/// The largest limit of sessions: as many as connections.
 const SESSIONS_MAX: u64 = 16_384;
 
 #[derive(Deserialize)]
@@ -85,7 +85,7 @@ struct ExportText {
     encryption: Insistence,
     #[serde(default)]
     read_only: bool,
-    /// If not said: unless it is read-only.
+    /// By default: unless it is read-only.
     leases: Option<bool>,
     #[serde(default = "yes")]
     root_squash: bool,
@@ -106,7 +106,7 @@ fn yes() -> bool {
     true
 }
 
-/// Reads the file. What is wrong with it comes with what could be made of it. Blocks.
+/// Reads the file. Returns the problems along with the plan from the valid rest. Blocks.
 ///
 /// # Errors
 /// If it cannot be read.
@@ -146,7 +146,7 @@ struct Reading<'t> {
     base: &'t Path,
     text: &'t str,
     problems: Vec<Problem>,
-    /// By their names in the file; `None` if there is something wrong with one.
+    /// By their names in the file; `None` for a key with a problem.
     keys: HashMap<String, Option<Key>>,
 }
 
@@ -165,7 +165,7 @@ impl Reading<'_> {
     }
 
     fn plan(&mut self, file: FileText) -> Plan {
-        // Where the text is wrong nothing is known of its pools.
+        // If the text is wrong, its pools are unknown.
         if file.pools.is_empty() && self.problems.is_empty() {
             self.wrong(None, "no pool; each begins with a line `[[pool]]`, and has a `path`");
         }
@@ -208,7 +208,7 @@ impl Reading<'_> {
             text: format!("{}; give it `keys`, or listen on 127.0.0.1", problem.text),
             ..problem
         });
-        // Of an export whose keys are wrong that is said already.
+        // For an export with wrong keys a problem is already reported.
         if self.problems.is_empty() {
             self.problems.extend(unreachable);
         }

@@ -1,11 +1,11 @@
 //! `ferrite serve`: export pools to clients on the network.
 //!
-//! Contents: the command line, and the life of a server. What is to be served is a [`Plan`] (`plan`), which
-//! comes from the command line or from a file (`config`); `check` looks at what a plan names, `notify` tells systemd
-//! how it stands.
+//! Contents: the command line, and the life of a server. A [`Plan`] (`plan`), from the command line or from a file
+//! (`config`), says what to serve; `check` inspects the pools of a plan, `notify` reports the server's state to
+//! systemd.
 //!
-//! It stays in the foreground, as systemd likes it, and ends cleanly on a signal: clients keep their sessions, and go
-//! on when it is started again.
+//! The server stays in the foreground, as systemd likes it, and ends cleanly on a signal: clients keep their sessions,
+//! and continue after a restart.
 
 mod check;
 mod config;
@@ -159,7 +159,7 @@ impl Serve {
         Ok(problems.iter().map(|problem| problem.code).max().unwrap_or(FAILED))
     }
 
-    /// What the command line asks for.
+    /// The plan for the command line.
     fn plan(self) -> Result<Plan, Problem> {
         let keys = self.key.iter().map(|file| plan::key(file));
         let options = ExportOptions::new(self.name)
@@ -220,7 +220,7 @@ fn serve(plan: Plan) -> Outcome {
             (all, other) => *all = all.take().or_else(|| other.clone()),
         }
     }
-    // Before anything is opened, so that a signal that comes now still ends it cleanly.
+    // Before opening anything, so that a signal from now on ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let mut volumes: Vec<Arc<dyn Volume>> = Vec::new();
     let (mut engines, mut said) = (Vec::new(), Vec::new());
@@ -237,7 +237,7 @@ fn serve(plan: Plan) -> Outcome {
         });
         let exports: Vec<ExportOptions> = exports.collect();
         for export in &exports {
-            // With the server's own words, if the directory is missing: it names none.
+            // If the directory is missing, use this text: the server's own names no directory.
             check::directory(&*volume.fs(), &export.path)
                 .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
             let name = &export.name;
@@ -279,7 +279,7 @@ fn serve(plan: Plan) -> Outcome {
     tracing::info!(signal, sessions = server.sessions(), "received a signal to end");
     drop(metrics);
     server.stop();
-    // First the pools: what sessions have open stays theirs over the restart. All of them, whatever becomes of one.
+    // First the pools: sessions keep their open files over the restart. All of them, even if one fails.
     let closed: Vec<_> = volumes.iter().map(|volume| volume.close()).collect();
     closed.into_iter().collect::<Result<(), _>>()?;
     drop(server);

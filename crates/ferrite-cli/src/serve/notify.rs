@@ -1,12 +1,12 @@
-//! What systemd is told of a server: one datagram each, to the socket that it names, as sd_notify(3) has it. Without
-//! systemd nothing is done.
+//! Notices to systemd about a server: one datagram each, to the socket that systemd names, as sd_notify(3) describes.
+//! Without systemd this does nothing.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells systemd, if it wants to know.
+/// Notifies systemd, if it listens.
 pub(super) fn tell(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

@@ -1,4 +1,4 @@
-//! What a server is to do: where it listens, and what it exports to whom.
+//! The plan of a server: where it listens, and what it exports to which clients.
 
 use std::fmt;
 use std::io;
@@ -13,15 +13,15 @@ use ferrite_net::server::{ExportOptions, FabricOptions, ServerOptions};
 
 use crate::{FAILED, Failure, USAGE};
 
-/// Where a server listens if nothing is said.
+/// The default address.
 pub(super) const LISTEN: &str = "tcp://127.0.0.1:7447";
-/// Its threads.
+/// The default number of threads.
 pub(super) const THREADS: u16 = 1;
-/// Its lease.
+/// The default lease.
 pub(super) const LEASE_SECONDS: u64 = 30;
-/// Microseconds for which a thread looks for work, unless told otherwise.
+/// Default of the microseconds for which a thread looks for work.
 pub(super) const BUSY_US: u64 = 200;
-/// Where RDMA is to be had if nothing but that it is said.
+/// The default address of RDMA.
 pub(super) const RDMA: &str = "127.0.0.1:4791";
 /// RoCE's port.
 const RDMA_PORT: u16 = 4791;
@@ -32,38 +32,38 @@ pub(super) const PORT_FREED_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Plan {
     pub(super) listen: Vec<Listen>,
     pub(super) options: ServerOptions,
-    /// Where metrics are shown.
+    /// Where metrics are offered.
     pub(super) metrics: Option<String>,
     pub(super) pools: Vec<Pool>,
-    /// Where RDMA is to be had.
+    /// Where RDMA is offered.
     pub(super) rdma: Vec<SocketAddr>,
 }
 
-/// A place to listen: as the user wrote it, and the addresses that it means.
+/// A place to listen: as the user wrote it, and the addresses that it stands for.
 pub(super) struct Listen {
     text: String,
     addresses: Vec<SocketAddr>,
-    /// Clients may go on over a fabric.
+    /// Clients may continue over a fabric.
     pub(super) fabric: Option<FabricOptions>,
 }
 
-/// A pool, and what is exported of it.
+/// A pool, and its exports.
 pub(super) struct Pool {
     pub(super) address: Address,
     pub(super) options: MountOptions,
     pub(super) exports: Vec<Export>,
-    /// Where its file says so.
+    /// The line of the file that says so.
     pub(super) line: Option<usize>,
 }
 
 /// An export.
 pub(super) struct Export {
     pub(super) options: ExportOptions,
-    /// Where the file says so.
+    /// The line of the file that says so.
     pub(super) line: Option<usize>,
 }
 
-/// What is wrong with a plan: the exit code, the line of its file, and the text.
+/// A problem of a plan: the exit code, the line of its file, and the text.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) code: u8,
@@ -81,7 +81,7 @@ impl Problem {
     }
 }
 
-/// What follows the name of the file.
+/// The text after the name of the file.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
@@ -131,7 +131,7 @@ pub(super) fn rdma_address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Refuses what others could misuse, unless that is wanted.
+/// Refuses an address that others could misuse, unless the user allows it.
 pub(super) fn check_rdma(address: SocketAddr, is_allowed: bool) -> Result<(), String> {
     match is_allowed || is_loopback(address.ip()) {
         true => Ok(()),
@@ -143,7 +143,7 @@ pub(super) fn check_rdma(address: SocketAddr, is_allowed: bool) -> Result<(), St
     }
 }
 
-/// How clients may go on over a fabric, by what stands behind the question mark.
+/// How clients may continue over a fabric, from the text after the question mark.
 fn fabric(option: &str) -> Result<FabricOptions, String> {
     if !cfg!(feature = "fabric") {
         return Err("this build has no fabric://; build it with the cargo feature `fabric`".into());
@@ -158,8 +158,8 @@ fn fabric(option: &str) -> Result<FabricOptions, String> {
 }
 
 impl Listen {
-    /// Reads an address of the form `tcp://HOST:PORT`, or `fabric://HOST:PORT?provider=NAME`; port 0 means any that is
-    /// free. Blocks while a name is looked up.
+    /// Reads an address of the form `tcp://HOST:PORT`, or `fabric://HOST:PORT?provider=NAME`; port 0 means any free
+    /// port. Blocks while it looks up a name.
     pub(super) fn parse(text: &str) -> Result<Listen, String> {
         let (place, fabric) = match (text.strip_prefix("tcp://"), text.strip_prefix("fabric://")) {
             (Some(place), _) => (place, None),

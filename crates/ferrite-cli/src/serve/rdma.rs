@@ -1,4 +1,4 @@
-//! The adapter by which clients write and read files, if there is one in this build.
+//! The adapter through which clients write and read files, if this build has one.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) fn start(addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, F
         ..ferrite_rnic::Options::default()
     };
     let files = Arc::new(BoundFiles::new()?);
-    // An earlier server may just be ending.
+    // An earlier server may be about to end.
     let start = std::time::Instant::now();
     loop {
         match Adapter::start(&options, Arc::clone(&files)) {
@@ -34,7 +34,7 @@ pub(super) fn start(addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, F
     }
 }
 
-/// None: addresses are refused before this.
+/// `None`: callers refuse addresses before this.
 #[cfg(not(feature = "rdma"))]
 pub(super) fn start(_addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, Failure> {
     Ok(None)

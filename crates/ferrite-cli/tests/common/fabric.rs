@@ -1,4 +1,4 @@
-//! What libfabric can do on this machine, by what `ferrite doctor` says.
+//! The abilities of libfabric on this machine, as `ferrite doctor` reports them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{ferrite, text};
 
-/// What `ferrite doctor` says of each thing it looks at.
+/// The report of `ferrite doctor` on each subject.
 pub(crate) fn doctor(command: &mut Command) -> Vec<Value> {
     let output = command.args(["doctor", "--json"]).output().unwrap();
     let said = text(&output);
@@ -21,7 +21,7 @@ pub(crate) fn find<'f>(checks: &'f [Value], name: &str) -> &'f Value {
     found.unwrap_or_else(|| panic!("nothing about {name}: {checks:?}"))
 }
 
-/// Whether libfabric has a provider here. Says so if not.
+/// Whether libfabric has a provider here. Prints a message if not.
 pub(crate) fn has(provider: &str) -> bool {
     let checks = doctor(&mut ferrite());
     let is_there = find(&checks, &format!("fabric:// over {provider}"))["state"] == "good";

@@ -1,4 +1,4 @@
-//! A pool on a real mount, for the tests that need one; gone when dropped, whatever happened.
+//! A pool on a real mount, for the tests that need one; removed when dropped, whatever happened.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod fabric;
@@ -36,7 +36,7 @@ pub(crate) fn ok(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with this exit code; returns what it said.
+/// Runs a command that must fail with this exit code; returns its output.
 pub(crate) fn fails(command: &mut Command, code: i32) -> String {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(code), "{command:?}: {}", text(&output));
@@ -73,7 +73,7 @@ pub(crate) fn programs(dir: &Path, journal: &str) {
     sh(dir, &script);
 }
 
-/// Whether tests on a mount can run; without FUSE they fail, unless told to be skipped.
+/// Whether tests on a mount can run; without FUSE they fail, unless the environment asks to skip them.
 pub(crate) fn has_fuse() -> bool {
     if std::env::var_os("FERRITE_SKIP_FUSE").is_some() {
         eprintln!("skipped: FERRITE_SKIP_FUSE is set");
@@ -86,8 +86,8 @@ pub(crate) fn has_fuse() -> bool {
     true
 }
 
-/// Whether mounts can have rings, if necessary after root has switched them on. Otherwise their tests are skipped,
-/// aloud.
+/// Whether mounts can have rings, if necessary after root has switched them on. Otherwise their tests are skipped, with
+/// a message.
 pub(crate) fn has_rings() -> bool {
     const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
     if !has_fuse() {
@@ -109,7 +109,7 @@ pub(crate) fn has_rings() -> bool {
     }
 }
 
-/// The ways in which a test that is worth it should mount: both, or the one that `FERRITE_RINGS` says.
+/// The kinds of mount that an important test should use: both, or the one that `FERRITE_RINGS` names.
 pub(crate) fn ways() -> Vec<&'static str> {
     match std::env::var("FERRITE_RINGS").as_deref() {
         Ok("off") => vec!["rings=off"],
@@ -119,12 +119,12 @@ pub(crate) fn ways() -> Vec<&'static str> {
     }
 }
 
-/// Whether the long version of a test was asked for.
+/// Whether the environment asks for the long version of a test.
 pub(crate) fn soak() -> bool {
     std::env::var_os("FERRITE_SOAK").is_some()
 }
 
-/// Makes a pool, with further words for mkfs. Any test can be run on any mapping: `FERRITE_MAPPING` names it.
+/// Makes a pool, with further words for mkfs. Any test can run on any mapping: `FERRITE_MAPPING` names it.
 pub(crate) fn mkfs(pool: &Path, words: &[&str]) {
     let mapping = std::env::var("FERRITE_MAPPING").unwrap_or_else(|_| ferrite_fs::Mapping::default().to_string());
     ok(ferrite()
@@ -140,7 +140,7 @@ pub(crate) fn create(pool: &Path, size_bytes: u64) -> ferrite::Fs {
     ferrite::Fs::open(pool).unwrap()
 }
 
-/// Pages that are nowhere else in a pool.
+/// Pages that occur nowhere else in a pool.
 pub(crate) fn unlike_pages(pages: usize) -> Vec<u8> {
     (0..(pages * PAGE) as u32)
         .map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8)
@@ -161,8 +161,8 @@ pub(crate) fn damage_block(pool: &Path, page: &[u8]) {
     file.write_all_at(&[image[at] ^ 1], at as u64).unwrap();
 }
 
-/// Unmounts a directory. A process that another test is just starting has all files of this one, until it runs its
-/// program; and closing them takes as long as a server needs to answer that was just started again.
+/// Unmounts a directory. A process that another test has just forked holds all files of this one, until it runs its
+/// program; and a close takes as long as a restarted server needs to answer.
 pub(crate) fn umount(dir: &Path) {
     let start = Instant::now();
     loop {
@@ -181,7 +181,7 @@ pub(crate) struct TestPool {
     base: TempDir,
     pub(crate) pool: PathBuf,
     pub(crate) dir: PathBuf,
-    /// It is mounted through this one, if there is one.
+    /// The server whose export is mounted, if any.
     pub(crate) server: Option<Server>,
 }
 
@@ -220,7 +220,7 @@ impl TestPool {
         TestPool::of(Server::new(size, &["--no-root-squash"]))
     }
 
-    /// What a server exports over libfabric, by one of its providers, on a mount.
+    /// An export over libfabric, through one of its providers, on a mount.
     pub(crate) fn served_on_fabric(size: &str, provider: &str) -> TestPool {
         TestPool::of(Server::on_fabric(size, provider, &["--no-root-squash"]))
     }
@@ -246,7 +246,7 @@ impl TestPool {
         self.mount_on(&self.dir, words);
     }
 
-    /// Mounts it on another directory besides, which a server allows.
+    /// Mounts it on a second directory, which a server allows.
     pub(crate) fn mount_on(&self, dir: &Path, words: &[&str]) {
         let source = match &self.server {
             Some(server) => Path::new(&server.address),

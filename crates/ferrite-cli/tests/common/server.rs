@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{ferrite, mkfs};
 
-/// See the head of this module. All is gone when it is dropped.
+/// See the head of this module. Dropping it removes everything.
 pub(crate) struct Server {
     base: TempDir,
     pub(crate) pool: PathBuf,
@@ -18,7 +18,7 @@ pub(crate) struct Server {
     pub(crate) address: String,
     words: Vec<String>,
     process: Child,
-    /// What it says further.
+    /// The server's further output.
     pub(crate) said: BufReader<ChildStdout>,
 }
 
@@ -28,7 +28,7 @@ impl Server {
         Server::listening(size, "tcp://127.0.0.1:0", words)
     }
 
-    /// The same over libfabric, by one of its providers.
+    /// The same over libfabric, through one of its providers.
     pub(crate) fn on_fabric(size: &str, provider: &str, words: &[&str]) -> Server {
         let mut server = Server::listening(size, &format!("fabric://127.0.0.1:0?provider={provider}"), words);
         let place = server.address.trim_start_matches("fabric://");
@@ -56,7 +56,7 @@ impl Server {
         }
     }
 
-    /// A directory for what a test needs besides.
+    /// A directory for further files of a test.
     pub(crate) fn scratch(&self) -> PathBuf {
         let path = self.base.path().join("scratch");
         std::fs::create_dir_all(&path).unwrap();

@@ -161,7 +161,7 @@ fn run(figures: &[String], plan: &Plan, out: &Path, json: bool) -> Outcome {
             complain(format_args!("{id} is left out: {mend}"));
         }
     }
-    // Before the minutes of work, not after them.
+    // Before the minutes of work, not after.
     std::fs::create_dir_all(out).map_err(about(out))?;
     let earlier = earlier(out)?;
     let results = ferrite_lab::run(&ids, plan, &mut Bar(ProgressBar::hidden()))?;
@@ -185,7 +185,7 @@ fn run(figures: &[String], plan: &Plan, out: &Path, json: bool) -> Outcome {
     write_all(&all, out)
 }
 
-/// Results that earlier runs left in the directory; none if there is no file.
+/// Results of earlier runs in the directory; empty if no file exists.
 fn earlier(out: &Path) -> Result<Vec<FigureResult>, Failure> {
     let data = out.join(RESULTS);
     let mend = "move it away or choose another --out";
@@ -233,7 +233,7 @@ fn write_all(results: &[FigureResult], out: &Path) -> Outcome {
     std::fs::write(&data, ferrite_lab::to_json(results)?).map_err(about(&data))?;
     let page = out.join("report.html");
     std::fs::write(&page, ferrite_lab::report(results)).map_err(about(&page))?;
-    // Standard output may be read by programs.
+    // A program may read standard output.
     complain(format_args!("report: {}", page.display()));
     Ok(0)
 }

@@ -1,4 +1,4 @@
-//! Two that each measure themselves, in turn.
+//! A comparison of two sides that each measure themselves, in turn.
 
 use std::time::Instant;
 
@@ -20,12 +20,12 @@ pub(crate) struct Contest {
     pub(crate) name: &'static str,
     pub(crate) against: &'static str,
     pub(crate) rounds: usize,
-    /// What is measured besides, or on what.
+    /// Further measured values, or the data that they were measured on.
     pub(crate) contents: Option<String>,
     pub(crate) circumstances: Circumstances,
 }
 
-/// Does a round's work, and tells the nanoseconds of an operation.
+/// Does a round's work, and returns the nanoseconds per operation.
 pub(crate) type Side<'s> = &'s mut dyn FnMut() -> Result<f64, Failure>;
 
 impl Contest {
@@ -50,7 +50,7 @@ impl Contest {
         })
     }
 
-    /// The row of two times that were measured otherwise, in nanoseconds.
+    /// The row for two times in nanoseconds that were measured elsewhere.
     pub(crate) fn row(&self, ours_ns: f64, theirs_ns: f64) -> Row {
         Row {
             group: self.group,

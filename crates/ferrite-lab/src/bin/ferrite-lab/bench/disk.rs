@@ -1,9 +1,9 @@
-//! A pool in a file on a disk, mounted, against the file system that the file is on: what programs pay that ask for
-//! durability, in both modes that keep it over a loss of power (`durability=strict` and `durability=fsync`), and past
-//! the kernel's cache of the mount (`direct_io`).
+//! A pool in a file on a disk, mounted, against the file system that holds the file: the cost of durability for
+//! programs, in both modes that keep it over a loss of power (`durability=strict` and `durability=fsync`), and past the
+//! kernel's cache of the mount (`direct_io`).
 //!
-//! The pool is made with `extent`, which keeps what follows each other in a file together, as a disk likes it. Zeros
-//! are written to all of it beforehand: pools get there by themselves, as they are used.
+//! The pool is made with `extent`, which keeps consecutive data of a file together, as a disk likes it. The benchmark
+//! first writes zeros to all of it, a state that pools reach on their own as programs use them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ use super::mount::{Daemon, is_root};
 use super::{Circumstances, Duel, Effort, Output, page};
 use crate::{FAILED, Failure};
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) const NAMES: &[&str] = &[
     "file_fsync",
     "overwrite_fsync",
@@ -127,7 +127,7 @@ fn mounted(
     duel(names[3], operations, &mut |_| large(&ours), &mut |_| large(&theirs))
 }
 
-/// A new file of one page, durable; now and then those of before are removed.
+/// A new file of one page, durable; now and then earlier files are removed.
 fn new_file(dir: &Path, n: u64) -> Result<(), Failure> {
     let mut file = File::create(dir.join(format!("new{}", n % 500)))?;
     file.write_all(&[7; 4096])?;
@@ -156,7 +156,7 @@ fn large(dir: &Path) -> Result<(), Failure> {
     Ok(file.sync_all()?)
 }
 
-/// A database, each of whose statements is a transaction.
+/// A database in which each statement is a transaction.
 struct Sqlite {
     child: Child,
     statements: ChildStdin,

@@ -1,8 +1,8 @@
-//! `ferrite-lab bench core --explain`: what single operations spend their time on, by stage.
+//! `ferrite-lab bench core --explain`: where single operations spend their time, by stage.
 //!
 //! The engine has probes only if the program was built with the feature `stages`; [`ferrite_pm::stage`] says what they
-//! measure. Each operation is measured with and without them in turn, so that what they add can be seen: `sum` is what
-//! the stages add up to once the probes' own cost is subtracted, `whole` the same operation without them.
+//! measure. Each operation is measured with and without probes in turn, which shows their cost: `sum` is the total of
+//! the stages without the probes' own cost, `whole` is the same operation without probes.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::operations::{FILL_PERCENT, pool};
 use super::{Effort, Output, Work, page, say, say_json, time, whole};
 use crate::{Failure, USAGE};
 
-/// What is explained.
+/// Names of the operations.
 const NAMES: [&str; 6] = [
     "overwrite_4k",
     "read_4k",
@@ -38,19 +38,19 @@ struct Part {
     visits: f64,
 }
 
-/// What one operation is made of; times and counts are per operation.
+/// The stages of one operation; times and counts are per operation.
 #[derive(Debug, serde::Serialize)]
 struct Explained {
     group: &'static str,
     name: &'static str,
     stages: Vec<Part>,
-    /// What the stages add up to.
+    /// Sum of the stages.
     sum_ns: f64,
     /// Without probes, in the same run.
     whole_ns: f64,
     /// With probes, nothing subtracted.
     probed_ns: f64,
-    /// What one border between two stages costs, and how many an operation has.
+    /// Cost of one border between two stages, and the borders of an operation.
     border_ns: f64,
     borders: f64,
     fences: f64,

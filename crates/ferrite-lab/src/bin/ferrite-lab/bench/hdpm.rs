@@ -1,8 +1,7 @@
-//! Page logs (HDPM §4): unaligned writes, the reads that follow them, and what cleaning costs, compared with the same
-//! engine with logs switched off, which copies a page for every unaligned write, as NOVA does.
+//! Page logs (HDPM §4): unaligned writes, the reads that follow them, and the cost of cleaning, compared with the same
+//! engine without logs, which copies a page for every unaligned write, as NOVA does.
 //!
-//! The cleaner's thread is off, and cleaning is done between the rows, so that it cannot run while the other side is
-//! measured.
+//! The cleaner's thread is off; cleaning runs between the rows, so that it cannot run while the other side is measured.
 
 use std::sync::Arc;
 
@@ -46,7 +45,7 @@ const REPEATS: [(usize, &str); 4] = [
 /// The cost of a copy compared with the bare stores.
 const COPY: &str = "cow_only_8b";
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) fn names() -> Vec<&'static str> {
     let sizes = SIZES.iter().map(|(name, _)| *name);
     let reads = READS.iter().flat_map(|(_, first_pass, after)| [*first_pass, *after]);
@@ -130,7 +129,7 @@ impl Bench {
             let (logs, copies) = (Arc::clone(&self.logs.file), Arc::clone(&self.copies.file));
             let mut ours = |n| whole(logs.write_at(SYSTEM, at(n), &data)?, len);
             let mut theirs = |n| whole(copies.write_at(SYSTEM, at(n), &data)?, len);
-            // All rounds together write less than the pool has free, since there is no cleaning meanwhile.
+            // All rounds together write less than the pool has free, because no cleaning runs meanwhile.
             let slower = if (1024..4096).contains(&len) { len / 256 } else { 1 };
             let duel = self.duel(name, "logs off", Some(len), slower);
             duel.run(&mut ours, &mut theirs, out)?;
@@ -139,7 +138,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a copy must cost: reading a page, streaming it, a fence; without words, locks or a second fence.
+    /// The least cost of a copy: reading a page, streaming it, a fence; without words, locks or a second fence.
     fn honest_copies(&self, out: &mut Output) -> Result<(), Failure> {
         let bytes = self.effort.file_bytes;
         let floor = Region::anonymous(bytes)?;

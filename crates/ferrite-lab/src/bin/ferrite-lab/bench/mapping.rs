@@ -6,7 +6,7 @@ use ferrite_lab::{ChurnPlan, MappingRow, PUBLISHED_ROWS, churn_rows, lookup_rows
 use super::{Output, say, say_json};
 use crate::Failure;
 
-/// Rows after churn, of lookups, and of runs; with `--only`, parts without the wanted row are left out.
+/// Rows after churn, of lookups, and of runs; `--only` skips parts without the requested row.
 const CHURN: &[&str] = &["hit", "miss", "insert"];
 const LOOKUPS: &[&str] = &[
     "cold_random",
@@ -19,7 +19,7 @@ const RUNS: &[&str] = &["run_length"];
 /// With this name, all rows beside the papers' own code.
 const PUBLISHED: &str = "published";
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) fn names() -> Vec<&'static str> {
     [CHURN, LOOKUPS, RUNS, &[super::misses::NAME, PUBLISHED], PUBLISHED_ROWS].concat()
 }

@@ -8,13 +8,13 @@ use crate::{Failure, complain};
 /// Name of its rows.
 pub(crate) const NAME: &str = "cold_misses";
 
-/// Runs this part of the group `mapping`; where misses are not counted, it prints so and does nothing.
+/// Runs this part of the group `mapping`; where the CPU does not count misses, it prints so and does nothing.
 pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
     if !out.wants(NAME) {
         return Ok(());
     }
     if let Some(why) = ferrite_lab::uncounted() {
-        // Standard output may be read by programs.
+        // A program may read standard output.
         complain(format_args!("{NAME}: SKIPPED: {why}"));
         return Ok(());
     }

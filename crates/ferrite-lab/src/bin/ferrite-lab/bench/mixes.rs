@@ -24,7 +24,7 @@ const FILES: u32 = 1000;
 struct Tmpfs {
     /// Of each thread.
     dirs: Vec<PathBuf>,
-    /// For each thread: what is written, and where reads go.
+    /// For each thread: the data to write, and the buffer for reads.
     buffers: Vec<Mutex<(Vec<u8>, Vec<u8>)>>,
 }
 
@@ -85,7 +85,7 @@ impl Store for Tmpfs {
     }
 }
 
-/// What is measured: a mix, its threads, the row's name.
+/// The rows: a mix, its threads, the row's name.
 const ROWS: [(Mix, usize, &str); 4] = [
     (Mix::Varmail, 1, "varmail_1_thread"),
     (Mix::Varmail, 2, "varmail_2_threads"),

@@ -1,4 +1,4 @@
-//! `ferrite-lab bench`: what operations cost, always beside a peer measured in the same run.
+//! `ferrite-lab bench`: the cost of operations, always beside a peer measured in the same run.
 //!
 //! Contents: the groups (one file each), and how two things are compared ([`Duel`]): in turn, round by round, so
 //! that other load on the machine affects both; the ratio is the median of the rounds' ratios. Counts come from the
@@ -83,7 +83,7 @@ fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
         .map(|name| Mapping::from_name(&name).unwrap_or_default())
 }
 
-/// All groups, and what is measured in each.
+/// All groups, and the names of their rows.
 fn groups() -> [(&'static str, Vec<&'static str>); 11] {
     [
         ("core", operations::NAMES.to_vec()),
@@ -108,7 +108,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 11] {
 
 static MAPPING: OnceLock<Mapping> = OnceLock::new();
 
-/// What our pools are made with.
+/// Options of every pool that a benchmark makes.
 fn options() -> MkfsOptions {
     MkfsOptions::default().mapping(MAPPING.get().copied().unwrap_or_default())
 }
@@ -131,7 +131,7 @@ pub(crate) struct Circumstances {
     pub(crate) page_bytes: u64,
     /// How full the pool is.
     pub(crate) fill_percent: u32,
-    /// What is in the caches.
+    /// State of the caches.
     pub(crate) cache: &'static str,
     /// Threads that work.
     pub(crate) threads: u32,
@@ -149,14 +149,14 @@ pub(crate) struct Row {
     ratio: f64,
     median_ns: f64,
     against_median_ns: f64,
-    /// Per operation of ours.
+    /// Per operation of Ferrite.
     fences: f64,
     lines_written_back: f64,
     bytes_streamed: f64,
     /// Bytes written to the medium for each byte of the user: ours and theirs, where both are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     medium_bytes_per_byte: Option<[f64; 2]>,
-    /// What the pool holds, where that is not one file.
+    /// Content of the pool, unless that is one file.
     #[serde(skip_serializing_if = "Option::is_none")]
     contents: Option<String>,
     #[serde(flatten)]
@@ -221,7 +221,7 @@ impl Bench {
         }
         if wanted("mount") {
             match mount::run(effort, &mut out) {
-                // Asked for by name it must run; in a run of all groups it may be out of reach.
+                // A group that the user names must run; in a run of all groups it may be out of reach.
                 Err(failure) if self.group.is_none() => {
                     complain(format_args!("ferrite: mount group left out: {}", failure.message));
                 }
@@ -260,7 +260,7 @@ impl Bench {
         Ok(0)
     }
 
-    /// Groups in which there is something to do.
+    /// Groups that have something to do.
     fn wanted(&self) -> Result<Vec<&'static str>, Failure> {
         let asked_for: Vec<_> = groups()
             .into_iter()
@@ -292,7 +292,7 @@ impl Bench {
 /// Prints rows as they come.
 pub(crate) struct Output {
     json: bool,
-    /// The head that was printed last.
+    /// The head that was last printed.
     headed: Option<String>,
     only: Option<String>,
 }
@@ -370,7 +370,7 @@ pub(crate) struct Duel<'a> {
     pub(crate) rounds: usize,
     pub(crate) operations: usize,
     pub(crate) circumstances: Circumstances,
-    /// Counters of the engine, when it is in this process.
+    /// Counters of the engine, if it is in this process.
     pub(crate) counters: &'a dyn Fn() -> Counters,
     /// Bytes an operation writes for the user, and the counters of the other side, if that is an engine too.
     pub(crate) amplification: Option<(usize, &'a dyn Fn() -> Counters)>,

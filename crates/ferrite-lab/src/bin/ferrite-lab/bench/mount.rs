@@ -1,8 +1,8 @@
 //! A mount compared with libfuse's `passthrough_ll` over tmpfs: same kernel, same requests, another daemon.
 //!
 //! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
-//! daemon on one core, and on two (docs/benchmarks.md). That is the classic way; `rings` has a mount on rings beside
-//! it.
+//! daemon on one core, and on two (docs/benchmarks.md). This group uses classic mounts; `rings` compares a mount on
+//! rings with them.
 
 mod rings;
 
@@ -20,7 +20,7 @@ use super::operations::TmpfsDir;
 use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::{FAILED, Failure};
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) const NAMES: &[&str] = &[
     "write_4k",
     "read_4k",

@@ -1,8 +1,8 @@
-//! Files as memory regions: what the adapter in software, its tables and a bound file cost.
+//! Files as memory regions: the cost of the adapter in software, its tables and a bound file.
 //!
-//! Tables of ranges compare with tables of pages, in memory alone. Packets compare with datagrams that nobody looks
-//! at, and appends by verbs with those by requests. Where a goal is a time, the peer is that time. Behind the key is a
-//! file of an engine in memory throughout.
+//! Tables of ranges compare with tables of pages, in memory alone. Packets compare with datagrams that no program
+//! inspects, and appends by verbs with appends by requests. Where a goal is a time, the peer is that time. The key
+//! always gives access to a file of an engine in memory.
 
 use std::hint::black_box;
 
@@ -24,16 +24,16 @@ const APPEND: &str = "mr_append_64b";
 const WRITE_PAGES: &str = "mr_write_4k";
 const BIND: &str = "mr_bind";
 const PUBLISH: &str = "mr_publish";
-/// What is measured here.
+/// Names of the rows.
 pub(crate) const NAMES: &[&str] = &[REGISTER, HIT_RATE, WRITE, APPEND, WRITE_PAGES, BIND, PUBLISH];
 
 const PAGE_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// What a WRITE of 1 KiB may take beyond the bare round trip.
+/// Most time that a WRITE of 1 KiB may take beyond the bare round trip.
 const ADDED_NS: f64 = 1_500.0;
-/// What a page may take of the core that answers: 150,000 a second.
+/// Most time of the answering core per page: 150,000 pages a second.
 const PAGE_NS: f64 = 1e9 / 150_000.0;
-/// What binding may take, and how much more for each run.
+/// Most time to bind a file, and the increase for each run.
 const BIND_NS: (f64, f64) = (1e6, 1e3);
 
 /// Runs the group.
@@ -216,7 +216,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A file of few runs: what is allowed does not depend on its length.
+    /// A file of few runs: the time limit does not depend on its length.
     fn binding(&self, mapping: Mapping, out: &mut Output) -> Result<(), Failure> {
         let (written, reserved) = match self.is_quick {
             true => (32 << 20, 32 << 20),
@@ -248,7 +248,7 @@ impl Bench {
     }
 }
 
-/// Bytes of memory that can be had without swapping; 0 if the system does not say.
+/// Bytes of memory available without swapping; 0 if the system does not say.
 fn memory_available() -> u64 {
     let said = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = said.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -15,7 +15,7 @@ use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr
 use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::Failure;
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) const NAMES: &[&str] = &[
     "overwrite_4k_durable",
     "read_4k_random",
@@ -154,7 +154,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         out,
     };
     data(&mut bench, &file, &floor, &peer)?;
-    // Otherwise the cleaner would do so while others are measured.
+    // Otherwise the cleaner would run while other rows are measured.
     engine.clean(usize::MAX)?;
     appends(&mut bench, &tmpfs)?;
     engine.clean(usize::MAX)?;

@@ -1,4 +1,4 @@
-//! How long a mount after a crash takes, and a full fsck, by the number of files, which hold pages and page logs
+//! The time of a mount after a crash, and of a full fsck, by the number of files, which hold pages and page logs
 //! ([`Contents`]).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::{FAILED, Failure};
 const FILES_PER_DIR: u64 = 1000;
 /// Operations right before each crash, so that there is something to replay.
 const LAST_OPERATIONS: u64 = 2000;
-/// What a mount and an fsck may take, a file.
+/// Most time that a mount and an fsck may take per file.
 const MOUNT_NS_PER_FILE: f64 = 1_000.0;
 const FSCK_NS_PER_FILE: f64 = 10_000.0;
 
@@ -26,8 +26,8 @@ const LOGGED_BYTES: usize = 40;
 /// Entries of each page log.
 const LOG_ENTRIES: u64 = 3;
 
-/// What the files hold: one in this many has pages, alternately one and two; of these, one in this many has a log of
-/// its first page.
+/// Contents of the files: one in `one_has_pages_of` has pages, alternately one and two; of these, one in
+/// `one_has_log_of` has a log of its first page.
 #[derive(Debug, Clone, Copy)]
 struct Contents {
     one_has_pages_of: u64,
@@ -73,7 +73,7 @@ impl Contents {
     }
 }
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) fn names() -> Vec<&'static str> {
     SIZES.iter().flat_map(|&(_, mount, fsck, _)| [mount, fsck]).collect()
 }

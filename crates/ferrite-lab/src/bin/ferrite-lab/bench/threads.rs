@@ -1,4 +1,4 @@
-//! Two threads on two files: what the second thread gains, compared with two threads of bare durable stores.
+//! Two threads on two files: the gain from the second thread, compared with two threads of bare durable stores.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::Failure;
 /// How long each side runs in a round.
 pub(crate) const SLICE: Duration = Duration::from_millis(200);
 
-/// What is measured here.
+/// Name of the row.
 pub(crate) const NAME: &str = "overwrite_4k_2_threads";
 
 /// Runs the group.
@@ -48,7 +48,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     for _ in 0..effort.rounds {
         let (ours_1, theirs_1) = (turns_per_second(1, SLICE, ours)?, turns_per_second(1, SLICE, theirs)?);
         let (ours_2, theirs_2) = (turns_per_second(2, SLICE, ours)?, turns_per_second(2, SLICE, theirs)?);
-        // As times: what two threads take of what one takes, over the same of the floor.
+        // As times: the time of two threads relative to one, over the same of the floor.
         gains.push((ours_1 / ours_2) / (theirs_1 / theirs_2));
         ours_ns.push(1e9 / ours_2);
         theirs_ns.push(1e9 / theirs_2);

@@ -1,7 +1,7 @@
 //! A mount on rings compared with the same mount in the classic way, and with tmpfs.
 //!
-//! Neither client nor daemon is pinned: that a request is answered on the CPU where it was asked is what rings are for.
-//! Both mounts are there at the same time, and take turns.
+//! Neither client nor daemon is pinned: rings exist so that the daemon answers a request on the CPU that sent it. Both
+//! mounts exist at the same time, and take turns.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,7 +17,7 @@ use super::super::{Circumstances, Duel, Effort, Output, Row, Work, page, whole};
 use super::{Aligned, Daemon, FILE_BYTES, make_file, make_pool, open, open_direct};
 use crate::{FAILED, Failure};
 
-/// What is measured here, besides what the group measures in any case.
+/// Names of the rows, beyond those that the group always measures.
 pub(super) const NAMES: [&str; 7] = [
     "write_4k_4_threads",
     "write_4k_4_threads_1_file",
@@ -30,7 +30,7 @@ pub(super) const NAMES: [&str; 7] = [
 const CLASSIC: &str = "classic";
 const TMPFS: &str = "tmpfs";
 const THREADS: usize = 4;
-/// What `find` looks at.
+/// The tree that `find` searches.
 const DIRS: usize = 20;
 const FILES: usize = 100;
 const CHUNK: usize = 1 << 20;
@@ -72,7 +72,7 @@ pub(super) fn run(effort: Effort, out: &mut Output, base: &Path) -> Result<(), F
     let own = |n: usize, thread: usize| dirs[n].join(format!("data{thread}"));
     threads(effort, out, NAMES[0], |n, thread| make_file(&own(n, thread), OWN_BYTES))?;
     for thread in 0..THREADS {
-        // Not there if the row is not wanted.
+        // Absent if the row is not wanted.
         let _ = (
             std::fs::remove_file(own(0, thread)),
             std::fs::remove_file(own(1, thread)),
@@ -144,8 +144,8 @@ fn small(effort: Effort, out: &mut Output, dirs: [&Path; 2], files: [&File; 2]) 
     duel(effort, ("create", CLASSIC), 40, &mut ours, &mut theirs, out)
 }
 
-/// Writers at the same time, each through what `open` gives it of the mount with that number. Writers of one file take
-/// turns in the kernel, whatever the way.
+/// Writers at the same time, each through what `open` returns for the mount with that number. Writers of one file take
+/// turns in the kernel, on either kind of mount.
 fn threads(
     effort: Effort,
     out: &mut Output,
@@ -252,7 +252,7 @@ fn large(
         let (mut ours, mut theirs) = (|n| write(file, n), |n| write(their, n));
         duel(effort, (written, against), 20, &mut ours, &mut theirs, out)?;
     }
-    // From the daemon, in order, with the kernel's read-ahead; tmpfs has nowhere else to read from.
+    // From the daemon, in order, with the kernel's read-ahead; tmpfs has no other source to read from.
     let read = |file: &File, n: u64, into: &mut [u8]| {
         if at(n) == 0 {
             fadvise(file, 0, None, Advice::DontNeed)?;

@@ -1,5 +1,5 @@
-//! Busy clients beside many idle ones: 16 that read all the time, on a server with 1,000 further sessions, and on one
-//! without.
+//! Busy clients beside many idle ones: 16 that read all the time, on a server with 1,000 further sessions, and on a
+//! server without them.
 //!
 //! The idle clients live in this process, and keep their sessions as any client does: that costs the same cores.
 
@@ -18,7 +18,7 @@ use crate::{FAILED, Failure};
 
 const BUSY: usize = 16;
 const IDLE: usize = 1000;
-/// Files that a client has open, and then some.
+/// Files that a client has open, with a margin.
 const FILES_EACH: u64 = 4;
 
 pub(super) const NAME: &str = "net_read_4k_16_busy_1000_idle";
@@ -41,7 +41,7 @@ impl Site {
         })
     }
 
-    /// Has each client read so often, all at once; returns the nanoseconds that one of them waits for a read.
+    /// Each client reads this many times, all at once; returns the nanoseconds that one of them waits for a read.
     fn work(&self, each: u64) -> Result<f64, Failure> {
         timed(each, || {
             std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
 //! Small reads and writes over shared memory, against the provider alone: messages of the same lengths between two
-//! threads of one process on the same cores, and nothing done with them.
+//! threads of one process on the same cores, without any work on them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(super) fn run(
     let mut block = [9; 4096];
     let bare = |there: usize, back: usize| {
         let other = || {
-            // Where it cannot be pinned the row is not what it says, which the figures of both sides share.
+            // If pinning fails, the row is not what it claims, but the figures of both sides suffer alike.
             let _ = pin(server_core);
         };
         let taken = bare::exchange(Provider::Shm, "127.0.0.1", (there, back), count as u32, other);

@@ -1,8 +1,8 @@
-//! A remote client compared with the bare transport: messages of the same lengths between the same cores, and nothing
-//! done with them ([`pingpong`]); and with the client of an NFS server that promises the same ([`Nfs`]).
+//! A remote client compared with the bare transport: messages of the same lengths between the same cores, without any
+//! work on them ([`pingpong`]); and with the client of an NFS server that promises the same ([`Nfs`]).
 //!
-//! At depth 16 as many requests are under way, which a message of the peer cannot be; there one request is compared
-//! with one exchange of messages at a time.
+//! At depth 16 the client has 16 requests under way, which a message of the peer cannot match; there one request is
+//! compared with one exchange of messages at a time.
 //!
 //! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
 //! server on one core, and on two (docs/benchmarks.md).
@@ -30,7 +30,7 @@ use super::{Circumstances, Duel, Effort, Output, whole};
 use crate::{FAILED, Failure, complain};
 use pingpong::PingPong;
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) const NAMES: &[&str] = &[
     "net_read_4k",
     "net_write_4k",
@@ -50,13 +50,13 @@ pub(crate) const NAMES: &[&str] = &[
 const DEPTH: u64 = 16;
 const POOL_BYTES: u64 = 256 << 20;
 const LARGE_BYTES: usize = 4 << 20;
-/// What a request or an answer without data takes on the wire, about: frame, head, a few numbers.
+/// Approximate bytes of a request or reply without data on the wire: frame, head, a few numbers.
 const MESSAGE_BYTES: usize = 64;
 
-/// A process that serves, pinned to a core; it ends with this value.
+/// A server process, pinned to a core; it ends when this value is dropped.
 struct Served {
     child: Child,
-    /// What it said of its address.
+    /// The line in which it printed its address.
     line: String,
 }
 
@@ -96,7 +96,7 @@ impl Served {
         )
     }
 
-    /// `HOST:PORT` as it stands in what the process said.
+    /// `HOST:PORT` from the line that the process printed.
     fn address(&self) -> Result<&str, Failure> {
         let word = self.line.split_whitespace().next_back().unwrap_or_default();
         let address = word.trim_start_matches("tcp://").trim_start_matches("fabric://");
@@ -240,7 +240,7 @@ fn placed(
     }
 }
 
-/// What both do, and how often for each time that a small read is done.
+/// Compares both clients; operations slower than a small read run less often.
 fn against_nfs(
     effort: Effort,
     out: &mut Output,
@@ -337,7 +337,7 @@ fn circumstances(placement: &str) -> Circumstances {
     }
 }
 
-/// Writes all, in as many steps as the server makes of it: each is atomic.
+/// Writes all, in as many steps as the server splits it into: each is atomic.
 fn write_whole(file: &dyn OpenFile, offset: u64, data: &[u8]) -> Result<(), Failure> {
     let mut written = 0;
     while written < data.len() {

@@ -1,7 +1,7 @@
 //! The bare transport: a process that answers messages of any length with messages of any length.
 //!
-//! A message is the length of its payload (32 bits), that of the answer's (32 bits), and the payload. An answer is its
-//! payload. Nothing is looked at.
+//! A message is the length of its payload (32 bits), the length of the answer's payload (32 bits), and the payload. An
+//! answer is its payload. Neither side looks at payloads.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,7 @@ pub(crate) fn echo() -> Outcome {
     for stream in listener.incoming() {
         let stream = stream?;
         stream.set_nodelay(true)?;
-        // A client that goes away leaves room for the next.
+        // After a client disconnects, the next one can connect.
         let _ = serve(&stream, &mut room);
     }
     Ok(0)
@@ -65,7 +65,7 @@ impl PingPong {
         })
     }
 
-    /// Sends a message with so many bytes, and receives an answer with so many.
+    /// Sends a message of `payload_bytes`, and receives an answer of `answer_bytes`.
     pub(super) fn exchange(&mut self, payload_bytes: usize, answer_bytes: usize) -> Result<(), Failure> {
         let too_long = || Failure::new(FAILED, "a message of the benchmark is too long");
         let head = [payload_bytes, answer_bytes].map(|len| (len as u32).to_le_bytes());

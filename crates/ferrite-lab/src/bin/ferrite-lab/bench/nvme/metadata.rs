@@ -1,7 +1,7 @@
 //! Rows about names, with both homes of the metadata: a directory of a kernel's file system, and a device of its own.
 //!
-//! The peer is RocksDB alone in a home of the same kind: a transaction that puts what a new file puts, and waits until
-//! it is durable.
+//! The peer is RocksDB alone in a home of the same kind: a transaction that puts the same values as a new file, and
+//! waits until it is durable.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::bench::contest::{Contest, timed};
 use crate::bench::{Output, whole};
 use crate::{FAILED, Failure};
 
-/// What a `stat` of a path of depth 4 may take.
+/// Most time for a `stat` of a path of depth 4.
 const STAT_NS: f64 = 15_000.0;
 /// A node and an edge, about.
 const VALUES: [usize; 2] = [120, 20];
-/// What a small file holds.
+/// Bytes of a small file.
 const SMALL_BYTES: usize = 8 << 10;
 
 /// Where RocksDB's files are, on both sides.
@@ -195,7 +195,7 @@ fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Fail
     stat(bench, &files, &homes, &data, out)
 }
 
-/// A path of depth 4, of a file among others, which must cost no read of a device.
+/// A path of depth 4, of a file among others; looking it up must not read a device.
 fn stat(bench: &Bench<'_>, files: &Files<'_>, homes: &Homes, data: &Device, out: &mut Output) -> Result<(), Failure> {
     let names = 1000;
     (0..names).try_for_each(|name| files.create(1 << 40 | name))?;
@@ -219,7 +219,8 @@ fn stat(bench: &Bench<'_>, files: &Files<'_>, homes: &Homes, data: &Device, out:
         })
     };
     ours()?;
-    // The store tidies up when it likes, and reads for that: of three runs the one with the fewest is the paths' own.
+    // The store compacts when it likes, and reads for that: of three runs, the one with the fewest reads shows the
+    // paths' own.
     let mut fewest = u64::MAX;
     for _ in 0..3 {
         let before = reads();

@@ -1,8 +1,8 @@
-//! A pool on devices compared with what is below it: io_uring itself, and single transactions of RocksDB; and with ext4
-//! on a device of the same kind.
+//! A pool on devices compared with the layers below it: io_uring itself, and single transactions of RocksDB; and with
+//! ext4 on a device of the same kind.
 //!
-//! All devices are alike ([`place`]), so each side has one of its own. Ours and theirs read and write the same places
-//! of as many bytes, with memory that devices take as it is. At depth 16 as many requests are under way of one thread.
+//! All devices are alike ([`place`]), so each side has one of its own. Both sides read and write the same places of as
+//! many bytes, with memory that devices take as it is. At depth 16 one thread has 16 requests under way.
 
 mod metadata;
 mod place;
@@ -27,7 +27,7 @@ use crate::{FAILED, Failure, complain};
 use place::{Ext4, Place};
 use raw::Raw;
 
-/// What is measured here.
+/// Names of the rows.
 pub(crate) const NAMES: &[&str] = &[
     "nvme_read_4k",
     "nvme_write_4k",
@@ -47,7 +47,7 @@ pub(crate) const NAMES: &[&str] = &[
     "nvme_small_file",
     "nvme_stat",
 ];
-/// So many of them are about content.
+/// Number of rows about content, which come first.
 const CONTENT_NAMES: usize = 11;
 const BLOCK_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 4 << 20;
@@ -69,13 +69,13 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     metadata::run(&bench, out)
 }
 
-/// What all rows share.
+/// State that all rows share.
 struct Bench<'p> {
     effort: Effort,
     place: &'p Place,
 }
 
-/// A pool that is open; it is closed when this is dropped.
+/// An open pool; dropping this closes it.
 struct Open {
     volume: NvmeVolume,
     fs: Arc<dyn FileSystem>,
@@ -125,7 +125,7 @@ impl Bench<'_> {
         }
     }
 
-    /// How many operations a round has that take so many times as long as a small read.
+    /// Operations in a round, for an operation that takes `rarer` times as long as a small read.
     fn count(&self, rarer: usize) -> u64 {
         (self.effort.operations / 10 / rarer).max(16) as u64
     }
@@ -286,8 +286,8 @@ fn each(count: u64, mut one: impl FnMut() -> Result<(), Failure>) -> Result<(), 
     (0..count).try_for_each(|_| one())
 }
 
-/// Threads with a thing each, all of which have ended when it returns. One alone is the caller's, as the peer is: a
-/// fresh thread waits up to twice as long for a device here.
+/// Runs threads with a thing each, and returns when all have ended. A single one runs on the caller's thread, as the
+/// peer does: a fresh thread waits up to twice as long for a device here.
 fn in_threads<T: Send>(things: Vec<T>, work: impl Fn(usize, T) -> Result<(), Failure> + Sync) -> Result<(), Failure> {
     if things.len() == 1 {
         return things.into_iter().try_for_each(|thing| work(0, thing));

@@ -1,5 +1,5 @@
-//! Where it is measured: loop devices with direct transfers over files in memory, all alike, or, for who may not make
-//! those, files in memory. All of it is gone at the end.
+//! The devices that are measured: loop devices with direct transfers over files in memory, all alike, or, for users who
+//! may not make those, files in memory. All of it is removed at the end.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use std::process::{Command, Stdio};
 use crate::bench::operations::TmpfsDir;
 use crate::{FAILED, Failure, complain};
 
-/// Size of each; memory is taken when something is written.
+/// Size of each; the first write to a part takes its memory.
 pub(super) const DEVICE_BYTES: u64 = 4 << 30;
 
 /// A device.
 pub(super) struct Device {
     pub(super) path: PathBuf,
-    /// A loop device goes with the last who has it open, and that is nobody when this process has ended, however.
+    /// The kernel removes a loop device when its last user closes it, so none outlives this process, however it ends.
     _held: Option<File>,
 }
 
@@ -51,7 +51,7 @@ impl Place {
         Ok(place)
     }
 
-    /// What the rows say of it.
+    /// The text of the rows about it.
     pub(super) fn describe(&self) -> &'static str {
         match self.has_loops {
             true => "loop devices over memory",
@@ -79,7 +79,7 @@ impl Place {
             .arg(&file);
         let path = PathBuf::from(run(&mut losetup)?);
         let held = File::open(&path);
-        // From here on device and file are there for those who have them open.
+        // From here on device and file live only as long as they are open.
         run(Command::new("losetup").arg("-d").arg(&path))?;
         std::fs::remove_file(&file)?;
         Ok(Device {
@@ -88,7 +88,7 @@ impl Place {
         })
     }
 
-    /// An ext4 on a device of its own. `None` without loop devices, or if there can be no such mount here.
+    /// An ext4 on a device of its own. `None` without loop devices, or if such a mount is impossible here.
     pub(super) fn ext4(&self, name: &str) -> Option<Ext4> {
         if !self.has_loops {
             return None;
@@ -109,7 +109,7 @@ impl Place {
 }
 
 impl Device {
-    /// How often it was read. `None` if nobody counts.
+    /// The number of reads of it. `None` if the system does not count them.
     pub(super) fn reads(&self) -> Option<u64> {
         let name = self.path.file_name()?.to_str()?;
         let counts = std::fs::read_to_string(format!("/sys/block/{name}/stat")).ok()?;

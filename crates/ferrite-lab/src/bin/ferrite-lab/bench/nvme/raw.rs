@@ -17,7 +17,7 @@ use crate::{FAILED, Failure};
 /// Most requests under way.
 pub(super) const DEPTH_MAX: usize = 16;
 
-/// A ring on a device, of whose first bytes it reads and writes as many as a file has.
+/// A ring on a device; it uses the first bytes of the device, as many as the file has.
 pub(super) struct Raw {
     ring: IoUring,
     _file: File,
@@ -55,7 +55,7 @@ impl Raw {
         })
     }
 
-    /// So many requests, of which `depth` are under way. Writes are durable.
+    /// Runs `count` requests, `depth` of them at a time. Writes are durable.
     pub(super) fn run(&mut self, writes: bool, depth: usize, count: u64) -> Result<(), Failure> {
         let mut free: Vec<usize> = (0..depth.min(self.buffers.len())).collect();
         let (mut begun, mut ended) = (0, 0);
@@ -91,7 +91,7 @@ impl Raw {
                 let index = completion.user_data() as usize;
                 if completion.result() != self.buffers[index].len() as i32 {
                     failed = Some(completion.result());
-                    // Those that are under way must end before their buffers go.
+                    // Requests under way must end before their buffers are freed.
                     wanted = begun;
                 }
                 free.push(index);
