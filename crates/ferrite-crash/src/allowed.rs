@@ -1,28 +1,28 @@
-//! What an image of a crash may hold: the reference engine's trees around the operations in progress, and what clients
-//! send again.
+//! The allowed contents of a crash image: the reference engine's trees around the operations in progress, and the
+//! changes that clients resend.
 
 use ferrite_testkit::snapshot::Snapshot;
 
 use crate::record::{Recorded, Tree, share, unsettled};
 use crate::session::{self, Resend};
 
-/// What an image may hold: for each thread, the tree before and the tree after the operation in progress; with stores
-/// held back, also each tree since the last that is durable for certain.
+/// The allowed contents of an image: for each thread, the tree before and the tree after the operation in progress;
+/// with stores held back, also each tree since the last one that is certainly durable.
 #[derive(Clone)]
 pub struct Allowed<'a> {
     states: Vec<&'a [Tree]>,
-    /// For each thread: which of them is the tree before the operation in progress.
+    /// For each thread: the index of the tree before the operation in progress.
     before: Vec<usize>,
     /// For each thread: whether the runner follows one of the operations with another call, see [`Recorded::settled`].
     settled: Vec<bool>,
     /// The page that an operation in progress writes, if that is all it writes.
     page: Option<&'a [u8]>,
-    /// What clients send again.
+    /// The changes that clients resend.
     resends: Vec<Resend<'a>>,
 }
 
 impl<'a> Allowed<'a> {
-    /// After `marks`, as [`Recorded::log`] has them.
+    /// After `marks`, in the form of [`Recorded::log`].
     pub fn after(recorded: &'a Recorded, marks: &[u64]) -> Self {
         let returned = |thread: usize| -> usize {
             let own = marks.iter().filter(|&&mark| mark >> 32 == thread as u64);
@@ -62,7 +62,7 @@ impl<'a> Allowed<'a> {
         }
     }
 
-    /// The same once a first recovery may have been sent what is sent again.
+    /// The same once a first recovery may have received the resent changes.
     pub(crate) fn recovered(&self) -> Self {
         let resends = self.resends.iter().map(Resend::recovered).collect();
         Allowed {
@@ -86,7 +86,7 @@ impl<'a> Allowed<'a> {
         self.states.len()
     }
 
-    /// What clients send again.
+    /// The changes that clients resend.
     pub(crate) fn resends(&self) -> &[Resend<'a>] {
         &self.resends
     }

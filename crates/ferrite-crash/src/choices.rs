@@ -1,4 +1,4 @@
-//! Which images of a crash point are tried.
+//! The images of a crash point that are tried.
 //!
 //! With few lines in flight: every subset of them. With more: nothing, everything, each line alone missing, each alone
 //! present, pairs missing, and random subsets torn at words; as many of each kind as the budget allows, picked by the
@@ -52,8 +52,8 @@ pub fn name(choice: Choice) -> String {
 
 /// Reads what [`name`] wrote.
 ///
-// If it is not a choice; the error says why.
-/// In words, if it is no choice.
+// The text is not a choice; the error says why.
+/// In words, if it is not a choice.
 pub fn parse(text: &str) -> Result<Choice, String> {
     let wrong = || format!("{text:?} is no choice of lines");
     let (kind, rest) = text.split_once(':').unwrap_or((text, ""));

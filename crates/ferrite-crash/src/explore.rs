@@ -24,7 +24,7 @@ pub struct Effort {
     pub recrash_every: u64,
     /// Images tried per crash point of a recovery.
     pub per_recovery_point: usize,
-    /// Picks what is sampled.
+    /// Seed of all samples.
     pub seed: u64,
 }
 
@@ -46,11 +46,11 @@ pub struct Failure {
     pub variant: Variant,
     /// Workload.
     pub name: Name,
-    /// Crash point and choice, unless it went wrong without a crash.
+    /// Crash point and choice, unless the workload failed without a crash.
     pub place: Option<(usize, Choice)>,
-    /// What is wrong.
+    /// The violation, as text.
     pub what: String,
-    /// The image, if there is one.
+    /// The image, if any.
     pub image: Option<Vec<u8>>,
 }
 
@@ -67,7 +67,7 @@ pub struct Report {
     pub distinct: u64,
     /// Recoveries that were crashed.
     pub recrashed: u64,
-    /// Changes with tokens sent again to recovered pools.
+    /// Changes with tokens resent to recovered pools.
     pub resent: u64,
     /// Records by which a mapping moved entries, in all workloads; a crash point lies before the fence of each.
     pub moves: u64,
@@ -160,7 +160,7 @@ impl Search {
     }
 
     fn recorded(&self, recorded: &Recorded) -> Result<(), Found> {
-        // An image that recurs after another operation has returned must be checked again.
+        // Check an image again if it recurs after another operation has returned.
         let mut here = FxHashSet::default();
         let mut cursor = recorded.log.cursor();
         loop {
@@ -180,7 +180,7 @@ impl Search {
                 self.count(fingerprint);
                 let nth = self.tried.load(Ordering::Relaxed);
                 let every = match allowed.is_of_page() {
-                    // What a crash leaves of those affects what comes after the recovery.
+                    // The remains of a page write after a crash affect later operations, after the recovery.
                     true => self.effort.recrash_every.div_ceil(PAGES_MORE_OFTEN),
                     false => self.effort.recrash_every,
                 };

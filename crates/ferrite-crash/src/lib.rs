@@ -1,16 +1,17 @@
-//! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (docs/design.md,
-//! "Proof").
+//! The crash explorer: enumerates the possible contents of a medium after a crash, and tries the engine on each
+//! (docs/design.md, "Proof").
 //!
-//! Contents: [`source`], which workloads there are and their names; [`record`], a workload run on a recorded
-//! engine and on the reference engine; [`choices`], which images of a crash point are tried; [`allowed`], what an image
-//! may hold, and [`verify`], all that it must satisfy; [`session`] and [`resend`], changes with tokens, and those that
-//! are sent again; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`], the
-//! shortest workload that still fails; [`report`], the report of a failure, and its image kept in a file. The program
-//! `ferrite-crash` is its command line.
+//! Contents: [`source`], the workloads and their names; [`record`], a workload run on a recorded engine and on the
+//! reference engine; [`choices`], the images of a crash point that are tried; [`allowed`], their allowed contents, and
+//! [`verify`], all their requirements; [`session`] and [`resend`], changes with tokens, and resent changes;
+//! [`explore`], all of it together, on several threads; [`plan`], the order of workloads; [`shrink`], the shortest
+//! workload that still fails; [`report`], the report of a failure, and the file with its image.
 //!
-//! Invariants: everything follows from a [`source::Source`] and an [`explore::Effort`], so a failure is replayed by its
-//! name. Only workloads of several threads depend on what else the machine does. The image of every failure is kept in
-//! a file, so those can be examined again, too, though without the reference engine's answer on what must be in it. The
+//! The program `ferrite-crash` is the command line of all this.
+//!
+//! Invariants: everything follows from a [`source::Source`] and an [`explore::Effort`], so the name of a failure
+//! replays it. Only workloads of several threads depend on other load of the machine. A file keeps the image of every
+//! failure, so those can be examined again, too, though without the reference engine's verdict on the contents. The
 //! reference engine defines what is allowed after a crash, never the engine under test.
 #![forbid(unsafe_code)]
 
@@ -35,7 +36,7 @@ pub struct Variant {
     pub mapping: Mapping,
     /// Whether data carries checksums.
     pub data_checksum: bool,
-    /// Whether it is used with stores held back until a sync, as with `durability=fsync`.
+    /// Whether its mounts hold stores back until a sync, as with `durability=fsync`.
     pub held: bool,
 }
 

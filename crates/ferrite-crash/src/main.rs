@@ -1,4 +1,4 @@
-//! `ferrite-crash`: searches for crashes that lose something, and replays what it found.
+//! `ferrite-crash`: searches for crashes that lose something, and replays its findings.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -152,7 +152,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with an image alone, or what it holds.
+/// The violation of an image alone, or else its contents.
 fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
     let image = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let tree = verify::verify_alone(&image, seed).map_err(|what| format!("{}: {what}", path.display()))?;

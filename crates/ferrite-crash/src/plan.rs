@@ -13,7 +13,7 @@ const ROUND: u64 = KINDS + TOKENS;
 /// One in this many pairs and triples comes with tokens in a quick search.
 const TOKENS_EVERY: usize = 24;
 
-/// Random workloads: `turn` picks the kind, so that all kinds are tried soon.
+/// Random workloads: `turn` picks the kind, so that all kinds occur soon.
 fn by_chance(turn: u64, seed: u64) -> Name {
     let profiles = Profile::ALL.len() as u64;
     let (round, turn) = (turn / ROUND, turn % ROUND);
@@ -32,7 +32,7 @@ fn by_chance(turn: u64, seed: u64) -> Name {
     };
     match turn.checked_sub(KINDS) {
         None => of_kind(turn),
-        // Scenes come last: they are about other rules.
+        // Scenes come last: they test other rules.
         Some(nth) => of_kind((TOKENS * round + nth + 2) % KINDS).with_tokens(round),
     }
 }
@@ -88,7 +88,8 @@ pub fn endless(seed: u64) -> impl Iterator<Item = Name> + Send {
     mixed.flatten().chain((first..).map(move |turn| by_chance(turn, seed)))
 }
 
-/// The same for pools that hold stores back: without tokens, whose outcomes must be durable before they are told.
+/// The same for pools that hold stores back: without tokens, because an outcome must be durable before the client
+/// learns of it.
 pub fn held(seed: u64) -> impl Iterator<Item = Name> + Send {
     let listed = (0..pairs()).step_by(7).map(|n| Source::Pair(n).into());
     let chances = chances(seed).filter(|name| name.tokens.is_none());

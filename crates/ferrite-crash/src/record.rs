@@ -1,4 +1,4 @@
-//! A workload run on a recorded engine, and the result that the reference engine gives.
+//! A workload run on a recorded engine, and the reference engine's result.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -17,16 +17,16 @@ use crate::Variant;
 use crate::session::{Sent, Session};
 use crate::source::{Workload, filler};
 
-/// Size of the pools: the smallest there are.
+/// Size of the pools: the smallest possible.
 const POOL_BYTES: u64 = 4 << 20;
-/// The smallest that keep outcomes.
+/// The smallest pool that keeps outcomes.
 const OUTCOMES_POOL_BYTES: u64 = 8 << 20;
-/// More blocks than the nodes of a file take that fills a pool.
+/// More blocks than the nodes of a file that fills a pool take.
 const NODES_MAX: u64 = 64;
 const ENOSPC: i32 = 28;
 const PAGE: u64 = 4096;
 
-/// A tree, without what a crash or a read of it may change: access times, and the root's modification time.
+/// A tree, without the attributes that a crash or a read may change: access times, and the root's modification time.
 pub type Tree = std::collections::BTreeMap<Vec<u8>, Node>;
 
 /// A recorded workload.
@@ -35,22 +35,22 @@ pub struct Recorded {
     pub log: Log,
     /// For each thread: the tree before its first operation and after each.
     pub states: Vec<Vec<Tree>>,
-    /// For each thread, and the number of its operations that have returned: how many of them are durable for certain.
+    /// For each thread, by the number of its operations that have returned: how many of them are certainly durable.
     pub durable: Vec<Vec<usize>>,
-    /// For each thread and operation: what it writes, if that is exactly one whole page.
+    /// For each thread and operation: its data, if that is exactly one whole page.
     pub pages: Vec<Vec<Option<Vec<u8>>>>,
-    /// For each thread and operation: whether the runner follows it with a call that sets what the contract leaves
-    /// open, so that a crash may come between the two.
+    /// For each thread and operation: whether the runner follows it with a call that sets attributes that the contract
+    /// leaves open, so that a crash may come between the two.
     pub settled: Vec<Vec<bool>>,
-    /// For each thread and operation: what was sent with a token.
+    /// For each thread and operation: the change sent with a token.
     pub sent: Vec<Vec<Option<Sent>>>,
-    /// How it was mounted.
+    /// The mount options.
     pub mount: MountOptions,
     /// Records by which the mapping moved entries.
     pub moves: u64,
 }
 
-/// `tree` without what the runner's follow-up call sets.
+/// `tree` without the attributes that the runner's follow-up call sets.
 pub fn unsettled(mut tree: Tree) -> Tree {
     for node in tree.values_mut() {
         node.attr.mode &= 0o777;
@@ -79,7 +79,7 @@ pub fn mount_options(variant: Variant, workload: &Workload) -> MountOptions {
         .durability(durability)
 }
 
-/// With stores held back, operations between two syncs that come from the recording.
+/// With stores held back, operations between two syncs that the recording itself makes.
 const SYNC_EVERY: usize = 7;
 
 /// Whether everything is made durable after this operation.
@@ -108,7 +108,7 @@ pub fn quiet_mount() -> MountOptions {
 /// Reads a tree.
 ///
 /// # Errors
-/// The engine's, as text.
+/// An error of the engine, as text.
 pub fn capture(fs: &dyn FileSystem) -> Result<Tree, String> {
     let mut tree = Snapshot::capture(fs)
         .map_err(|error| format!("reading the tree: {error}"))?
@@ -144,7 +144,7 @@ fn image_of(region: &Region) -> Vec<u8> {
     image
 }
 
-/// A pool after a workload's setup, and what was done to get there. Most workloads share it.
+/// A pool after a workload's setup, and the operations of the setup. Most workloads share it.
 struct Ready {
     image: Vec<u8>,
     done: Vec<Op>,
@@ -197,7 +197,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
             };
             runner.apply(&make).map_err(|violation| violation.0)?;
             done.push(make);
-            // Of a large file, the nodes of a tree take blocks too.
+            // For a large file, the nodes of a tree take blocks too.
             let fits = (0..NODES_MAX).find_map(|nodes| {
                 let fill = Op::Fallocate {
                     on: Target::At(filler()),
@@ -229,7 +229,7 @@ fn refused(outcome: &Outcome) -> bool {
     *outcome == Outcome::Error(ErrorKind(ENOSPC))
 }
 
-/// The numbers of the threads that do what is recorded: each has a separate ring, and the same one each time.
+/// Ids of the threads that carry out the recorded operations: each has a separate ring, and the same one each time.
 pub(crate) const HERE: u64 = 0;
 pub(crate) const ELSEWHERE: u64 = 1;
 
@@ -243,7 +243,7 @@ pub(crate) fn elsewhere<T: Send>(thread: u64, work: impl FnOnce() -> T + Send) -
     done.map_err(|_| "the engine panicked in another thread".into())
 }
 
-/// What a thread's operations came to.
+/// The results of a thread's operations.
 #[derive(Default)]
 struct Ran {
     /// Whether the reference must skip it.
@@ -254,7 +254,7 @@ struct Ran {
 /// Runs a workload.
 ///
 /// # Errors
-/// As text: the engine did something wrong without any crash.
+/// As text: the engine made a mistake without any crash.
 pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String> {
     number_thread(HERE);
     let ready = ready(variant, workload)?;

@@ -1,8 +1,8 @@
-//! The report of a failure, and what is kept of it.
+//! The report of a failure, and its files.
 //!
-//! Contents: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which
-//! keeps the failing image and that text in files. A failure of several threads may not recur; then only its image can
-//! be examined.
+//! Contents: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which keeps the
+//! failing image and that text in files. A failure of several threads may not recur; then only its image can be
+//! examined.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::explore::{Effort, Failure};
 use crate::source::Source;
 
 impl Failure {
-    /// [`Self::tell`], and where image and text are kept: in `dir`, which must exist.
+    /// [`Self::tell`], and the paths of the files with image and text: in `dir`, which must exist.
     pub fn report(&self, effort: &Effort, dir: &Path) -> String {
         let mut text = self.tell(effort);
         match self.keep(&text, dir) {
@@ -32,7 +32,7 @@ impl Failure {
         text
     }
 
-    /// Writes image and text to new files in `dir`; returns where the image is.
+    /// Writes image and text to new files in `dir`; returns the path of the image.
     fn keep(&self, text: &str, dir: &Path) -> io::Result<Option<PathBuf>> {
         static KEPT: AtomicU64 = AtomicU64::new(0);
         let Some(image) = &self.image else { return Ok(None) };
@@ -48,7 +48,7 @@ impl Failure {
         Ok(Some(path))
     }
 
-    /// What is wrong, what leads to it, and the command that reproduces it.
+    /// The violation, the operations that lead to it, and the command that reproduces it.
     pub fn tell(&self, effort: &Effort) -> String {
         let workload = self.name.workload();
         let mut text = format!("{}\n", self.what);

@@ -1,11 +1,11 @@
-//! What clients do after a crash: the last change of each slot is sent again, once or more, slot by slot in random
-//! order; and the number before it, which its slot must refuse.
+//! The clients' behaviour after a crash: each resends the last change of each slot, once or more, slot by slot in
+//! random order; and the sequence number before it, which the slot must refuse.
 //!
-//! Invariants: a change that was answered before the crash is answered in the same words and changes nothing. The one
-//! in progress either happened, and then the same holds, or it happens now. Either way it has happened once.
+//! Invariants: a change that was answered before the crash gets the same reply and changes nothing. The one in progress
+//! either happened, and then the same holds, or it happens now. Either way it has happened once.
 //!
-//! Not sent: a change whose sender was told something that no slot keeps; one through a handle on a file that a crash
-//! frees; and one in progress that was refused for want of space, because the reference has no tree with it.
+//! Not resent: a change with a reply that no slot keeps; one through a handle on a file that a crash frees; and one in
+//! progress that was refused for want of space, because the reference has no tree with it.
 
 use ferrite_testkit::apply::CanonAttr;
 use ferrite_testkit::rng::Rng;
@@ -16,7 +16,7 @@ use crate::allowed::Allowed;
 use crate::record::{Tree, capture};
 use crate::session::{Resend, lacked_space};
 
-/// Whether two answers differ only in what another run may do differently: numbers, times and blocks.
+/// Whether two replies differ only where another run may differ: numbers, times and blocks.
 fn alike(told: &Outcome, other: &Outcome) -> bool {
     match (told, other) {
         (Outcome::Attr(told), Outcome::Attr(other)) => CanonAttr::from(told) == CanonAttr::from(other),
@@ -24,10 +24,10 @@ fn alike(told: &Outcome, other: &Outcome) -> bool {
     }
 }
 
-/// Sends `resends` to a recovered pool with this `tree`. Returns the tree then, and how many were sent.
+/// Sends `resends` to a recovered pool with this `tree`. Returns the tree then, and the number of resent changes.
 ///
 /// # Errors
-/// A change that happened twice, or not at all, or whose sender was told something else.
+/// A change that happened twice, or not at all, or with a different reply to its sender.
 pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed: u64) -> Result<(Tree, u64), String> {
     let resends = allowed.resends();
     let mut rng = Rng::new(seed ^ 0x2e5e7d);
@@ -46,7 +46,7 @@ pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed:
             in_progress,
         } = resends[which];
         let happened = allowed.is_before_and_after(&allowed.share(&tree, thread), thread) == [false, true];
-        // What must be told in the same words, if it must.
+        // The reply that must recur, if one must.
         let expected = match (&given[which], told) {
             (Some(given), _) => Some(given),
             (None, Some(told)) if !in_progress || happened => Some(told),
@@ -77,7 +77,7 @@ pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed:
     }
     for (resend, given) in resends.iter().zip(&given) {
         let Once { slot, seq } = resend.sent.once;
-        // What was refused before its token was looked at is refused likewise.
+        // A change that was refused before the engine looked at its token is refused likewise.
         let same = given.as_ref().filter(|given| matches!(given, Outcome::Failed(_)));
         let older = Once { slot, seq: seq - 1 };
         match given.is_some().then(|| resend.sent.again(fs, older)).flatten() {
@@ -91,7 +91,7 @@ pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed:
     Ok((after, count))
 }
 
-/// The tree `after` is that `before` with the changes that were in progress, each once.
+/// The tree `after` equals `before` with the changes that were in progress, each once.
 fn check(
     allowed: &Allowed<'_>,
     resends: &[Resend<'_>],
@@ -140,7 +140,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Everything returned.
+    /// After all operations have returned.
     fn finally(recorded: &Recorded) -> Allowed<'_> {
         let mut cursor = recorded.log.cursor();
         while cursor.advance() {}
@@ -153,7 +153,7 @@ mod tests {
         start..start + 128 * superblock.once_slots as usize
     }
 
-    /// Pools that have forgotten what they told make changes again, or refuse them now.
+    /// Pools that have forgotten their replies make changes again, or refuse them now.
     #[test]
     fn forgotten_outcomes_are_noticed() {
         let (mut workloads, mut sent) = (0, 0);
@@ -170,12 +170,12 @@ mod tests {
             workloads += u64::from(verified.resent > 0);
             sent += u64::from(is_told);
         }
-        // Some name a file that is not there, so that nothing is sent.
+        // Some name a missing file, so that no change is sent.
         assert!(workloads >= 40, "{workloads} workloads sent something again");
         assert!(sent >= 36, "noticed in {sent} workloads of {workloads}");
     }
 
-    /// The opposite: a pool that holds the outcome of a change which a crash has lost.
+    /// The opposite: a pool with the outcome of a change that a crash has lost.
     #[test]
     fn outcomes_without_their_changes_are_noticed() {
         let (mut changes, mut noticed) = (0, 0);

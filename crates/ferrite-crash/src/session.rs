@@ -1,7 +1,7 @@
-//! A client that sends changes with tokens, and keeps each until it knows that it need not send it again.
+//! A client that sends changes with tokens, and keeps each until it knows that it need not resend it.
 //!
 //! Contents: [`Session`], a layer that lets one call of an operation carry a token and remembers it as [`Sent`];
-//! [`Sent::again`], which sends that to an engine of another mount; [`Resend`], those that are to be sent again.
+//! [`Sent::again`], which sends that to an engine of another mount; [`Resend`], the changes to resend.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use ferrite_vfs::{
 };
 use parking_lot::Mutex;
 
-/// What an answer says, without [`Attr::change`], which no outcome keeps.
+/// The content of a reply, without [`Attr::change`], which no outcome keeps.
 trait Answer {
     fn outcome(&self) -> Outcome;
 }
@@ -51,10 +51,10 @@ fn told<T: Answer>(answer: &Result<T>) -> Outcome {
     }
 }
 
-/// The inode that a request is about, and its generation: a directory, if it is about a name.
+/// The inode that a request concerns, and its generation: a directory, if the request concerns a name.
 type Subject = (Ino, u32);
 
-/// Whether the inode is there, and is still the same.
+/// Whether the inode exists, and is still the same.
 fn is_there(fs: &dyn FileSystem, (ino, generation): Subject) -> bool {
     fs.getattr(SYSTEM, ino).is_ok_and(|attr| attr.generation == generation)
 }
@@ -66,7 +66,7 @@ type Send = Box<dyn Fn(&dyn FileSystem, Once) -> Outcome + std::marker::Send + S
 pub struct Sent {
     /// Its token.
     pub once: Once,
-    /// What the sender was told.
+    /// The reply to the sender.
     pub told: Outcome,
     subject: Subject,
     /// It opens the file, or goes through a handle that must be opened first.
@@ -75,8 +75,8 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Sends it again with `once`, its own token or another; what is told now. `None` if it needs an open
-    /// file that is gone, as one without a name is after a crash.
+    /// Resends it with `once`, its own token or another; returns the reply. `None` if it needs an open file that is
+    /// gone, like one without a name after a crash.
     pub fn again(&self, fs: &dyn FileSystem, once: Once) -> Option<Outcome> {
         if self.needs_file && !is_there(fs, self.subject) {
             return None;
@@ -84,19 +84,19 @@ impl Sent {
         Some((self.send)(fs, once))
     }
 
-    /// Whether what it is about is still there.
+    /// Whether its subject still exists.
     pub fn is_possible(&self, fs: &dyn FileSystem) -> bool {
         is_there(fs, self.subject)
     }
 
-    /// The change counter of what it is about, if that is still there: it stays, unless something changes.
+    /// The change counter of its subject, if that still exists: it stays, unless something changes.
     pub fn change(&self, fs: &dyn FileSystem) -> Option<u64> {
         let attr = fs.getattr(SYSTEM, self.subject.0).ok()?;
         (attr.generation == self.subject.1).then_some(attr.change)
     }
 }
 
-/// What a session shares with its open files.
+/// The state that a session shares with its open files.
 #[derive(Default)]
 struct Line {
     /// The token for the next call that changes something.
@@ -124,13 +124,13 @@ impl<'a> Session<'a> {
         *self.line.token.lock() = token;
     }
 
-    /// What was sent with the token, if it was used; no later call carries it.
+    /// The change sent with the token, if the token was used; no later call carries it.
     pub fn disarm(&self) -> Option<Sent> {
         self.arm(None);
         self.line.sent.lock().take()
     }
 
-    /// Makes a change that is about inode `about`.
+    /// Makes a change that concerns inode `about`.
     fn change<T: Answer>(
         &self,
         ctx: &Ctx,
@@ -247,7 +247,7 @@ impl Layer for Session<'_> {
     }
 }
 
-/// A file that a session has open.
+/// An open file of a session.
 struct SessionFile {
     file: Arc<dyn OpenFile>,
     mode: OpenMode,
@@ -256,7 +256,7 @@ struct SessionFile {
 }
 
 impl SessionFile {
-    /// Makes a change through the handle. To send it again, the file is opened in the same way.
+    /// Makes a change through the handle. To resend it, the client opens the file in the same way.
     fn change<T: Answer>(
         &self,
         ctx: &Ctx,
@@ -302,13 +302,12 @@ impl FileLayer for SessionFile {
     }
 }
 
-/// Whether a slot keeps what this change was told. One that is refused before it is looked at leaves nothing, but is
-/// refused again.
+/// Whether a slot keeps the reply to this change. A request that is refused early leaves nothing, but is refused again.
 fn is_kept(told: &Outcome) -> bool {
     !matches!(told, Outcome::Failed(error) if !ferrite_vfs::once::keeps(error))
 }
 
-/// Whether it was refused for want of space, of which there may be more after a crash, or less.
+/// Whether it was refused for want of space; after a crash there may be more space, or less.
 pub(crate) fn lacked_space(told: &Outcome) -> bool {
     matches!(told, Outcome::Failed(FsError::NoSpace(_)))
 }
@@ -318,14 +317,14 @@ pub(crate) fn lacked_space(told: &Outcome) -> bool {
 pub struct Resend<'a> {
     pub(crate) sent: &'a Sent,
     pub(crate) thread: usize,
-    /// What its sender was told before the crash, or will be if it happened: unknown of a change in progress that an
-    /// earlier recovery may have been sent.
+    /// The sender's reply from before the crash, or the one it will get if the change happened: `None` for a change in
+    /// progress that an earlier recovery may have received.
     pub(crate) told: Option<&'a Outcome>,
     pub(crate) in_progress: bool,
 }
 
 impl Resend<'_> {
-    /// The same after a recovery that may have been sent it.
+    /// The same after a recovery that may have received it.
     pub(crate) fn recovered(&self) -> Self {
         Resend {
             told: self.told.filter(|_| !self.in_progress),
@@ -334,7 +333,7 @@ impl Resend<'_> {
     }
 }
 
-/// The last change of each slot after as many operations of each thread as have `returned`.
+/// The last change of each slot when `returned` operations of each thread have returned.
 pub(crate) fn last(sent: &[Vec<Option<Sent>>], returned: impl Fn(usize) -> usize) -> Vec<Resend<'_>> {
     let mut last = BTreeMap::new();
     for (thread, of_thread) in sent.iter().enumerate() {

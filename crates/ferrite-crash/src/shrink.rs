@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::explore::{Effort, Failure, Search};
 use crate::source::{Name, Source};
 
-/// Drops ever smaller parts of the workload as long as some image of the rest is wrong (delta debugging). Workloads of
-/// several threads are left as they are: they do not run the same way twice.
+/// Drops ever smaller parts of the workload as long as some image of the rest is wrong (delta debugging). Does not
+/// shrink workloads of several threads: they do not run the same way twice.
 pub fn shrink(first: Failure, effort: Effort, limit: Duration) -> Failure {
     if matches!(first.name.source, Source::Threads(_)) {
         return first;

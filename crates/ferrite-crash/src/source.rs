@@ -28,10 +28,10 @@ pub enum Source {
     Triple(u64),
     /// A long random sequence of a profile: its index in [`Profile::ALL`], and a seed.
     Random(u64, u64),
-    /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that what is freed is used again
-    /// at once.
+    /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that freed blocks are reused at
+    /// once.
     Churn(u64),
-    /// The same as `Random`, but another thread does every other operation, which is so recorded in another ring.
+    /// The same as `Random`, but another thread does every other operation, whose record so goes to another ring.
     Relay(u64, u64),
     /// Isolated pages on a pool whose mapping table is nearly full, so that entries move; files that come and go.
     Crowd(u64),
@@ -270,7 +270,7 @@ pub fn alphabet() -> Vec<Op> {
     ]
 }
 
-/// The operations that triples are made of.
+/// The operations that make up triples.
 pub fn reduced() -> Vec<Op> {
     vec![
         make(&[E], FileKind::File),
@@ -310,7 +310,7 @@ const RANDOM_OPS: usize = 40;
 const THREAD_OPS: usize = 20;
 /// Operations of a churn.
 const CHURN_OPS: usize = 60;
-/// The file that churns is written in part and page by page before this page, and several pages at a time from it on.
+/// Churns write this file in part and page by page before this page, and several pages at a time from it on.
 const CHURN_LARGE_PAGE: u64 = 40;
 const CHURN_LARGE_PAGES: u64 = 16;
 const CHURN_PAGES: u64 = CHURN_LARGE_PAGE + CHURN_LARGE_PAGES;
@@ -328,7 +328,7 @@ const CROWD_BLOCKS_LEFT: u64 = 40;
 const CROWD_PLACES: u64 = 30;
 const CROWD_STRIDE: u64 = 8;
 
-/// What a workload consists of.
+/// The parts of a workload.
 #[derive(Debug, Clone)]
 pub struct Workload {
     /// Operations before the recording.
@@ -337,9 +337,9 @@ pub struct Workload {
     pub inodes: u64,
     /// After the setup a separate file reserves all blocks except this many.
     pub blocks_left: Option<u64>,
-    /// What is recorded, for each thread.
+    /// The recorded operations of each thread.
     pub threads: Vec<Vec<Op>>,
-    /// The tokens of these operations; none of any thread if no operation carries one.
+    /// The tokens of these operations; empty for all threads if no operation carries one.
     pub tokens: Vec<Vec<Option<Once>>>,
     /// Which thread does which operation, if `threads` has only one sequence.
     pub turns: Turns,
@@ -419,7 +419,7 @@ impl Source {
             Source::Reuse(seed) => Workload {
                 inodes: FEW_INODES,
                 turns: Turns::Alternate,
-                // A fold would give the ring of the reader a number above that of the file.
+                // A fold would give the reader's ring a number above that of the file.
                 fold_read_entries: 0,
                 ..plain(reuse::setup(), reuse::ops(seed))
             },
@@ -468,10 +468,10 @@ fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
     })
 }
 
-/// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages that are written in part so
-/// far apart that each page's word has a line to itself on any mapping: no record of a neighbour writes back what a
-/// fold leaves there. It also writes more of the large ones, so that what a fold frees is used again before its page is
-/// written again.
+/// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages with partial writes so far
+/// apart that each page's word has a line to itself on any mapping: no record of a neighbour writes back the word that
+/// a fold leaves there. It also writes more of the large ones, so that blocks freed by a fold are reused before its
+/// page is written again.
 fn churn(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc4);
     let apart = seed % 2 == 1;
@@ -521,7 +521,7 @@ fn crowd(seed: u64) -> Vec<Op> {
             0..=5 => ops.push(write(&file, offset, 4096 << rng.below(3), fill)),
             6 => ops.push(write(&file, offset + rng.below(4000), 1 + rng.below(90) as usize, fill)),
             7 => {
-                // What is removed leaves room for what is added, so that the table stays equally full.
+                // The removal leaves room for the addition, so that the table stays equally full.
                 let from = rng.below(400) * 4096;
                 ops.push(allocate(&[FILLER], FallocateMode::PunchHole, from, 8 * 4096));
             }

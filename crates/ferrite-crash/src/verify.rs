@@ -1,5 +1,6 @@
-//! What an image must satisfy: it passes fsck, mounts, holds everything that returned and all or nothing of what was in
-//! progress, leaks nothing, still works, answers what is sent again, and all that once more if recovery is crashed.
+//! The requirements of an image: it passes fsck, mounts, holds every change that returned and all or nothing of those
+//! in progress, leaks nothing, still works, answers resent changes, and meets all of that once more if recovery
+//! crashes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,24 +14,23 @@ use crate::choices::choices;
 use crate::record::{Tree, capture, elsewhere, quiet_mount};
 use crate::resend;
 
-/// Blocks to which a page is written after a crash; pools that are nearly full have fewer.
+/// Blocks to which a page is written after a crash; nearly full pools have fewer.
 const ECHOES_MAX: u64 = 100;
 
-/// What was tried on an image.
+/// Statistics of the trials on an image.
 #[derive(Debug, Default)]
 pub struct Verified {
     /// Images of its recovery, by fingerprint.
     pub recovered: Vec<u64>,
-    /// Changes that were sent again.
+    /// Resent changes.
     pub resent: u64,
 }
 
-/// Tries an image whose history is unknown. Checks all that [`verify`] does, except that the tree is not known: the
-/// tree that the first mount recovers must come out again wherever recovery is crashed; `seed` picks where. Returns the
-/// tree.
+/// Tries an image whose history is unknown. Checks all that [`verify`] does, except the tree: the one that the first
+/// mount recovers must come out again wherever recovery is crashed; `seed` picks where. Returns the tree.
 ///
 /// # Errors
-/// What is wrong with it, as text.
+/// The violation, as text.
 pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
     let region = Region::from_image(image).map_err(|error| error.to_string())?;
     let mount = quiet_mount();
@@ -41,11 +41,11 @@ pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
     Ok(tree)
 }
 
-/// Tries one image. With `recrash`, a budget, crashes its recovery as well, and the changes that are sent again after
-/// it. `seed` picks what is sampled.
+/// Tries one image. With `recrash`, a budget, crashes its recovery as well, and the changes resent after it. `seed`
+/// picks the samples.
 ///
 /// # Errors
-/// What is wrong with it, as text.
+/// The violation, as text.
 pub fn verify(
     image: &[u8],
     allowed: &Allowed<'_>,
@@ -108,7 +108,7 @@ pub fn verify(
 }
 
 /// Recovers `image`, writes `page`, which the operation in progress wrote as well, to one free block after another, and
-/// crashes. That must not bring back to life a record that the first crash left without its data.
+/// crashes. That must not revive a record that the first crash left without its data.
 fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<(), String> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
@@ -161,8 +161,8 @@ fn crash_recovery(
     let mut cursor = log.cursor();
     let mut seen = Vec::new();
     let mut resent = 0;
-    // The mark says that recovery is over, and that what was to be sent again was; what the probe does leaves the same
-    // tree, too, once its names are gone.
+    // The mark says that recovery is over, and that the changes to resend were sent; the probe too leaves the same
+    // tree, once its names are gone.
     while cursor.marks().is_empty() {
         for choice in choices(cursor.lines_in_flight(), budget, seed ^ cursor.point() as u64) {
             let fingerprint = cursor.fingerprint(choice);
@@ -199,7 +199,7 @@ fn check(image: &[u8], when: &str) -> Result<u64, String> {
     }
 }
 
-/// As many inodes are in use as the tree has.
+/// The inodes in use are as many as those of the tree.
 fn count_inodes(engine: &Engine, tree: &Tree) -> Result<(), String> {
     let stat = engine.statfs(SYSTEM).map_err(|error| error.to_string())?;
     let counted = stat.inodes - stat.inodes_free;

@@ -1,7 +1,7 @@
-//! No crash loses what returned, or leaves half of what had not: tens of thousands of images in `make test`, a million
-//! in `make soak`. Nor does one make a change happen twice that is sent again.
+//! No crash loses a change that returned, or leaves half of one that had not: tens of thousands of images in `make
+//! test`, a million in `make soak`. Nor does one make a resent change happen twice.
 //!
-//! `FERRITE_SEED` replays what is sampled; a failure prints the command that shows it again.
+//! `FERRITE_SEED` replays the samples; a failure prints the command that reproduces it.
 
 use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +16,7 @@ fn seed() -> u64 {
     ferrite_testkit::seed_from_env().unwrap_or(1)
 }
 
-/// A search of many minutes says each minute how far it is, so that one that is stopped has told something.
+/// A search of many minutes prints its progress each minute, so that an interrupted one has reported something.
 struct Pace {
     what: String,
     next: Mutex<Instant>,
@@ -30,7 +30,7 @@ impl Pace {
         }
     }
 
-    /// Whether `search` has met `wanted` different images.
+    /// Whether `search` has seen `wanted` different images.
     fn met(&self, search: &Search, wanted: u64) -> bool {
         let distinct = search.distinct();
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,8 +53,8 @@ fn nothing_failed(failure: Option<Failure>, effort: &Effort) {
 #[test]
 fn no_crash_breaks_a_promise() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
-    // Five minutes, were it alone on our machines: what keeps `make test` short is its plan, and machines may be slow
-    // and do other things as well.
+    // Five minutes, were it alone on our machines: its plan keeps `make test` short, and machines may be slow and have
+    // other load.
     let limit = Duration::from_secs(if soak { 180 * 60 } else { 20 * 60 });
     let effort = Effort {
         seed: seed(),
@@ -105,7 +105,7 @@ fn no_crash_breaks_a_promise() {
     }
 }
 
-/// The same where data carries checksums, in less depth: what differs is one more word for each page that is written.
+/// The same with data checksums, in less depth: the difference is one more word for each page that is written.
 #[test]
 fn no_crash_parts_data_from_its_checksum() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
@@ -139,7 +139,7 @@ fn no_crash_parts_data_from_its_checksum() {
     }
 }
 
-/// Where operations are durable after a sync, a crash leaves a prefix of what was done, with all that was synced.
+/// With durability only after a sync, a crash leaves a prefix of the changes, including everything synced.
 #[test]
 fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
@@ -173,8 +173,8 @@ fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
     }
 }
 
-/// Where a mapping moves entries, the search crashes moves: each such mapping moves some in the workloads that are
-/// there for it, one of its records to a crash point at least.
+/// For a mapping that moves entries, the search crashes moves: in the workloads made for that, each such mapping moves
+/// some, at least one record per crash point.
 #[test]
 fn no_crash_parts_a_move_from_its_entries() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();

@@ -9,7 +9,7 @@ use ferrite_crash::source::{Name, Source};
 use ferrite_crash::{MAPPINGS, Mapping, Variant, plan, shrink};
 use ferrite_fs::planted::{Flaw, plant};
 
-/// Different images after which a mistake counts as not found.
+/// Different images after which the search for a mistake has failed.
 const PATIENCE: u64 = 100_000;
 
 #[test]
@@ -18,15 +18,15 @@ fn every_planted_mistake_is_found() {
         per_point: 16,
         ..Effort::default()
     };
-    // What the engine says when it stops itself is no news here.
+    // The messages of an engine that stops itself are expected here.
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    // Each is looked for on one mapping that it concerns; on all of them when there is time.
+    // The search for each mistake uses one mapping that it concerns; with more time, all of them.
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
     let only = std::env::var("FERRITE_FLAW").ok();
     let wanted = |flaw: &Flaw| only.as_ref().is_none_or(|name| *name == format!("{flaw:?}"));
     for flaw in Flaw::ALL.into_iter().filter(wanted) {
-        // Asked for by name it is looked for all the same.
+        // The search still runs for a mistake that the environment names.
         if only.is_none()
             && let Some(test) = flaw.own_test()
         {
@@ -34,7 +34,7 @@ fn every_planted_mistake_is_found() {
             continue;
         }
         let concerned = MAPPINGS.iter().copied().filter(|&mapping| flaw.concerns(mapping));
-        // What is particular to some mappings was written for each of them.
+        // A mistake particular to some mappings was written for each of them.
         let is_general = flaw.concerns(Mapping::default());
         for mapping in concerned.filter(|&mapping| soak || !is_general || mapping == Mapping::default()) {
             plant(Some(flaw));
@@ -48,7 +48,7 @@ fn every_planted_mistake_is_found() {
             let enough = |search: &Search| search.distinct() > PATIENCE;
             let report = match is_general {
                 _ if flaw.is_held() => search.run(std::iter::once(folds()).chain(plan::held(1)), 2, &enough),
-                // First one that unlinks a file which is held: few do, and one mistake shows there alone.
+                // First a workload that unlinks an open file: few do, and one mistake shows there alone.
                 true => search.run(std::iter::once(held()).chain(plan::chances(1)), 2, &enough),
                 false => search.run(plan::crowds(1), 2, &enough),
             };
@@ -70,7 +70,7 @@ fn every_planted_mistake_is_found() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// One that writes to pages after folding them.
+/// A workload that writes to pages after folding them.
 fn folds() -> Name {
     Source::Churn(1_000_031).into()
 }

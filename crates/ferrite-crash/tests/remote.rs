@@ -1,10 +1,10 @@
 //! Crashes while packets and programs change a bound file.
 //!
-//! What is protected: what was acknowledged is there; what was not is there or not by aligned words, and nowhere else;
-//! local calls, appends and reservations are there whole or not at all; the file can be sealed.
+//! Protects: acknowledged data is there; unacknowledged data is there or not by aligned words, and nowhere else; local
+//! calls, appends and reservations are there whole or not at all; the file can be sealed.
 //!
-//! Queue pairs over a bad network, the adapter and the engine are the real ones; there are no sockets. Packets are
-//! stopped between their steps, and so are local calls; `remote/scene.rs` says how. Images are made at each fence.
+//! Queue pairs over a bad network, the adapter and the engine are the real ones; there are no sockets. The test stops
+//! packets between their steps, and local calls, too; `remote/scene.rs` says how. Each fence yields images.
 //! `FERRITE_SEED` replays one seed, on all mappings.
 
 #[path = "remote/effects.rs"]
@@ -41,7 +41,7 @@ fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
         .data_checksum(data_checksum)
 }
 
-/// Says what is wrong with an image, if anything is.
+/// Returns the violation of an image, if any.
 fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
     let region = Pool::from_image(image).map_err(|error| error.to_string())?;
     let engine =
@@ -56,7 +56,7 @@ fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
     let Some(name) = &found.name else {
         return Ok(());
     };
-    // What is behind the end must not show when the file grows.
+    // Bytes behind the end must not show when the file grows.
     let ino = engine
         .lookup(SYSTEM, ROOT_INO, name.as_bytes())
         .map_err(|error| error.to_string())?
@@ -81,7 +81,7 @@ fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
         }
     }
     engine.unmount().map_err(|error| format!("unmount: {error}"))?;
-    // fsck says the same of what no mount has touched.
+    // fsck gives the same verdict on an image that no mount has touched.
     if seals {
         let region = Pool::from_image(image).map_err(|error| error.to_string())?;
         let report = fsck(region, &mut |_, _, _| {}).map_err(|error| format!("fsck: {error}"))?;
@@ -92,8 +92,8 @@ fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Crashes at each fence; returns the number of different images, or what is wrong with one. An image is looked at
-/// once for each moment that it may be of.
+/// Crashes at each fence; returns the number of different images, or the violation of one. Checks an image once for
+/// each moment that it may be of.
 fn explore(recorded: &Recorded, seed: u64, per_point: usize) -> Result<usize, String> {
     let (mut seen, mut images) = (HashSet::new(), HashSet::new());
     let mut allowed: HashMap<u64, Allowed> = HashMap::new();
@@ -163,7 +163,7 @@ fn crashes_between_packets_and_calls() {
     }
 }
 
-/// Each mistake that can be made between packets and calls shows in the test above.
+/// Each possible mistake between packets and calls shows in the test above.
 #[cfg(feature = "planted")]
 #[test]
 fn mistakes_behind_packets_are_found() {
@@ -177,7 +177,7 @@ fn mistakes_behind_packets_are_found() {
                 let recorded = record(&options(Mapping::default(), true), seed, 30, false);
                 explore(&recorded, seed, 6).err()
             };
-            // Only what a crash leaves counts.
+            // Only the state after a crash counts.
             let wrong = std::panic::catch_unwind(scene).ok().flatten();
             wrong.map(|wrong| (seed, wrong))
         });

@@ -1,4 +1,4 @@
-//! The names of workloads: what a search prints, and a replay reads.
+//! The names of workloads: a search prints them, and a replay reads them.
 //!
 //! The text form is the source, `@` and a number if operations carry tokens, and `/` and indices if shrinking has
 //! dropped some: `churn:7@3/0,4,5`.
@@ -31,7 +31,7 @@ impl From<Source> for Name {
 }
 
 impl Name {
-    /// The same operations with tokens that are drawn from this number.
+    /// The same operations with tokens drawn from this number.
     pub fn with_tokens(self, number: u64) -> Self {
         Name {
             tokens: Some(number),
@@ -39,7 +39,7 @@ impl Name {
         }
     }
 
-    /// The workload, with what shrinking left of it. An operation keeps its token when others are dropped.
+    /// The workload after shrinking. An operation keeps its token when others are dropped.
     pub fn workload(&self) -> Workload {
         let mut workload = self.source.workload();
         if let Some(number) = self.tokens {
@@ -54,7 +54,7 @@ impl Name {
     }
 }
 
-/// Drops all except those of these indices, which count through all threads.
+/// Drops all operations except those with these indices, which count through all threads.
 fn keep<T>(threads: &mut [Vec<T>], kept: &[usize]) {
     let mut index = 0;
     for of_thread in threads {
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// Shrinking must not change what it looks for: a kept operation has the token it had.
+    /// Shrinking must not change the failure it examines: a kept operation has the token it had.
     #[test]
     fn operations_keep_their_tokens() {
         for source in [Source::Random(0, 5), Source::Threads(2), Source::Scene(1)] {

@@ -1,7 +1,7 @@
 //! Few names and inode numbers, reused by two threads whose rings are far apart in their numbers.
 //!
-//! One thread does something each time, the other one mostly reads, so the numbers of the first ring run ahead. What
-//! the first clears the second sets, by a record that must have a number above that all the same
+//! One thread makes a change each time, the other one mostly reads, so the numbers of the first ring run ahead. The
+//! second thread sets what the first clears, by a record that must still have a higher number
 //! (docs/crash-consistency.md, rules 4 and 6).
 
 use super::*;
@@ -31,7 +31,7 @@ pub(super) fn ops(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0x4e5);
     let step = |index: usize| {
         let is_ahead = index.is_multiple_of(2);
-        // Neither touches a directory of the other, which would bring their numbers together.
+        // Neither thread touches a directory of the other, which would bring their numbers together.
         let dir = match is_ahead {
             true => [0, 2][rng.below(2) as usize],
             false => 1,

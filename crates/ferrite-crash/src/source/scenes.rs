@@ -1,13 +1,13 @@
 //! Scenes: short scripts that lead straight to a moment where one rule of the journal matters
 //! (docs/crash-consistency.md), varied by a seed.
 //!
-//! By chance the moment is rare: what one ring has freed or cleared must be used by the other one before the mark
-//! moves, while the numbers of the first are ahead. So a scene keeps open what it works on, because otherwise the inode
-//! cache would drop it and remember one number for all. It runs one ring ahead, and then does in the other what must
-//! come after it.
+//! Random workloads rarely reach the moment: the other ring must reuse what one ring has freed or cleared before the
+//! mark moves, while the numbers of the first are ahead. So a scene keeps its files open, because otherwise the inode
+//! cache would drop them and remember one number for all. It runs one ring ahead, and then makes in the other the
+//! changes that must come later.
 //!
-//! Invariant: a setup depends on the seed only through a choice of a few, because pools are made once for each setup
-//! and kept.
+//! Invariant: a setup depends on the seed only through a choice of a few, because each setup's pool is made once and
+//! kept.
 
 use super::*;
 
@@ -24,10 +24,10 @@ const SCRIPTS: u64 = 4;
 const LINKS: u8 = 11;
 /// Files that a directory gets where inode numbers matter.
 const FILES: u8 = 6;
-/// Blocks left on a pool on which dead records are looked for: few enough that a page can be written to all of them
-/// after a crash.
+/// Blocks left on a pool in scenes about dead records: few enough that a page can be written to all of them after a
+/// crash.
 const BLOCKS_LEFT: [u64; 2] = [14, 24];
-/// The same where space must be reclaimed again and again.
+/// The same for scenes that must reclaim space again and again.
 const FEW_BLOCKS_LEFT: [u64; 2] = [5, 8];
 
 struct Script {
@@ -60,7 +60,7 @@ pub(super) fn scene(seed: u64) -> Workload {
         threads: vec![ops],
         tokens: Vec::new(),
         turns: Turns::Each(turns.into_iter().map(|ring| ring == Ring::Elsewhere).collect()),
-        // A fold would give the ring of the reader a number above that of the file.
+        // A fold would give the reader's ring a number above that of the file.
         fold_read_entries: 0,
     }
 }
@@ -78,7 +78,7 @@ impl Script {
         self.ops.push((behind, op));
     }
 
-    /// Keeps what these paths lead to open until the end.
+    /// Keeps the files at these paths open until the end.
     fn hold(&mut self, paths: &[&[u8]]) {
         for (slot, names) in (0..).zip(paths) {
             self.ahead(Op::Pin {
@@ -88,7 +88,7 @@ impl Script {
         }
     }
 
-    /// A few records that change nothing but a directory's inode: the numbers of one ring run ahead.
+    /// Makes a few records that change nothing but a directory's inode: the numbers of one ring run ahead.
     fn hurry(&mut self, dir: u8) {
         for _ in 0..3 + self.rng.below(4) {
             let mode = 0o700 + self.rng.below(64) as u32;
@@ -102,13 +102,13 @@ impl Script {
         }
     }
 
-    /// Names of one directory are removed, and names of another one are added, some to slots that were freed. Links, so
-    /// that no inode number orders them.
+    /// Removes names of one directory, and adds names to another one, some to freed slots. Links, so that no inode
+    /// number orders them.
     fn names(&mut self) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup: Vec<_> = [A, B, C, D].map(|dir| mkdir(&[dir])).into();
         setup.extend([A, B, C, D].map(|dir| make(&[dir, A], FileKind::File)));
-        // There are many more slots than names, and few names have the same home slot. So many names go and come, in
-        // one pair of directories or another.
+        // There are many more slots than names, and few names share a home slot. So the scene removes and adds many
+        // names, in one pair of directories or another.
         setup.extend(
             [A, C]
                 .iter()
@@ -135,7 +135,7 @@ impl Script {
         (0..count).map(move |n| 1 + (first + n) % LINKS)
     }
 
-    /// The last inode number is taken: one that is freed in one directory is the one allocated in the other.
+    /// The last inode number is taken: the one that is freed in one directory is the one allocated in the other.
     fn inodes(&mut self) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         let files = |dir: u8, last: u8| (1..=last).map(move |name| make(&[dir, name], FileKind::File));
@@ -162,7 +162,7 @@ impl Script {
         (setup, FEW_INODES, None)
     }
 
-    /// Pages whose records may outlive them, on a pool so full that the same page gets the same block when it is
+    /// Pages whose records may outlive them, on a pool so full that the same page gets the same block again when it is
     /// written after the crash.
     fn dead_records(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
@@ -179,9 +179,9 @@ impl Script {
     }
 
     /// Writes pages over and over until no block is left except the reserve, and then something new in the other ring.
-    /// The mark moves for it, and it takes what was written, and vouched for, since the mark moved last. For that its
-    /// thread has looked for a block before, and continues from there; otherwise it would take one that was freed, but
-    /// written long ago.
+    /// The mark moves for that write, which reuses blocks written, and vouched for, since the mark last moved. To that
+    /// end its thread has searched for a block before, and continues from there; otherwise it would take a free block
+    /// that was written long ago.
     fn space(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         setup.push(write(&[A, A], 0, 2 * 4096, 1));

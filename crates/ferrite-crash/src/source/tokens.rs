@@ -1,4 +1,4 @@
-//! Which operations carry tokens, and which ones: those of clients with a few slots each.
+//! The operations that carry tokens, and those tokens: as of clients with a few slots each.
 //!
 //! Invariant: slots belong to one thread each, and numbers of a slot ascend in the order of its operations, as those of
 //! a session do.
@@ -7,13 +7,13 @@ use ferrite_testkit::ops::Op;
 use ferrite_testkit::rng::Rng;
 use ferrite_vfs::{Once, OpenMode};
 
-/// Slots of each thread. So few that outcomes take each other's place soon.
+/// Slots of each thread: so few that outcomes soon replace each other.
 const SLOTS: u64 = 3;
 /// Slots of the smallest pool that has any.
 const SLOTS_OF_POOL: u64 = 32;
 
-/// The tokens of the operations of each thread. Numbers that are even give one to each operation that changes
-/// something; odd ones leave some without.
+/// The tokens of the operations of each thread. An even number gives one to each operation that changes something; an
+/// odd one leaves some without.
 pub(super) fn draw(threads: &[Vec<Op>], number: u64) -> Vec<Vec<Option<Once>>> {
     let mut rng = Rng::new(number ^ 0x70ce5);
     let first = rng.below(SLOTS_OF_POOL - SLOTS * threads.len() as u64 + 1);
@@ -36,7 +36,7 @@ pub(super) fn draw(threads: &[Vec<Op>], number: u64) -> Vec<Vec<Option<Once>>> {
     threads.iter().enumerate().map(of_thread).collect()
 }
 
-/// Whether its first call changes something: others follow some operations, to set what the contract leaves open.
+/// Whether its first call changes something: other calls follow some operations, to set what the contract leaves open.
 fn changes(op: &Op) -> bool {
     matches!(
         op,

@@ -1,6 +1,6 @@
-//! Which thread does which operation of a workload, and so which ring gets its record.
+//! The assignment of a workload's operations to threads, and so of their records to rings.
 
-/// Which of two threads, and so of two rings, does each operation of a single sequence.
+/// The assignment of a single sequence of operations to two threads, and so to two rings.
 #[derive(Debug, Clone)]
 pub enum Turns {
     /// One thread does all.

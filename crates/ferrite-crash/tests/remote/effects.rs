@@ -1,28 +1,28 @@
-//! What a crash may leave while packets and local calls change a bound file.
+//! The allowed states after a crash while packets and local calls change a bound file.
 //!
-//! Contents: [`Effect`], what an event does to the [`State`] of the pool; [`Book`], which keeps what has
-//! returned and what is under way; [`Allowed`], what an image may hold at a moment.
+//! Contents: [`Effect`], the change that an event makes to the [`State`] of the pool; [`Book`], which records returned
+//! and pending effects; [`Allowed`], the allowed contents of an image at a moment.
 //!
-//! Invariant: a state is what has returned, so it is there after a crash. What is under way may be there: a store of a
-//! packet by aligned words, everything else whole or not at all, in any order.
+//! Invariant: a state is the result of all effects that have returned, so it is there after a crash. A pending effect
+//! may be there: a store of a packet by aligned words, everything else whole or not at all, in any order.
 
 use std::sync::Arc;
 
 use ferrite_pm::Recorder;
 use parking_lot::Mutex;
 
-/// What the pool holds.
+/// The contents of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct State {
     /// The name of the bound file; `None`: it was unlinked.
     pub(crate) name: Option<String>,
     /// Its content.
     pub(crate) content: Vec<u8>,
-    /// The content of another file, which takes what the bound one frees.
+    /// The content of another file, which takes the blocks that the bound one frees.
     pub(crate) other: Vec<u8>,
 }
 
-/// What an event does.
+/// The effect of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// A packet of a WRITE, below the end.
@@ -48,7 +48,7 @@ pub(crate) enum Effect {
         data: Vec<u8>,
     },
     Truncate(usize),
-    /// Of what there is; it does not grow.
+    /// Of existing bytes; it does not grow.
     Zero {
         at: usize,
         len: usize,
@@ -61,7 +61,7 @@ pub(crate) enum Effect {
         data: Vec<u8>,
     },
     OtherTruncate(usize),
-    /// Changes no content: the text says what it was.
+    /// Changes no content: the text names the event.
     Nothing(&'static str),
 }
 
@@ -81,7 +81,7 @@ impl Effect {
     fn apply(&self, state: &mut State) {
         let content = &mut state.content;
         match self {
-            // Below the end, also if that has moved.
+            // Below the end, even if that has moved.
             Effect::Store { at, data } if *at < content.len() => {
                 let data = &data[..data.len().min(content.len() - at)];
                 put(content, *at, data);
@@ -117,7 +117,7 @@ pub(crate) fn word_at(content: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(content[at..at + 8].try_into().unwrap())
 }
 
-/// What had returned at a point of the recording, and what was under way.
+/// The returned and the pending effects at a point of the recording.
 #[derive(Debug, Clone)]
 pub(crate) struct Moment {
     pub(crate) state: Arc<State>,
@@ -132,7 +132,7 @@ struct Pages {
     moments: Vec<Moment>,
 }
 
-/// Keeps all moments, and marks them in the recording.
+/// Records all moments, and marks them in the recording.
 pub(crate) struct Book {
     recorder: Arc<Recorder>,
     pages: Mutex<Pages>,
@@ -157,7 +157,7 @@ impl Book {
         self.recorder.mark(pages.moments.len() as u64 - 1);
     }
 
-    /// Something is about to happen.
+    /// An effect is about to begin.
     pub(crate) fn begin(&self, effect: Effect) -> u64 {
         let mut id = 0;
         self.change(|pages| {
@@ -168,7 +168,7 @@ impl Book {
         id
     }
 
-    /// It has happened, or was refused and has done nothing.
+    /// It has happened, or was refused without effect.
     pub(crate) fn end(&self, id: u64, has_happened: bool) {
         self.change(|pages| {
             let index = pages.pending.iter().position(|(other, _)| *other == id).unwrap();
@@ -179,12 +179,12 @@ impl Book {
         });
     }
 
-    /// What has returned.
+    /// The result of all returned effects.
     pub(crate) fn state(&self) -> Arc<State> {
         Arc::clone(&self.pages.lock().state)
     }
 
-    /// Whether somebody else's packet is under way.
+    /// Whether a packet of another call is under way.
     pub(crate) fn has_stores(&self) -> bool {
         self.pages.lock().pending.iter().any(|(_, effect)| effect.is_torn())
     }
@@ -194,9 +194,9 @@ impl Book {
     }
 }
 
-/// What an image may hold at a moment.
+/// The allowed contents of an image at a moment.
 pub(crate) struct Allowed {
-    /// Each: states that differ by what may be torn, all of one length.
+    /// Groups of states of one length that differ in the parts that may be torn.
     groups: Vec<Vec<State>>,
 }
 
@@ -210,7 +210,7 @@ impl Allowed {
         }
     }
 
-    /// Why it may not hold this, if so.
+    /// The reason why it may not hold this, if so.
     pub(crate) fn wrong(&self, found: &State) -> Option<String> {
         let wrongs = self.groups.iter().map(|states| wrong_in(states, found));
         let wrongs: Vec<String> = wrongs.map_while(|wrong| wrong).collect();
@@ -218,7 +218,7 @@ impl Allowed {
     }
 }
 
-/// Everything that any order of any part of what is pending leads to.
+/// Collects the results of all pending effects, in any order and any part of them.
 fn collect(moment: &Moment, order: &mut Vec<usize>, groups: &mut Vec<(Vec<usize>, Vec<State>)>) {
     let mut state = (*moment.state).clone();
     order.iter().for_each(|index| moment.pending[*index].apply(&mut state));
@@ -285,7 +285,7 @@ fn what_may_be_torn_is_told_from_what_may_not() {
     let written = Allowed::at(&moment(Effect::Write { at: 0, data }));
     assert_eq!(stored.wrong(&torn), None);
     assert!(written.wrong(&torn).is_some());
-    // Not even a store may tear a word, or leave its place.
+    // Not even a store may tear a word, or spill outside its range.
     torn.content[8] = 0;
     assert!(stored.wrong(&torn).is_some());
     let both = Moment {

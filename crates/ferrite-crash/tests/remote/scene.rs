@@ -1,13 +1,13 @@
 //! A bound file, two queue pairs that send packets to it, and a program that changes it meanwhile.
 //!
-//! Contents: [`Scene`], which stops packets and local calls halfway and lets others happen there; [`Watched`],
-//! the memory of an adapter's thread, which keeps the [`Book`] of what packets do. Who does what and when is in
+//! Contents: [`Scene`], which stops packets and local calls halfway and lets others happen there; [`Watched`], the
+//! memory of an adapter's thread, which records the effects of packets in the [`Book`]. The order of events is in
 //! [`super::script`].
 //!
 //! Invariants, so that everything follows from a seed:
-//! * One thing happens at a time. Who is stopped waits for what happens meanwhile: until that is done, or waits in turn
-//!   for the guard of who is stopped.
-//! * While a local call is stopped, others happen only before it commits, so what they do comes before what it does.
+//! * One thing happens at a time. A stopped thread waits for the events meanwhile: until they are done, or wait in turn
+//!   for the guard of the stopped thread.
+//! * While a local call is stopped, others happen only before it commits, so their effects precede its own.
 //! * The two queue pairs store to different halves of the file, so it does not matter which of two stores came first.
 //! * Between any two packets, no range fault is under way.
 
@@ -31,11 +31,11 @@ use super::effects::{Book, Effect, word_at};
 use super::seam::Stops;
 use super::support::Hosts;
 
-/// After so long in a call of the adapter, somebody waits for a guard.
+/// After so long in a call of the adapter, the call waits for a guard.
 const WAITS: Duration = Duration::from_millis(2);
-/// What takes longer hangs.
+/// Anything slower is a hang.
 const HANGS: Duration = Duration::from_secs(30);
-/// How long the second queue pair is told to wait where it must not call the engine.
+/// The fault that makes the second queue pair wait where it must not call the engine.
 const LATER: Fault = Fault::NotReady { wait_ns: 50_000 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,11 +50,11 @@ enum Role {
 
 thread_local! {
     static ROLE: Cell<Role> = const { Cell::new(Role::Other) };
-    /// What the packet under way does, unless it is done.
+    /// The effect of the packet under way, unless it is done.
     static CURRENT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// What happens where a packet is stopped.
+/// The event at the point where a packet is stopped.
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
     Local(Effect),
@@ -62,12 +62,12 @@ pub(crate) enum Act {
     Second,
 }
 
-/// How far a local call is.
+/// The progress of a local call.
 #[derive(Default)]
 struct Progress {
-    /// Since when it is in a call of the adapter.
+    /// The start of its call of the adapter.
     waits_since: Option<Instant>,
-    /// The packet goes on, because the call waits for it.
+    /// The packet continues, because the call waits for it.
     is_left: bool,
     /// The packet is done.
     may_go_on: bool,
@@ -86,7 +86,7 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// Says that a local call is over, also if it panics.
+/// Reports that a local call is over, even if it panics.
 struct Over(Arc<Call>);
 
 impl Drop for Over {
@@ -107,22 +107,22 @@ pub(crate) struct Scene {
     pub(crate) ino: AtomicU64,
     pub(crate) other: AtomicU64,
     pub(crate) region: Mutex<Option<Arc<dyn Region>>>,
-    /// Stops until something happens, and what.
+    /// Stops until the next event, and that event.
     pub(crate) trap: Mutex<Option<(u64, Act)>>,
     running: Mutex<Option<Running>>,
     call: Mutex<Option<Arc<Call>>>,
-    /// Whether the local call under way is stopped as well.
+    /// Whether to stop the local call under way as well.
     stops_local: Mutex<bool>,
     pub(crate) second: Mutex<Option<Hosts<Watched>>>,
-    /// A packet is stopped for others.
+    /// Whether a packet is stopped for other events.
     is_stopped: Mutex<bool>,
     goes_on: Condvar,
     /// Calls that the second queue pair may make; `None`: any.
     calls_left: Mutex<Option<u64>>,
     seen: Mutex<HashSet<Vec<u8>>>,
-    /// What packets are told is looked at at once; else only what a crash leaves shows that it was wrong.
+    /// Whether to check replies to packets at once; otherwise only the state after a crash shows that one was wrong.
     pub(crate) is_checked: bool,
-    /// Local calls that waited for a guard, and packets in the middle of others.
+    /// Local calls that waited for a guard, and packets in the middle of other calls.
     pub(crate) waited: AtomicU64,
     pub(crate) between: AtomicU64,
 }
@@ -159,7 +159,7 @@ impl Scene {
         self.random.lock().chance(percent)
     }
 
-    /// Starts a local call; returns when it is over, or waits for the packet that is stopped.
+    /// Starts a local call; returns when it is over, or waits for the stopped packet.
     pub(crate) fn local(&self, effect: &Effect, stops: bool) {
         let id = self.book.begin(effect.clone());
         let call = Arc::<Call>::default();
@@ -197,7 +197,7 @@ impl Scene {
         }
     }
 
-    /// The packet is done, or there is none: waits for the local call under way.
+    /// The packet, if any, is done: waits for the local call under way.
     fn end_local(&self) {
         let Some(Running { id, call, thread }) = self.running.lock().take() else {
             return;
@@ -211,7 +211,7 @@ impl Scene {
         self.book.end(id, true);
     }
 
-    /// The call under way, to its own thread.
+    /// The local call that runs on this thread.
     fn own_call(&self) -> Option<Arc<Call>> {
         (ROLE.get() == Role::Local).then(|| self.call.lock().clone()).flatten()
     }
@@ -280,7 +280,8 @@ impl Scene {
         }
     }
 
-    /// Packets of the second queue pair, while somebody is stopped. They make at most `calls` calls of memory.
+    /// Runs packets of the second queue pair, while another thread is stopped. They make at most `calls` calls of
+    /// memory.
     fn run_second(&self, calls: Option<u64>, steps: u64) {
         *self.calls_left.lock() = calls;
         let scene = self.me.upgrade().unwrap();
@@ -297,7 +298,7 @@ impl Scene {
         *self.calls_left.lock() = None;
     }
 
-    /// The same while nobody is stopped.
+    /// The same while no thread is stopped.
     pub(crate) fn run_second_alone(&self, steps: u64) {
         self.run_second(None, steps);
     }
@@ -312,7 +313,7 @@ impl Scene {
         }
     }
 
-    /// The bytes that the file has now, as far as anybody was told.
+    /// The bytes that the file has now, as far as replies have shown.
     fn content(&self, at: usize, len: usize) -> Vec<u8> {
         self.book.state().content[at..at + len].to_vec()
     }
@@ -400,7 +401,7 @@ impl Watched {
         Watched { scene, below }
     }
 
-    /// Makes a call for a packet that does `effect`.
+    /// Makes a call for a packet with this `effect`.
     fn does<T>(
         &mut self,
         effect: Effect,
@@ -436,7 +437,8 @@ impl Watched {
         }
     }
 
-    /// The packet is done: what waits for it goes on, and what it has asked for is there before the next one.
+    /// The packet is done: threads that wait for it continue, and the results that it has requested are there before
+    /// the next one.
     fn after(&self) {
         if ROLE.get() == Role::First {
             self.scene.end_local();

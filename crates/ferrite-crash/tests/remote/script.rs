@@ -1,4 +1,4 @@
-//! Who does what and when, by a seed.
+//! The order of events, by a seed.
 //!
 //! Contents: [`record`], which plays a scene on a recorded pool.
 
@@ -28,14 +28,14 @@ const SESSION: SessionId = SessionId(1);
 /// The first queue pair stores before this, the second from here on.
 const MIDDLE: usize = 3 * 4096;
 const LONGEST: usize = 32_000;
-/// Events of the network that are enough for what is under way.
+/// Events of the network that suffice for everything under way.
 const STEPS_MAX: u64 = 3_000;
 
-/// A scene that was played.
+/// A scene after its run.
 pub(crate) struct Recorded {
     pub(crate) log: Log,
     pub(crate) moments: Vec<Moment>,
-    /// Local calls that waited for a packet, and packets in the middle of others.
+    /// Local calls that waited for a packet, and packets in the middle of other calls.
     pub(crate) waited: u64,
     pub(crate) between: u64,
 }
@@ -61,7 +61,7 @@ fn weather() -> Weather {
     }
 }
 
-/// Plays a scene of `steps` steps. With `is_checked` it panics if anybody is told what is wrong.
+/// Plays a scene of `steps` steps. With `is_checked` it panics if a reply is wrong.
 pub(crate) fn record(options: &MkfsOptions, seed: u64, steps: u64, is_checked: bool) -> Recorded {
     let region = Pool::anonymous(POOL_BYTES).unwrap();
     mkfs(&region, options).unwrap();
@@ -161,7 +161,7 @@ impl Script {
         let [ours, theirs] = self.pairs[number];
         hosts.ends[0].remove(ours, &mut hosts.memories[0]);
         hosts.ends[1].remove(theirs, &mut hosts.memories[1]);
-        // Queue pairs of both have numbers of their own, to the binder.
+        // Queue pairs of both have numbers of their own, for the binder.
         while hosts.ends[1].allocate() % 2 != number as u32 {}
         binder.detach(theirs);
         let mut pair = hosts.connect(self.mtu, [7, 0xff_fffe]);
@@ -201,14 +201,14 @@ impl Script {
     fn unbind(&mut self) {
         let id = self.scene.book.begin(Effect::Nothing("unbind_file"));
         let ino = self.scene.ino.load(SeqCst);
-        // It may have ended by itself.
+        // The binding may have ended on its own.
         let _ = self.scene.binder.get().unwrap().unbind_file(&self.shared, ino);
         *self.scene.region.lock() = None;
         self.keys = None;
         self.scene.book.end(id, true);
     }
 
-    /// The pool holds what everybody was told.
+    /// The pool holds the data that all replies promised.
     fn check(&self) {
         let state = self.scene.book.state();
         let found = read_state(&self.scene.engine).unwrap();
@@ -219,13 +219,13 @@ impl Script {
         );
     }
 
-    /// A local call that nobody waits for.
+    /// A local call that no other thread waits for.
     fn local(&self, effect: &Effect) {
         self.scene.local(effect, true);
         self.scene.settle();
     }
 
-    /// Something that a program does.
+    /// A random change by a program.
     fn something_local(&self) -> Effect {
         let state = self.scene.book.state();
         let at = self.below(LONGEST);
@@ -263,7 +263,7 @@ impl Script {
         }
     }
 
-    /// Something that a queue pair asks for; `in_place`: nothing that needs the engine.
+    /// A random request of a queue pair; `in_place`: none that needs the engine.
     fn request(&self, number: usize, keys: [u32; 2], in_place: bool) -> Option<Request> {
         let [key, atomic] = keys;
         let len = self.scene.book.state().content.len();
@@ -287,7 +287,7 @@ impl Script {
                     at: RESERVE_AT,
                     add: self.below(5_000) as u64,
                 },
-                // Also by who is wrong about the end.
+                // Also at a wrong offset for the end.
                 1 => {
                     let compare = len.saturating_sub([0, 0, 0, 100][self.below(4)]) as u64;
                     Request::CompareSwap {
@@ -313,7 +313,7 @@ impl Script {
             6 => Request::FetchAdd {
                 key,
                 at: word as u64,
-                // No two are the same.
+                // No two values are the same.
                 add: self.scene.random.lock().next_u64() | 1,
             },
             7 => Request::CompareSwap {
@@ -358,7 +358,7 @@ impl Script {
         }
     }
 
-    /// Takes what is finished; true if the connection is broken.
+    /// Takes finished requests; true if the connection is broken.
     fn poll(&mut self, number: usize) -> bool {
         let qpn = self.pairs[number][0];
         let mut second = self.scene.second.lock();
@@ -433,7 +433,7 @@ impl Script {
     }
 }
 
-/// What a pool holds.
+/// The contents of a pool.
 pub(crate) fn read_state(engine: &Engine) -> Result<State, String> {
     let mut state = State::default();
     let mut names = Vec::new();

@@ -1,9 +1,9 @@
-//! Between engine and adapter: where a test stops a packet, or a local call, and lets something else happen.
+//! The seam between engine and adapter: here a test stops a packet, or a local call, and lets another event happen.
 //!
-//! Contents: [`Seam`], an engine whose regions and adapters are watched; [`Stops`], what happens at a stop.
+//! Contents: [`Seam`], an engine that intercepts its regions and adapters; [`Stops`], the events at a stop.
 //!
-//! Stores are held as a processor may hold streamed ones: nobody else need see them before the fence of their thread.
-//! So who copies a page while its guard is released too early misses what was stored.
+//! Stores are held as a processor may hold streamed ones: other threads need not see them before the fence of their
+//! thread. So a thread that copies a page while its guard is released too early misses those stores.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,19 +16,20 @@ use parking_lot::Mutex;
 /// The engine's name for the threads that serve faults.
 const FAULT_THREAD: u64 = 3;
 
-/// What happens between the steps of packets and of local calls.
+/// The events between the steps of packets and of local calls.
 pub(crate) trait Stops: Send + Sync {
     /// A packet is between two of its steps. `holds_others`: nothing may append beside it.
     fn in_packet(&self, holds_others: bool);
-    /// Something that came from elsewhere has been done by the engine.
+    /// The engine has finished an operation that came from elsewhere.
     fn done_by_engine(&self);
-    /// Whether the store that is made now is seen by others at once.
+    /// Whether other threads see the current store at once.
     fn is_seen_at_once(&self) -> bool;
     /// A local call begins to wait for guards. `is_before`: it has not committed yet.
     fn begins_to_wait(&self, is_before: bool);
-    /// It need not wait any more.
+    /// The call need not wait any more.
     fn has_waited(&self, is_before: bool);
-    /// A range fault is to be served. Waits while packets are stopped: it would wait for a guard, and others for it.
+    /// A range fault is about to be served. Waits while packets are stopped: it would wait for a guard, and others for
+    /// it.
     fn before_fault(&self);
 }
 
@@ -48,7 +49,7 @@ impl Seam {
         }
     }
 
-    /// What was bound last.
+    /// The region that was last bound.
     pub(crate) fn take_region(&self) -> Option<Arc<dyn Region>> {
         self.region.lock().take()
     }
@@ -91,7 +92,7 @@ impl Adapter for SeenAdapter {
     }
 }
 
-/// A store that only its own thread sees: page, where in it, bytes.
+/// A store that only its own thread sees: page, offset, bytes.
 type Held = (u32, u32, Vec<u8>);
 
 thread_local! {
@@ -131,7 +132,7 @@ impl Region for SeenRegion {
     }
 
     fn load(&self, page: u32, within: u32, into: &mut [u8]) {
-        // A thread sees what it has stored.
+        // A thread sees its own stores.
         self.let_out();
         self.below.load(page, within, into);
     }
