@@ -4,9 +4,9 @@
 //! stands for here; a bitmap on the medium, written back and fenced for each change; a mutex), and [`FreeMap`],
 //! Ferrite's atomic bitmap.
 //!
-//! A layout score below 1 cuts the space into chunks of `1 / (1 - score)` blocks on average, a taken block between any
-//! two, and hands them out in random order: the score is then the share of a file's pages that directly follow their
-//! predecessor. [`even_chunks`] are all of one length.
+//! A layout score below 1 cuts the space into chunks of `1 / (1 - score)` blocks on average, with a taken block between
+//! any two, and hands them out in random order: the score is then the share of a file's pages that directly follow
+//! their predecessor. [`even_chunks`] are all of one length.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// Groups of 64 blocks searched for a free one.
 const STRETCHES: u64 = 64;
 
-/// Where blocks come from; indices count from 0.
+/// The source of blocks; indices count from 0.
 pub(crate) trait Blocks: Send + Sync {
     /// Takes block `index` if it is free.
     fn claim(&self, index: u64) -> bool;
@@ -34,11 +34,11 @@ pub(crate) trait Blocks: Send + Sync {
     fn take_run(&self) -> Option<u64> {
         self.take()
     }
-    /// Gives a block back.
+    /// Releases a block.
     fn free(&self, index: u64);
-    /// Blocks in use, those taken to separate chunks included.
+    /// Blocks in use, including those that separate chunks.
     fn used(&self) -> u64;
-    /// What it keeps on the medium.
+    /// Its data on the medium.
     fn area(&self) -> Option<Area>;
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn blocks_for(wanted: u32, score: f64) -> u32 {
     if score >= 1.0 {
         return wanted;
     }
-    // A twentieth more, since chunk lengths are random.
+    // A twentieth more, because chunk lengths are random.
     (f64::from(wanted) * (2.0 - score) * 1.05) as u32 + 64
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Area {
 pub(crate) struct Chunk {
     /// The first of them.
     start: u64,
-    /// How many they are.
+    /// Their number.
     len: u64,
 }
 
@@ -87,8 +87,7 @@ fn chunks(blocks: u64, score: f64, rng: &mut Rng) -> Vec<Chunk> {
     chunks
 }
 
-/// Chunks of `len` blocks each, with a block between any two, in random order; one chunk if that
-/// is all there is.
+/// Chunks of `len` blocks each, with a block between any two, in random order; one chunk if the space holds no more.
 pub(crate) fn even_chunks(blocks: u64, len: u64, seed: u64) -> Vec<Chunk> {
     let stride = len.saturating_add(1).min(blocks.max(1));
     let mut chunks: Vec<Chunk> = (0..blocks)
@@ -152,7 +151,7 @@ impl Blocks for FreeMap {
                 return Some(start);
             }
         }
-        // Every chunk was started once: take what was freed since.
+        // Every chunk was started once: take blocks freed since then.
         self.map.claim_from(behind)
     }
 
@@ -188,7 +187,7 @@ struct Runs {
     /// Free runs: first block and length. No two touch.
     free: BTreeMap<u64, u64>,
     free_blocks: u64,
-    /// Where the chunk in use continues.
+    /// Where the current chunk continues.
     next: u64,
     score: f64,
     rng: Rng,

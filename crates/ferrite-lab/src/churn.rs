@@ -1,11 +1,11 @@
-//! Mappings that have aged: what lookups and inserts cost after much of the pool was unmapped and mapped again.
+//! Aged mappings: the cost of lookups and inserts after much of the pool was unmapped and mapped again.
 //!
-//! Contents: [`Aged`], a mapping on a pool that is kept equally full while its pages change, and what it costs
-//! then ([`churn_rows`]); [`ChurnPlan`] and [`MappingRow`], which `compare`, `published` and `runs` share. For `ferrite
+//! Contents: [`Aged`], a mapping on a pool that is kept equally full while its pages change, and its costs then
+//! ([`churn_rows`]); [`ChurnPlan`] and [`MappingRow`], which `compare`, `published` and `runs` share. For `ferrite
 //! bench mapping`.
 //!
-//! Files are 500 pages long and written in order. Half of the pages go one by one, anywhere, which leaves holes and
-//! thins files out; the other half goes by whole files. Every structure gets the same operations.
+//! Files are 500 pages long and written in order. Half of the pages are removed one by one, anywhere, which leaves
+//! holes and thins files out; the other half with whole files. Every structure gets the same operations.
 //!
 //! All structures are measured in turn, round by round, so that other load on the machine affects all of them; a ratio
 //! is the median of the rounds' ratios. Lines come from [`ferrite_map::Measured`].
@@ -54,7 +54,7 @@ pub struct ChurnPlan {
     pub cold: u32,
     /// Pages of the file in which `leaf` is compared with HashFS.
     pub file_pages: u32,
-    /// Repetitions, each on fresh pools: the placement of memory makes more of a difference than chance does.
+    /// Repetitions, each on fresh pools: the placement of memory matters more than chance does.
     pub pools: u32,
     /// Blocks of the tables in which mappings are compared with the papers' own code; the file has `file_pages`.
     pub published_blocks: u32,
@@ -67,7 +67,7 @@ pub struct ChurnPlan {
 }
 
 impl ChurnPlan {
-    /// What the requirements name; about two minutes.
+    /// The sizes of the requirements; about two minutes.
     pub fn whole() -> ChurnPlan {
         ChurnPlan {
             pool_blocks: 1 << 14,
@@ -100,7 +100,7 @@ impl ChurnPlan {
         }
     }
 
-    /// As small as it can be and still run; for tests. Its times mean nothing, its lines do.
+    /// The smallest possible run; for tests. Its times mean nothing, its lines do.
     pub fn tiny() -> ChurnPlan {
         ChurnPlan {
             pool_blocks: 1 << 12,
@@ -117,12 +117,12 @@ impl ChurnPlan {
     }
 }
 
-/// One line of the result. What does not apply to it is left out.
+/// One line of the result. Omits columns that do not apply to it.
 #[derive(Debug, Clone, Serialize)]
 pub struct MappingRow {
     /// Always "mapping".
     pub group: &'static str,
-    /// What is measured.
+    /// Name of the measurement.
     pub name: &'static str,
     /// The structure.
     pub structure: &'static str,
@@ -130,10 +130,10 @@ pub struct MappingRow {
     pub against: &'static str,
     /// Ours divided by theirs: below 1 is better.
     pub ratio: f64,
-    /// The ratio that is required, if one is.
+    /// The required ratio, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub required_ratio: Option<f64>,
-    /// An operation, in nanoseconds.
+    /// Nanoseconds of an operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub median_ns: Option<f64>,
     /// The same of the other side.
@@ -168,7 +168,7 @@ pub struct MappingRow {
 }
 
 impl MappingRow {
-    /// Without any of the numbers that may be missing.
+    /// Without any of the optional numbers.
     pub(crate) fn new(name: &'static str, structure: &'static str, against: &'static str, fill_percent: u32) -> Self {
         MappingRow {
             group: "mapping",
@@ -192,14 +192,14 @@ impl MappingRow {
     }
 }
 
-/// What is done to an aged mapping.
+/// The operations on an aged mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A lookup of a page that is mapped.
     Hit,
-    /// A lookup of one that is not: half of them holes, half past a file's end.
+    /// A lookup of an unmapped page: half of them holes, half past a file's end.
     Miss,
-    /// The next page of a file gets a block, in its own transaction with two fences.
+    /// Gives the next page of a file a block, in its own transaction with two fences.
     Insert,
 }
 
@@ -210,7 +210,7 @@ struct File {
     pages: Vec<u32>,
 }
 
-/// Where a page is in the list of files.
+/// The position of a page in the list of files.
 struct Place {
     /// Index of the file.
     file: usize,
@@ -223,7 +223,7 @@ struct Aged {
     pool: Pool,
     cold: Cold,
     rng: Rng,
-    /// Complete files, whatever is left of them.
+    /// Complete files, or the rest of them.
     files: Vec<File>,
     growing: File,
     last_ino: u32,
@@ -263,7 +263,7 @@ impl Aged {
         Ok(aged)
     }
 
-    /// The page that is mapped next.
+    /// The page to map next.
     fn next_page(&self) -> PageId {
         PageId::from_raw(self.growing.ino, self.growing.pages.len() as u32)
     }
@@ -317,7 +317,7 @@ impl Aged {
         self.all_there(removed, 1, ino)
     }
 
-    /// Unmaps a file and returns how many pages it had.
+    /// Unmaps a file and returns the number of its pages.
     fn unmap_file(&mut self) -> Result<u64, LabError> {
         let at = self.rng.below(self.files.len() as u64) as usize;
         let file = self.files.swap_remove(at);
@@ -353,11 +353,11 @@ impl Aged {
         )))
     }
 
-    /// Unmaps and maps `pages` pages in all, since the pool was filled.
+    /// Unmaps and maps pages until their number since the pool was filled is `pages`.
     fn churn_to(&mut self, pages: u64) -> Result<(), LabError> {
         while self.single + self.whole < pages {
             let mut count = 1;
-            // The last files must not go: single pages are taken from them.
+            // The last files must stay: single pages are taken from them.
             if self.whole <= self.single && self.files.len() > 2 {
                 count = self.unmap_file()?;
                 self.whole += count;
@@ -424,7 +424,7 @@ impl Aged {
         Ok(())
     }
 
-    /// One round of inserts. Before each, a page is removed.
+    /// One round of inserts. A page is removed before each.
     fn insert(&mut self, plan: &ChurnPlan, costs: &mut Costs) -> Result<(), LabError> {
         let mut total = 0.0;
         for _ in 0..plan.inserts {
@@ -453,7 +453,7 @@ impl Aged {
         Ok(())
     }
 
-    /// Maps the next page; counts the lines of the miss that shows that it is not mapped, and those that are set. A
+    /// Maps the next page; counts the lines of the miss that shows that it is unmapped, and the lines that are set. A
     /// line that is read and set counts twice; free maps in DRAM and the zeros of a new node do not count.
     fn count_insert(&mut self) -> Result<u64, LabError> {
         let page = self.next_page();
@@ -472,7 +472,7 @@ impl Aged {
     }
 }
 
-/// A transaction that counts the lines of the words that are set.
+/// A transaction that counts the lines of the words it sets.
 struct Counting<'t, 'p> {
     tx: &'t mut LabTx<'p>,
     lines: Vec<u64>,
@@ -520,7 +520,7 @@ impl MapTx for Counting<'_, '_> {
     }
 }
 
-/// What operations of one kind cost on one structure.
+/// The costs of one kind of operation on one structure.
 #[derive(Debug, Default)]
 struct Costs {
     /// Mean of each round, hot.

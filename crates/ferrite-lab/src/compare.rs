@@ -1,9 +1,9 @@
 //! `leaf` against HashFS in one file that fills a pool: cold lookups at random, and lookups in order.
 //!
-//! Contents: [`lookup_rows`], with what is required of the ratios: medians of those of several pairs of pools.
-//! Both mappings are asked in turns, so that what else the machine does hits both. In order, the calls are as long as
-//! reads are: a page, or 128 KiB; the file is read from its beginning to its end, so each page's entry was last touched
-//! a whole file ago, or, cold, flushed before the pass.
+//! Contents: [`lookup_rows`], with the required ratios: medians of those of several pairs of pools. The mappings take
+//! turns, so that other load of the machine affects both. In order, the calls are as long as reads are: a page, or 128
+//! KiB; the file is read from its beginning to its end, so each page's entry was last touched a whole file ago, or,
+//! cold, flushed before the pass.
 
 use std::hint::black_box;
 
@@ -20,7 +20,7 @@ use ferrite_measure::{mean, median};
 const FILLS: [u32; 2] = [80, 95];
 /// Ours first.
 const PAIR: [Mapping; 2] = [Mapping::Leaf, Mapping::Hashfs];
-/// Cold lookups at random that go before those that count.
+/// Cold lookups at random before those that count.
 const UNCOUNTED: usize = 10;
 /// Cold lookups for each of the plan's rounds.
 const COLD_PER_ROUND: u32 = 20;
@@ -36,14 +36,14 @@ const IN_ORDER: [(&str, u32, bool); 4] = [
     ("cold_sequential_128k", 32, true),
 ];
 
-/// Nanoseconds of both sides, and the ratios: one a pair of pools for cold pages, one a pass in order.
+/// Nanoseconds of both sides, and the ratios: one per pair of pools for cold pages, one per pass in order.
 #[derive(Debug, Default)]
 struct Took {
     sides: [Vec<f64>; 2],
     ratios: Vec<f64>,
 }
 
-/// What `leaf` and HashFS take, at 80 and 95 % full. `step` is told what begins.
+/// The costs of `leaf` and HashFS, at 80 and 95 % full. Reports the beginning of each step to `step`.
 pub fn lookup_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MappingRow>, LabError> {
     let mut rows = Vec::new();
     for fill_percent in FILLS {
@@ -112,7 +112,7 @@ fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan, took: &mut Took) -> Result<(
         .take(count)
         .enumerate()
     {
-        // Each goes first every other time.
+        // The sides take turns at going first.
         for side in [number % 2, 1 - number % 2] {
             let ns = cold[side].look(&pools[side], PageId::from_raw(FILE, lblk), 1);
             if number >= UNCOUNTED {
@@ -143,7 +143,7 @@ fn lines(pool: &Pool, plan: &ChurnPlan) -> f64 {
     mean(&lines)
 }
 
-/// The whole file in order, by calls of so many pages, evicted before if `is_cold`: nanoseconds a page in each pass.
+/// The whole file in order, by calls of `pages` pages, evicted before if `is_cold`: nanoseconds a page in each pass.
 fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, (pages, is_cold): (u32, bool), took: &mut Took) {
     let mut words = vec![PageWord::HOLE; pages as usize];
     for round in 0..=rounds(plan) {

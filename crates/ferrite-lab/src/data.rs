@@ -1,20 +1,20 @@
-//! What an experiment yields: points with intervals, in series, in panels; and what the verdict is.
+//! Data of an experiment: points with intervals, in series, in panels; and the verdict.
 //!
-//! All of it is plain data that goes to JSON and back.
+//! All of it is plain data that can be converted to JSON and back.
 
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
 use ferrite_measure::median_with_interval;
 
-/// A figure that can be run.
+/// A figure that the lab can run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FigureInfo {
     /// Its name on the command line.
     pub id: String,
-    /// What it shows.
+    /// Its subject.
     pub title: String,
-    /// What the paper says it shows.
+    /// The paper's claim about it.
     pub claim: String,
 }
 
@@ -23,7 +23,7 @@ pub struct FigureInfo {
 pub struct Point {
     /// Its place on the x axis.
     pub x: f64,
-    /// What that place is called.
+    /// The label of that place.
     pub label: String,
     /// Median of the samples.
     pub median: f64,
@@ -31,7 +31,7 @@ pub struct Point {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
-    /// How many samples.
+    /// Number of samples.
     pub samples: u64,
     /// The samples themselves, while a figure runs: another run on fresh pools adds its own. Empty in results.
     #[serde(skip)]
@@ -55,7 +55,7 @@ pub(crate) fn point(x: f64, label: impl Into<String>, samples: &mut [f64]) -> Po
 /// The points of one contender.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Who.
+    /// Name of the contender.
     pub name: String,
     /// In the order of the x axis.
     pub points: Vec<Point>,
@@ -64,7 +64,7 @@ pub struct Series {
 /// One plot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Panel {
-    /// What is done.
+    /// The operation that is plotted.
     pub title: String,
     /// Label of the x axis.
     pub x_label: String,
@@ -88,7 +88,7 @@ impl Panel {
         Some(point.median).filter(|median| median.is_finite())
     }
 
-    /// Adds a point's samples to those at the same place, if there are any.
+    /// Adds a point's samples to those at the same place, if any.
     fn merge(&mut self, name: &str, mut point: Point) {
         let series = self.series.iter_mut().find(|series| series.name == name);
         match series.and_then(|series| series.points.iter_mut().find(|known| known.x == point.x)) {
@@ -118,7 +118,7 @@ impl Panel {
 pub struct FigureData {
     /// The plots.
     pub panels: Vec<Panel>,
-    /// What readers must know to interpret them.
+    /// Remarks that readers need to interpret them.
     pub notes: Vec<String>,
 }
 
@@ -183,9 +183,9 @@ impl Outcome {
 /// An outcome and its reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Whether.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why, with the numbers, one sentence each.
+    /// The reasons, with the numbers, one sentence each.
     pub reasons: Vec<String>,
 }
 
@@ -205,17 +205,17 @@ pub struct Machine {
 /// A figure's run from beginning to end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FigureResult {
-    /// Which figure.
+    /// The figure.
     pub info: FigureInfo,
-    /// How it was run.
+    /// The plan of the run.
     pub plan: Plan,
-    /// On what.
+    /// The machine of the run.
     pub machine: Machine,
-    /// How long it took.
+    /// Duration of the run in seconds.
     pub seconds: f64,
-    /// What came out.
+    /// The measurements.
     pub data: FigureData,
-    /// What that means.
+    /// The verdict on them.
     pub verdict: Verdict,
 }
 

@@ -14,7 +14,7 @@ pub const FILE_NODE: NewNode = NewNode {
     rdev: 0,
 };
 
-/// A mounted engine on a new pool of at least `bytes`, whose memory is all allocated: no page is faulted in during a
+/// A mounted engine on a new pool of at least `bytes`, whose memory is all allocated: no page faults occur during a
 /// measurement.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Why an experiment could not be run.
+//! The reasons why an experiment could not run.
 
 use std::path::PathBuf;
 
@@ -12,20 +12,20 @@ pub enum LabError {
     /// No figure has that id.
     #[error("no figure is called {0}; `ferrite-lab list` shows them")]
     UnknownFigure(String),
-    /// The figure needs what this build was made without.
+    /// The figure needs something that this build lacks.
     #[error("{figure}: {mend}")]
     NotInThisBuild {
-        /// Which one.
+        /// The figure.
         figure: String,
-        /// What is missing, and how to get it.
+        /// The missing part, and how to get it.
         mend: &'static str,
     },
     /// A mapping refused.
     #[error("{structure}: {source}")]
     Map {
-        /// Which one.
+        /// The mapping.
         structure: &'static str,
-        /// What it said.
+        /// Its error.
         source: MapError,
     },
     /// The medium, usually for want of memory.
@@ -34,7 +34,7 @@ pub enum LabError {
     /// The CPU's counters.
     #[error(transparent)]
     Counters(#[from] ferrite_pm::EventError),
-    /// The engine did not come up.
+    /// The engine could not be made or mounted.
     #[error(transparent)]
     Engine(#[from] ferrite_fs::EngineError),
     /// A file system call failed.
@@ -52,17 +52,17 @@ pub enum LabError {
     #[cfg(feature = "nvme")]
     #[error(transparent)]
     Meta(#[from] ferrite_meta::Error),
-    /// An adapter in software, or what stands behind its keys.
+    /// An adapter in software failed, or the memory behind its keys.
     #[cfg(feature = "rdma")]
     #[error("RDMA: {0}")]
     Rdma(String),
-    /// Something was measured that cannot be right.
+    /// A measured value that cannot be right.
     #[error("{0}")]
     Wrong(String),
     /// The server cannot be reached.
     #[error("server: {0}")]
     Net(#[from] ferrite_net::client::ConnectError),
-    /// A peer that it is compared with cannot be had.
+    /// A peer for a comparison is not available.
     #[error("{0}")]
     Peer(String),
     /// The system refused.
@@ -71,30 +71,30 @@ pub enum LabError {
     /// A file could not be read.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// A trace that is none.
+    /// A file that is not a trace.
     #[error("{path}: {source}", path = path.display())]
     Trace {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         source: ferrite_vfs::trace::TraceError,
     },
-    /// A trace in which nothing is written.
+    /// A trace without writes.
     #[error(
         "{path}: a trace with no writes: nothing was written while it was recorded, or the daemon was killed before \
          it passed on its \
          lines; record it again, and end it with `ferrite umount`", path = path.display()
     )]
     NoWrites {
-        /// Which one.
+        /// The file.
         path: PathBuf,
     },
-    /// Results that are none.
+    /// Text that is not a result.
     #[error("these are no results of the lab: {0}")]
     Json(#[from] serde_json::Error),
 }

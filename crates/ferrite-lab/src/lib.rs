@@ -27,15 +27,15 @@
 //! # Ok::<(), ferrite_lab::LabError>(())
 //! ```
 //!
-//! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and
-//! LevelDB; the figures of FileMR with the feature `rdma`, which is on; the NVMe engine (RUFS 10, 14, and 11 to 13 for
-//! the server alone) with the feature `nvme`, which needs a C++ compiler and RocksDB.
+//! YCSB on LevelDB (HashFS 13 and 14) needs the cargo feature `leveldb`, a C++ compiler and LevelDB; the figures of
+//! FileMR need the feature `rdma`, which is on by default; the NVMe engine (RUFS 10, 14, and 11 to 13 for the server
+//! alone) needs the feature `nvme`, a C++ compiler and RocksDB.
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` is included
 //! automatically.
 //!
-//! *Architecture invariant:* the engine and the library use nothing of this; only the program does, for `lab` and
-//! `bench`. *Architecture invariant:* no `unsafe`; code that needs it lies in `ferrite-pm`.
+//! *Architecture invariant:* the engine and the library do not depend on this crate; only the program does, for `lab`
+//! and `bench`. *Architecture invariant:* no `unsafe`; code that needs it lies in `ferrite-pm`.
 #![forbid(unsafe_code)]
 
 mod alloc;

@@ -1,9 +1,9 @@
-//! How an operation is timed: cold, hot, and against the clock's own cost.
+//! Timing of operations: cold, hot, and relative to the clock's own cost.
 //!
 //! *Cold*: before each single operation the structure (its area, its nodes, the allocator's bitmap) is flushed from all
-//! caches line by line, and a buffer larger than the private caches is read, so that what lies in DRAM is at best in
-//! the shared cache. Then the same operation runs on a small twin of the pool, so that code and stack are warm: what is
-//! left to miss is the structure.
+//! caches line by line, and a buffer larger than the private caches is read, so that data in DRAM is at best in the
+//! shared cache. Then the same operation runs on a small twin of the pool, so that code and stack are warm: only the
+//! structure is left to miss.
 //!
 //! *Hot*: many operations in batches; a sample is a batch's mean.
 
@@ -18,24 +18,24 @@ use crate::pool::{Pool, PoolPlan};
 use crate::structure::Structure;
 use ferrite_measure::{Rng, median};
 
-/// Twice the private caches of the CPUs we know, and more pages than they keep translations of.
+/// Twice the private caches of known CPUs, and more pages than their TLBs hold.
 const WALK_BYTES: usize = 8 << 20;
-/// Cold lookups that go before those that count: page tables and predictors settle.
+/// Cold lookups before those that count: page tables and predictors settle.
 const UNCOUNTED: u32 = 10;
 /// Pages of the twin's file.
 const TWIN_PAGES: u32 = 256;
 /// Operations of a hot batch.
 const BATCH: u32 = 500;
-/// The file experiments read, and the twin's.
+/// The file that experiments read, and the twin's.
 pub(crate) const FILE: u32 = 1;
-/// A file that is touched to take cursors elsewhere.
+/// A file that is touched to move cursors elsewhere.
 pub(crate) const DECOY: u32 = 2;
 /// A file that is appended to.
 pub(crate) const GROWING: u32 = 3;
 /// A file with holes that are filled.
 pub(crate) const SPARSE: u32 = 4;
 
-/// What reading the clock twice takes, in nanoseconds.
+/// Nanoseconds of two clock reads.
 pub(crate) fn clock_ns() -> f64 {
     static COST: OnceLock<f64> = OnceLock::new();
     *COST.get_or_init(|| {
@@ -49,7 +49,7 @@ pub(crate) fn clock_ns() -> f64 {
     })
 }
 
-/// Nanoseconds that `work` takes.
+/// Nanoseconds of `work`.
 #[inline]
 pub(crate) fn time(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
@@ -58,12 +58,12 @@ pub(crate) fn time(work: impl FnOnce()) -> f64 {
     (elapsed - clock_ns()).max(1.0)
 }
 
-/// What cold operations need besides the pool.
+/// The requirements of cold operations besides the pool.
 pub(crate) struct Cold {
     twin: Pool,
     twin_next: u32,
     walk: Vec<u64>,
-    /// Whether this CPU could evict.
+    /// Whether this CPU can evict lines.
     pub(crate) evicts: bool,
 }
 
@@ -72,8 +72,8 @@ impl Cold {
         Cold::with_walk(structure, WALK_BYTES)
     }
 
-    /// One that only flushes: the structure has left the caches, but not what leads to it, page tables above all. A
-    /// miss then takes less than half as long.
+    /// One that only flushes: the structure has left the caches, but not the path to it, above all page tables. A miss
+    /// then takes less than half as long.
     pub(crate) fn only_flushing(structure: Structure) -> Result<Cold, LabError> {
         Cold::with_walk(structure, 0)
     }
@@ -132,7 +132,7 @@ impl Cold {
         result
     }
 
-    /// Makes everything that a lookup of `count` pages needs cold, except code and stack.
+    /// Makes everything cold that a lookup of `count` pages needs, except code and stack.
     fn reset_to_look(&mut self, pool: &Pool, count: usize) {
         let mut rehearsed = vec![ferrite_map::PageWord::HOLE; count.min(TWIN_PAGES as usize)];
         self.reset(pool);
@@ -189,7 +189,7 @@ impl Cold {
 pub(crate) fn hot_looks(pool: &Pool, ino: u32, operations: u32, mut page: impl FnMut(u32) -> u32) -> Vec<f64> {
     let cache = TransCache::default();
     let batches = (operations / BATCH).max(2);
-    // One batch goes first, unmeasured: the file's structure comes into the caches with it.
+    // One batch runs first, unmeasured: it brings the file's structure into the caches.
     let mut number = 0;
     (0..=batches)
         .map(|_| {

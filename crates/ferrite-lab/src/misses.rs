@@ -1,10 +1,10 @@
-//! Cache misses of cold lookups, as the CPU counts them, where it does.
+//! Cache misses of cold lookups, on CPUs that count them.
 //!
-//! Contents: [`Counting`], counters around a piece of work; [`cold_note`] for figure 5 and [`miss_rows`] for
-//! `ferrite-lab bench mapping`. Lookups that are counted are not timed, and those that are timed are not counted, since
-//! reading a counter is a system call.
+//! Contents: [`Counting`], counters around a piece of work; [`cold_note`] for figure 5 and [`miss_rows`] for `ferrite
+//! bench mapping`. Counted lookups are not timed, and timed ones are not counted, because reading a counter is a system
+//! call.
 //!
-//! Invariant: what cannot be counted is said aloud, with the reason, and nothing fails for it.
+//! Invariant: events that cannot be counted are reported with the reason, and cause no failure.
 
 use ferrite_map::{Mapping, PageId};
 use ferrite_pm::{CpuEvent, EventCounter, EventError};
@@ -18,7 +18,7 @@ use crate::pool::Pool;
 use crate::structure::Structure;
 use ferrite_measure::mean;
 
-/// What is counted of a lookup.
+/// The events counted for a lookup.
 pub(crate) const MISSES: [CpuEvent; 2] = [CpuEvent::LastLevelMisses, CpuEvent::L1dReadMisses];
 /// How full the pools of [`miss_rows`] are.
 const FILL_PERCENT: u32 = 80;
@@ -29,7 +29,7 @@ const LOOKUPS_PER_ROUND: u32 = 20;
 pub(crate) struct Counting(Vec<EventCounter>);
 
 impl Counting {
-    /// Counters of these events, for this thread; the reason if one cannot be had.
+    /// Counters of these events, for this thread; the reason if one is unavailable.
     pub(crate) fn open(events: &[CpuEvent]) -> Result<Counting, EventError> {
         events
             .iter()
@@ -38,7 +38,7 @@ impl Counting {
             .map(Counting)
     }
 
-    /// How many of each `work` makes.
+    /// The number of each event during `work`.
     pub(crate) fn around(&self, work: impl FnOnce()) -> Result<Vec<u64>, EventError> {
         let read = || self.0.iter().map(EventCounter::read).collect::<Result<Vec<_>, _>>();
         let before = read()?;
@@ -51,7 +51,7 @@ impl Counting {
             .collect())
     }
 
-    /// What each of these lookups makes on average, cold. What is counted around no lookup at all is taken off.
+    /// The average events of each of these lookups, cold, minus the events counted around no lookup at all.
     pub(crate) fn cold_looks(
         &self,
         cold: &mut Cold,
@@ -81,12 +81,12 @@ impl Counting {
     }
 }
 
-/// Why cache misses are not counted here; nothing if they are.
+/// The reason why cache misses are not counted here; `None` if they are.
 pub fn uncounted() -> Option<String> {
     Counting::open(&MISSES).err().map(|why| why.to_string())
 }
 
-/// What cold lookups of these pages miss, in words; why that is not known, else.
+/// The misses of cold lookups of these pages, in words, or the reason why they are unknown.
 pub(crate) fn cold_note(
     structure: Structure,
     cold: &mut Cold,
@@ -114,7 +114,7 @@ pub struct MissRow {
     pub group: &'static str,
     /// Always "cold_misses".
     pub name: &'static str,
-    /// Of which mapping.
+    /// The mapping.
     pub structure: &'static str,
     /// Misses of the last-level cache for each lookup of a page at random.
     pub last_level_misses: f64,
@@ -126,8 +126,8 @@ pub struct MissRow {
     pub fill_percent: u32,
 }
 
-/// A row for each mapping, in one file that fills a pool at 80 %; an error of the counters where the CPU has none,
-/// before anything is done. `step` is told what begins.
+/// A row for each mapping, in one file that fills a pool at 80 %; an error of the counters if the CPU has none, before
+/// any work. Reports the beginning of each step to `step`.
 pub fn miss_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MissRow>, LabError> {
     let counting = Counting::open(&MISSES)?;
     let mut rows = Vec::new();
@@ -151,7 +151,7 @@ pub fn miss_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<Mis
     Ok(rows)
 }
 
-/// What is counted of cold lookups of a mapping, and the lines that they touch.
+/// The events counted for cold lookups of a mapping, and the lines that they touch.
 fn counted(plan: &ChurnPlan, mapping: Mapping, counting: &Counting) -> Result<(Vec<f64>, f64), LabError> {
     let pool = filled(mapping, plan, FILL_PERCENT)?;
     let mut cold = Cold::new(Structure::Product(mapping))?;
@@ -169,7 +169,7 @@ fn counted(plan: &ChurnPlan, mapping: Mapping, counting: &Counting) -> Result<(V
 mod tests {
     use super::*;
 
-    /// Counters of an event that every machine has; nothing where not even that may be counted.
+    /// Counters of an event that every machine has; `None` where even that may not be counted.
     fn faults() -> Option<Counting> {
         match Counting::open(&[CpuEvent::PageFaults, CpuEvent::PageFaults]) {
             Ok(counting) => Some(counting),
@@ -193,8 +193,7 @@ mod tests {
         );
     }
 
-    /// The way that misses go, with an event that every machine has: lookups of memory that is there fault next to
-    /// never.
+    /// The path of cache misses, with an event that every machine has: lookups of resident memory fault next to never.
     #[test]
     fn cold_lookups_are_counted_for_every_mapping() {
         let Some(counting) = faults() else { return };
@@ -208,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Misses are counted, or it is said why not.
+    /// Misses are counted, or the reason is reported.
     #[test]
     fn where_nothing_counts_misses_it_is_said_aloud() {
         let structure = Structure::Product(Mapping::Hashfs);

@@ -1,10 +1,9 @@
-//! File-system mixes after filebench's: what HashFS figure 12, HDPM figures 7 and 8 and `ferrite-lab bench mixes` do to a
-//! pool, to a mapping alone, or to whatever else is a [`Store`].
+//! File-system mixes after filebench's: the operations of HashFS figure 12, HDPM figures 7 and 8 and `ferrite bench
+//! mixes` on a pool, on a mapping alone, or on any other [`Store`].
 //!
 //! *fileserver*, a turn: make a file and write it whole, add 16 KiB, read one whole, remove one, stat one. *webproxy*:
 //! remove, make and fill one, read five, add to a log. *varmail*: remove one; make one, fill it; read one, add to it;
-//! read one. Files have 128, 64 and 32 KiB on average; there are fewer of them than in the papers, so that memory
-//! suffices.
+//! read one. Files have 128, 64 and 32 KiB on average; they are fewer than in the papers, so that memory suffices.
 
 use std::time::Duration;
 
@@ -20,12 +19,12 @@ use crate::pool::Pool;
 
 /// Mean size of an addition.
 const WRITE_BYTES: u64 = 16 << 10;
-/// A file is not added to beyond this; it is made anew.
+/// Additions end at this size; then the file is made again.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// The same for the log of webproxy.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// A mix; the module's head says what each does.
+/// A mix; the module's head describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
     /// Files are written whole.
@@ -53,20 +52,20 @@ impl Mix {
         }
     }
 
-    /// The longest that a file gets, or is added at once, in bytes.
+    /// The longest file or single addition, in bytes.
     pub fn largest_bytes(self) -> usize {
         (2 * self.mean_bytes().max(WRITE_BYTES) + FILE_BYTES_MAX).max(LOG_BYTES_MAX + 2 * WRITE_BYTES) as usize
     }
 }
 
-/// What a mix is done to. Each thread has files of its own, which are numbered; number 0 is the log. What fails does so
-/// with the store's reason.
+/// A target of a mix. Each thread has files of its own, which are numbered; number 0 is the log. A call that fails
+/// returns the store's reason.
 pub trait Store: Sync {
     /// Removes a file.
     fn remove(&self, thread: usize, file: u32) -> Result<(), LabError>;
-    /// Makes a file with so many bytes in it.
+    /// Makes a file of this many bytes.
     fn create(&self, thread: usize, file: u32, bytes: u64) -> Result<(), LabError>;
-    /// Adds so many bytes to a file, durably where the store can. Returns its size then, in bytes.
+    /// Adds this many bytes to a file, durably if the store can. Returns its new size in bytes.
     fn append(&self, thread: usize, file: u32, bytes: u64) -> Result<u64, LabError>;
     /// Reads all of a file.
     fn read(&self, thread: usize, file: u32) -> Result<(), LabError>;
@@ -123,10 +122,10 @@ pub(crate) fn turn(store: &dyn Store, mix: Mix, thread: usize, files: u32, rng: 
     }
 }
 
-/// Turns a second of `threads` threads in one round, each on its own files.
+/// Turns per second of `threads` threads in one round, each on its own files.
 ///
 /// # Errors
-/// The first of a turn.
+/// The first error of a turn.
 pub fn rate(
     store: &dyn Store,
     mix: Mix,
@@ -145,12 +144,12 @@ pub fn rate(
 pub struct Whole {
     engine: Engine,
     dirs: Vec<Ino>,
-    /// For each thread: what is written, and where reads go.
+    /// For each thread: the data to write, and the buffer for reads.
     buffers: Vec<Mutex<(Vec<u8>, Vec<u8>)>>,
 }
 
 impl Whole {
-    /// A pool that has room for three times the files of so many threads.
+    /// A pool with room for three times the files of so many threads.
     ///
     /// # Errors
     /// See [`engine_in_memory`].
@@ -178,7 +177,7 @@ impl Whole {
         })
     }
 
-    /// How many of the pool's blocks are in use, in percent.
+    /// The share of the pool's blocks in use, in percent.
     ///
     /// # Errors
     /// The engine's.
@@ -187,7 +186,7 @@ impl Whole {
         Ok(((space.blocks - space.blocks_free) * 100 / space.blocks.max(1)) as u32)
     }
 
-    /// What it is all done to.
+    /// The engine below.
     #[cfg(feature = "rdma")]
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
@@ -248,7 +247,7 @@ impl Store for Whole {
     }
 }
 
-/// A mapping alone: what the mix does to it, without names and data.
+/// A mapping alone: the mix's operations on it, without names and data.
 pub(crate) struct MapOnly {
     pool: Pool,
     files: u32,
@@ -265,7 +264,7 @@ impl MapOnly {
         }
     }
 
-    /// Blocks that the files of a mix may come to need.
+    /// Blocks that the files of a mix may need.
     pub(crate) fn blocks_for(mix: Mix, threads: usize, files: u32) -> u32 {
         let bytes = mix.mean_bytes() * u64::from(files + 8) + LOG_BYTES_MAX;
         (bytes * threads as u64 * 2 / BLOCK_BYTES) as u32 + 1024

@@ -1,4 +1,4 @@
-//! How much an experiment does.
+//! The size of an experiment.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Sizes and counts of a run. All of it is printed with the results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Pages of the file that the paper makes 1 GiB long.
     pub file_pages: u32,
@@ -15,8 +15,8 @@ pub struct Plan {
     pub large_file_pages: u32,
     /// Data blocks of the pool that is filled to 95 %.
     pub pool_blocks: u32,
-    /// Times that a mapping alone is measured, each on fresh pools: where memory lies makes more of a difference than
-    /// chance does.
+    /// Times that a mapping alone is measured, each on fresh pools: the placement of memory matters more than chance
+    /// does.
     pub pools: u32,
     /// Cold operations of each kind, on each pool.
     pub cold_samples: u32,
@@ -33,7 +33,7 @@ pub struct Plan {
     /// Pairs of 1 KiB that YCSB begins with (the paper's: 1.6 million); fewer where memory does not suffice.
     #[serde(default)]
     pub ycsb_pairs: u32,
-    /// Rounds of each workload of YCSB: many short ones, since a throughput with several threads scatters.
+    /// Rounds of each workload of YCSB: many short ones, because a throughput with several threads varies.
     #[serde(default)]
     pub ycsb_rounds: u32,
     /// Operations of such a round.
@@ -46,7 +46,7 @@ pub struct Plan {
     pub media_extra_ns: f64,
     /// Seed of everything random.
     pub seed: u64,
-    /// Users' own traces, for the figure of recorded programs to show beside those that are kept.
+    /// Users' own traces, for the figure of recorded programs to show beside the stored ones.
     #[serde(default)]
     pub traces: Vec<PathBuf>,
 }
@@ -97,7 +97,7 @@ impl Plan {
         }
     }
 
-    /// As small as it can be and still run; for tests. Its numbers mean nothing.
+    /// The smallest possible run; for tests. Its numbers mean nothing.
     pub fn tiny() -> Plan {
         Plan {
             name: "tiny".into(),
@@ -118,8 +118,8 @@ impl Plan {
         }
     }
 
-    /// In what its sizes differ from the papers', for the report; and whether the media model is in force, which is up
-    /// to the figure.
+    /// The differences of its sizes from the papers', for the report; and whether the media model applies, which
+    /// depends on the figure.
     pub(crate) fn scale(&self, applies_media: bool) -> String {
         let mib = |pages: u32| u64::from(pages) * 4096 / (1 << 20);
         let media = match (self.media_extra_ns > 0.0, applies_media) {

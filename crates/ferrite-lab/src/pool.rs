@@ -24,7 +24,7 @@ const RING_BYTES: u64 = 256 << 10;
 pub(crate) const INODES: u32 = 1 << 14;
 /// Pages of one transaction while a file is filled.
 const FILL_PAGES: u32 = 64;
-/// Times that a full mapping is asked to make room for one change.
+/// Attempts to make room in a full mapping for one change.
 const ROOM_TRIES: u32 = 1000;
 
 /// The parameters of a pool.
@@ -34,15 +34,15 @@ pub(crate) struct PoolPlan {
     pub(crate) blocks: u32,
     /// See [`crate::alloc`].
     pub(crate) score: f64,
-    /// Threads that change it at a time.
+    /// Threads that change it at the same time.
     pub(crate) lanes: usize,
     pub(crate) seed: u64,
 }
 
-/// How a pool differs from a structure's defaults.
+/// Deviations of a pool from a structure's defaults.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Special {
-    /// Entries of the area, instead of the number that belongs to the blocks.
+    /// Entries of the area, instead of the default for the blocks.
     pub(crate) slots: Option<u64>,
     /// Ferrite's free map for any structure, its free blocks in chunks of this many; [`PoolPlan::score`] does not
     /// apply, and the blocks between chunks are taken from the plan's.
@@ -50,7 +50,7 @@ pub(crate) struct Special {
     /// Memory is allocated for the structure's area only. For structures that put nothing into data blocks.
     pub(crate) bare_data: bool,
     /// A change is durable with its record, as in Ferrite's journal: one fence, and its lines are written back later,
-    /// each once for many changes. Otherwise it pays two, as in the papers' test bed.
+    /// each once for many changes. Otherwise it pays for two fences, as in the papers' test bed.
     pub(crate) one_fence: bool,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Pool {
     parts: Parts,
     pub(crate) structure: Structure,
     area_bytes: u64,
-    /// Blocks that were asked for, and those in use from the start.
+    /// Requested blocks, and those in use from the start.
     usable: u64,
     separators: u64,
     lanes: Vec<Mutex<Lane>>,
@@ -93,7 +93,7 @@ impl Pool {
         Pool::special(structure, plan, Special::default())
     }
 
-    /// An empty pool that differs from the usual.
+    /// An empty pool that deviates from the defaults.
     pub(crate) fn special(structure: Structure, plan: PoolPlan, special: Special) -> Result<Pool, LabError> {
         let placement = structure.placement();
         let score = if placement == Placement::ByHash || special.chunk_blocks.is_some() {
@@ -105,8 +105,8 @@ impl Pool {
         let rings = plan.lanes as u64 * RING_BYTES;
         let bitmap = BLOCK_BYTES + rings;
         let area_offset = (bitmap + Papers::bitmap_bytes(u64::from(blocks))).next_multiple_of(BLOCK_BYTES);
-        // Separators hold no page: a table is sized by the blocks that can be used, so that its load is what it would
-        // be without.
+        // Separators hold no page: the table is sized by the usable blocks, so that its load is the same as without
+        // separators.
         let slots = special
             .slots
             .unwrap_or_else(|| structure.slots_for(plan.blocks, INODES));
@@ -162,7 +162,7 @@ impl Pool {
 
     /// A transaction in `lane`.
     pub(crate) fn tx(&self, lane: usize) -> LabTx<'_> {
-        // Passed first: what the transaction reads must stay where it is.
+        // Passed first: the data that the transaction reads must stay in place.
         let passage = self.map.gate().map(|gate| gate.pass());
         LabTx::new(&self.parts, self.lanes[lane].lock(), passage)
     }
@@ -175,7 +175,7 @@ impl Pool {
         }
     }
 
-    /// Moves entries until no more moves are wanted; false if nothing moved.
+    /// Moves entries until the mapping wants no more moves; false if nothing moved.
     fn make_room(&self, lane: usize) -> Result<bool, MapError> {
         let mut moved = false;
         for _ in 0..ROOM_TRIES {
@@ -193,7 +193,7 @@ impl Pool {
         Ok(moved)
     }
 
-    /// Commits what `change` does; a full mapping may move entries first, as in the engine.
+    /// Commits the changes of `change`; a full mapping may move entries first, as in the engine.
     pub(crate) fn change<T>(
         &self,
         lane: usize,
@@ -226,7 +226,7 @@ impl Pool {
         }
     }
 
-    /// Maps `count` pages to blocks of the mapping's choice, in one transaction.
+    /// Maps `count` pages to blocks that the mapping chooses, in one transaction.
     pub(crate) fn insert(&self, lane: usize, ino: u32, lblk: u32, count: u32) -> Result<(), LabError> {
         self.change(lane, |tx| {
             for lblk in lblk..lblk + count {
@@ -261,7 +261,7 @@ impl Pool {
         done
     }
 
-    /// Maps the pages `first..end` that `wanted` names, without paying for durability.
+    /// Maps the pages of `first..end` for which `wanted` is true, without paying for durability.
     pub(crate) fn fill(&self, ino: u32, first: u32, end: u32, wanted: impl Fn(u32) -> bool) -> Result<(), LabError> {
         self.unpaid(|| {
             (first..end).step_by(FILL_PAGES as usize).try_for_each(|at| {
@@ -304,7 +304,7 @@ impl Pool {
     }
 
     /// Caches the translations of the area's huge pages again, without any of its lines: flushing a large table takes
-    /// so long that another process often has the core in between.
+    /// so long that another process often gets the core in between.
     pub(crate) fn recall_translations(&self) {
         let (first, end) = (self.geometry.area_offset, self.geometry.area_offset + self.area_bytes);
         // The area may end in a page that no step touches.

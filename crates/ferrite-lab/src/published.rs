@@ -1,23 +1,22 @@
-//! Our mappings beside what the papers' own published code takes for the same work, alone, on a machine of this kind.
+//! Our mappings beside the papers' own published code for the same work, alone, on a machine of this kind.
 //!
 //! Contents: [`published_rows`], and the papers' figures as constants. One file in its own pool, mapped page by
 //! page in order, each page a durable transaction as Ferrite's journal makes it, with one fence; then lookups of single
 //! pages, and of eight. Everything is one thread on DRAM, in pages of 2 MiB where the system provides them.
 //!
-//! The papers' code does not run here, so the machine may be another one today: a dependent miss is measured beside the
-//! one that was measured then, and a miss after a flush. Those two rows are no comparisons but the scale of all others.
-//! A miss after a flush took there what it takes here if nothing but the flush is done, so *cold* is that here;
-//! elsewhere in the lab it is more.
+//! The papers' code does not run here, so the machine may be another one today: the rows include a dependent miss
+//! beside the one measured then, and a miss after a flush. Those two rows are not comparisons but the scale of all
+//! others. A miss after a flush took there what it takes here if nothing but the flush is done, so *cold* means that
+//! here; elsewhere in the lab it means more.
 //!
 //! Tables have as many blocks as the plan says, and other files' pages fill them first, so that the file's keys are the
 //! ones that were crowded out. HashFS gets one slot for each block here, as in the papers' code, not 1.25 as in a pool:
 //! so 95 % of the blocks are 95 % of the table.
 //!
-//! Trees get a pool that the file fills up to [`FILL_PERCENT`]; Ferrite's free map, which is cut into chunks, decides
-//! how long its runs are.
+//! Trees get a pool that the file fills up to [`FILL_PERCENT`]; Ferrite's free map, which is cut into chunks,
+//! determines the lengths of its runs.
 //!
-//! Invariant: a page that is looked up is mapped, one that is said to be absent is not; both are verified before a row
-//! counts.
+//! Invariant: a page in a lookup is mapped, one that counts as absent is not; both are verified before a row counts.
 
 use std::hint::black_box;
 
@@ -31,7 +30,7 @@ use crate::pool::{INODES, Pool, PoolPlan, Special};
 use crate::structure::Structure;
 use ferrite_measure::{Rng, mean, median};
 
-/// How full a pool is where the papers' figures do not say.
+/// Fill of a pool where the papers' figures do not state one.
 const FILL_PERCENT: u32 = 80;
 /// Pages of each file that fills up a table.
 const FILLER_PAGES: u32 = 1024;
@@ -51,9 +50,9 @@ const CHASE_BATCHES: u32 = 100;
 const COLD_TIMES: u32 = 5;
 /// The first of the other files.
 const FIRST_FILLER: u32 = 16;
-/// What a dependent miss to DRAM took when the papers' code was run.
+/// Nanoseconds of a dependent miss to DRAM in the run of the papers' code.
 const PUBLISHED_MISS_NS: f64 = 163.0;
-/// And a miss to a line that was flushed: the lower end.
+/// And of a miss to a flushed line: the lower end.
 const PUBLISHED_FLUSHED_MISS_NS: f64 = 138.0;
 /// No slower.
 const REQUIRED_RATIO: f64 = 1.0;
@@ -73,9 +72,9 @@ enum Kind {
     Random,
     /// Lookups past its end.
     Absent,
-    /// One lookup after everything was flushed.
+    /// One lookup after a flush of everything.
     Cold,
-    /// Lookups of eight pages in a row, anywhere in the file; for one page.
+    /// Lookups of eight pages in a row, anywhere in the file; time per page.
     Vector,
 }
 
@@ -105,19 +104,19 @@ pub const PUBLISHED_ROWS: &[&str] = &[
 const MISS: &str = "published_miss";
 const FLUSHED_MISS: &str = "published_miss_flushed";
 
-/// The papers' code for one structure, and which of ours it is compared with.
+/// The papers' code for one structure, and its counterpart here.
 struct Peer {
     structure: Structure,
     /// Share of the blocks that hold pages.
     fill_percent: u32,
-    /// Length of the runs in which the free map deals out blocks; not for HashFS, which asks no free map.
+    /// Length of the runs in which the free map deals out blocks; not for HashFS, which uses no free map.
     run_blocks: u64,
     /// Whether ours must not be slower in inserts: see `docs/mappings.md`, "Against the papers' own code".
     inserts_required: bool,
     /// The same in lookups.
     lookups_required: bool,
-    /// Nanoseconds of the papers' published code, which was run alone on a machine of this kind: 1 GiB in a table of 4
-    /// Mi blocks, one thread, DRAM, pages of 2 MiB. The lower end where it gave a range.
+    /// Nanoseconds of the papers' published code, which ran alone on a machine of this kind: 1 GiB in a table of 4 Mi
+    /// blocks, one thread, DRAM, pages of 2 MiB. The lower end of a range.
     ns: [Option<f64>; KINDS.len()],
 }
 
@@ -218,7 +217,7 @@ const PEERS: [Peer; 11] = [
     },
 ];
 
-/// All structures compared with the papers' code, and what a miss costs today. `step` is called when each begins.
+/// All structures compared with the papers' code, and the cost of a miss today. `step` is called when each begins.
 pub fn published_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MappingRow>, LabError> {
     step("a dependent miss");
     let mut rows = miss_rows(plan)?;
@@ -381,8 +380,8 @@ impl Alone {
     }
 }
 
-/// How far this machine is from the one that the papers' code ran on: a walk in which each load names the place of the
-/// next, and loads of lines that were flushed.
+/// The difference between this machine and the one of the papers' code: a walk in which each load names the place of
+/// the next, and loads of flushed lines.
 fn miss_rows(plan: &ChurnPlan) -> Result<Vec<MappingRow>, LabError> {
     let region = Region::anonymous(u64::from(plan.file_pages) * CHASE_BYTES_PER_PAGE)?;
     let lines = random_pages((region.len() / LINE_BYTES) as u32, plan.seed);
@@ -404,7 +403,7 @@ fn miss_rows(plan: &ChurnPlan) -> Result<Vec<MappingRow>, LabError> {
     let flushed: Vec<f64> = places
         .take(CHASE_BATCHES as usize)
         .map(|at| {
-            // So that its page's translation is cached.
+            // To cache the translation of its page.
             black_box(region.load(at));
             region.evict(at, LINE_BYTES);
             time(|| {
@@ -455,8 +454,7 @@ mod tests {
         assert!([50, 80, 95].iter().all(|fill| fills.contains(fill)), "{fills:?}");
     }
 
-    /// What is durable when an insert returns is what Ferrite's journal makes so: the record, by one fence. New nodes
-    /// have one of their own.
+    /// An insert returns with the durability of Ferrite's journal: the record, by one fence. New nodes have their own.
     #[test]
     fn an_insert_pays_one_fence() {
         let plan = ChurnPlan::tiny();
@@ -476,7 +474,7 @@ mod tests {
         }
     }
 
-    /// The file lies as the row says. Nodes cut a run where they take the block after it.
+    /// The layout of the file matches the row. Nodes split a run where they take the block after it.
     #[test]
     fn files_have_the_runs_they_claim() {
         let plan = ChurnPlan::tiny();
@@ -491,7 +489,7 @@ mod tests {
                 (_, 8) => 7.8..8.1,
                 // A radix tree takes a node for every 512 pages.
                 ("radix", _) => 256.0..513.0,
-                // An insert that must wait for room gives its block back; the next one takes the block after it.
+                // An insert that must wait for room releases its block; the next one takes the block after it.
                 ("level", _) => 64.0..5000.0,
                 _ => 1024.0..5000.0,
             };
@@ -499,7 +497,7 @@ mod tests {
         }
     }
 
-    /// 95 % full means the table: nothing of it is left over that a pool would have.
+    /// 95 % full refers to the table: it has no slots beyond the blocks, unlike a pool.
     #[test]
     fn hashfs_has_a_slot_a_block() {
         let plan = ChurnPlan::tiny();

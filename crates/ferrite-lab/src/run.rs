@@ -1,4 +1,4 @@
-//! The lab's door: what there is, running it, and results as JSON.
+//! The entry points of the lab: the list of figures, their runs, and results as JSON.
 
 use std::time::Instant;
 
@@ -13,13 +13,13 @@ pub fn list() -> Vec<FigureInfo> {
     FIGURES.iter().map(|figure| figure.info()).collect()
 }
 
-/// What this build lacks to run the figure of that id, and the mend.
+/// The feature that this build lacks to run the figure of that id, and the remedy.
 pub fn lacks(id: &str) -> Option<&'static str> {
     lacking(id)
 }
 
-/// Runs figures by id; `all` is each of them that this build has ([`lacks`]). Takes minutes, memory for the largest
-/// pool, and as many threads as the plan says.
+/// Runs figures by id; `all` stands for each figure that this build can run ([`lacks`]). Takes minutes, memory for the
+/// largest pool, and as many threads as the plan says.
 pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec<FigureResult>, LabError> {
     let mut chosen = Vec::new();
     for &id in ids {
@@ -38,7 +38,7 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
             None => return Err(LabError::UnknownFigure(id.to_string())),
         }
     }
-    // Before the minutes of work, not after them.
+    // Before the minutes of work, not after.
     for path in &plan.traces {
         crate::traces::read(path)?;
     }
@@ -72,7 +72,7 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
     Ok(results)
 }
 
-/// Judges results again by their data, as this build judges.
+/// Judges results again from their data, by the rules of this build.
 pub fn judge_again(results: &mut [FigureResult]) {
     for result in results {
         if let Some(figure) = FIGURES.iter().find(|figure| figure.id == result.info.id) {
@@ -81,8 +81,8 @@ pub fn judge_again(results: &mut [FigureResult]) {
     }
 }
 
-/// The results of two runs as one: of a figure that both have, the newer. In the papers' order; figures that this build
-/// does not know come last.
+/// Merges the results of two runs: for a figure in both, the newer counts. In the papers' order; figures that this
+/// build does not know come last.
 pub fn merge(earlier: Vec<FigureResult>, newer: Vec<FigureResult>) -> Vec<FigureResult> {
     let is_newer = |result: &FigureResult| newer.iter().any(|one| one.info.id == result.info.id);
     let mut all: Vec<FigureResult> = earlier.into_iter().filter(|result| !is_newer(result)).collect();

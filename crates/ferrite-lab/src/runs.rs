@@ -1,8 +1,8 @@
-//! How long the runs of consecutive blocks are that files written in order get, on a pool that has aged.
+//! The lengths of runs of consecutive blocks that files written in order get, on an aged pool.
 //!
-//! Contents: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; half of them
-//! are deleted and others written, repeatedly, until the pool is full up to a little below the wanted share. Then some
-//! files are written in order, up to that share, and their runs counted.
+//! Contents: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; half of them are
+//! deleted and others written, repeatedly, until the pool is filled to a little below the target. Then some files are
+//! written in order, up to that target, and their runs counted.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
 use ferrite_measure::Rng;
 
-/// Fill of the pool after the files that count have been written.
+/// Fill of the pool after the counted files have been written.
 const FILL_PERCENT: u64 = 80;
 /// Share of the pool that these files take.
 const COUNTED_PERCENT: u64 = 4;

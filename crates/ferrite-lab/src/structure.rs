@@ -1,4 +1,4 @@
-//! What can be measured: every mapping that `ferrite-map` lists, and the lab's baselines.
+//! Structures that the lab measures: every mapping that `ferrite-map` lists, and the lab's baselines.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::baselines::{extents::ExtentTree, level::LevelHash, tombstones::Tombst
 /// A mapping structure of the lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Structure {
-    /// One that a pool can be made with.
+    /// A mapping with which a pool can be made.
     Product(Mapping),
     /// HashFS as published: tombstones, as many slots as blocks.
     Tombstones,
@@ -22,7 +22,7 @@ pub(crate) enum Structure {
     InPlace,
 }
 
-/// What chooses a page's block.
+/// The chooser of a page's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// The hash: the layout score does not apply.
@@ -34,7 +34,7 @@ pub(crate) enum Placement {
 }
 
 impl Structure {
-    /// Those whose figures the paper shows, and ours: all mappings of a pool, and a tree in place if none of these is
+    /// Structures in the paper's figures, and ours: all mappings of a pool, and a tree in place if none of these is
     /// one.
     pub(crate) fn contenders() -> Vec<Structure> {
         let mut all: Vec<Structure> = Mapping::ALL.iter().copied().map(Structure::Product).collect();

@@ -1,13 +1,13 @@
-//! A transaction of the lab: what a change costs with a journal, and nothing else.
+//! A transaction of the lab: the cost of a change with a journal, and nothing else.
 //!
-//! Contents: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any,
-//! streams a redo record and fences, sets the words in place, writes their lines back and fences again; so a change
-//! pays two fences, as a change in the paper's test bed pays its undo log and its write-back. [`Durable`] says what of
-//! that is left out.
+//! Contents: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes, if any, and fences, streams a redo
+//! record and fences, sets the words in place, writes their lines back and fences again; so a change pays for two
+//! fences, as a change in the paper's test bed pays for its undo log and its write-back. [`Durable`] says which of
+//! these a commit omits.
 //!
-//! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was
-//! freed is reused only after the words are set. The gate, if the mapping has one, is held from the first call to after
-//! the commit.
+//! Invariants: a lane has one transaction at a time. Dropping a transaction releases its claims; freed blocks are
+//! reused only after the words are set. The gate, if the mapping has one, is held from the first call until after the
+//! commit.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -20,10 +20,10 @@ use rustc_hash::FxHashMap;
 
 use crate::alloc::{BLOCK_BYTES, Blocks};
 
-/// Words that are searched one by one; more get an index.
+/// Up to this many words are searched one by one; more get an index.
 const SHORT: usize = 24;
 
-/// What a commit pays for.
+/// The durability that a commit pays for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Durable {
     /// Nothing: a pool is being filled.
@@ -34,7 +34,7 @@ pub(crate) enum Durable {
     InPlace,
 }
 
-/// What a transaction works on.
+/// The objects of a transaction.
 pub(crate) struct Parts {
     pub(crate) region: Arc<Region>,
     pub(crate) map: Box<dyn Measured>,
@@ -60,7 +60,7 @@ impl Parts {
 pub(crate) struct Lane {
     ring_offset: u64,
     ring_bytes: u64,
-    /// Where in the ring the next record goes.
+    /// Position of the next record in the ring.
     at: u64,
     words: Vec<StoredWord>,
     index: FxHashMap<u64, u64>,
@@ -80,12 +80,12 @@ pub(crate) struct LabTx<'p> {
 }
 
 impl<'p> LabTx<'p> {
-    /// In `lane`, with the gate's passage unless the caller has the gate alone.
+    /// In `lane`, with the gate's passage unless the caller holds the gate exclusively.
     pub(crate) fn new(pool: &'p Parts, lane: MutexGuard<'p, Lane>, passage: Option<Passage<'p>>) -> Self {
         LabTx { pool, lane, passage }
     }
 
-    /// Sets the words and frees what was freed.
+    /// Sets the words and releases the freed blocks.
     pub(crate) fn commit(mut self, durable: Durable) -> Result<(), MapError> {
         let lane = &mut *self.lane;
         let region = &self.pool.region;
@@ -128,7 +128,7 @@ impl<'p> LabTx<'p> {
         Ok(())
     }
 
-    /// Notes a block that was taken, by its index, and gives its number.
+    /// Records a block that was taken, by its index, and returns its number.
     fn take(&mut self, index: Option<u64>) -> Result<BlockNo, MapError> {
         let block = self
             .pool
@@ -188,7 +188,7 @@ impl Lane {
 
 impl Drop for LabTx<'_> {
     fn drop(&mut self) {
-        // Nothing is left here after a commit.
+        // Empty after a commit.
         while let Some(resource) = self.lane.claimed.pop() {
             self.pool.release(resource);
         }

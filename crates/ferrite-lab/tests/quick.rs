@@ -50,7 +50,7 @@ fn two_figures_run_and_are_reported() {
         }
     }
     assert_eq!(page.matches("<svg").count(), 2);
-    // Self-contained: nothing is loaded from anywhere.
+    // Self-contained: the page loads nothing.
     assert!(!page.contains("src=") && !page.contains("href="));
 }
 
@@ -67,8 +67,8 @@ fn every_figure_runs() {
             points.map(|point| (panel.unit.as_str(), point))
         });
         for (unit, point) in points {
-            // None of a program's updates may be small, and a cache may know none of its accesses; whatever else is
-            // measured takes something.
+            // A program may have no small updates, and a cache may know none of its accesses; all other measurements
+            // take some time.
             let none = ["% of updates", "% of accesses"].contains(&unit) && point.median == 0.0;
             assert!(
                 point.median.is_finite() && (point.median > 0.0 || none),
@@ -85,7 +85,7 @@ fn every_figure_runs() {
     }
 }
 
-/// A slower medium shows in the figures that say so, and in no other.
+/// A slower medium shows in the figures that declare it, and in no other.
 #[test]
 fn the_media_model_adds_to_cold_operations_and_each_figure_says_whether() {
     let plan = Plan {
@@ -113,7 +113,7 @@ fn the_media_model_adds_to_cold_operations_and_each_figure_says_whether() {
     }
 }
 
-/// One figure that is run again takes the place of its earlier result; the others stay.
+/// A figure that is run again replaces its earlier result; the others stay.
 #[test]
 fn results_of_two_runs_merge_by_figure() {
     let run = |ids: &[&str], seed| {
@@ -135,7 +135,7 @@ fn unknown_figures_are_refused_before_anything_runs() {
     assert!(matches!(result, Err(LabError::UnknownFigure(id)) if id == "hashfs-99"));
 }
 
-/// What is listed and cannot be run here says so at once, and how to get it; it keeps nobody from running the others.
+/// A listed figure that cannot run here says so at once, and how to get it; the others still run.
 #[test]
 fn figures_that_this_build_lacks_are_refused_with_the_mend() {
     let ycsb = ["hashfs-13", "hashfs-14"];
@@ -183,8 +183,8 @@ fn figures_that_this_build_lacks_are_refused_with_the_mend() {
     }
 }
 
-/// What `ferrite-lab run all --quick` promises. Meant for a release build on a machine that has little else to do:
-/// `cargo test --release -p ferrite-lab --test quick -- --ignored`, which `make soak` does. Leaves `report.html` and
+/// The promise of `ferrite-lab run all --quick`. Meant for a release build on a machine with little other load: `cargo
+/// test --release -p ferrite-lab --test quick -- --ignored`, which `make soak` does. Leaves `report.html` and
 /// `results.json` in the directory that `FERRITE_LAB_OUT` names.
 #[test]
 #[ignore = "minutes long; wants a release build"]

@@ -430,7 +430,9 @@ fn comments_are_in_plain_english() {
                 None => "",
             })
             .collect();
-        let found = paragraphs(&comments.join("\n")).into_iter().flat_map(|paragraph| idioms(&paragraph));
+        let found = paragraphs(&comments.join("\n"))
+            .into_iter()
+            .flat_map(|paragraph| idioms(&paragraph));
         findings.extend(found.map(|what| format!("{}: {what}", path.display())));
     }
     complain("words", &findings);

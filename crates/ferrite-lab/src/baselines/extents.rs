@@ -10,7 +10,7 @@
 //! they are empty, and never merged.
 //!
 //! Invariants: blocks that a lookup follows are data blocks, and levels decrease on the way down; so lookups end,
-//! whatever they meet.
+//! whatever they read.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ use crate::alloc::BLOCK_BYTES;
 
 /// Entries of a node.
 const ENTRIES: u64 = (NODE_WORDS - 2) / 2;
-/// A change adds two at most; a node that could not take them is split first.
+/// A change adds at most two; a node without room for them is split first.
 const ROOMY: u64 = ENTRIES - 2;
 /// Levels that no file can reach.
 const LEVELS_MAX: u64 = 6;
@@ -42,7 +42,7 @@ pub(crate) struct ExtentTree {
 /// Nodes from the root to a leaf, and which entry of each was followed.
 type Way = Vec<(BlockNo, u64)>;
 
-/// What a search in one node found.
+/// The result of a search in one node.
 #[derive(Debug, Clone, Copy)]
 struct Hit {
     level: u64,
@@ -71,7 +71,7 @@ impl Entry {
     }
 }
 
-/// Searches the node whose words `word` gives.
+/// Searches the node with the words that `word` returns.
 #[inline]
 fn search(lblk: Lblk, word: impl Fn(u64) -> u64) -> Hit {
     let head = word(0);
@@ -85,7 +85,7 @@ fn search(lblk: Lblk, word: impl Fn(u64) -> u64) -> Hit {
             high = middle;
         }
     }
-    // Below the first of an inner node is its first child's.
+    // The first entry of an inner node also covers all pages below it.
     let at = if low == 0 && level > 0 && count > 0 {
         Some(0)
     } else {
@@ -107,7 +107,7 @@ fn offset(node: BlockNo, word: u64) -> u64 {
     u64::from(node) * BLOCK_BYTES + word * 8
 }
 
-/// What a node says about itself.
+/// The header of a node.
 struct Head {
     /// Number of its entries.
     count: u64,
@@ -138,7 +138,7 @@ fn write_entry(tx: &mut dyn MapTx, node: BlockNo, at: u64, entry: Entry) {
     tx.set_word(offset(node, 3 + at * 2), entry.word);
 }
 
-/// Replaces `gone` entries from `at` on by `new`. Returns how many the node has then.
+/// Replaces `gone` entries from `at` on by `new`. Returns the number of entries afterwards.
 fn splice(tx: &mut dyn MapTx, node: BlockNo, at: u64, gone: u64, new: &[Entry]) -> u64 {
     let Head { count, level } = head(tx, node);
     let rest: Vec<Entry> = if new.len() as u64 == gone {
@@ -229,7 +229,7 @@ impl ExtentTree {
         }
         let mut path = Vec::new();
         loop {
-            // What Strata pays for a node it changes: finding its page.
+            // Strata's cost for a node that it changes: finding its page.
             if let Some(cache) = &self.cache {
                 cache.with(&self.region, node, |_| ());
             }

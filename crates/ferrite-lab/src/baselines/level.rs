@@ -1,12 +1,13 @@
-//! Level hashing, unmodified (HashFS §4.9): two levels of buckets, two hashes, resized by a level when it is full.
+//! Level hashing, unmodified (HashFS §4.9): two levels of buckets, two hashes, resized by a level when full.
 //!
-//! Nothing here is fitted to a file system: no vectors, no cached translations, no size known in advance. A bucket is a
-//! line of four keys and their words. Level *k* has `base << k` buckets; the two in use are named by the header. A page
-//! may lie in two buckets of the upper level, or in the two below them. When all four are full, one page is moved to
-//! its other bucket of the same level; if none can be, the next level is taken into use, and the pages of the lowest go
-//! there.
+//! Nothing here is adapted to a file system: no vectors, no cached translations, no size known in advance. A bucket is
+//! a line of four keys and their words. Level *k* has `base << k` buckets; the header names the two in use.
 //!
-//! Invariants: moving is done in [`FileMap::make_room`], with the gate closed. A slot whose key is set is claimed.
+//! A page may lie in two buckets of the upper level, or in the two below them. When all four are full, one page moves
+//! to its other bucket of the same level; if none can move, the next level comes into use, and the pages of the lowest
+//! move there.
+//!
+//! Invariants: moves happen in [`FileMap::make_room`], with the gate closed. A slot whose key is set is claimed.
 
 use std::sync::Arc;
 
@@ -24,9 +25,9 @@ use super::{hash, key_of, place};
 
 const BUCKET_SLOTS: u64 = 4;
 const BUCKET_BYTES: u64 = 64;
-/// Levels there is space for; the first two hold about a tenth of a full pool's pages.
+/// Levels with space; the first two hold about a tenth of a full pool's pages.
 const LEVELS: u64 = 7;
-/// Buckets of all levels, over those of the first.
+/// Buckets of all levels, divided by those of the first.
 const BASES: u64 = (1 << LEVELS) - 1;
 /// Blocks for each bucket of the first level.
 const BLOCKS_PER_BASE: u64 = 128;
@@ -39,13 +40,13 @@ pub(crate) struct LevelHash {
     base: u64,
     claimed: AtomicBitmap,
     gate: Gate,
-    /// The key that found no slot last.
+    /// The last key that found no slot.
     pending: Mutex<Option<u64>>,
     /// Keys for which a page was moved since the last resize.
     helped: Mutex<FxHashSet<u64>>,
 }
 
-/// The two buckets of a key in a level, as slots where they begin.
+/// The two buckets of a key in a level, by their first slots.
 type Pair = [u64; 2];
 
 impl LevelHash {
@@ -162,7 +163,7 @@ impl LevelHash {
         false
     }
 
-    /// Takes the next level into use; false if there is none.
+    /// Takes the next level into use; false if no level is left.
     fn resize(&self, tx: &mut dyn MapTx) -> bool {
         let bottom = self.bottom(&|offset| tx.word(offset));
         let new = bottom + 2;
@@ -175,8 +176,8 @@ impl LevelHash {
             if key == 0 {
                 continue;
             }
-            // Four times as many buckets as there were: that both are full does not happen in practice; the caller
-            // would abort.
+            // Four times as many buckets as before: that both are full does not happen in practice; the caller would
+            // abort.
             let Some(free) = self.claim_of(self.pair(key, new)) else {
                 return false;
             };

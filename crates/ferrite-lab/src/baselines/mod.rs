@@ -1,7 +1,7 @@
 //! Structures that the papers compare with. They serve the lab only: no pool can be made with one.
 //!
-//! They keep the rules of [`ferrite_map::FileMap`] for everything that the lab does. What only a file system needs is
-//! simplified: a check visits pages and does not look for damage.
+//! They keep the rules of [`ferrite_map::FileMap`] for everything that the lab does. Parts that only a file system
+//! needs are simplified: a check visits pages and does not look for damage.
 
 pub(crate) mod extents;
 pub(crate) mod level;

@@ -1,7 +1,7 @@
 //! A page cache for the nodes of a tree: heap pages in one list, behind one lock, as Strata's.
 //!
-//! A node is copied in when it is first read, and again after each change of it: its generation word on the medium
-//! differs then. So what an aborted transaction did, or another thread, is never served from here.
+//! The cache copies a node when it is first read, and again after each change of it: its generation word on the medium
+//! differs then. So it never serves the state of an aborted transaction, or one that another thread has changed.
 
 use ferrite_map::BlockNo;
 use ferrite_pm::Region;
@@ -12,7 +12,7 @@ use crate::alloc::BLOCK_BYTES;
 
 /// Words of a node.
 pub(crate) const NODE_WORDS: u64 = BLOCK_BYTES / 8;
-/// Which of them counts changes.
+/// The index of the word that counts changes.
 pub(crate) const GENERATION: u64 = 1;
 /// Most pages kept before the least recently used one is evicted.
 const CAPACITY: usize = 4096;
@@ -54,7 +54,7 @@ impl PageCache {
         }
     }
 
-    /// What `look` finds in the page of node `block`, with the lock held.
+    /// Passes the page of node `block` to `look`, with the lock held, and returns the result.
     pub(crate) fn with<T>(&self, region: &Region, block: BlockNo, look: impl FnOnce(&Page) -> T) -> T {
         let mut state = self.state.lock();
         let at = state.get(region, block);
@@ -87,7 +87,7 @@ impl State {
         at
     }
 
-    /// An entry that is in no list, for `block`.
+    /// An entry for `block` that is in no list.
     fn vacant(&mut self, block: BlockNo) -> usize {
         let at = if self.entries.len() < CAPACITY {
             self.entries.push(Entry {

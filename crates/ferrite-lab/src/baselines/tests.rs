@@ -1,4 +1,4 @@
-//! Every structure of the lab, the product's too, does on the lab's pool what a map of pages does.
+//! Every structure of the lab, including the product's, behaves on the lab's pool like a map of pages.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ fn agree(pool: &Pool, model: &Model) {
     }
 }
 
-/// One transaction of a few changes; the model as it is after it.
+/// One transaction of a few changes; returns the model after it.
 fn changed(pool: &Pool, rng: &mut Rng, model: &Model, abort: bool) -> Option<Model> {
     let (ino, first, count) = (
         1 + rng.below(3) as u32,

@@ -1,10 +1,10 @@
-//! HashFS as it was published: a slot for each block, linear probing, and a tombstone where a page was removed.
+//! HashFS as published: a slot for each block, linear probing, and a tombstone where a page was removed.
 //!
-//! It shows what Ferrite's HashFS avoids: a miss ends only at a slot that never held a page, and those run out. Lines
-//! lie as in Ferrite's: eight keys, then their words.
+//! It shows the problem that Ferrite's HashFS avoids: a miss ends only at a slot that never held a page, and those run
+//! out. Lines lie as in Ferrite's: eight keys, then their words.
 //!
-//! Invariant: a lookup ends at a slot that is empty *and* not claimed, since any insert past a claimed slot has passed
-//! it. So a claim that is given back leaves a tombstone too.
+//! Invariant: a lookup ends at a slot that is empty *and* not claimed, because any insert past a claimed slot has
+//! passed it. So releasing a claim leaves a tombstone too.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ impl Tombstones {
         place(hash(key, self.geometry.seed), self.buckets)
     }
 
-    /// Slot of `key`, and the buckets looked at.
+    /// Slot of `key`, and the number of buckets visited.
     #[inline]
     fn find(&self, key: u64, load: impl Fn(u64) -> u64) -> (Option<u64>, u64) {
         let home = self.home(key);

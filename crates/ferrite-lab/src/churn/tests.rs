@@ -1,4 +1,4 @@
-//! A tiny run: every row is there, and lines, which do not depend on the machine, are what the design promises.
+//! A tiny run: every row is there, and lines, which do not depend on the machine, match the design's promises.
 
 use super::*;
 use crate::compare::filled;
@@ -45,7 +45,7 @@ fn every_structure_has_every_row_and_hashfs_stays_within_its_lines() {
     }
 }
 
-/// All fills, as full as they get: nothing runs out of room, and the number of pages stays.
+/// All fills, as full as possible: nothing runs out of room, and the number of pages stays.
 #[test]
 fn pools_stay_as_full_as_they_were_made() {
     let plan = ChurnPlan::tiny();
@@ -93,7 +93,7 @@ fn runs_are_counted() {
     assert!(blocks.iter().all(|&(_, blocks)| blocks >= 1.0), "{blocks:?}");
 }
 
-/// What is required of `leaf` that can be counted: files written in order into an aged pool lie in long runs.
+/// A countable requirement of `leaf`: files written in order into an aged pool lie in long runs.
 #[test]
 fn leaf_lays_runs_as_long_as_required() {
     let plan = ChurnPlan {
@@ -107,12 +107,12 @@ fn leaf_lays_runs_as_long_as_required() {
         leaf.ratio <= 1.0 && leaf.run_blocks.is_some_and(|blocks| blocks >= 64.0),
         "{leaf:?}"
     );
-    // Pages that the hash places lie nowhere near each other: so the requirement can fail.
+    // Pages that the hash places are scattered: so the requirement can fail.
     let hashfs = rows.iter().find(|row| row.structure == "hashfs").expect("its row");
     assert!(hashfs.run_blocks.is_some_and(|blocks| blocks < 64.0), "{hashfs:?}");
 }
 
-/// In order, `leaf` touches a line or two for seven pages, where HashFS touches two for each.
+/// In order, `leaf` touches a line or two for seven pages, whereas HashFS touches two for each.
 #[test]
 fn leaf_touches_a_third_of_the_lines_in_order() {
     const CHUNK_PAGES: usize = 7;

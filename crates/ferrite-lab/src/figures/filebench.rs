@@ -1,4 +1,4 @@
-//! HashFS figure 12: fileserver and webproxy, end to end with each mapping, and as the mapping alone sees them with all
+//! HashFS figure 12: fileserver and webproxy, end to end with each mapping, and on the mapping alone with all
 //! baselines.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::structure::Structure;
 const WHOLE: &str = "Whole engine";
 const ALONE: &str = "Mapping alone (replay)";
 const MIXES: [(Mix, &str); 2] = [(Mix::Fileserver, "fileserver"), (Mix::Webproxy, "webproxy")];
-/// Why what the paper shows may not show here.
+/// Reason why the paper's effect may not show here.
 const LIKELY: &str = "alone, all but hashfs (with tombstones or without) and leaf ask the papers' allocator, which \
 fences its bitmap for each \
     block that it gives or takes back: that sets the pace of level hashing, cuckoo and all trees, and little is left \
@@ -29,7 +29,7 @@ fences its bitmap for each \
     a file of 32 pages has one node, in either tree. On the engine, webproxy makes and removes a file in each turn, \
     and cuckoo, which \
     writes most words for that, has no disk or system call to hide them; one thread's rounds scatter by up to a tenth.";
-/// Strata's default, against which the paper counts.
+/// Strata's default, the paper's point of comparison.
 const BASELINE: &str = "extent-page-cached";
 
 pub(crate) const FIGURE: Figure = Figure {

@@ -1,4 +1,4 @@
-//! HashFS figure 9: how full the pool is. Cold lookups and inserts at 80 to 95 %.
+//! HashFS figure 9: the fill of the pool. Cold lookups and inserts at 80 to 95 %.
 
 use super::locality::missed;
 use super::{Figure, Judge, bars, extent_of, panel_of};

@@ -99,7 +99,7 @@ impl Side {
     }
 }
 
-/// How much is measured.
+/// The amount of measuring.
 struct Effort {
     batches: u32,
     /// Operations of a batch.
@@ -155,7 +155,7 @@ fn batches(plan: &Plan) -> u32 {
     (plan.hot_operations / BATCH / 8).max(3)
 }
 
-/// A size as labels have it.
+/// The label of a size.
 pub(super) fn size_label(bytes: usize) -> String {
     if bytes >= 1024 {
         format!("{} KiB", bytes / 1024)
@@ -247,7 +247,7 @@ fn check_writes(data: &FigureData) -> Verdict {
 fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
     let mut panels = [FIRST_PANEL, READ_PANEL].map(|title| bars(title, "bytes read", "latency", "us", false));
     let bytes = file_bytes(plan);
-    // The paper's rule is in force here: reads fold logs that have grown long.
+    // The paper's rule applies here: reads fold logs that have grown long.
     let options = MountOptions::default();
     let sides = [Side::new(bytes, options)?, Side::new(bytes, options.cow_only(true))?];
     // Four writes a page; with the paper's million the file has 1 GiB.

@@ -1,4 +1,4 @@
-//! HDPM figures 7 and 8: webproxy and varmail with more and more threads, page logs on and off.
+//! HDPM figures 7 and 8: webproxy and varmail with a growing number of threads, page logs on and off.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::progress::Progress;
 
 const PANEL: &str = "Throughput";
-/// HDPM, as the engine has it.
+/// HDPM, as the engine implements it.
 const LOGS: &str = "page logs";
 /// The engine without them: copy-on-write of whole pages, as NOVA.
 const COPIES: &str = "copy-on-write (as NOVA)";

@@ -1,4 +1,4 @@
-//! HashFS figure 8: I/O sizes. The share of an I/O's time that goes to mapping, for one page, 16 and 256.
+//! HashFS figure 8: I/O sizes. The share of an I/O's time spent on mapping, for one page, 16 and 256.
 
 use std::hint::black_box;
 

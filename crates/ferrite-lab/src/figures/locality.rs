@@ -73,7 +73,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         let hot_random = &mut hot_looks(&pool, FILE, plan.hot_operations, |n| {
             shuffled[(n % plan.file_pages) as usize]
         });
-        // The same few pages repeatedly: as hot as possible, to show that cold was cold.
+        // The same few pages repeatedly: as hot as possible, to show that the cold ones were cold.
         let hottest = point(
             0.0,
             "",
@@ -95,8 +95,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         panels[2].push(name, point(1.0, AT_RANDOM, hot_random));
         let mut hole = random_pages(3 * holes, plan.seed).into_iter().map(|page| page * 2 + 1);
         let mut next_hole = || hole.next().unwrap_or(0);
-        // A structure filled in order has full nodes, and the first insert into each splits it: that is not measured
-        // here.
+        // A structure filled in order has full nodes, and the first insert into each splits it: exclude that from the
+        // measurement.
         pool.unpaid(|| (0..holes).try_for_each(|_| pool.insert(0, SPARSE, next_hole(), 1)))?;
         let (mut in_order, mut at_random) = (Vec::new(), Vec::new());
         for lblk in 0..samples {
@@ -127,7 +127,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     })
 }
 
-/// What the media model adds to a cold operation on this page.
+/// The time that the media model adds to a cold operation on this page.
 pub(super) fn missed(plan: &Plan, pool: &Pool, page: PageId) -> f64 {
     if plan.media_extra_ns > 0.0 {
         pool.map.lines_touched(page) as f64 * plan.media_extra_ns
@@ -149,7 +149,7 @@ fn check(data: &FigureData) -> Verdict {
     }
     judge.at_least(&reads, AT_RANDOM, extent_of(&reads), "cuckoo", 2.0);
     judge.at_least(&inserts, IN_ORDER, "cuckoo", "hashfs", 1.5);
-    // Half of what the paper saw.
+    // Half of the paper's ratio.
     judge.at_least(&reads, AT_RANDOM, extent_of(&reads), "hashfs", 7.5);
     judge.at_least(&inserts, IN_ORDER, extent_of(&reads), "hashfs", 7.0);
     for name in ["hashfs", extent_of(&hot)] {

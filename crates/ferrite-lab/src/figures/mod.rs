@@ -1,7 +1,7 @@
 //! The figures, one file for each or for a family.
 //!
-//! Contents: [`Figure`], the list of them, and what their verdicts share. A figure runs, and then judges its own
-//! data; the judgement reads nothing but the data, so that a stored result can be judged again.
+//! Contents: [`Figure`], the list of them, and the common parts of their verdicts. A figure runs, and then judges its
+//! own data; the verdict reads nothing but the data, so that a stored result can be judged again.
 
 use crate::data::{FigureData, FigureInfo, Outcome, Panel, Verdict};
 use crate::error::LabError;
@@ -30,8 +30,8 @@ pub(crate) struct Figure {
     pub(crate) claim: &'static str,
     /// Whether it is run several times, each on pools of its own.
     pub(crate) on_fresh_pools: bool,
-    /// Whether [`Plan::media_extra_ns`] is added to what it measures: where cold operations of one page are, whose
-    /// missed lines can be counted.
+    /// Whether [`Plan::media_extra_ns`] is added to its measurements: in figures with cold operations of one page,
+    /// whose missed lines can be counted.
     pub(crate) applies_media: bool,
     /// Number of steps that a run reports.
     pub(crate) steps: fn(&Plan) -> u64,
@@ -84,7 +84,7 @@ pub(crate) const FIGURES: &[Figure] = &[
     filemr::LOG,
 ];
 
-/// What this build lacks to run a figure, with the remedy; empty for most.
+/// The feature that this build lacks to run a figure, with the remedy; `None` for most.
 pub(crate) fn lacking(id: &str) -> Option<&'static str> {
     ycsb::lacking(id)
         .or_else(|| rufs::lacking(id))
@@ -113,10 +113,10 @@ fn extent_of(panel: &Panel) -> &'static str {
     }
 }
 
-/// Begins the remark that explains what does not hold.
+/// Begins the remark that explains why a claim does not hold.
 const LIKELY_REASON: &str = "Likely reason: ";
 
-/// Collects what holds and what does not, with the numbers.
+/// Collects the claims that hold and those that do not, with the numbers.
 #[derive(Default)]
 struct Judge {
     held: u32,
@@ -209,8 +209,8 @@ impl Judge {
         );
     }
 
-    /// The verdict. `likely` says why this machine may show what the paper does not: a sentence or more, told where
-    /// something does not hold or is open. A figure cannot be judged without one.
+    /// The verdict. `likely` says why this machine may not show the paper's effect: a sentence or more, for a verdict
+    /// with a failed or open claim. A figure cannot be judged without one.
     fn verdict(mut self, likely: &str) -> Verdict {
         if self.failed + self.open > 0 {
             self.remark(format!("{LIKELY_REASON}{likely}"));

@@ -1,8 +1,8 @@
-//! HDPM figure 2: how much of a page the writes of real programs update, and what that costs a file system that copies
-//! pages.
+//! HDPM figure 2: how much of a page the writes of real programs update, and the resulting cost for a file system that
+//! copies pages.
 //!
-//! Shares are exact. Traffic differs from run to run by less than a per cent: times go to the medium, too, when the
-//! clock has moved.
+//! Shares are exact. Traffic differs from run to run by less than a per cent, because the engine also writes times to
+//! the medium when the clock has moved.
 
 use ferrite_vfs::trace::Event;
 
@@ -79,7 +79,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     Ok(data)
 }
 
-/// What one trace gives.
+/// Adds the results of one trace.
 fn add(data: &mut FigureData, name: &str, events: &[Event]) -> Result<(), LabError> {
     let [cdf, partial, medium] = data.panels.as_mut_slice() else {
         return Err(LabError::Wrong("a figure of three panels has others".into()));
@@ -116,7 +116,7 @@ fn add(data: &mut FigureData, name: &str, events: &[Event]) -> Result<(), LabErr
     Ok(())
 }
 
-/// That most traces of a kind have such a share of partial updates.
+/// Claims that most traces of a kind have such a share of partial updates.
 fn most(judge: &mut Judge, cdf: &Panel, kind: Kind, wanted: &str, holds: impl Fn(f64) -> bool) {
     let (mut shares, mut holding) = (Vec::new(), 0);
     for stored in STORED.iter().filter(|stored| stored.kind == kind) {
@@ -189,7 +189,7 @@ fn check(data: &FigureData) -> Verdict {
     )
 }
 
-/// That copying pages writes more than logging, wherever many updates are partial.
+/// Claims that copying pages writes more than logging, wherever many updates are partial.
 fn copies_cost(judge: &mut Judge, cdf: &Panel, medium: &Panel) {
     for stored in STORED {
         let Some(share) = cdf.value(stored.name, PARTIAL).filter(|&share| share > 30.0) else {

@@ -82,7 +82,7 @@ fn measure(plan: &Plan, structure: Structure, place: &Place<'_>, panels: &mut [P
     let shuffled = random_pages(place.pages, plan.seed);
     let chosen = shuffled.iter().cycle().take(samples as usize);
     let mut at_random = cold.looks(&pool, chosen.map(|&lblk| PageId::from_raw(FILE, lblk)), extra);
-    // Appends to the file itself, whose structure has the size that is asked about; to many copies if it is small.
+    // Appends to the file itself, whose structure has the size in question; to many copies if it is small.
     let mut inserts = Vec::new();
     for n in 0..samples {
         let (ino, lblk) = if place.pages <= samples {

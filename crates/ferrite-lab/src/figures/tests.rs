@@ -114,7 +114,7 @@ fn the_ycsb_verdict_follows_its_numbers() {
     assert_eq!(ycsb(150.0, 150.0, 150.0, 150.0), Outcome::Not);
 }
 
-/// The shares of partial updates decide, and what copies cost.
+/// The verdict depends on the shares of partial updates, and on the cost of copies.
 #[test]
 fn the_verdict_on_update_sizes_follows_its_numbers() {
     let with = |applications: f64, embedded: f64, server: f64, database: f64, copies: f64| {
@@ -157,7 +157,7 @@ fn the_verdict_on_update_sizes_follows_its_numbers() {
     assert_eq!(with(20.0, 2.0, 20.0, 50.0, 4.0), Outcome::Not);
 }
 
-/// Figures of the network: a bar that is too low or too high is told from one that is not.
+/// Figures of the network: verdicts distinguish bars that are too low or too high from others.
 #[test]
 fn the_verdicts_on_the_network_follow_their_numbers() {
     let latency = |nfs: f64, ext4: f64| {
@@ -348,13 +348,13 @@ fn the_verdicts_on_the_server_alone_follow_their_numbers() {
     assert_eq!(devices(30.0), Outcome::Not, "six devices are as three");
 }
 
-/// What docs/lab shows.
+/// The results in docs/lab.
 fn published() -> Vec<crate::FigureResult> {
     let text = std::fs::read_to_string("../../docs/lab/results.json").expect("it is kept there");
     crate::from_json(&text).expect("results")
 }
 
-/// Whether a verdict says that something does not hold, and whether it says why.
+/// Whether a verdict says that a claim does not hold, and whether it says why.
 fn failed_and_explained(verdict: &Verdict) -> (bool, bool) {
     let has = |begin: &str| verdict.reasons.iter().any(|reason| reason.starts_with(begin));
     (has("Does not hold: "), has(LIKELY_REASON))
@@ -377,7 +377,7 @@ fn the_published_verdicts_are_those_of_their_data_and_say_why() {
     }
 }
 
-/// The table of docs/lab is that of the results beside it.
+/// The table of docs/lab matches the results beside it.
 #[test]
 fn the_published_table_is_that_of_the_results() {
     let text = std::fs::read_to_string("../../docs/lab/README.md").expect("it is kept there");
@@ -408,7 +408,7 @@ fn the_published_table_is_that_of_the_results() {
     assert_eq!(shown, rows, "the table should be\n{}", rows.join("\n"));
 }
 
-/// Real data, bent in every direction until claims break: no figure then stays without a reason.
+/// Real data, changed in every direction until claims break: every figure then has a reason.
 #[test]
 fn whatever_does_not_hold_has_a_likely_reason() {
     for result in published() {

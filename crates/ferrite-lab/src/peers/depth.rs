@@ -13,7 +13,7 @@ const BLOCK_BYTES: usize = 4096;
 
 #[derive(Default)]
 struct Progress {
-    /// Requests that may be made in all.
+    /// Total number of requests to make.
     wanted: u64,
     made: u64,
     done: u64,
@@ -30,11 +30,11 @@ struct Shared {
     changed: Condvar,
 }
 
-/// A stream of requests, of which each completion makes the next.
+/// A stream of requests in which each completion makes the next.
 pub struct Many(Arc<Shared>);
 
 impl Many {
-    /// Requests of 4 KiB at random places of a file, of which `depth` may be under way.
+    /// Requests of 4 KiB at random places of a file, up to `depth` of them under way.
     ///
     /// # Errors
     /// No memory.
@@ -51,15 +51,15 @@ impl Many {
         })))
     }
 
-    /// The pool of its buffers, for who prepares for them.
+    /// The pool of its buffers, for callers that prepare for them.
     pub fn pool(&self) -> &Pool {
         &self.0.pool
     }
 
-    /// Makes so many requests, and waits until all are done.
+    /// Makes this many requests, and waits until all are done.
     ///
     /// # Errors
-    /// The first that a request met.
+    /// The first error of a request.
     pub fn run(&self, count: u64) -> Result<(), LabError> {
         self.0.progress.lock().wanted += count;
         for _ in 0..self.0.depth {
@@ -76,7 +76,7 @@ impl Many {
     }
 }
 
-/// Makes a request, unless as many are under way as may be. Its buffer is that of the next one.
+/// Makes a request, unless the maximum is under way. The next one reuses its buffer.
 fn next(shared: &Arc<Shared>, buffer: Buffer) {
     let number = {
         let mut progress = shared.progress.lock();

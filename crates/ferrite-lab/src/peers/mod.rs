@@ -1,7 +1,7 @@
-//! Whom a remote client is measured with: what the figures of RUFS and `ferrite-lab bench net` share.
+//! The peers of a remote client: common parts of the figures of RUFS and `ferrite-lab bench net`.
 //!
-//! Contents: [`Nfs`], an NFS server that makes the same promise, and its client; [`Many`], requests of ours of
-//! which many are under way; what both sides read and write ([`FILE_BYTES`], [`page`], `nfs_peer.c` has the same).
+//! Contents: [`Nfs`], an NFS server that makes the same promise, and its client; [`Many`], our requests with many under
+//! way; the places that both sides read and write ([`FILE_BYTES`], [`page`], `nfs_peer.c` has the same).
 
 mod depth;
 mod nfs;

@@ -1,8 +1,8 @@
-//! The peer that makes the same promise: nfs-ganesha over ext4, with stable writes and directories that are written
-//! before an answer (`chattr +D`), on a loop device in memory, where our pool is as well.
+//! The peer that makes the same promise: nfs-ganesha over ext4, with stable writes and directories written before a
+//! reply (`chattr +D`), on a loop device in memory, like our pool.
 //!
-//! Contents: [`Nfs`], the server and its file system, which end with this value, and a process that is its
-//! client through libnfs (`nfs_peer.c`, built when it is needed).
+//! Contents: [`Nfs`], the server and its file system, which end when this value is dropped, and a process that is its
+//! client through libnfs (`nfs_peer.c`, built when needed).
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -48,7 +48,7 @@ impl Drop for Ext4 {
     }
 }
 
-/// A process that ends with this value.
+/// A process that ends when this value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -58,11 +58,11 @@ impl Drop for Running {
     }
 }
 
-/// The server, what it serves, and its client, a process of its own. All end with this value.
+/// The server, its file system, and its client, a separate process. All end when this value is dropped.
 pub struct Nfs {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    // In this order: a client, its server, what that registers with, what it serves.
+    // In this order: a client, its server, the server's portmapper, its file system.
     _client: Running,
     _server: Running,
     _portmapper: Running,
@@ -70,8 +70,8 @@ pub struct Nfs {
 }
 
 impl Nfs {
-    /// Starts server and client, with what they need in the empty directory `base`. The server runs on `core`, if one
-    /// is given; the client stays where this process is. Blocks for a second or more.
+    /// Starts server and client, with their files in the empty directory `base`. The server runs on `core`, if given;
+    /// the client stays where this process is. Blocks for a second or more.
     ///
     /// # Errors
     /// The peer is not installed, or this process may not mount; the message says what to install.
@@ -82,7 +82,7 @@ impl Nfs {
         std::fs::create_dir_all(&state)?;
         let ports = (free_port()?, free_port()?);
         std::fs::write(&config, configuration(&ext4.0, &state, ports))?;
-        // If one runs already this one ends at once.
+        // If one runs already, this one ends at once.
         let portmapper = Running(spawn(Command::new("rpcbind").args(["-f", "-w"]))?);
         std::thread::sleep(Duration::from_millis(200));
         let mut server = match core {
@@ -143,15 +143,15 @@ impl Nfs {
         }
     }
 
-    /// The directory that is served, as the server's own host has it.
+    /// The exported directory, as a path on the server's own host.
     pub fn local_dir(&self) -> PathBuf {
         self.ext4.0.join("d")
     }
 
-    /// Nanoseconds an operation takes, of so many, with `depth` under way. `nfs_peer.c` has their names.
+    /// Nanoseconds of an operation, over `count` of them, with `depth` under way. `nfs_peer.c` has their names.
     ///
     /// # Errors
-    /// The peer failed, and has said why on standard error.
+    /// The peer failed, and has reported why on standard error.
     pub fn measure(&mut self, operation: &str, count: u64, depth: u64) -> Result<f64, LabError> {
         writeln!(self.input, "{operation} {count} {depth}")?;
         let mut line = String::new();
@@ -164,7 +164,7 @@ impl Nfs {
     }
 }
 
-/// A port that nobody has at this moment.
+/// A port that is free at this moment.
 fn free_port() -> Result<u16, LabError> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -1,4 +1,4 @@
-//! Where the pages of files lie, as an engine tells an adapter when it binds them.
+//! The placement of files' pages, as an engine reports it to an adapter when it binds them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::error::LabError;
 /// Bytes of each write that fills a file.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// An adapter without packets: it notes where pages lie.
+/// An adapter without packets: it records the placement of pages.
 #[derive(Default)]
 struct Notes(Mutex<Vec<PageRun>>);
 
@@ -36,24 +36,24 @@ impl Adapter for Notes {
     fn unbound(&self) {}
 }
 
-/// A file that was bound.
+/// A bound file.
 #[derive(Debug, Clone)]
 pub struct Bound {
-    /// What the engine told of it, in the order of the file.
+    /// The runs that the engine reported, in the order of the file.
     pub runs: Vec<PageRun>,
-    /// How long that took.
+    /// Duration of the call.
     pub took: Duration,
 }
 
 impl Bound {
-    /// The pages that are there.
+    /// The pages that exist.
     pub fn pages(&self) -> Vec<Run> {
         let there = |run: &PageRun| run.page.map(|page| Run { page, pages: run.pages });
         self.runs.iter().filter_map(there).collect()
     }
 }
 
-/// For writing, and all that the engine knows is told at once.
+/// For writing; the engine reports all runs that it knows at once.
 pub const WHOLE: Binding = Binding {
     writable: true,
     arrange: false,
@@ -76,7 +76,7 @@ pub fn bind(engine: &Engine, ino: Ino, binding: Binding) -> Result<Bound, LabErr
     Ok(Bound { runs, took })
 }
 
-/// A mounted engine on a new pool whose memory comes when it is touched.
+/// A mounted engine on a new pool; the kernel allocates its memory at the first touch.
 ///
 /// # Errors
 /// Options that do not fit the size.
@@ -86,7 +86,7 @@ pub fn sparse_engine(bytes: u64, mapping: Mapping) -> Result<Engine, LabError> {
     Ok(Engine::mount(region, &MountOptions::default())?)
 }
 
-/// A new file of so many bytes, all written.
+/// A new file of `bytes`, fully written.
 ///
 /// # Errors
 /// The engine's.
@@ -103,7 +103,7 @@ pub fn written(engine: &Engine, name: &str, bytes: u64) -> Result<Ino, LabError>
     Ok(ino)
 }
 
-/// A new file of so many bytes, reserved and not written.
+/// A new file of `bytes`, reserved and not written.
 ///
 /// # Errors
 /// The engine's.

@@ -1,9 +1,9 @@
-//! Files behind an adapter in software: what the figures of FileMR and `ferrite-lab bench mr` share.
+//! Files behind an adapter in software: common parts of the figures of FileMR and `ferrite-lab bench mr`.
 //!
 //! Contents: [`Served`], a file of an engine with an adapter in front of it; [`Service`], a whole server;
-//! [`RawWrites`], packets that were made beforehand, so that only who answers is measured, and [`bare_round_trip_ns`],
-//! the same without anybody behind; [`layout`], where the pages of files lie; [`workloads`], files as programs leave
-//! them, and accesses to them.
+//! [`RawWrites`], packets made beforehand, so that only the responder is measured, and [`bare_round_trip_ns`], the same
+//! with a mere echo; [`layout`], the placement of files' pages; [`workloads`], files as programs leave them, and
+//! accesses to them.
 
 pub mod layout;
 mod served;
@@ -17,7 +17,7 @@ pub use udp::{RawWrites, bare_round_trip_ns};
 
 use crate::error::LabError;
 
-/// What an adapter, or what is behind it, said.
+/// An error of an adapter, or of the memory behind it.
 fn failed(error: impl std::fmt::Display) -> LabError {
     LabError::Rdma(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! A file of an engine in memory, bound, with an adapter in front of it and clients that look without sleeping.
+//! A file of an engine in memory, bound, with an adapter in front of it and clients that poll without sleeping.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,15 +17,15 @@ use super::{failed, layout};
 use crate::engine::engine_in_memory;
 use crate::error::LabError;
 
-/// Both ends look that long before they sleep: longer than an answer takes, and shorter than what else is measured.
+/// Both ends poll this long before they sleep: longer than an answer takes, and shorter than other measurements.
 const SPIN: Duration = Duration::from_millis(1);
-/// Writes under way of who does not wait for each.
+/// Writes under way for a client that does not wait for each.
 const UNDER_WAY: usize = 64;
 const SESSION: SessionId = SessionId(1);
 
 /// See the module's head.
 pub struct Served {
-    // In this order: the adapter's threads use what follows.
+    // In this order: the adapter's threads use the fields below.
     rnic: Rnic,
     binder: Binder,
     engine: Engine,
@@ -35,7 +35,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// A file of so many bytes, all written, in a pool with this mapping.
+    /// A file of `file_bytes`, fully written, in a pool with this mapping.
     ///
     /// # Errors
     /// Too little memory; no socket or thread.
@@ -71,7 +71,7 @@ impl Served {
         })
     }
 
-    /// The engine whose file it is.
+    /// The engine that has the file.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -107,9 +107,10 @@ impl Served {
         self.binder.detach(qpn);
     }
 
-    /// What the adapter's threads reach files by, for who calls it himself, with a queue pair that may use the key.
+    /// The file memory of the adapter's threads, for callers that use it directly, and a queue pair that may use the
+    /// key.
     pub fn memory(&self) -> (FileMemory, Qpn) {
-        // No number that the adapter gives has more than 24 bits.
+        // The adapter never assigns a number of more than 24 bits.
         let qpn = 1 << 24;
         self.binder.attach(SESSION, qpn);
         (self.binder.memory(), qpn)
@@ -130,7 +131,7 @@ impl Served {
         Ok(initiator)
     }
 
-    /// Writes 4 KiB to pages, one after the other, `count` times, with many under way.
+    /// Writes 4 KiB to pages in sequence, `count` times, with many under way.
     ///
     /// # Errors
     /// A write that failed.

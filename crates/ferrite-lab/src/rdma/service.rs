@@ -1,5 +1,5 @@
-//! A server with RDMA and a client of it, in this process: a file by verbs, by requests, and as programs of the
-//! server's host have it.
+//! A server with RDMA and a client of it, in this process: a file by verbs, by requests, and by direct calls on the
+//! server's host.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::error::LabError;
 
 /// See the module's head.
 pub struct Service {
-    // In this order: who asks, who answers, what it serves.
+    // In this order: the client, its server, and the engine that is served.
     client: Arc<Client>,
     _server: Server,
     engine: Engine,
 }
 
 impl Service {
-    /// Serves a pool of so many bytes on the loopback address.
+    /// Serves a pool of `pool_bytes` on the loopback address.
     ///
     /// # Errors
     /// Too little memory; no socket or thread.
@@ -50,10 +50,10 @@ impl Service {
         })
     }
 
-    /// A new file with so many bytes in it, by verbs and by requests.
+    /// A new file of `bytes`, by verbs and by requests.
     ///
     /// # Errors
-    /// The engine's; that there are no verbs.
+    /// The engine's; verbs are unavailable.
     pub fn remote(&self, name: &str, bytes: u64) -> Result<[RemoteFile; 2], LabError> {
         layout::written(&self.engine, name, bytes)?;
         let ino = self.client.lookup(SYSTEM, ROOT_INO, name.as_bytes())?.ino;
@@ -65,7 +65,7 @@ impl Service {
         }
     }
 
-    /// A new file that nobody has bound, in the engine itself.
+    /// A new unbound file, in the engine itself.
     ///
     /// # Errors
     /// The engine's.

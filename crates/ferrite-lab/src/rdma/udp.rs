@@ -1,7 +1,7 @@
-//! Round trips of single datagrams: to an adapter, and to somebody who only answers.
+//! Round trips of single datagrams: to an adapter, and to a mere echo.
 //!
-//! Both ends look for datagrams without sleeping, so that nothing of what is compared is the waking of a thread. Who
-//! only answers lives for one measurement: else it would take a core from the other side.
+//! Both ends poll for datagrams without sleeping, so that no comparison includes waking a thread. The echo lives for
+//! one measurement: otherwise it would take a core from the other side.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -26,9 +26,9 @@ pub(super) const ACK_BYTES: usize = 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The largest datagram, and more.
 const ROOM_BYTES: usize = 8 << 10;
-/// Where an acknowledgement says whether it is one.
+/// The position of the syndrome, which distinguishes acknowledgements.
 const SYNDROME_AT: usize = 12;
-/// Of syndromes above this, none is an acknowledgement.
+/// Syndromes above this are not acknowledgements.
 const SYNDROME_ACK_MAX: u8 = 0x1f;
 
 fn socket() -> io::Result<UdpSocket> {
@@ -37,7 +37,7 @@ fn socket() -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Looks for a datagram until `is_over`, or for as long as an answer may take.
+/// Polls for a datagram until `is_over`, or for as long as an answer may take.
 fn receive(socket: &UdpSocket, room: &mut [u8], is_over: &AtomicBool) -> io::Result<Option<usize>> {
     let began = Instant::now();
     loop {
@@ -57,11 +57,11 @@ fn receive(socket: &UdpSocket, room: &mut [u8], is_over: &AtomicBool) -> io::Res
     }
 }
 
-/// Median of the nanoseconds that a round trip takes: a datagram as long as a WRITE of so many bytes, and an answer as
-/// long as its acknowledgement.
+/// Median nanoseconds of a round trip: a datagram as long as a WRITE of `payload_bytes`, and an answer as long as its
+/// acknowledgement.
 ///
 /// # Errors
-/// No socket, or an answer that does not come.
+/// No socket, or a missing answer.
 pub fn bare_round_trip_ns(payload_bytes: usize, count: usize) -> Result<f64, LabError> {
     let (here, there) = (socket()?, socket()?);
     here.connect(there.local_addr()?)?;
@@ -79,7 +79,7 @@ pub fn bare_round_trip_ns(payload_bytes: usize, count: usize) -> Result<f64, Lab
         let times = (0..count).map(|_| round_trip(&here, &data, &mut [0; ROOM_BYTES]).map(|(ns, _)| ns));
         let times = times.collect::<io::Result<Vec<f64>>>();
         is_over.store(true, Ordering::Relaxed);
-        // A panic of it was reported when it happened.
+        // A panic of the thread was reported when it happened.
         let echoed = echo.join().unwrap_or(Ok(()));
         let times = times?;
         echoed?;
@@ -137,11 +137,11 @@ impl<'s> RawWrites<'s> {
         })
     }
 
-    /// Median of the nanoseconds from sending a WRITE of so many bytes, at a random place of the file, to its
+    /// Median nanoseconds from sending a WRITE of `payload_bytes`, at a random place of the file, to its
     /// acknowledgement.
     ///
     /// # Errors
-    /// An answer that does not come, or is none.
+    /// A missing answer, or one that is not an acknowledgement.
     pub fn median_ns(&mut self, payload_bytes: usize, count: usize) -> Result<f64, LabError> {
         let data = vec![5; payload_bytes];
         let packets: Vec<Vec<u8>> = (0..count).map(|_| self.packet(&data)).collect();

@@ -1,12 +1,12 @@
-//! Files as programs leave them, and accesses to them: what ranges and pages are compared on.
+//! Files as programs leave them, and accesses to them: the data for comparing ranges and pages.
 //!
 //! Pools have the mapping `extent`: FileMR's file system (NOVA) keeps extents, too.
 //!
-//! * *large*: a file in a pool that was never full, and one in a pool that is full of small files of which half were
-//!   removed. Accesses are to random pages.
+//! * *large*: a file in a pool that was never full, and one in a pool full of small files, half of which were removed.
+//!   Accesses are to random pages.
 //! * *fileserver*, *varmail*: the mixes after filebench. Accesses read whole files, chosen at random.
-//! * *redis*: a log of commands, to which records of 64 to 511 bytes are added, while a dump is written beside it and
-//!   takes the place of the one before. Accesses are these writes.
+//! * *redis*: a log of commands, which grows by records of 64 to 511 bytes, while a dump is written beside it and
+//!   replaces the previous one. Accesses are these writes.
 //! * *sqlite*: the recorded transactions of the lab's traces. Accesses are their writes.
 
 use std::collections::BTreeMap;
@@ -25,38 +25,38 @@ use crate::mixes::{self, Mix, Whole};
 use crate::traces::{STORED, replay};
 
 const PAGE_BYTES: u64 = 4096;
-/// How full a pool is made before half of it is removed.
+/// Fill of a pool before half of it is removed.
 const FULL_PERCENT: u64 = 95;
 /// Pages of such a file, at most.
 const SMALL_PAGES_MAX: u64 = 64;
-/// Bytes that a program writes of a large file at a time.
+/// Bytes of a program's write to a large file.
 const WRITE_BYTES: usize = 128 << 10;
 /// Bytes of a dump for each write to the log beside it.
 const DUMP_WRITE_BYTES: u64 = 4096;
 
-/// What is accessed: the number of a file, and a page of it.
+/// An access: the number of a file, and a page of it.
 pub type Access = (u32, u32);
 
-/// Files, and what is done with them.
+/// Files, and the accesses to them.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// Where the pages of each file lie.
+    /// The placement of each file's pages.
     pub files: Vec<Vec<Run>>,
-    /// The same after they were moved together as far as space allows; not of large files.
+    /// The same after arranging them contiguously as far as space allows; not for large files.
     pub arranged: Vec<Vec<Run>>,
     /// In their order.
     pub accesses: Vec<Access>,
 }
 
-/// A pool that nothing is added to while something is measured.
+/// A pool that nothing is added to during measurements.
 fn engine(bytes: u64) -> Result<Engine, LabError> {
     let mkfs = MkfsOptions::default().mapping(Mapping::Extent).seed(1);
     engine_in_memory(bytes, &mkfs, &MountOptions::default())
 }
 
-/// Where the pages of files lie; those without pages are left out.
+/// The placement of files' pages; omits files without pages.
 fn layouts(engine: &Engine, files: &[Ino], arrange: bool) -> Result<Vec<Vec<Run>>, LabError> {
     let binding = Binding {
         arrange,
@@ -71,7 +71,7 @@ fn pages_of(runs: &[Run]) -> u32 {
     runs.iter().map(|run| run.pages).sum()
 }
 
-/// Random pages of a large file of so many bytes. `is_aged`: in a pool whose free space is in pieces.
+/// Random pages of a large file of `bytes`. `is_aged`: in a pool with fragmented free space.
 ///
 /// # Errors
 /// Too little memory.
@@ -148,7 +148,7 @@ pub(crate) fn mix(mix: Mix, files: u32, accesses: u32, seed: u64) -> Result<Work
     })
 }
 
-/// A log of so many bytes, and a dump a quarter as long for each quarter of the log.
+/// A log of `log_bytes`, and a dump a quarter as long for each quarter of the log.
 pub(crate) fn redis(log_bytes: u64, seed: u64) -> Result<Workload, LabError> {
     let mut rng = Rng::new(seed);
     let engine = engine(3 * log_bytes + (64 << 20))?;

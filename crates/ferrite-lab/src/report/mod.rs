@@ -41,7 +41,7 @@ pub fn report(results: &[FigureResult]) -> String {
 }
 
 fn add(page: &mut String, text: std::fmt::Arguments<'_>) {
-    // A string takes whatever is written to it.
+    // Writing to a string cannot fail.
     let _ = page.write_fmt(text);
 }
 
@@ -67,7 +67,7 @@ fn head(page: &mut String, results: &[FigureResult]) {
     };
     let machine = &first.machine;
     let seconds: f64 = results.iter().map(|result| result.seconds).sum();
-    // Figures may come from several runs; those that differ from the first state it themselves.
+    // Figures may come from several runs; those that differ from the first say so themselves.
     let plans: BTreeSet<&str> = results.iter().map(|result| result.plan.name.as_str()).collect();
     let plans: Vec<&str> = plans.into_iter().collect();
     add(

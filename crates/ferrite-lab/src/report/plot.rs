@@ -58,7 +58,7 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
         .find(|(known, _)| *known == name)
         .map(|(_, colour)| *colour);
     known.unwrap_or_else(|| {
-        // An unknown name: by its place among those.
+        // An unknown name: by its position among those.
         let unknown = names
             .iter()
             .filter(|name| COLOURS.iter().all(|(known, _)| known != *name));
@@ -71,7 +71,7 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
     })
 }
 
-/// How a picture is divided.
+/// The division of a picture.
 struct Grid {
     legend_height: u32,
     /// Rows and columns of panels.
@@ -141,7 +141,7 @@ fn good_points(points: &[Point]) -> impl Iterator<Item = &Point> {
     })
 }
 
-/// What the y axis spans.
+/// The range of the y axis.
 fn bounds(panel: &Panel) -> (f64, f64) {
     let points = || panel.series.iter().flat_map(|series| good_points(&series.points));
     let high = points()

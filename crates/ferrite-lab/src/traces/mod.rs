@@ -1,10 +1,10 @@
-//! Recorded writes of real programs, cut into what they update of each page.
+//! Recorded writes of real programs, split into updates of pages.
 //!
 //! Contents: the stored traces ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own traces
 //! ([`read`]); the sizes of their updates ([`Updates`]); [`replay`] writes them to an engine again. The format is that
 //! of `ferrite_vfs::trace`.
 //!
-//! An update is what one write changes of one page of 4 KiB, whether or not the rest of the page has content.
+//! An update is the change of one page of 4 KiB by one write, whether or not the rest of the page has content.
 
 pub(crate) mod replay;
 
@@ -47,7 +47,7 @@ macro_rules! stored {
     };
 }
 
-/// All stored traces. Their first lines say what was run, and how much of it they hold.
+/// All stored traces. Their first lines name the program, and how much of its run they hold.
 pub(crate) const STORED: &[Stored] = stored![
     "postgres" PageStore,
     "sqlite-rollback" Embedded,
@@ -92,7 +92,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Event>, LabError> {
 /// The number of updates of each size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Updates {
-    /// By bytes, 1 to 4096; the first is not used.
+    /// By bytes, 1 to 4096; index 0 is unused.
     counts: Vec<u64>,
     pub(crate) total: u64,
 }
@@ -105,13 +105,13 @@ impl Updates {
         }
     }
 
-    /// Of all writes among the events.
+    /// The updates of all writes among the events.
     pub(crate) fn of(events: &[Event]) -> Updates {
         Updates::where_file(events, |_| true)
     }
 
-    /// Of those to files that had content when the trace first saw them; databases are among these, their journals are
-    /// not.
+    /// The updates of writes to files that had content when the trace first saw them; databases are among these, their
+    /// journals are not.
     pub(crate) fn of_found(events: &[Event]) -> Updates {
         Updates::where_file(events, |had_content| had_content)
     }
@@ -139,7 +139,7 @@ impl Updates {
         updates
     }
 
-    /// Cuts a write into pages. Takes no longer for a long one.
+    /// Splits a write into pages. A long one takes no longer.
     fn add(&mut self, offset_bytes: u64, len_bytes: u64) {
         let first = (PAGE - offset_bytes % PAGE).min(len_bytes);
         let rest = len_bytes - first;
@@ -214,7 +214,7 @@ mod tests {
             len_bytes,
         };
         let file = |ino, len_bytes| Event::File { ino, len_bytes };
-        // 96 and 4 bytes; 96, a page and 4; a file made under a reused number; one that nothing is known of.
+        // 96 and 4 bytes; 96, a page and 4; a file made under a reused number; an unknown one.
         let events = [
             file(1, 10),
             write(1, 100),

@@ -1,7 +1,7 @@
 //! Traces on a real engine: bytes written to the medium for each byte that the program wrote.
 //!
-//! Invariant: counts only what writes and new sizes cost. Creating and removing files, and filling those that the trace
-//! found, happens in between and is subtracted.
+//! Invariant: counts only the cost of writes and new sizes. Creating and removing files, and filling those that the
+//! trace found, happens in between and is subtracted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,16 +20,16 @@ const PAGES_MAX: u64 = 1 << 18;
 /// Bytes of each write that fills a file.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What a replay cost.
+/// The cost of a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Traffic {
     /// Bytes to the medium for each byte written.
     pub(crate) written: f64,
-    /// The same when all logs have been folded at the end.
+    /// The same after folding all logs at the end.
     pub(crate) settled: f64,
 }
 
-/// What a trace needs of a pool.
+/// The requirements of a trace on a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Need {
     pages: u64,
@@ -114,7 +114,7 @@ impl Stage {
         })
     }
 
-    /// A file of that length under the trace's number; a previous file of that number is removed. Not counted.
+    /// A file of that length under the trace's number; replaces a previous file of that number. Not counted.
     fn begin(&mut self, ino: Ino, len_bytes: u64) -> Result<Arc<dyn OpenFile>, LabError> {
         let before = self.engine.counters();
         let name = ino.to_string();
@@ -148,7 +148,7 @@ impl Stage {
         (bytes(spent) - bytes(self.aside)) as f64
     }
 
-    /// Does what a trace says. Returns the bytes that its program wrote.
+    /// Replays the events of a trace. Returns the bytes that its program wrote.
     fn write_all(&mut self, events: &[Event]) -> Result<u64, LabError> {
         let mut user_bytes = 0;
         for event in events {
@@ -206,7 +206,7 @@ pub(crate) fn replay(events: &[Event], cow_only: bool) -> Result<Option<Traffic>
 #[cfg(feature = "rdma")]
 pub(crate) struct Left {
     pub(crate) engine: Engine,
-    /// The numbers that its files have in the trace, and there.
+    /// The inode numbers of its files in the trace, and in this pool.
     pub(crate) files: Vec<(Ino, Ino)>,
 }
 

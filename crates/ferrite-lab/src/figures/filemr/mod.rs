@@ -1,12 +1,12 @@
 //! The experiments of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020), section "Evaluation": registration,
 //! fragmentation, the cache of translations, remote files, remote logs.
 //!
-//! Contents: the five figures, what they are called, and the verdicts. `run` measures; it is there only with the
-//! cargo feature `rdma`.
+//! Contents: the five figures, their names, and the verdicts. `run` measures; it exists only with the cargo feature
+//! `rdma`.
 //!
-//! The paper's adapter is in software too (Soft-RoCE), with caches that are modelled, as ours are. Its kernel finds and
-//! pins each page, which takes 5 us; here only tables are filled. So what transfers is how many entries there are, how
-//! often caches know them, and what is added to a datagram; not how long pinning takes.
+//! The paper's adapter is in software too (Soft-RoCE), with modelled caches, as here. Its kernel finds and pins each
+//! page, which takes 5 us; here only tables are filled. So the numbers of entries, the hit rates of caches, and the
+//! time added to a datagram transfer; the cost of pinning does not.
 
 use super::{Figure, Judge, panel_of};
 use crate::data::{FigureData, Panel, Verdict};
@@ -109,7 +109,7 @@ pub(super) const LOG: Figure = Figure {
     check: check_log,
 };
 
-/// What a build lacks to run a figure of FileMR.
+/// The feature that a build lacks to run a figure of FileMR.
 pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let figures = [REGISTRATION, FRAGMENTATION, HITS, LATENCY, LOG];
     let needs_rdma = figures.iter().any(|figure| figure.id == id);

@@ -26,9 +26,9 @@ use crate::rdma::{RawWrites, Served, Service, bare_round_trip_ns, layout, worklo
 const PAGE_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 const WRITE_BYTES: usize = 1024;
-/// So many times what takes less than a clock can tell is done between two looks at it.
+/// Repetitions between two clock reads of an operation that is too short for a clock.
 const BATCH: usize = 64;
-/// Files of a mix, for each that the plan has for other figures: a cache of pages shall not hold them all.
+/// Files of a mix, for each file that the plan has for other figures: a cache of pages shall not hold them all.
 const MIX_FILES: u32 = 4;
 
 fn size_label(bytes: u64) -> String {
@@ -58,7 +58,7 @@ pub(super) fn registration(plan: &Plan, progress: &mut dyn Progress) -> Result<F
         ..bars(ENTRIES_PANEL, "size", "entries", "entries", true)
     };
     let longest = bound_bytes_max(plan);
-    // A file that was removed may wait for the mark.
+    // A removed file may wait for the mark.
     let engine = layout::sparse_engine(longest * 2 + (256 << 20), Mapping::Extent)?;
     for (index, bytes) in SIZES.into_iter().enumerate() {
         let (x, label) = (index as f64, size_label(bytes));
@@ -179,7 +179,7 @@ pub(super) fn hits(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureDat
     })
 }
 
-/// An adapter that nobody asks: who measures an engine's calls for guards needs one.
+/// An adapter that never gets a request: measuring an engine's calls for guards requires one.
 struct Silent;
 
 impl Adapter for Silent {
@@ -194,7 +194,7 @@ impl Adapter for Silent {
     fn unbound(&self) {}
 }
 
-/// Nanoseconds of each call, for so many of them.
+/// Nanoseconds of each call, for `count` of them.
 fn each_ns(count: usize, mut call: impl FnMut(u64) -> Result<(), LabError>) -> Result<f64, LabError> {
     let began = Instant::now();
     for number in 0..count as u64 {
@@ -277,7 +277,7 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
     })
 }
 
-/// The parts of a remote write, each called by itself.
+/// The parts of a remote write, each called on its own.
 struct Pieces {
     memory: parking_lot::Mutex<ferrite_mr::FileMemory>,
     asked: Message,
@@ -287,7 +287,8 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Of the served file the translation; of another one, as long and as it lies in the same pool, the rest.
+    /// The translation uses the served file; the rest uses another one, which has the same length and layout in the
+    /// same pool.
     fn new(served: &Served) -> Result<Pieces, LabError> {
         let engine = served.engine();
         let file_bytes = served.file_bytes() / 8;
@@ -353,7 +354,7 @@ impl Pieces {
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        // The pool goes with the figure.
+        // The pool is dropped with the figure.
         let _ = self.region.unbind();
     }
 }

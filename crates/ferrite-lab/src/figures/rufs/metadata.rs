@@ -1,4 +1,4 @@
-//! RUFS figure 9: metadata operations, as mdtest has them.
+//! RUFS figure 9: metadata operations, as in mdtest.
 
 use ferrite_vfs::{FileSystem, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM};
 
@@ -10,7 +10,8 @@ use crate::plan::Plan;
 use crate::progress::Progress;
 
 const PANEL: &str = "Metadata operations, one at a time";
-/// What NFS must take for each of ours. The paper's two slowest, which are as fast as NFS, are not to be slower.
+/// Required time of NFS for each unit of Ferrite's. The paper's two slowest, which are as fast as NFS, must not be
+/// slower.
 pub(super) const OPERATIONS: [(&str, &str, f64); 7] = [
     ("D-creat", "dir_create", 10.0),
     ("D-stat", "dir_stat", 1.7),
@@ -33,7 +34,7 @@ pub(crate) const FIGURE: Figure = Figure {
     check,
 };
 
-/// One operation on the directory or file of that number.
+/// Carries out one operation on the directory or file of that number.
 pub(super) fn once(
     fs: &dyn FileSystem,
     dir: Ino,
@@ -71,7 +72,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     let mut peer = Peer::new()?;
     let count = count(plan, 5);
     progress.step("directories, then files");
-    // A round is a whole life: what one operation makes the next ones find, and the last removes.
+    // A round is a whole life: each operation finds the results of the earlier ones, and the last removes everything.
     let mut samples = [(); OPERATIONS.len()].map(|()| [Vec::new(), Vec::new()]);
     let mut data = vec![0; 4096];
     for round in 0..=plan.rounds {

@@ -1,12 +1,12 @@
 //! RUFS figures 7, 9, 11, 12 and 13: a file system over the network.
 //!
-//! Contents: the stage that the five share, with a server of this engine on a loopback address, a client of it,
-//! and the NFS server that makes the same promise where it is installed; figures 11 to 13, which read and write.
-//! `registered` has figure 7, `metadata` figure 9; `server` those of the NVMe engine alone.
+//! Contents: the stage that the five share, with a server of this engine on a loopback address, a client of it, and,
+//! where installed, the NFS server that makes the same promise; figures 11 to 13, which read and write. `registered`
+//! has figure 7, `metadata` figure 9; `server` those of the NVMe engine alone.
 //!
 //! The paper's network is InfiniBand of 56 Gb/s, its medium NVMe behind SPDK. Here both are this machine's memory and
-//! the kernel's TCP. What transfers is the comparison with NFS over ext4 and what a synchronous promise costs;
-//! what does not is any claim about how fast a network is next to a disk.
+//! the kernel's TCP. The comparison with NFS over ext4 and the cost of a synchronous promise transfer; no claim about
+//! the speed of a network relative to a disk does.
 
 mod metadata;
 mod registered;
@@ -52,7 +52,7 @@ const LARGE_PANEL: &str = "4 MiB in order";
 const SMALL_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 4 << 20;
 const DEPTHS: [u64; 4] = [1, 4, 8, 16];
-/// What is wanted of "26 % of the time" and of "far less", on a network that is the kernel's own.
+/// Required ratios for "26 % of the time" and "far less", on a network that is the kernel's own.
 const READ_TIMES: f64 = 2.0;
 const WRITE_TIMES: f64 = 3.0;
 const LIKELY: &str = "waking a thread on the other core costs more here than the work that is compared, for us as for \
@@ -96,7 +96,7 @@ pub(super) const LARGE: Figure = Figure {
 
 /// An engine in memory, with a server and a client of it.
 struct Remote {
-    // In this order: who asks, who answers, what it serves.
+    // In this order: the client, its server, and the engine that is served.
     client: Client,
     _server: Server,
     engine: Engine,
@@ -139,7 +139,7 @@ impl Remote {
     }
 }
 
-/// The NFS peer, with its directory, or why there is none.
+/// The NFS peer, with its directory, or the reason for its absence.
 struct Peer {
     nfs: Result<Nfs, LabError>,
     _dir: tempfile::TempDir,
@@ -147,7 +147,7 @@ struct Peer {
 
 impl Peer {
     fn new() -> Result<Peer, LabError> {
-        // In memory, as our pool is, if there is such a place.
+        // In memory like our pool, if the system has such a place.
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
         Ok(Peer {
             nfs: Nfs::start(dir.path(), None),
@@ -155,7 +155,7 @@ impl Peer {
         })
     }
 
-    /// What readers must know of it.
+    /// The remark about it for readers.
     fn note(&self) -> String {
         match &self.nfs {
             Ok(_) => {
@@ -168,7 +168,7 @@ impl Peer {
         }
     }
 
-    /// Microseconds an operation takes; nothing without a peer.
+    /// Microseconds of an operation; `None` without a peer.
     fn sample(&mut self, operation: &str, count: u64, depth: u64) -> Result<Option<f64>, LabError> {
         match &mut self.nfs {
             Ok(nfs) => Ok(Some(nfs.measure(operation, count, depth)? / 1000.0)),
@@ -190,7 +190,7 @@ struct Local {
 }
 
 impl Local {
-    /// Opens a file or device for transfers of at most so many bytes.
+    /// Opens a file or device for transfers of at most `len_max` bytes.
     fn open(path: &Path, flags: OFlags, len_max: usize) -> Result<Local, LabError> {
         let file = OpenOptions::new()
             .read(true)
@@ -211,13 +211,13 @@ impl Local {
     }
 }
 
-/// Memory for one transfer, as devices want it.
+/// Memory for one transfer, with the alignment that devices need.
 fn buffer(len: usize) -> Result<Buffer, LabError> {
     let buffer = Pool::new(len).and_then(|pool| pool.take(len));
     buffer.ok_or_else(|| LabError::Peer("no memory for a buffer".into()))
 }
 
-/// Microseconds of each of `count` operations; they are given numbers that go on over rounds.
+/// Microseconds of each of `count` operations; their numbers continue over rounds.
 fn timed(from: u64, count: u64, work: &mut dyn FnMut(u64) -> Result<(), LabError>) -> Result<f64, LabError> {
     let start = Instant::now();
     for number in from..from + count {
@@ -226,7 +226,7 @@ fn timed(from: u64, count: u64, work: &mut dyn FnMut(u64) -> Result<(), LabError
     Ok(start.elapsed().as_nanos() as f64 / count as f64 / 1000.0)
 }
 
-/// Writes all, in as many steps as the server makes of it: each is atomic.
+/// Writes all, in as many steps as the server splits it into: each is atomic.
 fn write_whole(file: &dyn OpenFile, offset: u64, data: &[u8]) -> Result<(), LabError> {
     let mut written = 0;
     while written < data.len() {
@@ -235,7 +235,7 @@ fn write_whole(file: &dyn OpenFile, offset: u64, data: &[u8]) -> Result<(), LabE
     Ok(())
 }
 
-/// One read or write, all of it.
+/// One complete read or write.
 fn transfer(file: &dyn OpenFile, is_write: bool, offset: u64, data: &mut [u8]) -> Result<(), LabError> {
     if is_write {
         return write_whole(file, offset, data);
@@ -271,7 +271,7 @@ fn kind(is_write: bool) -> &'static str {
     if is_write { WRITE } else { READ }
 }
 
-/// Operations of a round, of which an operation that moves so much is rarer.
+/// Operations of a round, for an operation that is `rarer` times as long.
 fn count(plan: &Plan, rarer: u32) -> u64 {
     u64::from((plan.hot_operations / 100 / rarer).max(2))
 }
@@ -286,8 +286,8 @@ fn run_large(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
     each_alone(plan, progress, panel, LARGE_BYTES, &|us| LARGE_BYTES as f64 / us)
 }
 
-/// Reads and writes of one size, one at a time, by all contenders; `value` makes of an operation's microseconds what
-/// is shown.
+/// Reads and writes of one size, one at a time, by all contenders; `value` turns an operation's microseconds into the
+/// plotted value.
 fn each_alone(
     plan: &Plan,
     progress: &mut dyn Progress,
@@ -331,7 +331,7 @@ fn each_alone(
         sides.push((NFS, &mut nfs_side));
         sides.push((ENGINE, &mut near_side));
         sides.push((EXT4_DIRECT, &mut direct_side));
-        // It changes nothing for reads, which would come from the kernel's cache.
+        // The flag makes no difference for reads, which would come from the kernel's cache.
         if is_write {
             sides.push((EXT4_SYNC, &mut sync_side));
         }
@@ -404,7 +404,7 @@ fn check_small(data: &FigureData) -> Verdict {
     let deepest = DEPTHS[DEPTHS.len() - 1].to_string();
     for (title, times) in [(READ_PANEL, 3.0), (WRITE_PANEL, 8.0)] {
         let panel = panel_of(data, title);
-        // More is better: who moves more comes first.
+        // More is better: the one that must move more comes first.
         judge.at_least(&panel, &deepest, REMOTE, NFS, times);
         judge.grows(&panel, REMOTE, "1", &deepest, 1.5);
     }

@@ -1,7 +1,7 @@
-//! RUFS figure 7: buffers that are registered once, against each time.
+//! RUFS figure 7: buffers registered once, against registration for each use.
 //!
-//! An adapter is what registers memory, and there is none. What registration is made of can be had without one: the
-//! kernel finds and pins the pages (`mlock`), after somebody has mapped them, and lets them go again.
+//! Registration needs an adapter, and this machine has none. Its parts are available without one: after a thread has
+//! mapped the pages, the kernel finds and pins them (`mlock`), and later unpins them.
 
 use std::hint::black_box;
 
@@ -35,10 +35,10 @@ pub(crate) const FIGURE: Figure = Figure {
     check,
 };
 
-/// Memory as it must be for a device: there, and staying there. Says whether it is pinned.
+/// Memory in the state that a device needs: present, and resident. Returns whether it is pinned.
 fn mapped(len: usize) -> Result<(MmapMut, bool), LabError> {
     let mut map = MmapMut::map_anon(len)?;
-    // Where the limit on locked memory is lower, the pages are touched and may be swapped.
+    // If the limit on locked memory is lower, the pages are touched and may be swapped.
     let is_pinned = map.lock().is_ok();
     if !is_pinned {
         map.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
@@ -55,7 +55,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     let [file, _] = remote.files()?;
     let none = || LabError::Wrong("the pool has no buffer left".into());
     let pool = Pool::new(BUFFER_BYTES_MAX).ok_or_else(none)?;
-    // The pool's pages are there, as those of a registered area are.
+    // The pool's pages are present, like those of a registered area.
     pool.take(BUFFER_BYTES_MAX).ok_or_else(none)?.fill(1);
     let mut is_pinned = true;
     for (index, len) in SIZES.into_iter().enumerate() {

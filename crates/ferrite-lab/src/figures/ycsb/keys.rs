@@ -1,7 +1,7 @@
-//! Which pairs YCSB asks for: its generators, by their published formulas.
+//! The pairs that YCSB requests: its generators, by their published formulas.
 //!
 //! Ranks follow a Zipf distribution with constant 0.99, drawn by the method of Gray et al. ("Quickly generating
-//! billion-record synthetic databases"): exact for the two most popular ranks, an approximation behind them.
+//! billion-record synthetic databases"): exact for the two most popular ranks, an approximation for the others.
 //! *Scrambled*: ranks of ten thousand million items are hashed onto the pairs, so that popular ones lie anywhere.
 //! *Latest*: rank 0 is the newest pair.
 
@@ -41,7 +41,7 @@ impl Zipf {
         zipf
     }
 
-    /// Goes on with another number of items; at least 2.
+    /// Continues with another number of items; at least 2.
     pub(super) fn set_items(&mut self, items: u64) {
         let items = items.max(2);
         if items == self.items {
@@ -53,7 +53,7 @@ impl Zipf {
         self.eta = (1.0 - (2.0 / items as f64).powf(1.0 - THETA)) / (1.0 - two / self.zeta);
     }
 
-    /// The whole sum: its head, and Euler and Maclaurin's formula for what follows.
+    /// The whole sum: its head, and Euler and Maclaurin's formula for the rest.
     fn zeta_of(&self, items: u64) -> f64 {
         if items <= EXACT_TERMS {
             return sum_exactly(items);
@@ -90,7 +90,7 @@ pub(super) fn fnv(number: u64) -> u64 {
 /// Chooses pairs by their numbers.
 #[derive(Debug, Clone)]
 pub(super) enum Chooser {
-    /// Popular ones lie anywhere. Numbers are drawn below `span`, pairs to come included, so that the popular ones stay
+    /// Popular ones lie anywhere. Numbers are drawn below `span`, including future pairs, so that the popular ones stay
     /// the same while pairs are added.
     Scrambled { zipf: Zipf, span: u64 },
     /// The newest are the most popular.
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Counts of the ranks below 1000 among many draws, against what the distribution says.
+    /// Counts of the ranks below 1000 among many draws, against the distribution.
     #[test]
     fn ranks_come_as_often_as_they_should() {
         const ITEMS: u64 = 40_000;
@@ -183,10 +183,10 @@ mod tests {
         }
         let top = (0..PAIRS).max_by_key(|&pair| counts[pair as usize]);
         assert_eq!(top, Some(fnv(0) % (PAIRS * 11 / 10)).filter(|&pair| pair < PAIRS));
-        // The most popular item, 1 in 26.5 draws, and its share of what the tail spreads evenly.
+        // The most popular item, 1 in 26.5 draws, plus its share of the evenly spread tail.
         let share = f64::from(counts[top.unwrap() as usize]) / f64::from(DRAWS);
         assert!((0.036..0.046).contains(&share), "{share}");
-        // The tail of ten thousand million items falls on every pair: none is left out.
+        // The tail of ten thousand million items falls on every pair without exception.
         assert!(counts.iter().filter(|&&count| count == 0).count() < PAIRS as usize / 100);
     }
 

@@ -1,7 +1,7 @@
 //! HashFS figures 13 and 14: YCSB on LevelDB, with four threads and with one.
 //!
-//! Contents: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses
-//! pairs; both are there only with the cargo feature `leveldb`.
+//! Contents: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses pairs;
+//! both exist only with the cargo feature `leveldb`.
 
 use self::Operation::{Change, Insert, Read, Scan, Update};
 use super::{Figure, Judge, overlap, panel_of};
@@ -19,21 +19,21 @@ const PANEL: &str = "Throughput";
 /// Pairs in the paper.
 #[cfg(feature = "leveldb")]
 const PAPER_PAIRS: u64 = 1_600_000;
-/// The paper's other structures that an engine runs on here.
+/// The paper's other structures on which an engine runs here.
 const OTHERS: [&str; 3] = ["cuckoo", "radix", "extent"];
 /// Bound by LevelDB's own work, according to the paper.
 const IN_MEMORY: [&str; 2] = ["A", "E"];
 /// Bound by the file system.
 const ON_FILES: [&str; 4] = ["B", "C", "D", "F"];
 
-/// What is done to a pair.
+/// The operations on a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Read,
     Update,
     /// A pair is added.
     Insert,
-    /// Up to a hundred pairs from this one on.
+    /// Reads up to a hundred pairs from this one on.
     Scan,
     /// A read, then an update.
     Change,
@@ -94,7 +94,7 @@ pub(crate) const ONE_THREAD: Figure = Figure {
     check,
 };
 
-/// What this build lacks to run a figure, and the remedy.
+/// The feature that this build lacks to run a figure, and the remedy.
 pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let needs_leveldb = [FOUR_THREADS.id, ONE_THREAD.id].contains(&id);
     (needs_leveldb && cfg!(not(feature = "leveldb"))).then_some(
@@ -122,7 +122,7 @@ fn run(_plan: &Plan, _progress: &mut dyn Progress, threads: u32) -> Result<Figur
     })
 }
 
-/// Judges one contender's rate in units of HashFS's. What the intervals leave open is left open.
+/// Judges one contender's rate in units of HashFS's. A claim that the intervals leave open stays open.
 fn ratio(judge: &mut Judge, panel: &Panel, name: &str, label: &str, wanted: (f64, f64), said: &str) {
     let (Some(other), Some(hashfs)) = (panel.value(name, label), panel.value("hashfs", label)) else {
         return judge.missing(&format!("{name} against hashfs in {label}"));
@@ -139,7 +139,7 @@ fn ratio(judge: &mut Judge, panel: &Panel, name: &str, label: &str, wanted: (f64
     }
 }
 
-/// Mean over the workloads that files bound.
+/// Mean over the workloads that are bound by files.
 fn mean_ratio(panel: &Panel, name: &str) -> Option<f64> {
     let ratios = ON_FILES
         .iter()

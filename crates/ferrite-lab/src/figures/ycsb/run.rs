@@ -1,7 +1,7 @@
-//! YCSB on LevelDB on the engine: a pool and a database for each mapping, loaded, then asked.
+//! YCSB on LevelDB on the engine: a pool and a database for each mapping, loaded, then queried.
 //!
-//! Invariant: all mappings get the same operations in the same order (of one thread; several interleave as they will),
-//! round by round in turns, and LevelDB's own thread has nothing left to do when a round begins.
+//! Invariant: all mappings get the same operations in the same order (of one thread; several interleave freely), round
+//! by round in turns, and LevelDB's own thread is idle when a round begins.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,16 +27,16 @@ use ferrite_measure::Rng;
 /// With the key, 1 KiB a pair.
 const VALUE_BYTES: usize = 1000;
 const KEY_BYTES: usize = 24;
-/// LevelDB's cache of blocks is 8 MiB unless told otherwise; with fewer pairs it is smaller in proportion, so that
-/// reads go to files.
+/// LevelDB's cache of blocks is 8 MiB by default; with fewer pairs it is smaller in proportion, so that reads go to
+/// files.
 const PAPER_CACHE_BYTES: u64 = 8 << 20;
 /// The paper's.
 const MAX_FILE_BYTES: usize = 128 << 20;
 /// Pairs of a scan, at most.
 const SCAN_PAIRS_MAX: u64 = 100;
-/// A pool's size in units of its data: tables are written anew before the old ones go.
+/// A pool's size in units of its data: LevelDB writes new tables before it removes the old ones.
 const ROOM: u64 = 3;
-/// What a pool has beyond that, for tables, rings and LevelDB's log.
+/// Space of a pool beyond that, for tables, rings and LevelDB's log.
 const POOL_BYTES_MIN: u64 = 96 << 20;
 
 /// A database on a pool with one mapping.
@@ -45,13 +45,13 @@ struct Store {
     db: Db,
     /// Pairs so far; all of them can be read.
     pairs: AtomicU64,
-    /// Held while a pair is added, so that `pairs` grows in order. LevelDB takes one write at a time in any case.
+    /// Held while a pair is added, so that `pairs` grows in order. LevelDB takes one write at a time anyway.
     adding: Mutex<()>,
 }
 
 fn key(number: u64) -> [u8; KEY_BYTES] {
     let mut key = *b"user00000000000000000000";
-    // Hashed, as YCSB does unless told otherwise: the order of insertion is not that of the keys.
+    // Hashed, the default of YCSB: the order of insertion is not that of the keys.
     let mut rest = fnv(number);
     for digit in key[4..].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
@@ -72,14 +72,14 @@ impl Workload {
         Operation::Read
     }
 
-    /// How many percent of its operations are this one.
+    /// The percentage of this operation.
     fn percent(&self, operation: Operation) -> u64 {
         let parts = self.mix.iter().filter(|(_, part)| *part == operation);
         parts.map(|(percent, _)| percent).sum()
     }
 }
 
-/// Marks what a pair's value is to be: its number, then something new.
+/// Fills a pair's value: its number, then random bytes.
 fn stamp(value: &mut [u8; VALUE_BYTES], number: u64, rng: &mut Rng) {
     value[..8].copy_from_slice(&number.to_le_bytes());
     value[8..16].copy_from_slice(&rng.next_u64().to_le_bytes());
@@ -89,12 +89,12 @@ fn noise(rng: &mut Rng) -> [u8; VALUE_BYTES] {
     std::array::from_fn(|_| rng.next_u64() as u8)
 }
 
-/// Bytes of a pool that the given number of pairs may take up.
+/// Bytes of a pool that the given number of pairs may occupy.
 fn pool_bytes(pairs: u64) -> u64 {
     (pairs * (KEY_BYTES + VALUE_BYTES) as u64 * ROOM + POOL_BYTES_MIN).next_multiple_of(2 << 20)
 }
 
-/// Pairs that the workloads may be expected to add.
+/// Pairs that the workloads are expected to add.
 fn pairs_to_come(plan: &Plan) -> u64 {
     let percent: u64 = WORKLOADS
         .iter()
@@ -103,7 +103,7 @@ fn pairs_to_come(plan: &Plan) -> u64 {
     u64::from(plan.ycsb_operations) * u64::from(plan.ycsb_rounds + 1) * percent / 100
 }
 
-/// The plan's number of pairs, or as many as pools of all mappings find memory for.
+/// The plan's number of pairs, or as many as fit in memory for pools of all mappings.
 fn pairs_that_fit(plan: &Plan) -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available_kib = meminfo.lines().find_map(|line| {
@@ -178,7 +178,7 @@ impl Store {
         )))
     }
 
-    /// What one thread does in a round.
+    /// The work of one thread in a round.
     fn operate(&self, workload: &Workload, operations: u32, span: u64, mut rng: Rng) -> Result<(), LabError> {
         let mut value = noise(&mut rng);
         let mut chooser = match workload.latest {
@@ -228,8 +228,8 @@ impl Store {
         for result in results {
             times.push(result.map_err(|_| LabError::Wrong("a thread of the workload panicked".into()))??);
         }
-        // From when the first thread was let go to when the last was done. The clock of a thread that only waits for
-        // them may be late.
+        // From the start of the first thread to the end of the last. The clock of a thread that only waits for them may
+        // be late.
         let start = times.iter().map(|&(start, _)| start).min();
         let end = times.iter().map(|&(_, end)| end).max();
         let seconds = start
@@ -257,8 +257,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
     // The same number again, as YCSB counts.
     let span = pairs + 2 * pairs_to_come(plan);
     for (x, workload) in WORKLOADS.iter().enumerate() {
-        // All begin with the same tables: how many a read has to look into would make more of a difference than the
-        // mapping.
+        // All begin with the same tables: the number of tables that a read visits would matter more than the mapping.
         for store in &stores {
             progress.step(&format!("workload {}: {} is compacted", workload.label, store.name));
             store.db.compact()?;
@@ -272,7 +271,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
             ));
             let seed = plan.seed ^ fnv(u64::from(round) << 8 | x as u64);
             for turn in 0..stores.len() {
-                // Another one goes first each time.
+                // Each round begins with another one.
                 let at = (turn + round as usize) % stores.len();
                 let rate = stores[at].rate(workload, threads, plan.ycsb_operations, span, seed)?;
                 // The first one warms up.
@@ -326,7 +325,7 @@ mod tests {
         );
     }
 
-    /// Several threads add and read: no thread meets a pair that is counted and missing.
+    /// Several threads add and read: every counted pair can be read.
     #[test]
     fn pairs_that_are_counted_can_be_read() {
         let plan = Plan::tiny();
@@ -349,7 +348,7 @@ mod tests {
         };
         let pairs = pairs_that_fit(&plan);
         let pools = pool_bytes(pairs + pairs_to_come(&plan)) * Mapping::ALL.len() as u64;
-        // No machine that runs tests has more.
+        // No test machine has more.
         assert!(pools < 10 << 40, "{pairs} pairs take {pools} bytes");
     }
 

@@ -1,6 +1,6 @@
 //! Measures figure 14: the NVMe engine on one to six devices, each slowed to a stated latency and parallelism.
 //!
-//! Without that all devices would be the same memory, and two cores as busy with one as with six.
+//! Otherwise all devices would be the same memory, and two cores as busy with one as with six.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +28,9 @@ const PARALLELISM: usize = 2;
 struct Load {
     len: usize,
     file_bytes: u64,
-    /// How long an operation of a device takes.
+    /// Latency of an operation on a device.
     latency: Duration,
-    /// Each is used by a thread of its own. As many as six devices can serve at once, or more.
+    /// Each has its own thread. At least as many as six devices can serve at once.
     files: u64,
     /// Transfers of each thread in a round.
     times: u64,
@@ -51,7 +51,7 @@ const LARGE: Load = Load {
     times: 1,
 };
 
-/// A device that is slow only while something is measured.
+/// A device that is slow only during measurements.
 struct Measured {
     memory: Arc<Memory>,
     slow: Slow<Arc<Memory>>,
@@ -84,7 +84,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
         lines: true,
         ..bars(title, "devices for data", "throughput", "MB/s", false)
     });
-    // A stated latency scatters less than a machine does.
+    // A stated latency varies less than a machine does.
     let rounds = u64::from(plan.rounds.div_ceil(3));
     for (panel, load) in panels.iter_mut().zip([SMALL, LARGE]) {
         let len = load.len;
@@ -103,7 +103,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
             };
             let devices_slowed: Result<_, LabError> = (0..devices).map(device).collect();
             let server = Server::new(Box::new(MemoryStore::new()), devices_slowed?)?;
-            // As many on each device.
+            // The same number on each device.
             let files = load.files - load.files % devices;
             let mut sides = (0..files)
                 .map(|number| {

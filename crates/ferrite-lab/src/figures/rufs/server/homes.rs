@@ -49,7 +49,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
             panel.push(name, point(index as f64, *label, samples));
         }
     }
-    // Engines before what they lie on.
+    // Drop engines before the stores below them.
     drop(sides);
     Ok(FigureData {
         panels: vec![panel],

@@ -1,11 +1,11 @@
 //! RUFS figures 10 and 14, and 11 to 13 for the server alone: the NVMe engine, without a network.
 //!
-//! Contents: the five figures and their verdicts. `stage` has devices, and engines on them; `homes` measures
-//! figure 10, `transfers` 11 to 13, `devices` 14. They are there only with the cargo feature `nvme`.
+//! Contents: the five figures and their verdicts. `stage` has devices, and engines on them; `homes` measures figure 10,
+//! `transfers` 11 to 13, `devices` 14. These exist only with the cargo feature `nvme`.
 //!
-//! The paper has SSDs, and a driver that goes past the kernel. Here devices are this machine's memory behind the
-//! kernel's block layer, for all contenders alike. What transfers is what a promise costs, how one engine compares with
-//! another on the same kind of device, and whether several devices are used at once.
+//! The paper has SSDs, and a driver that bypasses the kernel. Here devices are this machine's memory behind the
+//! kernel's block layer, for all contenders alike. The cost of a promise, the comparison of engines on the same kind of
+//! device, and the use of several devices at once transfer.
 
 use super::{EXT4_DIRECT, EXT4_SYNC, LARGE_PANEL, LATENCY_PANEL, READ, READ_PANEL, WRITE, WRITE_PANEL};
 use crate::data::{FigureData, Verdict};
@@ -40,7 +40,7 @@ const DEPTHS: [u64; 4] = [1, 4, 8, 16];
 /// Numbers of devices.
 const COUNTS: [u64; 6] = [1, 2, 3, 4, 5, 6];
 const SMALL_PANEL: &str = "4 KiB at random places";
-/// What six devices must move of what one does: the least that the paper found.
+/// Required rate of six devices in units of one: the least that the paper found.
 const SPEEDUP: f64 = 3.46;
 
 pub(in crate::figures) const HOMES: Figure = Figure {
@@ -100,7 +100,7 @@ pub(in crate::figures) const DEVICES: Figure = Figure {
     check: check_devices,
 };
 
-/// What this build lacks to run a figure, and the remedy.
+/// The feature that this build lacks to run a figure, and the remedy.
 pub(in crate::figures) fn lacking(id: &str) -> Option<&'static str> {
     let figures = [HOMES, SERVER_LATENCY, SERVER_SMALL, SERVER_LARGE, DEVICES];
     let needs_engine = figures.iter().any(|figure| figure.id == id);
@@ -130,10 +130,10 @@ fn run(id: &str, _plan: &Plan, _progress: &mut dyn Progress) -> Result<FigureDat
     })
 }
 
-/// More is better in all panels but that of latencies: who is to do more comes first.
+/// More is better in all panels but that of latencies: the contender that must do more comes first.
 fn check_homes(data: &FigureData) -> Verdict {
     let (mut judge, panel) = (Judge::default(), panel_of(data, HOMES_PANEL));
-    // What synchronous commits cost, and whom.
+    // The cost of synchronous commits, for either home.
     for label in WRITING {
         judge.at_least(&panel, label, FS_GROUP, FS_SYNC, 1.1);
         judge.at_least(&panel, label, BLOBS_GROUP, BLOBS_SYNC, 1.1);

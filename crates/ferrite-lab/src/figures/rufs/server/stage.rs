@@ -22,11 +22,11 @@ const META_BYTES: u64 = 256 << 20;
 const DATA_BYTES: u64 = 2 * FILE_BYTES;
 const POOL: [u8; 16] = [7; 16];
 
-/// A file behind a block device, which ends with this value.
+/// A file behind a block device, which is removed when this value is dropped.
 struct Loop(PathBuf);
 
 impl Loop {
-    /// Nothing where this process may not have one.
+    /// `None` if this process may not have one.
     fn new(file: &Path) -> Option<Loop> {
         let found = Command::new("losetup")
             .args(["--find", "--show"])
@@ -40,14 +40,14 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // Whoever still has it open keeps it until then.
+        // A process that still has it open keeps it until then.
         let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
     }
 }
 
 /// See the module's head.
 pub(super) struct Stage {
-    // In this order: what is used, and in what it lies.
+    // In this order: what is used, and what it lies on.
     reactor: Arc<Reactor>,
     ext4: Result<Ext4, LabError>,
     loops: Vec<Loop>,
@@ -67,12 +67,12 @@ impl Stage {
         })
     }
 
-    /// The root of a kernel's file system on a device like the others, if there is one.
+    /// The root of a kernel's file system on a device like the others, if it exists.
     pub(super) fn ext4(&self) -> Option<&Path> {
         self.ext4.as_ref().ok().map(Ext4::root)
     }
 
-    /// What readers must know of it.
+    /// The remark about it for readers.
     pub(super) fn note(&self) -> String {
         let kind = match self.lacks_loops {
             true => "files in memory, since this process may not set up loop devices",
@@ -130,7 +130,7 @@ impl Stage {
     }
 }
 
-/// Makes an empty store, which is the pool's data store of that number.
+/// Makes an empty store, the pool's data store of that index.
 pub(super) fn format(device: &dyn Device, index: usize) -> Result<(), LabError> {
     let options = FormatOptions {
         store: [index as u8 + 1; 16],
@@ -142,7 +142,7 @@ pub(super) fn format(device: &dyn Device, index: usize) -> Result<(), LabError> 
     Ok(BlobStore::format(device, &options)?)
 }
 
-/// An engine, which is closed with this value.
+/// An engine, which is closed when this value is dropped.
 pub(super) struct Server {
     pub(super) fs: NvmeFs,
 }
@@ -159,7 +159,7 @@ impl Server {
         Ok(Server { fs })
     }
 
-    /// A new file of this length, all of it written.
+    /// A new file of this length, fully written.
     pub(super) fn file(&self, name: &str, len_bytes: u64) -> Result<Arc<dyn OpenFile>, LabError> {
         let new = NewFile {
             mode: 0o644,
@@ -177,14 +177,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What was measured is known by now; the pool goes anyway.
+        // The measurements are complete, and the pool is removed anyway.
         let _ = self.fs.close();
     }
 }
 
-/// One of those who read and write, with memory of his own.
+/// A reader and writer with its own memory.
 pub(super) trait Side: Send {
-    /// One read or write, all of it.
+    /// One complete read or write.
     fn transfer(&mut self, is_write: bool, offset: u64, len: usize) -> Result<(), LabError>;
 }
 

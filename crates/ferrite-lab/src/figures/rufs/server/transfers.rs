@@ -25,12 +25,12 @@ use crate::peers::{FILE_BYTES, page};
 use crate::plan::Plan;
 use crate::progress::Progress;
 
-/// A contender, as often as transfers may be under way.
+/// A contender, once for each transfer that may be under way.
 type Sides = (&'static str, Vec<Box<dyn Side>>);
 
-/// What is read and written.
+/// The objects of reads and writes.
 struct Contest {
-    // In this order: the engine's file, the engine, what it lies on.
+    // In this order: the engine's file, the engine, its devices.
     file: Arc<dyn OpenFile>,
     _server: Server,
     ext4: Option<PathBuf>,
@@ -39,7 +39,7 @@ struct Contest {
 }
 
 impl Contest {
-    /// Each of them filled.
+    /// All of them filled.
     fn new() -> Result<Contest, LabError> {
         let mut stage = Stage::new()?;
         let server = stage.engine("pool", None, true)?;
@@ -59,7 +59,7 @@ impl Contest {
         })
     }
 
-    /// All contenders for reads or writes of at most so many bytes.
+    /// All contenders for reads or writes of at most `len` bytes.
     fn sides(&self, is_write: bool, depth: u64, len: usize) -> Result<Vec<Sides>, LabError> {
         let ours: Result<_, LabError> = (0..depth)
             .map(|_| Ok(Box::new(Ours::new(&self.file, len)?) as Box<dyn Side>))
@@ -68,7 +68,7 @@ impl Contest {
         let mut sides = vec![(SERVER, ours?), (RAW, opened(&self.raw, durable, depth, len)?)];
         if let Some(path) = &self.ext4 {
             sides.push((EXT4_DIRECT, opened(path, OFlags::DIRECT, depth, len)?));
-            // It changes nothing for reads, which would come from the kernel's cache.
+            // The flag makes no difference for reads, which would come from the kernel's cache.
             if is_write {
                 sides.push((EXT4_SYNC, opened(path, OFlags::SYNC, depth, len)?));
             }
@@ -76,7 +76,7 @@ impl Contest {
         Ok(sides)
     }
 
-    /// Microseconds of each of `count` transfers of 4 KiB, so many of them under way, of which each begins the next.
+    /// Microseconds of each of `count` transfers of 4 KiB, `depth` of them under way; each completion begins the next.
     fn submitted(&self, is_write: bool, depth: u64, from: u64, count: u64) -> Result<f64, LabError> {
         let (sender, ends) = channel();
         let run = Arc::new(Submitted {
@@ -98,7 +98,7 @@ impl Contest {
         Ok(start.elapsed().as_nanos() as f64 / count as f64 / 1000.0)
     }
 
-    /// Measures reads or writes of one length; `value` makes of an operation's microseconds what is shown.
+    /// Measures reads or writes of one length; `value` turns an operation's microseconds into the plotted value.
     fn measure(
         &self,
         plan: &Plan,
@@ -165,7 +165,7 @@ impl Contest {
     }
 }
 
-/// Transfers of one file, of which some are always under way.
+/// Transfers of one file, some of which are always under way.
 struct Submitted {
     file: Arc<dyn OpenFile>,
     is_write: bool,
@@ -174,11 +174,11 @@ struct Submitted {
     ends: Sender<ferrite_vfs::Result<()>>,
 }
 
-/// Begins the next transfer, if there is one.
+/// Begins the next transfer, if any is left.
 fn go_on(run: &Arc<Submitted>, buffer: Buffer) {
     let number = run.next.fetch_add(1, Ordering::Relaxed);
     if number >= run.end {
-        // Whoever waits for it may have given up after another one failed.
+        // The receiver may have given up after another transfer failed.
         let _ = run.ends.send(Ok(()));
         return;
     }
@@ -209,11 +209,11 @@ fn fill(path: &Path) -> Result<(), LabError> {
     Ok(file.sync_all()?)
 }
 
-/// Opens it as often as transfers may be under way.
+/// Opens it once for each transfer that may be under way.
 fn opened(path: &Path, flags: OFlags, depth: u64, len: usize) -> Result<Vec<Box<dyn Side>>, LabError> {
     let open = |_| {
         let local = match Local::open(path, flags, len) {
-            // Files in memory may have no direct transfers, and need none.
+            // Files in memory may not support direct transfers, and need none.
             Err(LabError::System(error)) if error.kind() == ErrorKind::InvalidInput => {
                 Local::open(path, flags.difference(OFlags::DIRECT), len)?
             }
@@ -224,7 +224,7 @@ fn opened(path: &Path, flags: OFlags, depth: u64, len: usize) -> Result<Vec<Box<
     (0..depth).map(open).collect()
 }
 
-/// Microseconds of each of `count` transfers, of which each side makes its share, all at once.
+/// Microseconds of each of `count` transfers; each side makes its share, all at once.
 pub(super) fn spread(
     sides: &mut [Box<dyn Side>],
     from: u64,
@@ -244,7 +244,7 @@ pub(super) fn spread(
             start
         }
         _ => {
-            // Starting the threads is not measured.
+            // The start of the threads is not measured.
             let barrier = Barrier::new(step + 1);
             std::thread::scope(|scope| {
                 let works: Vec<_> = sides
