@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub(crate) fn serve(
     is_daemon: bool,
     mut options: Options,
 ) -> Outcome {
-    let (pool, given_dir) = (place(given)?, dir);
+    let pool = place(given)?;
     // Before the pool is read, so that the log has every finding. And before the mount, which may hide the file's
     // directory.
     match log.or(options.log.as_deref()) {
@@ -65,8 +65,61 @@ pub(crate) fn serve(
         true => None,
         false => Some(std::fs::metadata(&pool).map_err(about(&pool))?),
     };
-    warn_of_damage(&*volume, &address.at(&pool), given_dir);
+    warn_of_damage(&*volume, &address.at(&pool), dir);
     let kind = kind_of(address, volume.fs().limits().may_block);
+    settle(&mut options, kind, &*volume, &pool)?;
+    // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
+    let trace = options.trace.as_deref().map(Trace::open).transpose()?;
+    let dir = absolute(dir)?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    dead::clear_dead(&dir)?;
+    let fs = trace
+        .as_ref()
+        .map_or_else(|| volume.fs(), |trace| trace.over(volume.fs()));
+    let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
+    let unmounter = mounted.unmounter();
+    let frost = Frost::new(Arc::clone(&volume), mounted.freezer());
+    let mount = mounts::with_path(&dir);
+    let way = mounted.way().to_string();
+    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), frost.clone(), &way);
+    if let Err(error) = &server {
+        tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
+    }
+    let is_remote = address.is_remote();
+    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, frost)
+        .and_then(|()| start_work(&volume, &mounted, is_remote, options.scrub))
+        .and_then(|()| trace.as_ref().map_or(Ok(()), Trace::begin))
+        .and_then(|()| match is_daemon {
+            true => detach(&null),
+            false => Ok(()),
+        });
+    let ended = match started {
+        Ok(()) => {
+            tracing::info!(pool = %pool.display(), dir = %dir.display(), requests = way, "mounted");
+            mounted.serve().map_err(Failure::from)
+        }
+        Err(failure) => {
+            // Otherwise a mount would stay without a daemon.
+            let _ = unmounter.unmount();
+            Err(failure)
+        }
+    };
+    drop(server);
+    let ended = close(&*volume, ended, trace.as_ref());
+    match &ended {
+        // A daemon has no other place to report it.
+        Err(failure) if is_daemon => tracing::error!("{}", failure.message),
+        Err(_) => {}
+        Ok(()) => tracing::info!("unmounted"),
+    }
+    ended.map(|()| 0)
+}
+
+/// Completes the options with what the volume is, and warns of those that have no effect or surprise.
+///
+/// # Errors
+/// An option asks for what the volume cannot do.
+fn settle(options: &mut Options, kind: Kind, volume: &dyn Volume, pool: &Path) -> Result<(), Failure> {
     let warnings = options.settle(kind, rustix::process::geteuid().is_root())?;
     for warning in volume.warnings().into_iter().chain(warnings) {
         complain(format_args!("ferrite: {}: {warning}", pool.display()));
@@ -91,66 +144,53 @@ pub(crate) fn serve(
     }
     options.fuse.read_only |= volume.is_read_only();
     options.fuse.source = pool.display().to_string();
-    // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
-    let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
-    let sink = trace.as_ref().map(File::try_clone).transpose()?;
-    let writer = sink.map(|sink| Arc::new(TraceWriter::new(Box::new(sink))));
-    let fs: Arc<dyn FileSystem> = match &writer {
-        Some(writer) => Arc::new(Traced::new(Shared(volume.fs()), Arc::clone(writer))),
-        None => volume.fs(),
-    };
-    let dir = absolute(given_dir)?;
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    dead::clear_dead(&dir)?;
-    let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
-    let unmounter = mounted.unmounter();
-    let frost = Frost::new(Arc::clone(&volume), mounted.freezer());
-    let mount = mounts::with_path(&dir);
-    let way = mounted.way().to_string();
-    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), frost.clone(), &way);
-    if let Err(error) = &server {
-        tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
+    Ok(())
+}
+
+/// Starts the threads that work beside the mount.
+fn start_work(
+    volume: &Arc<dyn Volume>,
+    mounted: &ferrite_fuse::Mounted,
+    is_remote: bool,
+    scrub: Option<u64>,
+) -> Result<(), Failure> {
+    if let Some(bytes_per_second) = scrub {
+        scrub_daily(Arc::clone(volume), bytes_per_second)?;
     }
-    let is_remote = address.is_remote();
-    // All that may fail comes before the daemon reports that the mount is ready.
-    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, frost)
-        .and_then(|()| match options.scrub {
-            Some(bytes_per_second) => scrub_daily(Arc::clone(&volume), bytes_per_second),
-            None => Ok(()),
-        })
-        .and_then(|()| memory::give_back(Arc::clone(&volume)))
-        .and_then(|()| match is_remote {
-            true => leave_server_when_gone(&mounted, Arc::clone(&volume)),
-            false => Ok(()),
-        })
-        .and_then(|()| match (&trace, &options.trace) {
-            (Some(file), Some(path)) => trace_file::empty(file).map_err(about(path)),
-            _ => Ok(()),
-        })
-        .and_then(|()| match is_daemon {
-            true => detach(&null),
-            false => Ok(()),
-        });
-    let ended = match started {
-        Ok(()) => {
-            tracing::info!(pool = %pool.display(), dir = %dir.display(), requests = way, "mounted");
-            mounted.serve().map_err(Failure::from)
-        }
-        Err(failure) => {
-            // Otherwise a mount would stay without a daemon.
-            let _ = unmounter.unmount();
-            Err(failure)
-        }
-    };
-    drop(server);
-    let ended = close(&*volume, ended, writer.as_deref(), options.trace.as_deref());
-    match &ended {
-        // A daemon has no other place to report it.
-        Err(failure) if is_daemon => tracing::error!("{}", failure.message),
-        Err(_) => {}
-        Ok(()) => tracing::info!("unmounted"),
+    memory::give_back(Arc::clone(volume))?;
+    match is_remote {
+        true => leave_server_when_gone(mounted, Arc::clone(volume)),
+        false => Ok(()),
     }
-    ended.map(|()| 0)
+}
+
+/// The record of all changes that `-o trace=FILE` asks for.
+struct Trace {
+    path: PathBuf,
+    file: File,
+    writer: Arc<TraceWriter>,
+}
+
+impl Trace {
+    fn open(path: &Path) -> Result<Trace, Failure> {
+        let file = trace_file::open(path)?;
+        let sink = file.try_clone()?;
+        Ok(Trace {
+            path: path.to_owned(),
+            file,
+            writer: Arc::new(TraceWriter::new(Box::new(sink))),
+        })
+    }
+
+    /// The engine, whose changes are recorded.
+    fn over(&self, fs: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
+        Arc::new(Traced::new(Shared(fs), Arc::clone(&self.writer)))
+    }
+
+    /// Replaces an older trace, once nothing else can fail.
+    fn begin(&self) -> Result<(), Failure> {
+        trace_file::empty(&self.file).map_err(about(&self.path))
+    }
 }
 
 /// Ends the calls that wait for a server once the kernel has ended the connection: no program wants their answers, and
@@ -165,19 +205,14 @@ fn leave_server_when_gone(mounted: &ferrite_fuse::Mounted, volume: Arc<dyn Volum
 }
 
 /// Ends a trace and closes the pool, whatever happened to the mount; returns the first error.
-fn close(
-    volume: &dyn Volume,
-    served: Result<(), Failure>,
-    writer: Option<&TraceWriter>,
-    trace: Option<&Path>,
-) -> Result<(), Failure> {
+fn close(volume: &dyn Volume, served: Result<(), Failure>, trace: Option<&Trace>) -> Result<(), Failure> {
     // A trace that failed must not prevent a clean close of the pool.
-    let recorded = writer.map_or(Ok(()), TraceWriter::finish);
+    let recorded = trace.map_or(Ok(()), |trace| trace.writer.finish().map_err(|error| (trace, error)));
     volume.close()?;
     served?;
-    recorded.map_err(|error| {
-        let path = trace.unwrap_or(Path::new("trace"));
-        Failure::new(FAILED, format!("{}: the trace is incomplete: {error}", path.display()))
+    recorded.map_err(|(trace, error)| {
+        let path = trace.path.display();
+        Failure::new(FAILED, format!("{path}: the trace is incomplete: {error}"))
     })
 }
 

@@ -13,6 +13,7 @@ mod notify;
 mod plan;
 mod rdma;
 
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume};
 use ferrite_net::secure::{Encryption, is_loopback};
 use ferrite_net::server::{ExportOptions, FabricOptions, Server, ServerOptions};
+use ferrite_vfs::FileSystem;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::metrics::Endpoint;
@@ -210,46 +212,11 @@ impl Serve {
 fn serve(plan: Plan) -> Outcome {
     let listeners = plan.listen.iter().map(Listen::bind).collect::<Result<Vec<_>, _>>()?;
     let metrics = plan.metrics.as_deref().map(Endpoint::listen).transpose()?;
-    let mut addresses = Vec::new();
-    let mut fabric: Option<FabricOptions> = None;
-    for (listener, listen) in listeners.iter().zip(&plan.listen) {
-        let scheme = if listen.fabric.is_some() { "fabric" } else { "tcp" };
-        addresses.push(format!("{scheme}://{}", listener.local_addr()?));
-        match (&mut fabric, &listen.fabric) {
-            (Some(all), Some(other)) => all.providers.extend(other.providers.iter().cloned()),
-            (all, other) => *all = all.take().or_else(|| other.clone()),
-        }
-    }
+    let (addresses, mut fabric) = reached_at(&listeners, &plan.listen)?;
     // Before opening anything, so that a signal from now on ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    let mut volumes: Vec<Arc<dyn Volume>> = Vec::new();
-    let (mut engines, mut said) = (Vec::new(), Vec::new());
-    for pool in plan.pools {
-        let path = pool.address.path().display();
-        let volume = opening::volume(&pool.address, &pool.options.keep_orphans(true))?;
-        for warning in volume.warnings() {
-            complain(format_args!("ferrite: {path}: {warning}"));
-        }
-        let exports = pool.exports.into_iter().map(|export| export.options);
-        let exports = exports.map(|export| {
-            let is_read_only = export.read_only || volume.is_read_only();
-            export.read_only(is_read_only)
-        });
-        let exports: Vec<ExportOptions> = exports.collect();
-        for export in &exports {
-            // If the directory is missing, use this text: the server's own names no directory.
-            check::directory(&*volume.fs(), &export.path)
-                .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
-            let name = &export.name;
-            said.extend(
-                addresses
-                    .iter()
-                    .map(|address| format!("serving {path} as {address}/{name}")),
-            );
-        }
-        engines.push((volume.fs(), exports));
-        volumes.push(volume);
-    }
+    let pools = Pools::open(plan.pools, &addresses)?;
+    let (volumes, mut said) = (pools.volumes, pools.said);
     if let Some(fabric) = &mut fabric {
         fabric.spin = fabric.spin.max(plan.options.busy);
     }
@@ -265,7 +232,7 @@ fn serve(plan: Plan) -> Outcome {
         }
     }
     let options = plan.options.fabric(fabric).rdma(rdma);
-    let served = Server::start(listeners, engines, &options);
+    let served = Server::start(listeners, pools.engines, &options);
     let mut server = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;
     let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
     let metrics = metrics.transpose()?;
@@ -284,4 +251,62 @@ fn serve(plan: Plan) -> Outcome {
     closed.into_iter().collect::<Result<(), _>>()?;
     drop(server);
     Ok(0)
+}
+
+/// The addresses of listening sockets, without the export, and the options of those over libfabric.
+fn reached_at(listeners: &[TcpListener], listen: &[Listen]) -> Result<(Vec<String>, Option<FabricOptions>), Failure> {
+    let mut addresses = Vec::new();
+    let mut fabric: Option<FabricOptions> = None;
+    for (listener, listen) in listeners.iter().zip(listen) {
+        let scheme = if listen.fabric.is_some() { "fabric" } else { "tcp" };
+        addresses.push(format!("{scheme}://{}", listener.local_addr()?));
+        match (&mut fabric, &listen.fabric) {
+            (Some(all), Some(other)) => all.providers.extend(other.providers.iter().cloned()),
+            (all, other) => *all = all.take().or_else(|| other.clone()),
+        }
+    }
+    Ok((addresses, fabric))
+}
+
+/// The pools of a server, open.
+struct Pools {
+    volumes: Vec<Arc<dyn Volume>>,
+    /// Each engine, and what is exported of it.
+    engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
+    /// What the user reads once the server runs.
+    said: Vec<String>,
+}
+
+impl Pools {
+    fn open(planned: Vec<Pool>, addresses: &[String]) -> Result<Pools, Failure> {
+        let mut pools = Pools {
+            volumes: Vec::new(),
+            engines: Vec::new(),
+            said: Vec::new(),
+        };
+        for pool in planned {
+            let path = pool.address.path().display();
+            let volume = opening::volume(&pool.address, &pool.options.keep_orphans(true))?;
+            for warning in volume.warnings() {
+                complain(format_args!("ferrite: {path}: {warning}"));
+            }
+            let exports = pool.exports.into_iter().map(|export| {
+                let is_read_only = export.options.read_only || volume.is_read_only();
+                export.options.read_only(is_read_only)
+            });
+            let exports: Vec<ExportOptions> = exports.collect();
+            for export in &exports {
+                // If the directory is missing, use this text: the server's own names no directory.
+                check::directory(&*volume.fs(), &export.path)
+                    .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
+                let lines = addresses
+                    .iter()
+                    .map(|address| format!("serving {path} as {address}/{}", export.name));
+                pools.said.extend(lines);
+            }
+            pools.engines.push((volume.fs(), exports));
+            pools.volumes.push(volume);
+        }
+        Ok(pools)
+    }
 }
