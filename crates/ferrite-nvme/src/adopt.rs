@@ -1,8 +1,9 @@
 //! Blobs that nothing names become files in `lost+found`: their content may be what is left of a file whose node was
 //! lost, and a blob's own metadata knows inode, size and times of it.
 //!
-//! Invariants: part of a repair, so nobody uses the engine. A blob gets its node and its name in one step; before that
-//! it has neither, and the next repair finds it again. Owner and mode are not known, so such a file is root's alone.
+//! Invariants: it is part of a repair, so nothing else uses the engine. A blob gets its node and its name in one step;
+//! before that it has neither, and the next repair finds it again. Owner and mode are unknown, so only root can access
+//! such a file.
 
 use ferrite_vfs::{FileKind, Ino, Outcome, ROOT_INO, Result};
 use std::sync::Arc;
@@ -17,12 +18,12 @@ use crate::format::pool::PoolRecord;
 use crate::format::tail::Tail;
 use crate::repair::node_of;
 
-/// No inode has a number beyond this one: it is no file's, but damage.
+/// No inode has a number beyond this one: a larger number is damage.
 const INO_MAX: Ino = 1 << 62;
 
 impl Core {
-    /// What a repair does about a blob that nothing names. One that holds nothing is deleted; so is one of which not
-    /// all metadata can be read.
+    /// How a repair treats a blob that nothing names. An empty blob is deleted, and so is one whose metadata is partly
+    /// unreadable.
     pub(crate) fn mend_nameless(&self, place: Place) -> Mend {
         let is_older = self
             .blobs
@@ -69,7 +70,7 @@ impl Core {
             has_xattrs: false,
             content: Content::Blob(place),
         };
-        // Whose it is, the blob says before a node names it.
+        // The blob records its inode before a node names it.
         blob.set_metadata(&Tail::of(ino, &node).encode())?;
         let mut step = self.own_step()?;
         step.txn.put(&key::node(ino), &node.encode())?;
@@ -84,7 +85,7 @@ impl Core {
         step.commit(|| Outcome::Done)
     }
 
-    /// Takes the older state of a blob for right, if only that is left; whether it was so.
+    /// Accepts the older state of a blob if only that is left, and returns whether it was so.
     pub(crate) fn take_older(&self, place: Place) -> Result<bool> {
         let store = self.blobs.store(place.store)?;
         let is_older = store.older().contains(&place.blob);
@@ -94,7 +95,7 @@ impl Core {
         Ok(is_older)
     }
 
-    /// The number that a blob's file had, if nothing has it, or else a new one.
+    /// The number that a blob's file had, if it is unused, or else a new one.
     fn number_of(&self, tail: Option<&Tail>) -> Result<Ino> {
         if let Some(tail) = tail
             && tail.ino > ROOT_INO
@@ -107,7 +108,7 @@ impl Core {
         self.next_ino()
     }
 
-    /// Sees to it that a number is never given again.
+    /// Makes sure that a number is never allocated again.
     pub(crate) fn give_number(&self, ino: Ino) -> Result<()> {
         let mut next = self.next_ino.lock();
         if ino < *next {
@@ -126,7 +127,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a node and its blob tell the same, after what was written last is lost.
+    /// Makes a node and its blob agree after the latest write is lost.
     pub(crate) fn agree(&self, ino: Ino) -> Result<()> {
         let mut step = self.own_step()?;
         let mut node = node_of(&mut step, ino)?;

@@ -32,16 +32,16 @@ const XATTR_SPACE_BYTES: usize = 4064;
 /// How often a change of a directory looks for its name again, because it was renamed meanwhile.
 const RACES_MAX: usize = 64;
 
-/// A file that grows by at most this part of what is free, without being written, gets its room at once.
+/// A file that grows by at most this part of the free space, without a write, gets its space at once.
 const PREALLOCATED_SHARE: u64 = 8;
 
-/// Whether a file that is made this much longer gets its room at once (RUFS, section 2.4), where so much is free: in
-/// one store, since a blob lies in one. A file that is meant to be sparse is long beside what is free.
+/// Whether a file that is extended this much gets its space at once (RUFS, section 2.4), given this much free space in
+/// one store, since a blob lies in one. A file that is meant to be sparse is long compared with the free space.
 fn preallocates(bytes: u64, free_bytes: u64) -> bool {
     bytes <= free_bytes / PREALLOCATED_SHARE
 }
 
-/// Gives a blob its room, if it is to be had.
+/// Preallocates space for a blob, if there is enough.
 fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
     match blob.reserve(from, to - from, None) {
         Err(ferrite_blob::Error::NoSpace | ferrite_blob::Error::TooManyPieces) => Ok(()),
@@ -105,7 +105,7 @@ impl Core {
         self.setattr_file(ctx, step, held, &mut state, set, opened, Outcome::Attr)
     }
 
-    /// The same, of what has no edge that repeats it, and of which the caller has the state alone.
+    /// The same, for an inode that no edge repeats and whose state the caller has exclusively.
     #[allow(
         clippy::too_many_arguments,
         reason = "what a caller holds, what is asked, what a token keeps"
@@ -146,7 +146,7 @@ impl Core {
         if let (Content::Blob(place), Some(size)) = (&node.content, grows_to)
             && preallocates(size - old_size, self.blobs.store(place.store)?.space().free_bytes)
         {
-            // A crash before the new size is stored leaves it room that nobody sees; a refusal must not.
+            // A crash before the new size is stored leaves the blob space that no reader sees; a refusal must not.
             step.admit()?;
             let blob = self.content(held.ino, state)?;
             cut_to(blob, old_size)?;
@@ -166,7 +166,7 @@ impl Core {
                     node.content = self.put_small(&mut step, held.ino, &state.node.content, bytes)?;
                 }
                 Content::Beside(_) => {}
-                // The common way to empty a file is to write another content.
+                // The usual reason to empty a file is to write new content.
                 Content::Blob(place) if size == 0 => {
                     freed = Some(*place);
                     step.txn.put(&key::detached(*place), b"")?;
@@ -178,7 +178,7 @@ impl Core {
                 }
                 Content::Blob(_) if size < old_size => {
                     cut = Some(self.content(held.ino, state)?.clone());
-                    // The next start looks whether it was cut.
+                    // The next start checks whether it was cut.
                     step.txn.put(&key::ahead(held.ino), b"")?;
                 }
                 Content::Blob(_) if size > old_size => cut_to(self.content(held.ino, state)?, old_size)?,
@@ -198,7 +198,7 @@ impl Core {
             state.is_ahead = true;
             let tail = Tail::of(held.ino, &node);
             if let Err(error) = blob.truncate(node.size, Some(&tail.encode())) {
-                // It is done as far as anybody can see; what is left goes before the file grows again.
+                // The change is complete as far as any caller can see; the rest is cut before the file grows again.
                 tracing::warn!(ino = held.ino, %error, "a blob could not be cut");
             }
         }

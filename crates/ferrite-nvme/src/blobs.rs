@@ -1,6 +1,6 @@
-//! The data stores of a pool: which blob is where, which were made in advance.
+//! The data stores of a pool: where each blob is, and which blobs were made in advance.
 //!
-//! Invariant: stores have the numbers they were given when they were added; one that is missing leaves its number free.
+//! Invariant: a store keeps the number that it was given when it was added; a missing store leaves its number free.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,8 +23,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// The data stores of a pool, in the order of their numbers. One that is missing or has failed is `None`: files in it
-/// fail, and nothing else does.
+/// The data stores of a pool, in the order of their numbers. One that is missing or has failed is `None`: operations on
+/// files in it fail, and no others.
 pub(crate) struct Blobs {
     pub(crate) stores: Vec<Option<BlobStore>>,
     pub(crate) next: AtomicUsize,
@@ -34,7 +34,7 @@ pub(crate) struct Blobs {
     failing: Vec<AtomicBool>,
 }
 
-/// What the stores have, together.
+/// Space of all stores together.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Room {
     pub(crate) bytes: u64,
@@ -67,7 +67,7 @@ impl Blobs {
         }
     }
 
-    /// All stores, from `first` on, but those last that will probably fail.
+    /// All stores, from `first` on, with those that will probably fail last.
     pub(crate) fn turns(&self, first: usize) -> Vec<usize> {
         let count = self.stores.len();
         let mut turns: Vec<usize> = (0..count).map(|turn| (first + turn) % count).collect();
@@ -122,8 +122,8 @@ pub(crate) fn place_of(number: usize, blob: &Blob) -> Place {
     }
 }
 
-/// Lets go of what lies in a blob behind the end of its file, where a change that failed may have left something: a
-/// file that grows must not show it.
+/// Releases the part of a blob beyond the end of its file, where a change that failed may have left data: a file that
+/// grows must not show it.
 pub(crate) fn cut_to(blob: &Blob, size: u64) -> ferrite_blob::Result<()> {
     match blob.valid_len() > size {
         true => blob.truncate(size, None),

@@ -1,9 +1,9 @@
 //! The check: every structure against every other.
 //!
 //! Names against nodes, nodes against blobs, blobs against the stores that have them, records against what they are
-//! about. It reads the stores as they are; what records say is still to be done is no error.
+//! about. It reads the stores as they are; work that records list as pending is no error.
 //!
-//! Invariant: it changes nothing. What can be mended is said with each finding, and done in `repair`.
+//! Invariant: it changes nothing. Each finding says what a repair can do about it, and `repair` does it.
 
 mod nodes;
 mod small;
@@ -22,61 +22,61 @@ use crate::format::node::{Content, Edge, Node};
 /// Findings that a report lists.
 const FINDINGS_MAX: usize = 10_000;
 
-/// What a repair does about a finding.
+/// How a repair mends a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Mend {
-    /// Removes a record that is about nothing.
+    /// Removes a record whose subject does not exist.
     Drop(Vec<u8>),
     /// Removes a name that leads nowhere.
     Unname { parent: Ino, key: Vec<u8> },
-    /// Makes an edge say what its node says.
+    /// Makes an edge agree with its node.
     Edge { key: Vec<u8>, edge: Edge },
     /// Sets the number of links.
     Links { ino: Ino, nlink: u32 },
-    /// Makes a directory know where it is.
+    /// Makes a directory record its place.
     Parent { ino: Ino, parent: Ino, name: Vec<u8> },
     /// Gives an inode without a name one in lost+found.
     Adopt(Ino),
-    /// Takes a file's content for right, and gives it a name that says what it is.
+    /// Accepts a file's content, and gives the file a name that says what it is.
     Accept {
         ino: Ino,
         place: Place,
         damaged: Vec<Range<u64>>,
     },
-    /// Takes a file's content beside its node for right, and gives it a name that says what it is.
+    /// Accepts a file's content beside its node, and gives the file a name that says what it is.
     Keep(Ino),
-    /// Takes a file's content from it, which cannot be right, and gives it a name that says so.
+    /// Takes content that cannot be right from a file, and gives the file a name that says so.
     Quarantine(Ino),
-    /// Says whether there are extended attributes.
+    /// Records whether there are extended attributes.
     Xattrs { ino: Ino, has: bool },
-    /// Has a blob deleted that nothing names and that is empty.
+    /// Deletes an empty blob that nothing names.
     Detach(Place),
     /// Makes a file of a blob that nothing names, in lost+found.
     Found(Place),
-    /// Takes the older state of a file's blob for right, and gives the file a name that says what it is.
+    /// Accepts the older state of a file's blob, and gives the file a name that says what it is.
     Older(Ino, Place),
     /// The same of a blob that does not fit its node.
     Unlike(Ino),
-    /// Has the pool know of a number that was given.
+    /// Makes the pool record a number that was allocated.
     Number(Ino),
-    /// Takes the record from a blob that a node names.
+    /// Removes the record of a blob that a node names.
     Attach(Place),
     /// Gives a file copies of what its blob shares with another, and gives it a name that says so.
     Untangle(Ino, Place),
-    /// Tells a file's blob what the node knows.
+    /// Writes what the node knows to the file's blob.
     Tail(Ino),
-    /// Has a data store write its damaged metadata anew, from what can be read.
+    /// Makes a data store rewrite its damaged metadata, from what can be read.
     Store(u16),
 }
 
-/// Something that is wrong.
+/// An inconsistency.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// In words.
     pub what: String,
-    /// What [`crate::NvmeFs::repair`] does about it, in words; `None` if nothing can be done.
+    /// How [`crate::NvmeFs::repair`] mends it, in words; `None` if it cannot be mended.
     pub mend: Option<&'static str>,
-    /// Mending it gives something up that cannot be had back.
+    /// Mending it loses something for good.
     pub loses: bool,
     pub(crate) way: Option<Mend>,
 }
@@ -103,18 +103,18 @@ impl Finding {
     }
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong.
+    /// The errors found.
     pub findings: Vec<Finding>,
-    /// There was more than `findings` lists.
+    /// There were more than `findings` lists.
     pub more: bool,
     /// Inodes.
     pub inodes: u64,
     /// Names.
     pub entries: u64,
-    /// Blobs in all stores that could be asked.
+    /// Blobs in all stores that could be read.
     pub blobs: u64,
     /// Inodes without a name, which the next start frees.
     pub orphans: u64,
@@ -174,7 +174,7 @@ struct Name {
     key: Vec<u8>,
 }
 
-/// What the scans have found, for questions about one part that another answers.
+/// Everything that the scans have found, to check each part against the others.
 #[derive(Default)]
 struct Seen {
     nodes: HashMap<Ino, Node>,
@@ -186,7 +186,7 @@ struct Seen {
     detached: HashSet<Place>,
     blobs: HashSet<Place>,
     users: HashMap<Place, Ino>,
-    /// Blobs that name what is another's.
+    /// Blobs that name what belongs to another.
     tangled: HashSet<Place>,
     /// Blobs of which only an older state is left.
     older: HashSet<Place>,
@@ -205,7 +205,7 @@ impl Core {
         for (ino, place, damaged) in found.damaged {
             let about = |bytes| format!("inode {ino}, {}", data::bytes_in_words(bytes));
             if !damaged.unreadable.is_empty() {
-                // Perhaps it is the device or its cable; writing the bytes anew may mend them.
+                // The cause may be the device or its cable; rewriting the bytes may mend them.
                 report.found(format!("{}: cannot be read", about(&damaged.unreadable)), None);
                 report.data_findings += 1;
             }
@@ -218,7 +218,7 @@ impl Core {
         Ok(report)
     }
 
-    /// Checks everything. Of an engine in use it finds what is under way, too.
+    /// Checks everything. In an engine in use it also finds changes under way.
     pub(crate) fn check(&self) -> Result<Report> {
         let mut report = Report::default();
         let mut seen = Seen::default();
@@ -411,7 +411,7 @@ fn is_below_root(seen: &Seen, dir: Ino) -> bool {
     false
 }
 
-/// Kinds whose content is nothing but what the node holds.
+/// Kinds whose content lies in the node alone.
 fn has_no_blob(kind: FileKind) -> bool {
     kind != FileKind::File
 }

@@ -14,8 +14,8 @@
 //! whole_pages = true            # believe that 4 KiB are written whole; else the device is asked
 //! ```
 //!
-//! Relative paths start at the file's directory. Words that are not known are refused: one that is misspelt might be
-//! the one that matters.
+//! Relative paths start at the file's directory. Unknown words are refused: a misspelt one might be the one that
+//! matters.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -35,10 +35,10 @@ use crate::small::SMALL_BYTES_MAX;
 pub struct Config {
     /// Where names and attributes are.
     pub metadata: Metadata,
-    /// How devices are waited for.
+    /// How threads wait for devices.
     #[serde(default, skip_serializing_if = "ReactorConfig::is_default")]
     pub reactor: ReactorConfig,
-    /// Open the pool although data devices are missing; their files fail, all others work.
+    /// Open the pool although data devices are missing; operations on their files fail, all others work.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub degraded: bool,
     /// Where content is, in an order that never changes.
@@ -55,11 +55,11 @@ pub struct Metadata {
     /// Instead of it: a device for them, or a file, without any file system of the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<PathBuf>,
-    /// Memory for what it has read.
+    /// Memory for its cache of what it reads.
     #[serde(default = "default_cache", with = "size")]
     pub cache: u64,
-    /// The content of files up to this length is with them, while there is room. What is elsewhere stays there until
-    /// the file is changed.
+    /// The content of files up to this length lies with the metadata, while there is space. Content that lies elsewhere
+    /// stays there until the file is changed.
     #[serde(
         default = "default_small_files",
         with = "size",
@@ -68,11 +68,11 @@ pub struct Metadata {
     pub small_files: u64,
 }
 
-/// How devices are waited for.
+/// How threads wait for devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReactorConfig {
-    /// Microseconds that are spent looking before a thread sleeps. Needs a core of its own.
+    /// Microseconds that a thread polls before it sleeps. Needs a dedicated core.
     #[serde(default)]
     pub busy_us: u64,
 }
@@ -83,8 +83,8 @@ pub struct ReactorConfig {
 pub struct Data {
     /// A block device, or a file.
     pub device: PathBuf,
-    /// Whether 4 KiB are written whole or not at all, also when power is lost. By default the device is asked, and no
-    /// file is believed.
+    /// Whether 4 KiB are written whole or not at all, also when power is lost. By default the device reports it, and no
+    /// file is trusted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_pages: Option<bool>,
 }
@@ -101,8 +101,8 @@ fn is_default_small_files(bytes: &u64) -> bool {
     *bytes == SMALL_BYTES_MAX
 }
 
-/// Lengths that [`Metadata::small_files`] may have: below it content is in its node, and what is longer would be
-/// written as a whole with each small write.
+/// Lengths that [`Metadata::small_files`] may have: shorter content is in its node, and each small write would rewrite
+/// longer content as a whole.
 const SMALL_FILES: RangeInclusive<u64> = INLINE_BYTES_MAX as u64..=1 << 20;
 
 /// Sizes as users write them.
@@ -159,7 +159,7 @@ impl Config {
     /// Reads one from text; relative paths start at `base`.
     ///
     /// # Errors
-    /// What is wrong, and in which line.
+    /// The text is not valid; the message names the line.
     pub fn parse(text: &str, base: &Path) -> Result<Config, String> {
         let mut config: Config = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
         if config.data.is_empty() {
@@ -191,7 +191,7 @@ impl Config {
         }
     }
 
-    /// A device that has two places in the pool, by whichever names.
+    /// A device that has two places in the pool, by whatever names.
     fn device_named_twice(&self) -> Option<&Path> {
         let devices = self
             .metadata

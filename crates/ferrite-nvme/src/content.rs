@@ -2,9 +2,10 @@
 //!
 //! A small file's content is in its node or beside it: one transaction writes it. Anything longer is in a blob, in
 //! place, and a write that makes it longer leaves size and times in the blob's own metadata, which becomes durable
-//! after the data and in one piece (RUFS, section 2.2.1). A change that carries a token goes to the node instead,
-//! with its outcome, in one transaction, after the data: a repetition of it finds the outcome, or data behind the end
-//! that nobody sees.
+//! after the data and in one piece (RUFS, section 2.2.1).
+//!
+//! A change with a token goes to the node instead, with its outcome, in one transaction, after the data: a repetition
+//! finds the outcome, or data behind the end that no reader sees.
 //!
 //! Invariant: before a blob's metadata is ahead of the node, a record says so.
 
@@ -124,16 +125,16 @@ impl NvmeFile {
     }
 }
 
-/// What a change of content does to a node.
+/// The effect of a change of content on a node.
 pub(crate) struct Change {
     pub(crate) node: Node,
-    /// What it leaves of the extended attributes.
+    /// The extended attributes that are left after it.
     pub(crate) left: Left,
-    /// It takes setuid, setgid or the capability, of which the blob does not know.
+    /// It takes setuid, setgid or the capability, which the blob does not record.
     pub(crate) takes_rights: bool,
-    /// It overwrites content that there is.
+    /// It overwrites existing content.
     pub(crate) is_in_place: bool,
-    /// What a blob must have room for, if the file has none yet.
+    /// Space that a blob needs, if the file has none yet.
     pub(crate) room_bytes: u64,
 }
 
@@ -171,7 +172,7 @@ impl Core {
         }
     }
 
-    /// Makes sure that the next start asks the blob, too.
+    /// Makes sure that the next start reads the blob, too.
     pub(crate) fn go_ahead(&self, ino: Ino, state: &mut State) -> Result<()> {
         if !state.is_ahead {
             let mut step = self.own_step()?;
@@ -197,8 +198,8 @@ impl Core {
         Ok(())
     }
 
-    /// Gives back what [`Self::take_rights`] took for a change that has not happened: the node of before, and the
-    /// extended attributes if they were fewer meanwhile.
+    /// Restores what [`Self::take_rights`] took for a change that has not happened: the earlier node, and the extended
+    /// attributes if some were removed meanwhile.
     fn give_rights_back(
         &self,
         held: &Held,
@@ -207,7 +208,7 @@ impl Core {
     ) -> Result<()> {
         before.change = self.next_change();
         let mut step = self.own_step()?;
-        // A step that deletes has space left in a full store.
+        // A step that deletes has space reserved in a full store.
         step.txn.delete(&key::node(held.ino))?;
         if let Some(xattrs) = &xattrs {
             step.txn.put(&key::xattrs(held.ino), &encode_xattrs(xattrs))?;
@@ -218,11 +219,11 @@ impl Core {
         Ok(())
     }
 
-    /// Changes content in a blob by `work`, which writes the metadata it is given, if any, in the same step. After
-    /// [`FsError::NoSpace`] nothing has changed, if that holds of `work`.
+    /// Changes content in a blob by `work`, which writes the metadata that it receives, if any, in the same step. After
+    /// [`FsError::NoSpace`] nothing has changed, if that holds for `work`.
     ///
     /// Content in place and its node are two steps. Rights that such a change takes go first: after a crash between the
-    /// two, no file has the rights of what it held before. What lies behind the end is seen with the node.
+    /// two, no file has the rights of its former content. Data behind the end becomes visible with the node.
     fn change_blob(
         &self,
         mut step: Step<'_>,
@@ -235,7 +236,7 @@ impl Core {
         let rights_first = change.takes_rights && change.is_in_place && !is_planted(Planted::RightsLast);
         let in_step = step.has_token() || change.takes_rights && !rights_first;
         if in_step {
-            // The commit comes when the content has changed, too late to be refused.
+            // The commit comes after the content has changed, too late to be refused.
             step.admit()?;
         }
         if change.node.size > state.node.size {
@@ -247,7 +248,7 @@ impl Core {
             before = Some((held.present(state), xattrs.transpose()?));
             self.take_rights(held, state, &change.node, &change.left)?;
             change.left = Left::default();
-            // What the blob knows from here on is later than the node.
+            // From here on the blob's metadata is later than the node.
             change.node.change = self.next_change();
         }
         let done = match in_step {
@@ -352,7 +353,7 @@ impl Core {
             if !is_planted(Planted::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
             }
-            // It goes on growing: then the record is there.
+            // The file keeps growing: the record is there then.
             if !is_planted(Planted::NoAheadRecord) {
                 step.txn.put(&key::ahead(held.ino), b"")?;
             }

@@ -1,4 +1,4 @@
-//! What all operations share: the stores, numbers, the clock, steps that happen once.
+//! State that all operations share: the stores, numbers, the clock, steps that happen once.
 //!
 //! Invariant: everything that a step changes in the metadata store, and its token's outcome, is one transaction. Memory
 //! follows after it has been committed, under the same locks; an operation that fails leaves both as they were.
@@ -29,7 +29,7 @@ pub(crate) const ONCE_SLOTS: u32 = 1 << 16;
 const NUMBERS_A_LOT: u64 = 4096;
 /// Times are stored only if they move by more (RUFS, section 2.4).
 pub(crate) const TIME_STEP: Duration = Duration::from_millis(5);
-/// The counter of changes: openings above, changes since below.
+/// The counter of changes: openings in the upper bits, changes since in the lower.
 pub(crate) const EPOCH_SHIFT: u32 = 40;
 
 /// Where the time comes from.
@@ -41,12 +41,12 @@ pub(crate) struct Core {
     pub(crate) blobs: Blobs,
     pub(crate) table: Table,
     pub(crate) locks: LockTable,
-    /// Moves of directories alone, moves of files between directories together: nobody's parents change while
-    /// somebody looks for the order of two directories.
+    /// Moves of directories alone, moves of files between directories together: no directory's parents change while
+    /// another thread determines the order of two directories.
     pub(crate) renames: RwLock<()>,
     pub(crate) gate: Gate,
     pub(crate) housekeeper: Housekeeper,
-    /// For what was submitted and has to wait.
+    /// For submitted calls that have to wait.
     pub(crate) workers: Arc<Workers>,
     pub(crate) pool: Mutex<PoolRecord>,
     /// The first number that has not been given to an inode.
@@ -60,14 +60,14 @@ pub(crate) struct Core {
     pub(crate) changes: AtomicU64,
     /// Names that were removed or moved. Grows between the step that did it and the end of the lock on the inode.
     pub(crate) names_lost: AtomicU64,
-    /// Smaller counters of changes are told as this: a crash may have lost what they counted.
+    /// Smaller counters of changes are reported as this value: a crash may have lost the changes that they counted.
     pub(crate) change_floor: u64,
     pub(crate) hash_key: [u8; 16],
     /// Bits of the hash of a name.
     pub(crate) hash_bits: u32,
     pub(crate) clock: Clock,
     pub(crate) now: AtomicU64,
-    /// Inodes whose blobs may know more, and could not be asked.
+    /// Inodes whose blobs may know more, but could not be read.
     pub(crate) behind: Mutex<HashSet<Ino>>,
     pub(crate) is_read_only: bool,
     pub(crate) is_closed: AtomicBool,
@@ -94,8 +94,8 @@ impl Step<'_> {
         self.once.is_some()
     }
 
-    /// Refuses now what [`Self::commit`] would refuse for lack of space, which it then does not any more: for changes
-    /// that have effects before the commit.
+    /// Refuses now what [`Self::commit`] would refuse for lack of space; the commit then no longer refuses it. For
+    /// changes that have effects before the commit.
     pub(crate) fn admit(&mut self) -> Result<()> {
         Ok(self.txn.admit()?)
     }
@@ -121,7 +121,7 @@ impl Core {
 
     pub(crate) fn now(&self) -> Timestamp {
         let now = (self.clock)().0;
-        // Times never go back.
+        // Time never goes back.
         let before = self.now.fetch_max(now.max(0) as u64, Ordering::AcqRel);
         Timestamp(now.max(before as i64))
     }
@@ -135,7 +135,7 @@ impl Core {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Whether anything can be asked.
+    /// Whether the engine accepts calls.
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.is_closed() {
             true => Err(FsError::Io("the pool is closed".into())),
@@ -154,7 +154,7 @@ impl Core {
         }
     }
 
-    /// Whether the change was made or not is known to the next start only.
+    /// Only the next start knows whether the change was made.
     fn commit_failed(&self, error: ferrite_meta::Error) -> FsError {
         if error.is_fatal() {
             self.failed.lock().get_or_insert_with(|| error.to_string());
@@ -162,7 +162,7 @@ impl Core {
         error.into()
     }
 
-    /// A change without a token, of the engine's own.
+    /// A change without a token, made by the engine.
     pub(crate) fn own_step(&self) -> Result<Step<'_>> {
         self.check_writable()?;
         Ok(Step {
@@ -172,7 +172,7 @@ impl Core {
         })
     }
 
-    /// A change that a caller asked for. One that has to begin anew drops its step, and with it all that it locked.
+    /// A change that a caller asked for. A change that has to begin again drops its step, and with it all its locks.
     pub(crate) fn step_of(&self, ctx: &Ctx) -> Step<'_> {
         Step {
             core: self,
@@ -181,7 +181,8 @@ impl Core {
         }
     }
 
-    /// Makes a change, unless one with the same token was made: then `again` makes the answer from its outcome.
+    /// Makes a change, unless one with the same token was made: then `again` makes the answer from that change's
+    /// outcome.
     pub(crate) fn change<'c, T>(
         &'c self,
         ctx: &Ctx,
@@ -209,7 +210,7 @@ impl Core {
         answer
     }
 
-    /// What became of a change with this token.
+    /// The outcome of an earlier change with this token, if any.
     fn told(&self, once: Once) -> Result<Option<Outcome>> {
         if once.seq == 0 {
             return Err(FsError::Invalid(BadArgument::NoToken));
@@ -258,7 +259,7 @@ impl Core {
     /// Stores the record of the pool.
     pub(crate) fn put_pool(&self, record: &PoolRecord) -> Result<()> {
         let mut txn = self.meta.begin();
-        // One that deletes has room left in a full store, which must be opened and closed, too.
+        // A step that deletes has space reserved in a full store, which must be opened and closed, too.
         txn.delete(key::POOL)?;
         txn.put(key::POOL, &record.encode())?;
         txn.commit().map_err(|error| self.commit_failed(error))

@@ -1,4 +1,4 @@
-//! Damage in the content of files, where data has checksums: whose it is, and all of it.
+//! Damage in the content of files, where data has checksums: the files affected, and all damaged bytes.
 //!
 //! Invariant: nothing is changed here. Small files have their content in their nodes, which the metadata store
 //! verifies.
@@ -14,13 +14,13 @@ use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Content, Node};
 
-/// What is said of bytes that are not what was written.
+/// How messages describe bytes that differ from those written.
 pub(crate) const WRONG: &str = "the wrong checksum";
 
 /// Called with how many bytes of how many have been read.
 pub(crate) type Shows<'s> = &'s mut dyn FnMut(u64, u64);
 
-/// What a look at all content has found.
+/// The result of reading all content.
 #[derive(Debug, Default)]
 pub(crate) struct DataFound {
     /// Files, their blobs, and which bytes of them.
@@ -38,7 +38,7 @@ pub(crate) fn bytes_in_words(ranges: &[Range<u64>]) -> String {
     words.join(", ")
 }
 
-/// An error of reading a part of a file, which names the bytes that are damaged.
+/// An error of reading a part of a file, which names the damaged bytes.
 pub(crate) fn unreadable(ino: Ino, blob: &Blob, bytes: Range<u64>, error: ferrite_blob::Error) -> FsError {
     let ferrite_blob::Error::Damaged(what) = &error else {
         return error.into();
@@ -59,7 +59,7 @@ pub(crate) fn unreadable(ino: Ino, blob: &Blob, bytes: Range<u64>, error: ferrit
     FsError::damaged(ino, what.as_str())
 }
 
-/// Lets so many bytes pass in a second.
+/// Limits the bytes read per second.
 struct Pace {
     start: Instant,
     bytes_a_s: Option<u64>,
@@ -87,11 +87,11 @@ impl Core {
         Ok(files)
     }
 
-    /// Reads all content that has checksums, at most so many bytes a second. Files may be in use: those that go
-    /// meanwhile are left out.
+    /// Reads all content that has checksums, at most so many bytes a second. Files may be in use: it skips files that
+    /// are removed meanwhile.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub(crate) fn verify_data(&self, bytes_a_s: Option<u64>, show: Shows<'_>) -> Result<DataFound> {
         let mut found = DataFound::default();
         let verifies = |place: &Place| self.blobs.store(place.store).is_ok_and(|store| store.has_checksums());

@@ -1,8 +1,8 @@
-//! The file that describes a pool: locked as long as somebody uses the pool, and replaced as a whole.
+//! The file that describes a pool: locked while a process uses the pool, and replaced as a whole.
 //!
 //! Invariants: a description is read under its lock, and the lock is that of the file that has the name. A new one is
 //! written beside it, synced, and renamed over it, so that a crash leaves the old one or the new one, and never a part.
-//! The file beside it is locked, too: two who make the same pool do not meet in it. Used by `pool` only.
+//! The file beside it is locked, too: two processes that make the same pool do not meet in it. Used by `pool` only.
 
 use std::fs::{File, Metadata};
 use std::io::Write;
@@ -17,16 +17,16 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use crate::config::Config;
 use crate::refusal::{Result, invalid, medium, refuse};
 
-/// How long a killed process may take to let go of its locks.
+/// How long a killed process may take to release its locks.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Who else may have the pool open.
+/// Which other processes may have the pool open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Nobody.
+    /// None.
     Alone,
-    /// Others that only look.
+    /// Others that only read.
     Look,
 }
 
@@ -42,7 +42,7 @@ fn same_file(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Locks a file, unless somebody else has; waits for one who is ending.
+/// Locks a file, unless another process has; waits for a process that is exiting.
 fn lock(path: &Path, file: &File, share: Share) -> Result<()> {
     let wanted = match share {
         Share::Alone => FlockOperation::NonBlockingLockExclusive,
@@ -67,16 +67,16 @@ fn lock(path: &Path, file: &File, share: Share) -> Result<()> {
 }
 
 impl Description {
-    /// Locks a description, and reads it then. Blocks for as long as a process that has it is ending.
+    /// Locks a description, and reads it then. Blocks while a process that holds it is exiting.
     ///
     /// # Errors
-    /// There is none; it is in use; of the medium.
+    /// The description is missing or in use; errors of the medium.
     pub(crate) fn open(path: &Path, share: Share) -> Result<Description> {
         let failed = |error: std::io::Error| medium(path, &error).with_errno(error.raw_os_error());
         loop {
             let file = File::open(path).map_err(failed)?;
             lock(path, &file, share)?;
-            // Whoever had the lock may have replaced the file.
+            // The previous holder of the lock may have replaced the file.
             let named = std::fs::metadata(path).map_err(failed)?;
             if same_file(&file.metadata().map_err(failed)?, &named) {
                 return Ok(Description {
@@ -88,15 +88,15 @@ impl Description {
         }
     }
 
-    /// What it describes. Relative paths start at its directory, by the name that was given.
+    /// The configuration that it describes. Relative paths start at its directory, by the name that was given.
     ///
     /// # Errors
-    /// It is not one.
+    /// The text is no description.
     pub(crate) fn config(&self) -> Result<Config> {
         parse(&self.given, &self.text)
     }
 
-    /// The text with one more device, which leaves all that users wrote as it is, if that is possible.
+    /// The text with one more device, which leaves all that users wrote as it is, where possible.
     pub(crate) fn with_device(&self, config: &Config, device: &Path) -> Result<String> {
         let mut wanted = config.clone();
         wanted.data.extend(Config::new("", [device.to_path_buf()]).data);
@@ -119,7 +119,7 @@ fn parse(path: &Path, text: &str) -> Result<Config> {
     Config::parse(text, base).map_err(|text| invalid(format!("{}: {text}", path.display())).with_name_in_text())
 }
 
-/// A description as text that is read again as what it was.
+/// A description as text, which reads back as the same configuration.
 pub(crate) fn checked(path: &Path, config: &Config) -> Result<String> {
     let text = config.to_text();
     match parse(path, &text)? == *config {
@@ -131,7 +131,7 @@ pub(crate) fn checked(path: &Path, config: &Config) -> Result<String> {
     }
 }
 
-/// A description that has no name yet. One that is dropped leaves what was there.
+/// A description that has no name yet. Dropping it leaves the old one in place.
 #[derive(Debug)]
 pub(crate) struct Draft {
     file: File,
@@ -141,10 +141,10 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Takes the place beside a description, whether there is one or not.
+    /// Locks the file beside a description, whether the description exists or not.
     ///
     /// # Errors
-    /// Somebody else makes the same pool; of the medium.
+    /// Another process makes the same pool; errors of the medium.
     pub(crate) fn begin(path: &Path) -> Result<Draft> {
         let failed = |error: std::io::Error| medium(path, &error).with_errno(error.raw_os_error());
         // Behind a link, so that the link stays.
@@ -160,7 +160,7 @@ impl Draft {
         beside.push(".new");
         let beside = target.with_file_name(beside);
         loop {
-            // What a crash left is emptied once it is known that nobody writes it.
+            // A file that a crash left is emptied only once it is known that no process writes it.
             let opened = File::options().write(true).create(true).truncate(false).open(&beside);
             let file = opened.map_err(failed)?;
             lock(&beside, &file, Share::Alone)?;
@@ -176,12 +176,12 @@ impl Draft {
         }
     }
 
-    /// Writes the text, and gives it the name: over `old`, or else where nothing is. Durable when it returns. The lock
-    /// that comes with the name is held as long as the result.
+    /// Writes the text, and gives it the name: over `old`, or else where no file exists. Durable when it returns. The
+    /// lock that comes with the name is held as long as the result lives.
     ///
     /// # Errors
-    /// There is one although there was none; of the medium. What was there is left then, except that nobody knows it if
-    /// the directory could not be synced.
+    /// A description has appeared meanwhile; errors of the medium. The old one is then still in place, except that this
+    /// is uncertain if the directory could not be synced.
     pub(crate) fn place(mut self, text: &str, old: Option<&Description>) -> Result<File> {
         let failed = |error: std::io::Error| medium(&self.target, &error).with_errno(error.raw_os_error());
         let write = |file: &mut File| -> std::io::Result<()> {
@@ -210,13 +210,13 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.is_placed {
-            // One that stays is used again by the next.
+            // A file that stays is reused by the next draft.
             let _ = std::fs::remove_file(&self.beside);
         }
     }
 }
 
-/// What is refused because there is a description already.
+/// The error for a description that exists already.
 pub(crate) fn exists(path: &Path) -> VolumeError {
     let text = format!(
         "{}: it exists; without --meta and --data a pool is made of what it names, with --force it is overwritten",
@@ -247,7 +247,7 @@ mod tests {
         Description::open(path, Share::Alone).unwrap().config().unwrap()
     }
 
-    /// What people wrote stays, in whichever way they name devices, and also behind a link.
+    /// The text that users wrote stays, whichever way they name devices, and also behind a link.
     #[test]
     fn a_device_is_added_and_comments_stay() {
         let (dir, path) = described(TEXT);
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(add(&path, "/b").data.len(), 2);
     }
 
-    /// A crash before the new one has its name leaves the old one, and a file beside it that harms nobody.
+    /// A crash before the new one has its name leaves the old one, and a harmless file beside it.
     #[test]
     fn one_that_was_cut_off_leaves_the_old_one() {
         let (dir, path) = described(TEXT);
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
-    /// Who waited for the lock of a file that was replaced meanwhile reads the new one.
+    /// A process that waited for the lock of a file that was replaced meanwhile reads the new one.
     #[test]
     fn a_description_is_read_under_its_lock() {
         let (_dir, path) = described(TEXT);

@@ -1,11 +1,11 @@
-//! Blobs that no node names: new ones, and those of files that went.
+//! Blobs that no node names: new ones, and those of removed files.
 //!
-//! Blobs go round robin over the stores (RUFS, section 2.5). One that no node names yet, or none any more, has a record
-//! in the metadata store (RUFS, figure 5): it is there before anything can go wrong with the blob, and goes in the step
-//! that makes a node name it. Blobs are made in advance, some at a time, so that a file that gets one waits for one
-//! transaction and not for three writes.
+//! Blobs go round robin over the stores (RUFS, section 2.5). A blob that no node names yet, or no longer, has a record
+//! in the metadata store (RUFS, figure 5): the record is there before anything can go wrong with the blob, and goes in
+//! the step that makes a node name it. Blobs are made in advance, some at a time, so that a file that gets one waits
+//! for one transaction and not for three writes.
 //!
-//! Invariant: a blob has a record or a node that names it, never both, never none.
+//! Invariant: a blob has either a record or a node that names it, never both, never neither.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -22,8 +22,8 @@ use crate::planted::{Planted, is_planted};
 const MADE_AT_ONCE: usize = 16;
 
 impl Core {
-    /// A blob that nothing names, but its record, in a store with room for `room_bytes` if there is one. The step that
-    /// names it removes the record.
+    /// A blob that only its record names, in a store with space for `room_bytes` if one exists. The step that names it
+    /// removes the record.
     pub(crate) fn take_blob(&self, room_bytes: u64) -> Result<(Place, Blob)> {
         let first = self.blobs.next.fetch_add(1, Ordering::Relaxed);
         let mut refused = FsError::NoSpace(SpaceOf::Blocks);
@@ -54,7 +54,7 @@ impl Core {
             return Ok(None);
         };
         let ids = store.reserve_some(MADE_AT_ONCE)?;
-        // First the records, then the blobs: a crash in between leaves records of blobs that never were.
+        // First the records, then the blobs: a crash in between leaves records of blobs that were never made.
         if let Err(error) = self.record_detached(number as u16, &ids) {
             store.give_back(&ids);
             return Err(error);
@@ -65,7 +65,7 @@ impl Core {
             match store.create(id, &[]) {
                 Ok(blob) => made.push_back(blob),
                 Err(error) => {
-                    // What is known of this one is that it failed. The next start looks at it.
+                    // This blob is known only to have failed. The next start looks at it.
                     store.give_back(&ids[index + 1..]);
                     failed = Err(error.into());
                     break;
@@ -91,7 +91,7 @@ impl Core {
         step.commit(|| ferrite_vfs::Outcome::Done)
     }
 
-    /// Deletes blobs whose records stand, and then the records. One that is gone already has been deleted before a
+    /// Deletes blobs whose records stand, and then the records. A blob that is already missing was deleted before a
     /// crash.
     pub(crate) fn delete_blobs(&self, places: &[Place]) -> Result<()> {
         let mut step = self.own_step()?;
@@ -111,12 +111,11 @@ impl Core {
         step.commit(|| ferrite_vfs::Outcome::Done)
     }
 
-    /// Does something that takes space. If there is none, what was removed before is deleted first, and it is tried
-    /// once more.
+    /// Does something that takes space. If none is left, it first deletes what was removed before, and tries once more.
     pub(crate) fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         match work() {
             Err(FsError::NoSpace(SpaceOf::Blocks)) => {
-                // If the housekeeper has them already, this waits for it.
+                // If the housekeeper is already deleting them, this waits for it.
                 self.delete_removed()?;
                 work()
             }

@@ -1,4 +1,4 @@
-//! The engine behind the trait: each call to its room, with the answers that tokens repeat.
+//! The engine behind the trait: dispatch of each call, with the answers that tokens repeat.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::format::node::Edge;
 use crate::names::{New, is_dir, missing};
 use crate::owner::Owner;
 
-/// Inodes that a pool is said to have room for. Nothing ends there: nodes take space of the metadata store only.
+/// Number of inodes that a pool reports as its capacity. It is no limit: nodes take space of the metadata store only.
 const INODES_MAX: u64 = 1 << 40;
 /// Names that a listing reads at once.
 const NAMES_AT_ONCE: usize = 256;
@@ -146,11 +146,11 @@ impl FileSystem for NvmeFs {
             && !self.0.is_read_only
             && let Some(_inside) = self.0.gate.try_enter()
         {
-            // What was removed counts as free, so it has to be.
+            // Removed blobs count as free, so delete them first.
             let _ = self.0.tidy();
         }
         let room = self.0.blobs.room();
-        // The unit in which long files get space, and in which they have holes.
+        // The unit in which long files get space and have holes.
         let block_bytes = ferrite_blob::CLUSTER_BYTES;
         let inodes = self.0.inodes.load(std::sync::atomic::Ordering::Relaxed);
         Ok(StatFs {
@@ -356,7 +356,7 @@ impl FileSystem for NvmeFs {
         if self.0.is_read_only {
             return Ok(());
         }
-        // While changes are held back times wait; everything else is durable anyway.
+        // While the gate is shut, times wait; everything else is durable anyway.
         let Some(_inside) = self.0.gate.try_enter() else {
             return Ok(());
         };

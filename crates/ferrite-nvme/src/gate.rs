@@ -1,7 +1,7 @@
 //! The gate through which changes pass, so that they can be held back while the media are copied.
 //!
-//! Invariant: a thread passes once; what it does inside does not pass again, unless it goes without that when the gate
-//! is shut. While the gate is shut, nobody is inside.
+//! Invariant: a thread enters once; nested work does not enter again, unless it skips that when the gate is shut. While
+//! the gate is shut, no thread is inside.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ struct Shared {
 #[derive(Default)]
 pub(crate) struct Gate(Arc<Shared>);
 
-/// Somebody is inside: a thread, or a transfer that it has begun.
+/// Proof of being inside, for a thread or for a transfer that it has begun.
 pub(crate) struct Inside(Arc<Shared>);
 
 impl Gate {
-    /// Goes in; waits while it is shut.
+    /// Enters; waits while the gate is shut.
     pub(crate) fn enter(&self) -> Inside {
         let mut state = self.0.state.lock();
         while state.is_shut {
@@ -37,7 +37,7 @@ impl Gate {
         Inside(Arc::clone(&self.0))
     }
 
-    /// Goes in, unless it is shut.
+    /// Enters, unless the gate is shut.
     pub(crate) fn try_enter(&self) -> Option<Inside> {
         let mut state = self.0.state.lock();
         if state.is_shut {
@@ -47,7 +47,7 @@ impl Gate {
         Some(Inside(Arc::clone(&self.0)))
     }
 
-    /// Shuts it, and waits until nobody is inside; `false` if it was shut.
+    /// Shuts the gate, and waits until no thread is inside; `false` if it was shut already.
     pub(crate) fn shut(&self) -> bool {
         let mut state = self.0.state.lock();
         if state.is_shut {

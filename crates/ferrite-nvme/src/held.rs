@@ -1,7 +1,7 @@
 //! Keeping inodes in memory: pins, and what happens with the last one.
 //!
-//! Invariant: the last pin of an inode without a name frees it; of one whose node is behind, leaves it to the
-//! housekeeper; lets any other go. Dropping a pin may wait for a device.
+//! Invariant: the last pin of an inode without a name frees it; that of an inode whose node is behind leaves it to the
+//! housekeeper; that of any other forgets it. Dropping a pin may wait for a device.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Drop for Held {
 }
 
 impl Held {
-    /// Leaves the pin to the caller of an operation, who gives it back with `unpin`.
+    /// Leaves the pin to the caller of an operation, which gives it back with `unpin`.
     pub(crate) fn leave(mut self) {
         self.is_left = true;
     }
@@ -64,7 +64,7 @@ impl Held {
 }
 
 impl Core {
-    /// An inode by number. `Stale` if there is none.
+    /// An inode by number; `Stale` if it does not exist.
     pub(crate) fn hold(self: &Arc<Core>, ino: Ino) -> Result<Held> {
         let held = self.entry(ino);
         if held.state.read().is_some() {
@@ -110,7 +110,8 @@ impl Core {
     /// housekeeper, and any other is forgotten, or rests.
     pub(crate) fn release(self: &Arc<Core>, inode: &Arc<Inode>, count: u64) {
         let mut shard = self.table.shard(inode.ino).lock();
-        // Each pin that is given back was taken; a front end that gives back more must not free what others hold.
+        // Each pin that is given back was taken; a front end that gives back more must not free the pins of other
+        // callers.
         let before = inode.pins.load(Ordering::Acquire);
         let left = before.saturating_sub(count);
         inode.pins.store(left, Ordering::Release);
@@ -120,7 +121,7 @@ impl Core {
         let is_orphan = match inode.state.try_read().as_deref() {
             Some(Some(state)) if !state.is_gone => {
                 let live = inode.live();
-                // A time of access that cannot be stored any more is given up. The counter of changes never goes back.
+                // A time of access that can no longer be stored is dropped. The counter of changes never goes back.
                 let is_kept = live.change != state.node.change || self.check_writable().is_ok();
                 if state.node.nlink > 0 && (state.is_ahead || live.is_dirty && is_kept) {
                     self.housekeeper.store_later(inode.ino);
@@ -131,7 +132,7 @@ impl Core {
             _ => false,
         };
         let may_change = is_orphan && !self.is_closed() && !self.is_read_only;
-        // While changes are held back it stays for the next start.
+        // While changes are held back, the node waits for the next start.
         let Some(_inside) = may_change.then(|| self.gate.try_enter()).flatten() else {
             shard.let_go(inode);
             return;
@@ -147,7 +148,7 @@ impl Core {
         }
     }
 
-    /// Gives a pin back if others are left. Waits for nobody.
+    /// Gives a pin back unless it is the last. Never waits.
     pub(crate) fn release_unless_last(&self, inode: &Inode) -> bool {
         let _shard = self.table.shard(inode.ino).lock();
         let has_others = inode.has_others();

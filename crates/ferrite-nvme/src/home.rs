@@ -1,8 +1,8 @@
-//! A home for metadata without a kernel's file system: a blob store of its own, as `ferrite_meta` wants its blobs.
+//! A metadata backend without a kernel file system: a blob store of its own, as `ferrite_meta` wants its blobs.
 //!
-//! Invariants: the store holds nothing else. It is closed when nobody uses it any more. Its pages may tear: a log's
-//! page is written again with the same bytes before the new ones, and the table of names has a checksum and a second
-//! place. So overwriting is one write here, where a file's page costs two on a device that may tear it.
+//! Invariants: the store holds nothing else. It is closed when its last user drops it. Its pages may tear: a log's page
+//! is written again with the same bytes before the new ones, and the table of names has a checksum and a second place.
+//! So overwriting is one write here, where a file's page costs two on a device that may tear it.
 
 use ferrite_blob::device::{Device, Op};
 use ferrite_blob::{Blob, BlobId, BlobStore, CLUSTER_BYTES, Error};
@@ -45,7 +45,7 @@ impl MetaBlobs {
         MetaBlobs::of(device, false)
     }
 
-    /// Opens the store to read what is there. Nothing is written, now or later.
+    /// Opens the store read-only. It writes nothing, now or later.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -53,7 +53,7 @@ impl MetaBlobs {
         MetaBlobs::of(device, true)
     }
 
-    /// Opens the store after its damaged metadata was written anew, from what can be read of it.
+    /// Opens the store, and rewrites its damaged metadata from what can be read of it.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -134,7 +134,7 @@ impl Blobs for MetaBlobs {
 
 impl Drop for MetaBlobs {
     fn drop(&mut self) {
-        // Without it, the next opening takes longer, and that is all.
+        // Without it, the next opening only takes longer.
         if let Err(error) = self.0.clone().close() {
             tracing::warn!(%error, "the store of metadata did not close well");
         }

@@ -1,7 +1,7 @@
-//! The housekeeper's list of work: what nobody waits for. `tidy` does it.
+//! The housekeeper's queue: work that no caller waits for. `tidy` does it.
 //!
-//! Invariant: nothing depends on when work is done. What has not been done at a crash, the records of the metadata
-//! store tell the next start.
+//! Invariant: nothing depends on when work is done. After a crash the next start finds the pending work in the records
+//! of the metadata store.
 
 use std::thread::JoinHandle;
 
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::blobs::Place;
 
-/// Work that is not left waiting.
+/// From this much work on, the housekeeper does not wait for more.
 pub(crate) const MANY: usize = 256;
 
 #[derive(Default)]
@@ -31,22 +31,22 @@ impl Queue {
 pub(crate) struct Housekeeper {
     pub(crate) queue: Mutex<Queue>,
     pub(crate) changed: Condvar,
-    /// Held while nodes are stored, so that who waits for it knows when they are.
+    /// Held while nodes are stored, so that a thread that waits for it knows when they are.
     pub(crate) storing: Mutex<()>,
-    /// The same while blobs are deleted. Who holds it waits for no inode, so whoever needs space may take it.
+    /// The same while blobs are deleted. Its holder waits for no inode, so any thread that needs space may take it.
     pub(crate) deleting: Mutex<()>,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Housekeeper {
-    /// An inode that was let go with a node that is behind. Waits for nobody.
+    /// Queues an unpinned inode whose node is behind. Never waits.
     pub(crate) fn store_later(&self, ino: Ino) {
         let mut queue = self.queue.lock();
         queue.inodes.push(ino);
         self.told(&queue);
     }
 
-    /// A blob that nothing names any more. Its record stands.
+    /// Queues a blob that nothing names any more. Its record stands.
     pub(crate) fn delete_later(&self, place: Place) {
         let mut queue = self.queue.lock();
         queue.places.push(place);
@@ -59,19 +59,19 @@ impl Housekeeper {
         }
     }
 
-    /// Blobs that will be deleted.
+    /// Whether blobs are queued for deletion.
     pub(crate) fn deletes(&self) -> bool {
         !self.queue.lock().places.is_empty()
     }
 
-    /// Ends the thread, and waits for what it is doing.
+    /// Stops the thread, and waits for its current work.
     pub(crate) fn end(&self) {
         self.queue.lock().is_ending = true;
         self.changed.notify_all();
         if let Some(thread) = self.thread.lock().take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic of it was reported when it happened.
+            // Its panic was reported when it happened.
             let _ = thread.join();
         }
     }

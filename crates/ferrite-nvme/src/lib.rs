@@ -1,10 +1,10 @@
 //! The NVMe engine: files on devices instead of memory (RUFS, the server's half).
 //!
 //! Contents: the engine behind [`ferrite_vfs::FileSystem`]. Names and attributes are in an ordered store with
-//! transactions ([`ferrite_meta`]), content is in blob stores ([`ferrite_blob`]), one a device. Nothing above the
-//! traits knows which metadata store it is.
+//! transactions ([`ferrite_meta`]), content is in blob stores ([`ferrite_blob`]), one per device. Code above the traits
+//! does not know which metadata store it uses.
 //!
-//! The floors, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
+//! The layers, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
 //! `housekeeper` (a list of work), `gate`; `core` (what all operations share: steps, tokens, numbers); `held`,
 //! `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating, removing, renaming),
 //! `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs without a name); `fs`
@@ -13,8 +13,8 @@
 //!
 //! *Architecture invariant:* an operation takes its locks in this order: the lock of renames; directories, parents
 //! before children, and unrelated ones by number; places of names, by key; inodes that names lead to, by number; the
-//! transaction's own locks on nodes, by key, when nothing else is waited for. `docs/crash-consistency.md` argues why
-//! nobody waits for himself.
+//! transaction's own locks on nodes, by key, after which it waits for nothing else. `docs/crash-consistency.md` argues
+//! why operations cannot deadlock.
 //!
 //! *Architecture invariant:* a change of names or attributes is one transaction. A file's size and times may be ahead
 //! in its blob; a record says so before they are.

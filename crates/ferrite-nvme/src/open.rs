@@ -1,9 +1,9 @@
-//! Making, opening and closing a pool whose stores are there, and what a start after a crash puts right.
+//! Making, opening and closing a pool whose stores are there, and recovery after a crash.
 //!
-//! A start after a crash asks the records of the metadata store: which inodes may be behind their blobs (the newer of
+//! A start after a crash reads the records of the metadata store: which inodes may be behind their blobs (the newer of
 //! the two is right), which blobs nothing names (they are deleted), which inodes have no name (they are freed, or kept
-//! for a server whose clients come back). It never reads what no record points to, so it takes the longer the more was
-//! under way, not the more there is; but it counts the inodes.
+//! for a server whose clients come back). It reads nothing else, so its time grows with the work that was under way,
+//! not with the size of the pool; but it counts the inodes.
 //!
 //! Each repair is a transaction of its own and can be done again: a crash during a start is followed by another start.
 
@@ -37,23 +37,23 @@ use crate::tidy;
 
 /// Bits of the hash that places a name; cookies stay below 2^62.
 pub(crate) const HASH_BITS: u32 = 62;
-/// Threads for what was submitted and has to wait.
+/// Threads for submitted calls that have to wait.
 const WORKERS: usize = 4;
 
 /// How a pool is opened.
 #[non_exhaustive]
 pub struct Options {
-    /// Refuse every change. Nothing is put right, so a pool that was not closed in order is refused.
+    /// Refuse every change. Nothing is recovered, so a pool that was not closed cleanly is refused.
     pub read_only: bool,
-    /// With `read_only`: open it although it has to be put right. Sizes of files that were open may be older ones.
+    /// With `read_only`: open it although it needs recovery. Sizes of files that were open may be older ones.
     pub look: bool,
     /// Keep the files that were open without a name when the pool's last user ended, until
     /// [`ferrite_vfs::FileSystem::drop_orphans`].
     pub keep_orphans: bool,
     /// Where the time comes from.
     pub clock: Clock,
-    /// Longest content of a file that gets no blob, as long as the metadata store has room. At least 2,048 bytes.
-    /// A pool with a file has it from there.
+    /// Longest content of a file that gets no blob, as long as the metadata store has room. At least 2,048 bytes. For a
+    /// pool with a description, the description sets it.
     pub small_bytes_max: u64,
     /// Bits of the hash of names: fewer than 62 make names collide, for tests.
     pub hash_bits: u32,
@@ -76,7 +76,7 @@ impl Default for Options {
 /// root. Durable when it returns.
 ///
 /// # Errors
-/// Those of the store; `Exists` if there is a file system.
+/// Errors of the store; `Exists` if it holds a file system.
 pub fn format(meta: &dyn MetaStore, uuid: [u8; 16], hash_key: [u8; 16], stores: u16) -> Result<()> {
     format_for(meta, uuid, hash_key, stores, (0, 0))
 }
@@ -134,12 +134,12 @@ pub(crate) fn empty_root(uid: u32, gid: u32) -> Node {
     }
 }
 
-/// Opens the file system in these stores; a data store that cannot be used is `None`, and its files fail. Stores behind
-/// those that it had are new ones, which it uses from now on.
+/// Opens the file system in these stores; a data store that cannot be used is `None`, and its files fail. Stores beyond
+/// those that it had are new, and it uses them from now on.
 ///
 /// # Errors
-/// `NotFound` if there is no file system; `Damaged` if its record is, or is of another version; `ReadOnly` if it has to
-/// be put right and must not be changed; those of the stores.
+/// `NotFound` if there is no file system; `Damaged` if its record is, or is of another version; `ReadOnly` if it needs
+/// recovery and must not be changed; errors of the stores.
 pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, options: Options) -> Result<NvmeFs> {
     let mut record = read_record(&*meta)?;
     if usize::from(record.stores) > stores.len() {
@@ -192,7 +192,7 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         pool: Mutex::new(record),
     });
     if !options.read_only {
-        // From here on a crash is one.
+        // A crash after this needs recovery.
         core.put_pool(&opened)?;
         *core.pool.lock() = opened;
         core.recover()?;
@@ -237,13 +237,12 @@ fn number(key: &[u8]) -> Result<Ino> {
 }
 
 impl Core {
-    /// Puts right what records say is left to do: after a crash, or after a close with a file still in somebody's
-    /// hands.
+    /// Does the work that records list as pending: after a crash, or after a close with a file still open.
     fn recover(self: &Arc<Core>) -> Result<()> {
         for key in keys(&*self.meta, b'D')? {
             let ino = number(&key)?;
             if let Err(error) = self.catch_up(ino) {
-                // Its device may be missing. The file fails, and is looked at again at the next start.
+                // Its device may be missing. Operations on the file fail, and the next start tries again.
                 self.behind.lock().insert(ino);
                 tracing::warn!(ino, %error, "a file could not be brought up to date with its blob");
             }
@@ -258,7 +257,7 @@ impl Core {
         Ok(())
     }
 
-    /// Counts inodes, and what lies beside them.
+    /// Counts inodes, and content beside them.
     pub(crate) fn count_inodes(&self) -> Result<()> {
         let mut inodes = 0;
         self.small_files.store(0, Ordering::Relaxed);
@@ -271,7 +270,7 @@ impl Core {
         Ok(())
     }
 
-    /// Brings a node and its blob to the same state: that of the one that knows of the later change.
+    /// Brings a node and its blob to the same state: that of the later change.
     fn catch_up(self: &Arc<Core>, ino: Ino) -> Result<()> {
         let mut step = self.own_step()?;
         step.txn.delete(&key::ahead(ino))?;
@@ -286,10 +285,10 @@ impl Core {
                         let of_node = Tail::of(ino, &node).encode();
                         let was_longer = tail.is_none_or(|tail| tail.ino != ino || tail.size > node.size);
                         match was_longer || blob.valid_len() > node.size {
-                            // A crash came between a shorter size and the cut. What is behind the end must read as
+                            // A crash came between a shorter size and the cut. The part behind the end must read as
                             // zeros.
                             true => blob.truncate(node.size, Some(&of_node))?,
-                            // Room behind the end stays: a program reserved it.
+                            // Space behind the end stays: a program reserved it.
                             false => blob.set_metadata(&of_node)?,
                         }
                     }
@@ -301,10 +300,10 @@ impl Core {
         step.commit(|| Outcome::Done)
     }
 
-    /// Frees inodes without names that nobody has open.
+    /// Frees inodes without names that no caller has open.
     pub(crate) fn free_orphans(self: &Arc<Core>) -> Result<()> {
         for key in keys(&*self.meta, b'O')? {
-            // Holding it and letting it go frees it, if nobody else has it.
+            // Pinning and releasing it frees it, if it has no other pin.
             match self.hold(number(&key)?) {
                 Ok(_) => {}
                 Err(FsError::Stale) => {
@@ -331,18 +330,18 @@ impl Core {
             return Ok(());
         }
         if !self.is_read_only {
-            // Whoever holds changes back has given that up.
+            // The holder of changes back has given up.
             self.gate.open();
             self.housekeeper.end();
             self.gate.shut();
             let stored = self.store_all();
             self.is_closed.store(stored.is_ok(), Ordering::Release);
-            // Who waits to go in finds that it is closed.
+            // A thread that waits to enter finds the engine closed.
             self.gate.open();
             stored?;
         }
         self.is_closed.store(true, Ordering::Release);
-        // One that fails keeps no other open.
+        // A store that fails to close does not keep the others open.
         let closed: Vec<_> = self
             .blobs
             .stores
@@ -354,7 +353,7 @@ impl Core {
         Ok(closed.into_iter().collect::<std::result::Result<(), _>>()?)
     }
 
-    /// Stores what memory knows, and marks the pool as closed. Nobody changes anything meanwhile.
+    /// Stores what memory knows, and marks the pool as closed. No change runs meanwhile.
     fn store_all(self: &Arc<Core>) -> Result<()> {
         self.tidy()?;
         let held = self.all_held();
@@ -380,19 +379,19 @@ impl Core {
 }
 
 impl NvmeFs {
-    /// Closes it cleanly. Orphans that somebody still has open are freed at the next start.
+    /// Closes it cleanly. Orphans that are still open are freed at the next start.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn close(&self) -> Result<()> {
         self.0.close()
     }
 
-    /// Checks every structure against every other. What is changed meanwhile may be reported, so nobody should be
-    /// using it. Reads all metadata; changes nothing but what was to be stored anyway.
+    /// Checks every structure against every other. Changes made meanwhile may be reported, so the engine should be
+    /// idle. Reads all metadata; changes nothing except for stores that are due anyway.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn check(&self) -> Result<Report> {
         if !self.0.is_read_only {
             self.0.tidy()?;
@@ -400,11 +399,11 @@ impl NvmeFs {
         self.0.check()
     }
 
-    /// The same, and reads all content that has checksums, at most so many bytes a second. `show` is told how many
-    /// bytes of how many have been read.
+    /// The same, and reads all content that has checksums, at most so many bytes a second. `show` gets the bytes read
+    /// so far and the bytes in all.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn check_with_data(&self, bytes_a_s: Option<u64>, show: &mut dyn FnMut(u64, u64)) -> Result<Report> {
         if !self.0.is_read_only {
             self.0.tidy()?;
@@ -412,11 +411,11 @@ impl NvmeFs {
         self.0.check_with_data(bytes_a_s, show)
     }
 
-    /// Checks everything and mends what can be mended; nobody may be using it. Durable when it returns; a crash in
-    /// between leaves a part of the repairs done.
+    /// Checks everything and mends what can be mended; the engine must be idle. Durable when it returns; a crash in
+    /// between leaves some of the repairs done.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn repair(&self) -> Result<Repaired> {
         self.0.tidy()?;
         self.0.repair(false, &mut |_, _| {})
@@ -425,7 +424,7 @@ impl NvmeFs {
     /// The same, and also gives up files whose content is damaged: they are moved to `lost+found` as they are.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired> {
         self.0.tidy()?;
         self.0.repair(true, show)

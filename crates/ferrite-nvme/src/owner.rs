@@ -1,11 +1,11 @@
-//! The one who has the engine open, and ends its threads.
+//! The owner of an open engine, which ends its threads.
 //!
 //! Threads of the engine hold its [`Core`] while they work. If one of them were the last to hold it, stores would be
-//! closed on a thread that nobody waits for, maybe while the process ends and takes away what they need. So all handles
-//! of the engine share one [`Owner`]; when the last one goes, it waits for the threads, closed or not.
+//! closed on a thread that no one waits for, maybe while the process exits and takes away what they need. So all
+//! handles of the engine share one [`Owner`]; when the last one is dropped, it waits for the threads, closed or not.
 //!
-//! Invariant: no thread of the engine has an `Owner`. Open files have the `Core` alone, and no thread works for it any
-//! more when they are what is left.
+//! Invariant: no thread of the engine has an `Owner`. Open files hold the `Core` alone, and when only they are left no
+//! thread works for it any more.
 
 use std::ops::Deref;
 use std::sync::Arc;

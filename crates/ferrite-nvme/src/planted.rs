@@ -1,5 +1,5 @@
-//! Mistakes on purpose (cargo feature `planted`): each breaks one rule of the order of steps, and the tests of crashes
-//! must find it. Without the feature none of them can be switched on, and the compiler removes them.
+//! Deliberate mistakes (cargo feature `planted`): each breaks one rule of the order of steps, and the crash tests must
+//! find it. Without the feature none of them can be switched on, and the compiler removes them.
 
 #[cfg(feature = "planted")]
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,17 +16,17 @@ pub enum Planted {
     NoAheadRecord,
     /// No record says that an inode has no name.
     NoOrphanRecord,
-    /// A blob is deleted before the step that lets go of it.
+    /// A blob is deleted before the step that removes its name.
     BlobFirst,
     /// A new size is stored before the data behind the old one.
     SizeFirst,
     /// The record of a blob stays when a node names it.
     RecordStays,
-    /// Content beside a node is stored before the step that makes the node tell of it.
+    /// Content beside a node is stored before the step that makes the node record it.
     ContentFirst,
     /// Content beside a node stays when the node goes, or has other content.
     ContentStays,
-    /// A write in place lets go of setuid and setgid after it, not before.
+    /// A write in place clears setuid and setgid after it, not before.
     RightsLast,
 }
 

@@ -1,11 +1,11 @@
 //! Pools on real media: making one, adding a device, opening it with all its parts.
 //!
-//! Which device is which is written on each of them: pool and place. So a device of another pool, or in another's
-//! place, is refused before anything is written.
+//! Each device records its pool and its place in it. So a device of another pool, or in another's place, is refused
+//! before anything is written.
 //!
-//! Invariants: a pool is open in one process, or in several that only look. The file that describes it is locked
-//! meanwhile; devices and RocksDB have locks of their own besides. The description is what makes a device the pool's:
-//! it changes last, when the device is ready; the next opening for changes counts it in the pool's record.
+//! Invariants: a pool is open in one process, or in several that only read. The file that describes it is locked
+//! meanwhile; devices and RocksDB also have locks of their own. A device belongs to the pool because the description
+//! names it: it changes last, when the device is ready; the next opening for changes counts it in the pool's record.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct MakeOptions {
     pub force: bool,
     /// Every page of data gets a checksum, which every read verifies. Devices that are added follow the pool's.
     pub data_checksum: bool,
-    /// Who owns the root directory.
+    /// The owner of the root directory.
     pub owner: (u32, u32),
 }
 
@@ -119,8 +119,8 @@ pub(crate) fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Re
     Uring::open(&data.device, reactor, &options).map_err(of_store)
 }
 
-/// Opens a device that a new store is to be made on. A file that does not exist is made. Who it belongs to, if to
-/// `ours`, was prepared for this before.
+/// Opens a device for a new store. A missing file is created. A device that names `ours` as its owner was prepared for
+/// this before.
 fn blank_device(
     data: &Data,
     reactor: &Arc<Reactor>,
@@ -156,7 +156,7 @@ fn is_rocksdbs(name: &str) -> bool {
     }
 }
 
-/// Whether a directory has RocksDB's files only, all of them or those that were there when somebody was cut off.
+/// Whether a directory has RocksDB's files only, all of them or those of a creation that was cut off.
 fn is_rocksdb(dir: &Path) -> bool {
     let Ok(mut entries) = std::fs::read_dir(dir) else {
         return false;
@@ -170,11 +170,11 @@ fn is_rocksdb(dir: &Path) -> bool {
     entries.all(is_file)
 }
 
-/// Makes an empty pool of what a file describes. What the devices hold is lost. Durable when it returns; after a crash
-/// or failure in between there is no pool, and it can be made again with `force`.
+/// Makes an empty pool as a file describes it. The contents of the devices are lost. Durable when it returns; after a
+/// crash or failure in between there is no pool, and it can be made again with `force`.
 ///
 /// # Errors
-/// Devices that belong to a pool, a metadata directory that holds something, both unless forced; of the media.
+/// Devices that belong to a pool, a metadata directory that is not empty, both unless forced; errors of the media.
 pub fn make(path: &Path, options: &MakeOptions) -> Result<()> {
     let description = Description::open(path, Share::Alone)?;
     prepare(&description.config()?, options)
@@ -182,10 +182,10 @@ pub fn make(path: &Path, options: &MakeOptions) -> Result<()> {
 
 /// Makes an empty pool, and then the file that describes it, which appears, or replaces another with `force`, when the
 /// pool is there. Paths of devices are absolute. Durable when it returns; after a crash or failure in between the
-/// description is what it was, and the pool can be made again with `force`.
+/// description is unchanged, and the pool can be made again with `force`.
 ///
 /// # Errors
-/// As for [`make`]; there is a description, unless forced.
+/// As for [`make`]; the description exists, unless forced.
 pub fn make_described(path: &Path, config: &Config, options: &MakeOptions) -> Result<()> {
     let text = description::checked(path, config)?;
     let old = match path.exists() {
@@ -212,7 +212,7 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
         None => None,
     };
     if let Some(device) = &meta_device {
-        // RocksDB's files move about in it. Where there is no room for one, the pool cannot be opened.
+        // RocksDB's files move about in it. Without space for one, the pool cannot be opened.
         device.allocate().map_err(of_store)?;
     }
     let holds_something = std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
@@ -221,7 +221,7 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
         return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
     }
     if holds_something {
-        // Nothing but RocksDB's own files goes, whatever the caller insists on.
+        // Only RocksDB's own files are removed, whatever the caller insists on.
         if !is_rocksdb(place) {
             let text = format!(
                 "{}: it holds something else than metadata of a pool; name another directory, or empty it",
@@ -239,7 +239,7 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
             index,
             // The metadata store has its own.
             checksums: options.data_checksum && index != METADATA_INDEX,
-            // Files of metadata are long.
+            // Metadata files are long.
             shares_clusters: index != METADATA_INDEX,
         };
         BlobStore::format(device, &options).map_err(of_store)
@@ -258,12 +258,12 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
 }
 
 /// Adds a device, named by its absolute path, to a pool that is closed: the device is made ready, and then the
-/// description names it. Files that are made from the next opening on may be there. Durable when it returns; after a
-/// crash in between the pool is what it was, and the device can be added again.
+/// description names it. New files may lie on it from the next opening on. Durable when it returns; after a crash in
+/// between the pool is unchanged, and the device can be added again.
 ///
 /// # Errors
-/// The device belongs to a pool, unless forced, or to this one already; a device is missing in the description; of the
-/// media.
+/// The device belongs to a pool, unless forced, or to this one already; the description names a missing device; errors
+/// of the media.
 pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     let old = Description::open(path, Share::Alone)?;
     let config = old.config()?;
@@ -283,7 +283,7 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
         return Err(invalid(text).with_name_in_text());
     }
     let (index, is_named) = match at {
-        // Somebody wrote it down, and it was never in use.
+        // A user wrote it down, and it was never in use.
         Some(index) if index >= has && index + 1 == named => (index, true),
         Some(_) => {
             let text = format!("{}: it is a device of this pool already", device.display());
@@ -394,7 +394,7 @@ pub(crate) fn home(config: &Config, reactor: &Arc<Reactor>, opening: Opening) ->
 /// Opens a pool with all its parts.
 ///
 /// # Errors
-/// Parts that are missing, in use, another pool's or in another's place; damage; of the media.
+/// Parts that are missing, in use, another pool's or in another's place; damage; errors of the media.
 pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     let (share, opening) = match options.read_only {
         true => (Share::Look, Opening::Look),

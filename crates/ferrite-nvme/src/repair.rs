@@ -1,10 +1,10 @@
-//! The repair: what a check has found is mended, each finding in a transaction of its own.
+//! The repair: it mends the findings of a check, each in a transaction of its own.
 //!
 //! Nothing is lost silently: inodes without a name get one in `lost+found` (`#INODE`), files whose content cannot be
-//! right get one there that says so (`damaged-INODE`), and the report names what was given up.
+//! right get one there that says so (`damaged-INODE`), and the report names every loss.
 //!
-//! Invariants: nobody uses the engine meanwhile, so nothing is in memory that a repair changes. Each step can be done
-//! again: a crash during a repair is followed by another repair, which finds what is left.
+//! Invariants: nothing else uses the engine meanwhile, so memory holds nothing that a repair changes. Each step can be
+//! done again: a crash during a repair is followed by another repair, which finds what is left.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,17 +26,17 @@ const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// A mend may uncover what another hid; no damage is that deep.
 const PASSES_MAX: usize = 8;
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// What was found and mended, in order.
+    /// The findings mended, in order.
     pub mended: Vec<Finding>,
     /// The check afterwards.
     pub after: Report,
 }
 
 impl Core {
-    /// Mends what can be mended. Nobody else uses the engine.
+    /// Mends what can be mended. Nothing else uses the engine.
     pub(crate) fn repair(self: &Arc<Core>, data: bool, show: Shows<'_>) -> Result<Repaired> {
         let mut check = || match data {
             true => self.check_with_data(None, show),
@@ -67,7 +67,7 @@ impl Core {
     }
 
     fn mend(self: &Arc<Core>, way: &Mend) -> Result<()> {
-        // The one before may have changed nodes of directories that rest.
+        // The previous pass may have changed nodes of directories that rest.
         self.table.forget_resting();
         match way {
             Mend::Adopt(ino) => return self.adopt_lost(*ino, format!("#{ino}").as_bytes()),
@@ -77,7 +77,7 @@ impl Core {
                 return self.keep_small(*ino);
             }
             Mend::Accept { ino, place, damaged } => {
-                // It has the name first: no program takes it for what it was.
+                // It has the name first: no program mistakes it for the original.
                 self.quarantine(*ino, true)?;
                 let blob = self.blobs.blob(*place)?;
                 return Ok(damaged.iter().try_for_each(|bytes| blob.accept(bytes.clone()))?);
@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Makes a node tell of the content that is beside it.
+    /// Makes a node record the content beside it.
     fn keep_small(&self, ino: Ino) -> Result<()> {
         let mut step = self.own_step()?;
         let mut node = node_of(&mut step, ino)?;

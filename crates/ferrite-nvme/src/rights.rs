@@ -1,11 +1,11 @@
-//! Extended attributes as they are stored, and what a change of content or owner takes of them: the capability.
+//! Extended attributes as they are stored, and the one that a change of content or owner takes: the capability.
 //!
-//! Contents: [`Left`], what such a change leaves of the extended attributes. It goes with the node into the same
+//! Contents: [`Left`], the extended attributes that such a change leaves. They go with the node into the same
 //! transaction, or, where content in place and its node are two steps, with the mode into the step that comes first
 //! (`content`).
 //!
-//! Invariant: [`State::lacks_capability`] is set only by who has the state alone and has read all attributes; a change
-//! of attributes clears it. A file without any costs a look at its node.
+//! Invariant: only a thread that holds the state exclusively and has read all attributes sets
+//! [`State::lacks_capability`]; a change of attributes clears it. A file without any costs a look at its node.
 
 use std::collections::BTreeMap;
 
@@ -51,12 +51,12 @@ impl Core {
         decode_xattrs(&value.ok_or_else(damaged)?).ok_or_else(damaged)
     }
 
-    /// What a change of content or owner leaves; `node` is what the inode becomes.
+    /// The attributes after a change of content or owner; `node` is the inode's new node.
     pub(crate) fn without_capability(&self, ino: Ino, state: &mut State, node: &mut Node) -> Left {
         if !node.has_xattrs || state.lacks_capability || node.is_dir() {
             return Left::default();
         }
-        // What cannot be read gives no rights: `exec` asks for it, and fails.
+        // Unreadable attributes grant no rights: `exec` reads them, and fails.
         let Ok(mut xattrs) = self.xattrs(ino, &state.node) else {
             return Left::default();
         };

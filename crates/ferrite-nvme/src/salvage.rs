@@ -1,15 +1,16 @@
 //! Pools whose metadata cannot be read as a whole, or comes from a dump.
 //!
-//! What can be read of the metadata goes to a new store ([`ferrite_meta`]), and what it means is put right here, before
-//! that takes the old one's place. It is of no one moment: a change may be there of which another part is not. So
+//! The readable part of the metadata goes to a new store ([`ferrite_meta`]), and is made consistent here, before that
+//! store takes the old one's place. It does not come from one moment: one part of a change may be there and another
+//! missing. So
 //!
-//! * a record that a blob is nobody's is dropped if the blob holds something: the step that made it a file's may be
-//!   what was lost, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
-//! * numbers of inodes and counters of changes go on above all that blobs and nodes know;
+//! * a record that no file owns a blob is dropped if the blob holds something: the step that gave it to a file may be
+//! what was lost, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
+//! * inode numbers and counters of changes continue above all that blobs and nodes know;
 //! * without the pool's record there is a new one, and names get new places, as the key of their hash is lost;
 //! * without a root directory there is an empty one.
 //!
-//! A check and a repair of the pool put right the rest. Invariant: nothing is changed on data devices.
+//! A check and a repair of the pool do the rest. Invariant: nothing is changed on data devices.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -33,10 +34,10 @@ use crate::open::{HASH_BITS, empty_root};
 use crate::pool::{self, Opening, of_meta, of_store};
 use crate::refusal::{Result, refuse};
 
-/// Changes with one commit.
+/// Changes per commit.
 const KEYS_A_COMMIT: usize = 1000;
 
-/// What is known of the data devices.
+/// The known state of the data devices.
 struct Content {
     uuid: Option<[u8; 16]>,
     stores: u16,
@@ -44,10 +45,10 @@ struct Content {
     full: HashMap<(u16, BlobId), Option<Tail>>,
 }
 
-/// What is wrong with a pool's metadata so that it cannot be opened or read as a whole; `None`: nothing is.
+/// The damage that keeps a pool's metadata from being opened or read as a whole; `None`: it is sound.
 ///
 /// # Errors
-/// Of anything but the metadata.
+/// Errors of anything but the metadata.
 pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     let description = Description::open(path, Share::Look)?;
     let config = description.config()?;
@@ -69,16 +70,16 @@ pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Puts what can be read of a pool's metadata in its place. A check and a repair have to follow. Durable when it
-/// returns; after an error or a crash the metadata is what it was.
+/// Replaces a pool's metadata by its readable part. A check and a repair have to follow. Durable when it returns; after
+/// an error or a crash the metadata is unchanged.
 ///
 /// # Errors
-/// Of the media; the pool is in use.
+/// Errors of the media; the pool is in use.
 pub fn salvage_metadata(path: &Path) -> Result<Salvaged> {
     replace(path, None)
 }
 
-/// Puts metadata of a dump in the place of a pool's. A check and a repair have to follow. As durable as above.
+/// Replaces a pool's metadata by that of a dump. A check and a repair have to follow. As durable as above.
 ///
 /// # Errors
 /// As above; the dump is another pool's, or damaged.
@@ -129,7 +130,7 @@ impl Content {
             content.uuid = Some(found.pool);
             let store = BlobStore::open(Box::new(device), true).map_err(of_store)?;
             for id in store.ids().map_err(of_store)? {
-                // One that cannot be read is kept, too: a repair says what it is.
+                // An unreadable one is kept, too: a repair says what it is.
                 let (holds, tail) = store.blob(id).map_or((true, None), |blob| {
                     (blob.valid_len() > 0, Tail::decode(&blob.metadata()))
                 });
@@ -141,7 +142,7 @@ impl Content {
         Ok(content)
     }
 
-    /// Makes a copy of metadata one that can be opened.
+    /// Makes a copy of metadata openable.
     fn fix(&self, store: &dyn MetaStore, is_dump: bool) -> ferrite_meta::Result<()> {
         let found = store.get(key::POOL)?.and_then(|value| PoolRecord::decode(&value));
         let is_known = found.is_some();
@@ -197,7 +198,7 @@ impl Content {
         }
     }
 
-    /// Records that blobs are nobody's, of blobs that hold something.
+    /// Records that no file owns a blob, of blobs that hold something.
     fn records_to_drop(&self, store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
         let mut changes = Changes::new();
         each(store, b'X', &mut |key, _| {
@@ -210,7 +211,7 @@ impl Content {
     }
 }
 
-/// No inode has a larger number, and no pool was opened more often: what says so is damaged.
+/// No inode has a larger number, and no pool was opened more often: a larger number is damage.
 const INO_MAX: Ino = 1 << 62;
 const EPOCH_MAX: u64 = 1 << 22;
 

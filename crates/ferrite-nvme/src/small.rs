@@ -1,10 +1,10 @@
 //! Content of files that have no blob: in their nodes, or beside them, under a key of its own.
 //!
 //! A node that is read for a path, a listing or its attributes should not bring content along, so what is longer than
-//! [`INLINE_BYTES_MAX`] lies under the key `S`. The node knows how long it is, and its checksum.
+//! [`INLINE_BYTES_MAX`] lies under the key `S`. The node records its length and its checksum.
 //!
-//! Invariants: node and content change in one transaction, under the inode's lock. Content shorter than its file goes
-//! on with zeros up to the file's size; it is never longer. Nothing of it stays in memory: the metadata store has
+//! Invariants: node and content change in one transaction, under the inode's lock. Content shorter than its file is
+//! followed by zeros up to the file's size; it is never longer. None of it stays in memory: the metadata store has
 //! caches.
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ use crate::planted::{Planted, is_planted};
 pub(crate) const SMALL_BYTES_MAX: u64 = 32 << 10;
 
 impl Core {
-    /// What a file of this length can have its content in besides a blob.
+    /// Whether content of this length can lie outside a blob.
     pub(crate) fn is_small(&self, end: u64) -> bool {
         end <= INLINE_BYTES_MAX as u64 || (end <= self.small_bytes_max && self.meta.has_room_to_spare())
     }
@@ -29,7 +29,7 @@ impl Core {
     /// The content of a node without a blob.
     ///
     /// # Errors
-    /// Of the store; `Damaged` if it is not what the node says.
+    /// Errors of the store; `Damaged` if it does not match the node.
     pub(crate) fn small<'n>(&self, ino: Ino, node: &'n Node) -> Result<Cow<'n, [u8]>> {
         match &node.content {
             Content::Inline(bytes) => Ok(Cow::Borrowed(bytes)),
@@ -46,7 +46,7 @@ impl Core {
         }
     }
 
-    /// Puts content in place of `old`, and returns what the node says of it. The caller puts the node in the same step.
+    /// Puts content in place of `old`, and returns the node's record of it. The caller puts the node in the same step.
     pub(crate) fn put_small(&self, step: &mut Step<'_>, ino: Ino, old: &Content, bytes: Vec<u8>) -> Result<Content> {
         if bytes.len() <= INLINE_BYTES_MAX {
             self.drop_small(step, ino, old)?;
@@ -58,7 +58,7 @@ impl Core {
             own.commit(|| Outcome::Done)?;
         } else {
             if matches!(old, Content::Beside(beside) if bytes.len() <= beside.len_bytes as usize) {
-                // A store that is full takes what takes nothing from it.
+                // A full store accepts a step that takes no space.
                 step.txn.delete(&key::small(ino))?;
             }
             step.txn.put(&key::small(ino), &bytes)?;
@@ -66,7 +66,8 @@ impl Core {
         Ok(Content::Beside(Beside::of(&bytes)))
     }
 
-    /// Removes what `content` has beside its node. The caller puts the node, or removes it, in the same step.
+    /// Removes the part of `content` that lies beside its node. The caller puts the node, or removes it, in the same
+    /// step.
     pub(crate) fn drop_small(&self, step: &mut Step<'_>, ino: Ino, content: &Content) -> Result<()> {
         if matches!(content, Content::Beside(_)) && !is_planted(Planted::ContentStays) {
             step.txn.delete(&key::small(ino))?;
@@ -74,7 +75,7 @@ impl Core {
         Ok(())
     }
 
-    /// Counts what lies beside nodes. The step that changed it has been committed.
+    /// Accounts for content beside nodes. The step that changed it has been committed.
     pub(crate) fn count_small(&self, old: Option<&Content>, new: Option<&Content>) {
         let bytes = |content: Option<&Content>| match content {
             Some(Content::Beside(beside)) => Some(u64::from(beside.len_bytes)),

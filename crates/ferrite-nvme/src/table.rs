@@ -1,13 +1,12 @@
-//! Inodes in memory: those that somebody has open, pinned or under change, found by number (RUFS, section 2.3.2), and
-//! directories that somebody had a moment ago: a path is walked without asking the metadata store for their nodes.
+//! Inodes in memory: those that are open, pinned or being changed, found by number (RUFS, section 2.3.2), and
+//! directories that were a moment ago: a path walk does not read their nodes from the metadata store.
 //!
-//! Contents: the table and its entries. `held` keeps them there, and decides what happens to one that nobody
-//! holds any more.
+//! Contents: the table and its entries. `held` pins entries, and decides what happens to an unpinned one.
 //!
 //! Invariants: an entry's pins change under the lock of its shard only. An entry with an unlocked state and no pins is
-//! seen by nobody, so whoever takes its last pin may look at its state without waiting. The lock of a shard is held for
-//! moments: nobody waits for anything under it. An entry that rests, without pins, is what the metadata store has:
-//! nobody changes a node there without its entry, and a repair forgets them first.
+//! invisible, so the thread that takes its last pin may look at its state without waiting. The lock of a shard is held
+//! for moments: no thread waits under it. An entry that rests, without pins, equals what the metadata store has: no
+//! thread changes a node there without its entry, and a repair forgets them first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +19,7 @@ use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, 
 use crate::format::node::Node;
 
 const SHARDS: usize = 64;
-/// Directories that rest in a shard: in all shards 4096, of some hundred bytes each.
+/// Directories that rest in a shard: 4096 in all shards, of some hundred bytes each.
 const RESTING_A_SHARD: usize = 64;
 
 /// Times and the counter of changes, as they are now. They move while the inode is shared: those of a directory by
@@ -43,14 +42,14 @@ pub(crate) struct State {
     pub(crate) node: Node,
     /// Nothing leads to it any more, and its number never comes again.
     pub(crate) is_gone: bool,
-    /// There is a record that the blob may know more than the node.
+    /// A record says that the blob may know more than the node.
     pub(crate) is_ahead: bool,
-    /// Its blob may know more, and could not be asked when the pool was opened. It must not change: a change would make
+    /// Its blob may know more, and could not be read when the pool was opened. It must not change: a change would make
     /// the node the newer of the two.
     pub(crate) is_behind: bool,
     /// Its extended attributes were read, and there is no capability among them.
     pub(crate) lacks_capability: bool,
-    /// Its content, if it has been asked for.
+    /// Its content, once it has been looked up.
     pub(crate) blob: OnceLock<Blob>,
 }
 
@@ -74,7 +73,7 @@ pub(crate) struct Inode {
     pub(crate) pins: AtomicU64,
     pub(crate) state: RwLock<Option<State>>,
     pub(crate) live: Mutex<Live>,
-    /// Held while times are stored by somebody who shares the file, so that others wait and find theirs stored.
+    /// Held while a thread that shares the file stores times, so that others wait and find theirs stored.
     pub(crate) storing: Mutex<()>,
     /// Its number is among those of its shard that may rest. Changes under the shard's lock.
     is_listed: AtomicBool,
@@ -84,7 +83,7 @@ pub(crate) type Reading<'i> = MappedRwLockReadGuard<'i, State>;
 pub(crate) type Writing<'i> = MappedRwLockWriteGuard<'i, State>;
 
 impl Inode {
-    /// One that has no state yet, and no pins.
+    /// An entry without state and pins.
     pub(crate) fn new(ino: Ino) -> Inode {
         let zero = Timestamp(0);
         Inode {
@@ -104,7 +103,7 @@ impl Inode {
         }
     }
 
-    /// Whether it may stay although nobody holds it: a directory with a name, all of which is stored.
+    /// Whether it may stay unpinned: a directory with a name, all of which is stored.
     fn may_rest(&self) -> bool {
         self.pins.load(Ordering::Acquire) == 0
             && self.state.try_read().as_deref().is_some_and(|state| {
@@ -125,7 +124,7 @@ impl Inode {
         }
     }
 
-    /// Its state, shared, unless it is gone or somebody has it alone or waits for that.
+    /// Its state, shared, unless it is gone, or another thread has it exclusively or waits for that.
     pub(crate) fn try_read(&self) -> Option<Reading<'_>> {
         let guard = self.state.try_read()?;
         match guard.as_ref().is_some_and(|state| !state.is_gone) {
@@ -134,12 +133,12 @@ impl Inode {
         }
     }
 
-    /// Its state, alone. `Stale` if it is gone; `Io` if it must not change.
+    /// Its state, exclusively. `Stale` if it is gone; `Io` if it must not change.
     pub(crate) fn write(&self) -> Result<Writing<'_>> {
         Inode::alive(self.state.write())
     }
 
-    /// The same, unless somebody else has it.
+    /// The same, unless another thread has it.
     pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
         Inode::alive(self.state.try_write()?).ok()
     }
@@ -156,7 +155,7 @@ impl Inode {
         }
     }
 
-    /// Others than the caller, who has one pin.
+    /// Whether it has pins other than the caller's one.
     pub(crate) fn has_others(&self) -> bool {
         self.pins.load(Ordering::Acquire) > 1
     }
@@ -186,7 +185,7 @@ impl Inode {
         }
     }
 
-    /// Takes over a node that has been stored.
+    /// Adopts a node that has been stored.
     pub(crate) fn adopt(&self, state: &mut State, node: Node) {
         self.with_live(|live| {
             live.atime = node.atime;
@@ -204,12 +203,12 @@ impl Inode {
 #[derive(Default)]
 pub(crate) struct Shard {
     pub(crate) inodes: HashMap<Ino, Arc<Inode>>,
-    /// Numbers of directories that rest, or did when they were listed; the one listed first is in front.
+    /// Numbers of directories that rest, or did when they were listed; the oldest is in front.
     resting: VecDeque<Ino>,
 }
 
 impl Shard {
-    /// Lets go of an inode without pins and with nothing to store: it is forgotten, or rests.
+    /// Releases an inode without pins and with nothing to store: it is forgotten, or rests.
     pub(crate) fn let_go(&mut self, inode: &Inode) {
         if !inode.may_rest() {
             self.inodes.remove(&inode.ino);

@@ -1,9 +1,9 @@
 //! The housekeeper's thread, and its work.
 //!
-//! It stores the nodes of inodes that were let go and whose blob or memory knows more, many in one transaction, and
-//! deletes blobs that nothing names any more.
+//! It stores the nodes of unpinned inodes whose blob or memory knows more, many in one transaction, and deletes blobs
+//! that nothing names any more.
 //!
-//! Invariant: whoever needs space may have blobs deleted while he holds an inode: that waits for none.
+//! Invariant: a thread that needs space may have blobs deleted while it holds an inode: the deletion waits for none.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::housekeeper::MANY;
 /// How long work may wait for more of its kind.
 const REST: Duration = Duration::from_millis(500);
 
-/// Starts it. It ends when the engine is dropped or tells it to.
+/// Starts it. It ends when the engine is dropped or asks it to.
 pub(crate) fn start(core: &Arc<Core>) -> std::io::Result<()> {
     let weak = Arc::downgrade(core);
     let thread = std::thread::Builder::new()
@@ -54,7 +54,7 @@ fn run(weak: &Weak<Core>) {
         };
         let Err(error) = tidied else { continue };
         tracing::warn!(%error, "housekeeping failed");
-        // What failed is on the list again, maybe, and will fail again.
+        // Failed work may be on the list again, and will fail again.
         let mut queue = core.housekeeper.queue.lock();
         let next = Instant::now() + REST;
         while !queue.is_ending && !core.housekeeper.changed.wait_until(&mut queue, next).timed_out() {}
@@ -65,7 +65,7 @@ impl Core {
     /// Does all work that is there now.
     ///
     /// # Errors
-    /// Of the stores. What was not done then, the next start does.
+    /// Errors of the stores. The next start does what was not done.
     pub(crate) fn tidy(self: &Arc<Core>) -> Result<()> {
         let stored = {
             let _storing = self.housekeeper.storing.lock();
@@ -89,8 +89,8 @@ impl Core {
         Ok(())
     }
 
-    /// Stores the nodes of inodes that are behind, by number, which is the order of their keys. Of those that somebody
-    /// is changing just now the next one to let go of them takes care.
+    /// Stores the nodes of inodes that are behind, by number, which is the order of their keys. If another thread is
+    /// changing one of them now, the next thread to unpin it stores it.
     pub(crate) fn store_nodes(&self, inodes: &[Held]) -> Result<()> {
         for some in inodes.chunks(MANY) {
             let mut step = self.own_step()?;
@@ -102,7 +102,7 @@ impl Core {
                 }
                 let node = inode.present(&state);
                 step.txn.put(&key::node(inode.ino), &node.encode())?;
-                // Also if there is none: a step that deletes has room left in a full store.
+                // Also without such a record: a step that deletes has space reserved in a full store.
                 step.txn.delete(&key::ahead(inode.ino))?;
                 stored.push((inode, state, node));
             }

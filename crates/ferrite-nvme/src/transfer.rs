@@ -1,15 +1,16 @@
-//! Reads, and overwrites in place, of files that others use at the same time; and those for which nobody waits.
+//! Reads, and overwrites in place, of files that other callers use at the same time; and those that no thread waits
+//! for.
 //!
-//! An overwrite that changes neither size nor rights shares its file with reads and others of its kind: the blob sees
-//! to it that those of the same pages take turns. Anything else has the file alone (`content`). Times that are due are
-//! stored after the content, by one for all that have been waiting.
+//! An overwrite that changes neither size nor rights shares its file with reads and others of its kind: the blob makes
+//! those of the same pages take turns. Anything else has the file exclusively (`content`). Times that are due are
+//! stored after the content, by one thread for all that wait.
 //!
-//! What is submitted is begun at once if nothing is in its way but the device; else a thread of the engine's does it
-//! as a call. Completions run on a device's thread, which must not wait: what may wait is left to those threads.
+//! A submitted call begins at once if it only has to wait for the device; otherwise a thread of the engine runs it.
+//! Completions run on a device's thread, which must not wait: work that may wait is left to those threads.
 //!
-//! Invariant: times and the counter of changes move when nobody reads the pages any more that an overwrite is about to
-//! change. So whoever knows the new counter and reads those pages waits for the new content, and whoever has read old
-//! content finds that the counter has moved: what was read with one value of it is of one state.
+//! Invariant: times and the counter of changes move once no reader uses the pages that an overwrite is about to change.
+//! So a reader that knows the new counter and reads those pages waits for the new content, and a reader of old content
+//! finds that the counter has moved: everything read with one value of it is of one state.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use crate::held::Held;
 use crate::table::{Inode, State};
 
 impl Core {
-    /// Where an overwrite goes that may share its file.
+    /// Where an overwrite that may share its file goes.
     fn shared_at(&self, ctx: &Ctx, state: &State, mode: WriteMode, len: usize) -> Option<u64> {
         let Position::At(offset) = mode.position else {
             return None;
@@ -43,7 +44,7 @@ impl Core {
         (ctx.once.is_none() && len > 0 && is_there && state.is_ahead && keeps_rights()).then_some(offset)
     }
 
-    /// Called when nobody reads what is about to change, and before it does.
+    /// Called when no reader uses the bytes about to change, and before they change.
     fn overwriting(&self, inode: &Inode) {
         inode.with_live(|live| {
             // A time that a program set may be later.
@@ -63,12 +64,12 @@ impl Core {
         };
         let blob = self.content(held.ino, &state)?;
         if !blob.overwrite_at(data, offset, || self.overwriting(held))? {
-            // A hole, or behind what was ever written.
+            // A hole, or behind everything ever written.
             return Ok(None);
         }
         if are_times_due(held) {
             let _storing = held.storing.lock();
-            // Another may have stored them meanwhile.
+            // Another thread may have stored them meanwhile.
             if are_times_due(held) {
                 store_times(held, &state, blob)?;
             }
@@ -76,7 +77,7 @@ impl Core {
         Ok(Some(Written::new(offset, data.len())))
     }
 
-    /// Stores times that are due, of a file that nobody has locked. May wait.
+    /// Stores times that are due, of a file that is not locked. May wait.
     fn store_due_times(&self, held: &Held) -> Result<()> {
         let mut state = match held.write() {
             // Nothing leads to it any more.
@@ -128,7 +129,7 @@ impl NvmeFile {
         }
     }
 
-    /// Begins a read, or gives back what it takes.
+    /// Begins a read, or returns its arguments.
     fn try_read(&self, no_atime: bool, offset: u64, mut buffer: Buffer, done: ReadDone) -> Option<(Buffer, ReadDone)> {
         let Some(state) = self.held().try_read() else {
             return Some((buffer, done));
@@ -167,7 +168,7 @@ impl NvmeFile {
         }
     }
 
-    /// Begins a write, or gives back what it takes.
+    /// Begins a write, or returns its arguments.
     fn try_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) -> Option<(Buffer, WriteDone)> {
         let core = self.core();
         let (Some(inside), Some(state)) = (core.gate.try_enter(), self.held().try_read()) else {
@@ -203,7 +204,7 @@ impl NvmeFile {
 }
 
 impl Held {
-    /// Gives the pin back without waiting: if it is the last one, a thread of the engine's does.
+    /// Gives the pin back without waiting: a thread of the engine releases the last one.
     fn let_go_elsewhere(self) {
         if Arc::strong_count(self.core()) > 1 && self.core().release_unless_last(&self) {
             return self.leave();

@@ -36,10 +36,10 @@ fn failed(error: FsError) -> VolumeError {
 }
 
 impl NvmeVolume {
-    /// Opens the pool that a file describes. One that was not closed is put right first. Blocks.
+    /// Opens the pool that a file describes. A pool that was not closed is recovered first. Blocks.
     ///
     /// # Errors
-    /// Parts that are missing, in use, another pool's or in another's place; damage; of the media.
+    /// Parts that are missing, in use, another pool's or in another's place; damage; errors of the media.
     pub fn open(path: &Path, options: Options) -> Result<NvmeVolume, VolumeError> {
         Ok(NvmeVolume {
             path: path.to_path_buf(),
@@ -47,26 +47,27 @@ impl NvmeVolume {
         })
     }
 
-    /// Checks every structure against every other. Nobody should be changing the pool.
+    /// Checks every structure against every other. The pool should be idle.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn check(&self) -> Result<Report, VolumeError> {
         self.parts.fs.check().map_err(failed)
     }
 
-    /// The same, and mends what can be mended. Nobody may be using the pool.
+    /// The same, and mends what can be mended. The pool must be idle.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn repair(&self) -> Result<Repaired, VolumeError> {
         self.parts.fs.repair().map_err(failed)
     }
 
-    /// As [`Self::check`], and reads all content that has checksums. `show` is told how many bytes of how many.
+    /// As [`Self::check`], and reads all content that has checksums. `show` gets the bytes read so far and the bytes in
+    /// all.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn check_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Report, VolumeError> {
         self.parts.fs.check_with_data(None, show).map_err(failed)
     }
@@ -74,7 +75,7 @@ impl NvmeVolume {
     /// As [`Self::repair`], and moves files whose content is damaged to `lost+found` as they are.
     ///
     /// # Errors
-    /// Of the stores.
+    /// Errors of the stores.
     pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired, VolumeError> {
         self.parts.fs.repair_with_data(show).map_err(failed)
     }
@@ -83,7 +84,7 @@ impl NvmeVolume {
     /// the number of its keys. Durable when it returns; the pool may be in use meanwhile.
     ///
     /// # Errors
-    /// The directory holds something; of the stores.
+    /// The directory is not empty; errors of the stores.
     pub fn dump_metadata(&self, to: &Path) -> Result<u64, VolumeError> {
         ferrite_meta::dump(&*self.parts.fs.0.meta, to).map_err(|error| pool::of_meta(to, &error))
     }

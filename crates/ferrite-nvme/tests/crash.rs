@@ -1,11 +1,13 @@
-//! Losses of power under a whole pool: two data devices and a metadata store, each stopped at the same moment.
+//! Power loss under a whole pool: two data devices and a metadata store, each stopped at the same moment.
 //!
-//! Everything the engine does is recorded: writes and flushes of each device, commits of the metadata store. An image
-//! has what had returned by some moment, and any part of what was under way or not durable. After opening it, the tree
-//! is that after the last operation that returned, or the one under way, or a write under way has taken rights of its
-//! file and done nothing else; the check finds nothing; and the pool works, and keeps what is done in it.
+//! Everything the engine does is recorded: writes and flushes of each device, commits of the metadata store.
 //!
-//! The metadata is in memory, of which a commit is one step, or in RocksDB on a device of its own, which is recorded as
+//! An image has everything that had returned by some moment, and any part of what was under way or not durable. After
+//! opening it, the tree is that after the last operation that returned, or the one under way, or a write under way has
+//! taken rights of its file and done nothing else; the check finds nothing; and the pool works, and keeps later
+//! changes.
+//!
+//! The metadata is in memory, where a commit is one step, or in RocksDB on a device of its own, which is recorded as
 //! the data devices are.
 
 use std::collections::BTreeMap;
@@ -160,8 +162,7 @@ fn timeless(mut tree: Snapshot) -> Snapshot {
     tree
 }
 
-/// What there is when a write has taken rights, and not yet written: setuid and setgid go first. `None` if it takes
-/// none.
+/// The tree after a write has taken rights, and not yet written: setuid and setgid go first. `None` if it takes none.
 fn without_rights(before: &Snapshot, after: &Snapshot) -> Option<Snapshot> {
     let mut between = before.clone();
     let mut takes = false;
@@ -177,7 +178,7 @@ fn without_rights(before: &Snapshot, after: &Snapshot) -> Option<Snapshot> {
 /// Steps that are atomic: short writes, no holes in the middle of pages.
 fn ops(profile: Profile, seed: u64) -> Vec<Op> {
     let mut generator = OpGenerator::new(profile, seed);
-    // What chance hardly ever makes.
+    // A case that chance hardly ever produces.
     let mut ops = if seed % 4 == 2 {
         writes_that_take_rights()
     } else {
@@ -198,7 +199,7 @@ fn ops(profile: Profile, seed: u64) -> Vec<Op> {
     ops
 }
 
-/// Writes in place to a file with setuid and setgid, by somebody who takes them with that.
+/// Writes in place to a file with setuid and setgid, by a user whose write clears them.
 fn writes_that_take_rights() -> Vec<Op> {
     let path = || Path(vec![0]);
     let write = |page: u64, fill| Op::Write {
@@ -220,7 +221,7 @@ fn writes_that_take_rights() -> Vec<Op> {
             ..SetAttr::default()
         },
     };
-    // Over the end: the node has its rights taken, and its blob the new size.
+    // Over the end: the node loses its rights, and its blob gets the new size.
     let over = |at: u64| Op::Write {
         on: Target::Slot(0),
         offset: at,
@@ -247,7 +248,7 @@ fn writes_that_take_rights() -> Vec<Op> {
     begin.into_iter().chain(again).chain(end).collect()
 }
 
-/// From which length on files of a run have blobs.
+/// The length from which files of a run have blobs.
 fn small_bytes_max(seed: u64) -> u64 {
     [2048, 2048, 6000, Options::default().small_bytes_max][seed as usize / Profile::ALL.len() % 4]
 }
@@ -328,7 +329,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
         }
     };
     ferrite_nvme::format(&*meta, [7; 16], [9; 16], DEVICES as u16).unwrap();
-    // Power that is lost before is lost while the pool is being made.
+    // A power loss before this mark happens while the pool is being made.
     log.mark(0);
     let engine = assemble(meta, devices, small_bytes_max(seed)).unwrap();
     let reference = MemFs::new();
@@ -385,7 +386,7 @@ impl Image {
     }
 }
 
-/// What there is if power is lost after `cut` events, and how many steps had returned. `None`: not even a pool.
+/// The image after a power loss behind `cut` events, and how many steps had returned. `None`: not even a pool.
 fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
     let mut images = run.bases.clone();
     let grain = if run.tears { SECTOR_BYTES } else { PAGE_BYTES };
@@ -397,7 +398,7 @@ fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
     });
     let mut meta: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
     let mut returned = None;
-    // What was being committed is there, or it is not.
+    // A commit under way is there, or it is not.
     let next = usize::from(rng.below(2) == 0);
     for (at, entry) in run.log.iter().take(cut + next).enumerate() {
         match entry {
@@ -459,8 +460,8 @@ fn sound(engine: &NvmeFs, what: &str) {
     assert_eq!(report.orphans, 0, "{what}: orphans are freed");
 }
 
-/// A pool that was recovered does what any pool does, and keeps it: files are made, written, read, renamed and removed
-/// beside what there was, which stays as it was.
+/// A recovered pool works as any pool does, and keeps its changes: files are made, written, read, renamed and removed
+/// beside the existing ones, which stay as they were.
 fn works(engine: NvmeFs, image: &Image, found: &Snapshot, what: &str) {
     let writing = OpenFlags {
         read: true,
@@ -530,7 +531,7 @@ fn explore(home: Home, profile: Profile, seed: u64, images: u64) {
         .collect();
     let mut rng = Rng::new(seed ^ 0xd1ce);
     for number in 0..images {
-        // At any moment, or just before a commit or the end of a step: that is where an order matters.
+        // At any moment, or just before a commit or the end of a step: there the order matters.
         let cut = match number % 2 {
             1 if !marks.is_empty() => *rng.pick(&marks),
             _ => rng.below(run.log.len() as u64 + 1) as usize,

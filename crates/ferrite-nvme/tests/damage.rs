@@ -30,7 +30,7 @@ fn filled() -> Memory {
     }
     vfs.link(b"/small", b"/d/again").unwrap();
     drop(vfs);
-    // What was made in advance is given back, and nothing is behind.
+    // Blobs made in advance are given back, and no node is behind.
     pool.remount();
     pool.check();
     pool
@@ -82,7 +82,7 @@ fn mended(what: &str, damage: impl FnOnce(&mut Memory)) -> Memory {
         "{what}: left: {:#?}",
         repaired.after
     );
-    // Directories that the repair used rest in memory, and are not to stay there as they were.
+    // Directories that the repair used rest in memory, and must not stay there in their old state.
     let before = links(&pool);
     pool.remount();
     assert_eq!(links(&pool), before, "{what}");
@@ -185,7 +185,7 @@ fn blobs_that_nothing_names_are_deleted() {
     assert!(exists(&pool, "/d/large") && exists(&pool, "/small"));
 }
 
-/// What a blob holds may be all that is left of a file.
+/// The content of a blob may be all that is left of a file.
 #[test]
 fn blobs_that_nothing_names_and_that_hold_something_become_files() {
     let pool = mended("the node of a file", |pool| {
@@ -200,7 +200,7 @@ fn blobs_that_nothing_names_and_that_hold_something_become_files() {
     assert_eq!(names.len(), 1, "{names:?}");
     assert!(names[0].starts_with("/lost+found/#"), "{names:?}");
     assert_eq!(content(&pool, &names[0]), Ok(vec![7; 2 << 20]));
-    // One that no file was ever told to has a length at least.
+    // A blob that never got a file's metadata has at least a length.
     let pool = mended("a blob", |pool| {
         let stores = pool.stores();
         let id = stores[1].reserve(1).unwrap()[0];
@@ -217,7 +217,7 @@ fn blobs_that_nothing_names_and_that_hold_something_become_files() {
     assert!(exists(&pool, "/d/large"));
 }
 
-/// The newer page of the slot of a file's blob is damaged after a close: the file does not read as zeros where it was
+/// The newer page of the slot of a file's blob is damaged after a close: the file must not read as zeros where it was
 /// written last.
 #[test]
 fn a_file_of_which_an_older_state_is_left_is_named_and_kept() {
@@ -279,7 +279,7 @@ fn records_about_nothing_go() {
         pool.close();
         put(&pool, &key, Some(b""));
         pool.open();
-        // Some are put right by opening, the others by a repair.
+        // Opening mends some, a repair the others.
         pool.engine().repair().unwrap();
         assert!(pool.engine().check().unwrap().findings.is_empty());
         assert!(
@@ -290,7 +290,7 @@ fn records_about_nothing_go() {
     }
 }
 
-/// What is in lost+found.
+/// The contents of lost+found.
 fn lost(pool: &Memory) -> Vec<String> {
     let vfs = Vfs::new(pool.shared(), Cred::root());
     let dir = vfs.stat(b"/lost+found", true).unwrap().ino;
@@ -425,7 +425,7 @@ fn files_that_claim_one_place_come_apart() {
     let said: Vec<&str> = report.findings.iter().filter_map(|finding| finding.mend).collect();
     let apart = "it gets copies of them, and is moved to lost+found as it is";
     assert!(said.contains(&apart), "{report:#?}");
-    // Until then they can be read, and not be written.
+    // Until then they are readable, but not writable.
     let mut refused = 0;
     let files = (1..).zip(NAMES.map(|name| format!("/{name}")));
     for (byte, path) in files.chain([(7, "/d/sub/other".to_owned())]) {
@@ -448,7 +448,7 @@ fn files_that_claim_one_place_come_apart() {
     let names = lost(&pool);
     assert_eq!(names.len(), 1, "{names:?}");
     let copy = content(&pool, &names[0]).unwrap();
-    // The one whose it was has it still; nobody else is touched.
+    // The original owner has it still; no other file is touched.
     let mut equal = usize::from(content(&pool, "/d/sub/other").is_ok_and(|found| found == copy));
     for (byte, name) in (1_u8..).zip(NAMES) {
         if let Ok(found) = content(&pool, &format!("/{name}")) {

@@ -1,4 +1,4 @@
-//! An engine that is dropped without a close ends its threads: a process may end right after that.
+//! An engine that is dropped without a close ends its threads: a process may exit right after that.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn drop_one(round: u64) {
 fn a_process_may_end_when_the_engine_is_dropped() {
     if let Ok(round) = std::env::var(CHILD) {
         drop_one(round.parse().unwrap());
-        // At once: nobody waits for a thread that is left.
+        // At once: no one waits for a thread that is left.
         std::process::exit(0);
     }
     let this = std::env::current_exe().unwrap();

@@ -1,7 +1,7 @@
 //! Devices and stores that fail, lie, stall, vanish and run full under a whole pool.
 //!
-//! In all cases: an error and no hang; what was acknowledged is there after opening again; files of other devices go
-//! on; the check finds the pool sound, or names what is damaged, and a repair mends it.
+//! In all cases: an error and no hang; what was acknowledged is there after opening again; files of other devices keep
+//! working; the check finds the pool sound, or names the damage, and a repair mends it.
 
 pub(crate) mod pool;
 
@@ -70,7 +70,7 @@ fn work_with_a_fault(seed: u64) {
     }
     let what = format!("FERRITE_SEED={seed}: {fault:?} of {target:?}, {failures} failures");
     if rng.below(2) == 0 {
-        // It may say that a device could not be told; it ends.
+        // It may report that it could not reach a device; it ends.
         let _ = fs.close();
     }
     drop(fs);
@@ -190,7 +190,7 @@ fn misdirected_data_is_found_where_data_has_checksums() {
         pool::sound(&fs, "structures are");
         let report = fs.check_with_data(None, &mut |_, _| {}).unwrap();
         assert_eq!((report.findings.len(), report.data_findings, report.pages), (2, 2, 6));
-        // What is written anew is right again.
+        // Rewritten data is right again.
         put(&fs, "b", 0, &content(1, 4096)).unwrap();
         assert!(read(&fs, "b").unwrap()[..4096] == content(1, 4096));
         let repaired = fs.repair_with_data(&mut |_, _| {}).unwrap();
@@ -208,7 +208,8 @@ fn misdirected_data_is_found_where_data_has_checksums() {
     }
 }
 
-/// Without them it is not found. What it hits is the victim's, and its own bytes stay as they were.
+/// Without checksums the check does not find it. The write hits the victim's bytes, and its own bytes stay as they
+/// were.
 #[test]
 fn misdirected_data_is_not_found_without_checksums() {
     let (_pool, fs) = misdirected(false);
@@ -369,7 +370,7 @@ fn a_device_that_vanishes_under_load_takes_only_its_files() {
         let gone = count(&fs);
         assert!(gone > 0, "some are on the device that vanished");
         assert!(gone < numbers.len() - 10, "the other device's files are there");
-        // It ends, and says that it could not tell the device.
+        // It ends, and reports that it could not reach the device.
         let _ = fs.close();
         drop(fs);
         let fs = pool.open_without(0).unwrap();
@@ -412,7 +413,7 @@ fn a_full_data_store_says_so_and_gives_everything_back() {
             };
             assert!(matches!(error, FsError::NoSpace(_)), "{error}");
             assert_eq!(free(&fs), 0, "not before the last cluster");
-            // Making one longer fails as well, and changes nothing; writing what is there works.
+            // Making one longer fails as well, and changes nothing; overwriting existing content works.
             let error = put(&fs, "f0", 300_000, &content(0, 2 * MIB as usize)).unwrap_err();
             assert!(matches!(error, FsError::NoSpace(_)), "{error}");
             put(&fs, "f1", 0, &content(1, 300_000)).unwrap();
@@ -446,7 +447,7 @@ fn a_full_data_store_says_so_and_gives_everything_back() {
     });
 }
 
-/// A commit of which nobody knows whether it is there: changes stop, reading goes on, and opening again shows.
+/// A commit whose outcome is unknown: changes stop, reading continues, and the next opening shows the outcome.
 #[test]
 fn a_store_of_metadata_that_fails_stops_changes_and_loses_nothing() {
     within(Duration::from_secs(60), || {
@@ -472,8 +473,8 @@ fn a_store_of_metadata_that_fails_stops_changes_and_loses_nothing() {
     });
 }
 
-/// Of a file that was growing at a crash the device knows more than the store of metadata. If the device is missing at
-/// the next opening, nothing may make the store's older state the right one.
+/// If a file was growing at a crash, its device knows more than the metadata store. If the device is missing at the
+/// next opening, nothing may make the store's older state the right one.
 #[test]
 fn what_only_a_missing_device_knows_waits_for_it() {
     within(Duration::from_secs(60), || {
@@ -499,7 +500,7 @@ fn what_only_a_missing_device_knows_waits_for_it() {
     });
 }
 
-/// A file that is open while its device goes: each call fails, and closing the handle and the pool end.
+/// A file that is open while its device goes: each call fails, and closing the handle and the pool returns.
 #[test]
 fn an_open_file_of_a_lost_device_can_be_closed() {
     within(Duration::from_secs(60), || {
@@ -557,7 +558,7 @@ mod full_metadata {
         };
         assert!(matches!(error, FsError::NoSpace(_)), "{what}: {error}");
         assert!(made > 100, "{what}: {made}");
-        // What takes no room works, and it can be closed and opened though it is full.
+        // Changes that take no space work, and the pool closes and opens though it is full.
         pool::unlink(&fs, "f0").unwrap_or_else(|error| panic!("{what}: a full pool lets nothing be removed: {error}"));
         fs.close()
             .unwrap_or_else(|error| panic!("{what}: a full pool cannot be closed: {error}"));
@@ -573,7 +574,7 @@ mod full_metadata {
         }
         let _ = pool::unlink(&fs, &format!("f{made}"));
         for number in 0..made / 2 {
-            // On a busy machine the merges that give room back may take a moment.
+            // On a busy machine the merges that free space may take a moment.
             let until = Instant::now() + Duration::from_secs(10);
             let again = || put(&fs, &format!("again{number}"), 0, &content(number, 1500));
             while let Err(error) = again() {

@@ -1,5 +1,5 @@
-//! What a pool takes does not grow by being opened, closed, cut off or left alone: files and records of its metadata,
-//! space of its devices, descriptors, threads and memory of the process.
+//! The resources of a pool do not grow by being opened, closed, cut off or left alone: files and records of its
+//! metadata, space of its devices, descriptors, threads and memory of the process.
 #![cfg(feature = "rocksdb")]
 
 mod common;
@@ -16,7 +16,7 @@ use ferrite_testkit::TestEngine;
 use ferrite_testkit::growth::{Taken, files_in};
 use ferrite_vfs::{FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
-/// Held by each test: they look at what the whole process takes.
+/// Held by each test: they measure the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const FILE: NewNode = NewNode {
@@ -25,7 +25,7 @@ const FILE: NewNode = NewNode {
     rdev: 0,
 };
 
-/// What a short program does in each session: a small file anew, one with a blob, one that comes and goes.
+/// The work of a short program in each session: a small file anew, one with a blob, one that comes and goes.
 fn work(fs: &dyn FileSystem, cycle: u64) {
     for (name, len) in [("small", 28_000), ("blob", 50_000), ("gone", 40_000)] {
         let found = fs.lookup(SYSTEM, ROOT_INO, name.as_bytes());
@@ -58,7 +58,7 @@ fn opened_and_closed(home: Home, cycles: u64) {
     let (mut before, mut process) = (taken_by(&pool), Taken::now());
     for cycle in 0..cycles {
         work(pool.fs(), cycle);
-        // A crash, for the engine: nothing is stored, and the next opening puts it right.
+        // A crash, for the engine: nothing is stored, and the next opening recovers.
         match cycle % 50 {
             49 => pool.crash(),
             _ => pool.remount(),
@@ -68,7 +68,7 @@ fn opened_and_closed(home: Home, cycles: u64) {
         }
         let (records, free, (files, bytes)) = taken_by(&pool);
         let what = format!("{home:?}, cycle {cycle}");
-        // Sixteen blobs are made in advance, each with a record; of a file that went there may be one, too.
+        // Sixteen blobs are made in advance, each with a record; a file that went there may have one, too.
         assert!(
             records <= before.0 + 40,
             "{what}: {records} records, before {}",
@@ -96,7 +96,7 @@ fn a_pool_that_is_opened_and_closed_for_ever_takes_no_more() {
     }
 }
 
-/// One that nobody uses stores what there is to be stored, and then nothing.
+/// An idle pool stores what is pending, and then nothing.
 #[test]
 fn a_pool_that_idles_writes_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +123,7 @@ fn open_meta(device: &Arc<Device>, create: bool) -> RocksStore {
     RocksStore::open(ferrite_meta::Home::Blobs(Arc::new(blobs)), &options).unwrap()
 }
 
-/// The smallest devices for metadata: each file takes a cluster, so that a few that are left behind fill them.
+/// The smallest devices for metadata: each file takes a cluster, so that a few leaked ones fill them.
 #[test]
 fn sessions_do_not_fill_a_small_metadata_device() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What the housekeeper costs when there is nothing that it could do. A program of its own: it measures threads.
+//! The cost of the housekeeper when it has nothing that it could do. A separate program: it measures threads.
 
 #[path = "faults/pool.rs"]
 mod pool;
@@ -21,7 +21,7 @@ fn housekeeping_ns() -> u64 {
     total
 }
 
-/// Reading goes on after the metadata store has failed. What cannot be stored any more is not tried again all the time.
+/// Reading continues after the metadata store has failed. The housekeeper does not retry a failed store all the time.
 #[test]
 fn housekeeping_rests_when_nothing_can_be_stored() {
     let pool = Pool::new(1, 40, false);

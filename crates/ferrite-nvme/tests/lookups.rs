@@ -1,4 +1,4 @@
-//! How often operations ask the metadata store: what a transaction asks under its locks need not be asked before, and
+//! How often operations read the metadata store: what a transaction reads under its locks need not be read before, and
 //! the directories of a path are in memory if they were a moment ago.
 
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ use ferrite_meta::{MemoryStore, MetaStore, Transaction};
 use ferrite_nvme::{NvmeFs, Options, assemble, format};
 use ferrite_vfs::{FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, Start};
 
-/// Counts what is asked about names and nodes outside of transactions.
+/// Counts reads of names and nodes outside of transactions.
 struct Counting {
     store: MemoryStore,
     names_asked: Arc<AtomicU64>,
@@ -46,7 +46,7 @@ impl MetaStore for Counting {
     }
 }
 
-/// A pool, and how often it asked for names and for nodes.
+/// A pool, and how often it read names and nodes.
 fn pool() -> (NvmeFs, [Arc<AtomicU64>; 2]) {
     let [names_asked, nodes_asked] = [0, 0].map(|asked| Arc::new(AtomicU64::new(asked)));
     let meta = Counting {
@@ -78,7 +78,7 @@ fn an_exclusive_create_asks_for_its_name_under_its_lock_only() {
     let create = |exclusive| fs.create(SYSTEM, ROOT_INO, b"file", &new_file(exclusive));
     assert_eq!(asked(&|| assert!(create(true).unwrap().created)), 0);
     assert_eq!(asked(&|| assert!(matches!(create(true), Err(FsError::Exists)))), 0);
-    // One that may find a file opens that one without a lock.
+    // A call that may find a file opens that one without a lock.
     assert_eq!(asked(&|| assert!(!create(false).unwrap().created)), 1);
     fs.close().unwrap();
 }
@@ -104,7 +104,7 @@ fn directories_of_a_path_are_read_once() {
     // Four names, and the file's own node.
     assert_eq!([after[0] - before[0], after[1] - before[1]], [4, 1]);
 
-    // What changes a directory that nobody holds is seen, and one that is gone is not.
+    // A change of an unpinned directory is seen, and a removed directory is not.
     let set = SetAttr {
         mode: Some(0o700),
         ..SetAttr::default()

@@ -1,6 +1,6 @@
-//! Many files: an opening after a crash takes seconds, and what is kept of a file that nobody uses is next to nothing.
+//! Many files: an opening after a crash takes seconds, and a file that is not in use takes next to no memory.
 //!
-//! 20,000 files; a million with `FERRITE_SOAK`, as many as `FERRITE_FILES` says.
+//! 20,000 files; a million with `FERRITE_SOAK`, or as many as `FERRITE_FILES` says.
 #![cfg(feature = "rocksdb")]
 
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const OPEN: u64 = 64;
 const DEVICE_BYTES: u64 = 128 << 20;
 const CACHE_BYTES: usize = 16 << 20;
 const WRITE_BUFFER_BYTES: usize = 8 << 20;
-/// What an opening may take.
+/// The time that an opening may take.
 const OPENS_WITHIN: Duration = Duration::from_secs(5);
 const BYTES_A_FILE: u64 = 64;
 /// Where the process that is killed finds the pool.
@@ -141,7 +141,7 @@ fn an_opening_after_a_crash_is_quick_and_small() {
         grown as f64 / count as f64
     );
     assert!(took < OPENS_WITHIN, "{took:?}");
-    // RocksDB's caches, its buffers for changes, and what its log is read into.
+    // RocksDB's caches, its write buffers, and the buffer that its log is read into.
     let configured = CACHE_BYTES as u64 + 4 * WRITE_BUFFER_BYTES as u64 + (16 << 20);
     assert!(grown < configured + BYTES_A_FILE * count, "{grown} bytes");
     let space = fs.statfs(SYSTEM).unwrap();

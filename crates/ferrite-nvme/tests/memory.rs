@@ -1,5 +1,5 @@
-//! The memory of a pool in use levels off: RocksDB's write buffers and block cache have bounds, and inodes that nobody
-//! uses any more are forgotten. Alone in its program, since it looks at the memory of the whole process.
+//! The memory of a pool in use levels off: RocksDB's write buffers and block cache have bounds, and unused inodes are
+//! forgotten. Alone in its program, since it measures the memory of the whole process.
 #![cfg(feature = "rocksdb")]
 
 mod common;
@@ -9,12 +9,12 @@ use ferrite_testkit::TestEngine;
 use ferrite_testkit::growth::Taken;
 use ferrite_vfs::{FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
-/// What docs/nvme.md says: two write buffers, and the block cache.
+/// The bound in docs/nvme.md: two write buffers, and the block cache.
 const METADATA_BYTES_MAX: u64 = (2 * 32 + 64) << 20;
-/// Of the rest, and of what the allocator keeps.
+/// For the rest, and for what the allocator keeps.
 const SLACK_BYTES: u64 = 24 << 20;
 
-/// What short programs do: files that come, are written, read, and go. About `mib` of log.
+/// The work of short programs: files that come, are written, read, and go. About `mib` of log.
 fn short_programs(fs: &dyn FileSystem, mib: u64, first: u64) {
     let node = NewNode {
         kind: FileKind::File,

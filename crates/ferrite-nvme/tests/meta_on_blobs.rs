@@ -1,4 +1,4 @@
-//! Metadata on a blob store: it is there after opening again, and over power failures of the device.
+//! Metadata on a blob store: it survives reopening, and power failures of the device.
 use std::sync::Arc;
 
 use ferrite_blob::device::{Device, Logged, Memory, Recorder, lose_power};
@@ -8,7 +8,7 @@ use ferrite_nvme::MetaBlobs;
 use ferrite_testkit::rng::Rng;
 
 const DEVICE_BYTES: u64 = 128 << 20;
-/// What a loss of power may tear.
+/// The unit that a power loss may tear.
 const SECTOR_BYTES: usize = 512;
 
 fn formatted(device: &dyn Device) {

@@ -1,5 +1,5 @@
-//! What seldom comes together, or goes on for long, in a whole pool: changes in the moment of another, stores that stay
-//! full or fail while a program tries again, times of tomorrow, many devices.
+//! Rare coincidences and long runs in a whole pool: changes in the moment of another, stores that stay full or fail
+//! while a program retries, times of tomorrow, many devices.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn create(fs: &dyn FileSystem, name: &str) -> Arc<dyn OpenFile> {
     fs.create(SYSTEM, ROOT_INO, name.as_bytes(), &new).unwrap().file
 }
 
-/// A program tries for long to write what the full metadata store refuses. That takes nothing of the data's space.
+/// A program keeps trying to write what the full metadata store refuses. The data stores lose no space by that.
 #[test]
 fn a_full_store_of_metadata_costs_no_space_for_data() {
     let pool = Pool::with(2, 24, true, true);
@@ -40,12 +40,12 @@ fn a_full_store_of_metadata_costs_no_space_for_data() {
     fs.close().unwrap();
 }
 
-/// A name is there before the call that makes it returns, and another removes it in that moment.
+/// A name is visible before the call that makes it returns, and another call removes it in that moment.
 #[test]
 fn a_file_that_is_removed_while_it_is_made_does_not_come_back() {
     let pool = Pool::new(1, 24, false);
     let fs = pool.open().unwrap();
-    // Numbers of inodes come in lots, and one that begins is a commit of its own.
+    // Inode numbers come in lots, and a new lot is a commit of its own.
     put(&fs, "first", 0, b"x").unwrap();
     let (other, (ended, ends)) = (fs.clone(), std::sync::mpsc::channel());
     pool.meta.after_next_commit(move || {
@@ -67,7 +67,7 @@ fn a_file_that_is_removed_while_it_is_made_does_not_come_back() {
     sound(&fs, "opened again");
 }
 
-/// Room behind the end of a file is there after a crash, also if its node was the last to change.
+/// Space behind the end of a file survives a crash, also if its node was the last to change.
 #[test]
 fn reserved_room_outlives_a_crash() {
     let pool = Pool::new(1, 40, false);
@@ -122,7 +122,7 @@ fn a_change_is_now_whatever_time_was_set() {
     assert_eq!(fs.getattr(SYSTEM, ROOT_INO).unwrap().mtime, changed.mtime);
 }
 
-/// A file that is made longer gets its room in one store, if one has so much; else it is sparse.
+/// A file that is extended gets its space in one store, if one has so much; otherwise it is sparse.
 #[test]
 fn a_file_longer_than_a_device_can_be_made_on_many_devices() {
     let pool = Pool::new(12, 24, false);

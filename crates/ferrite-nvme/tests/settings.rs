@@ -1,4 +1,4 @@
-//! What a pool's file sets is what the pool does.
+//! A pool behaves as its file's settings say.
 use std::path::Path;
 
 use ferrite_nvme::{MakeOptions, NvmeVolume, Options, make};
@@ -16,7 +16,7 @@ fn small_files(volume: &NvmeVolume) -> String {
     line.unwrap().value
 }
 
-/// A file that is new, or written anew from its beginning.
+/// A file that is new, or rewritten from its beginning.
 fn write(volume: &NvmeVolume, name: &str, len: usize) {
     let fs = volume.fs();
     let new = NewFile {
@@ -53,7 +53,7 @@ fn the_bound_of_small_files_is_a_setting() {
     volume.close().unwrap();
     drop(volume);
 
-    // What is there stays until it is written; what is new goes by the new bound.
+    // Existing content stays until it is written; new content follows the new bound.
     describe(&path, "small_files = '5000'");
     let volume = open().unwrap();
     write(&volume, "d", 8000);

@@ -108,7 +108,7 @@ fn shorter_longer_and_holes() {
     file.fallocate(SYSTEM, FallocateMode::PunchHole, 100, 200).unwrap();
     want[100..300].fill(0);
     assert!(read(&*file) == want);
-    // A hole that reaches the end of what there is makes it shorter.
+    // A hole that reaches the end of the content makes it shorter.
     file.fallocate(SYSTEM, FallocateMode::PunchHole, 5000, 1 << 30).unwrap();
     want[5000..].fill(0);
     assert!(read(&*file) == want);
@@ -120,7 +120,7 @@ fn shorter_longer_and_holes() {
     want.truncate(1000);
     want.resize(10_000, 0);
     assert!(read(&*file) == want);
-    // What a program asks room for is on a device.
+    // Space that a program reserves is on a device.
     file.write_at(SYSTEM, 9000, b"x").unwrap();
     want[9000] = b'x';
     let allocate = FallocateMode::Allocate { keep_size: false };
@@ -130,7 +130,7 @@ fn shorter_longer_and_holes() {
     pool.check();
 }
 
-/// A file without a name keeps its content until it is let go.
+/// A file without a name keeps its content until it is closed.
 #[test]
 fn content_goes_with_the_last_who_has_it_open() {
     let mut pool = pool();
@@ -149,7 +149,7 @@ fn content_goes_with_the_last_who_has_it_open() {
     assert_eq!(beside(&pool), (2, 20_000));
     drop(file);
     assert_eq!(beside(&pool), (1, 10_000));
-    // Closed with one that somebody still has: the next opening frees it.
+    // Closed with a file still open: the next opening frees it.
     pool.close();
     drop(replaced);
     pool.open();
@@ -173,7 +173,7 @@ fn a_write_with_a_token_happens_once() {
     assert!(read(&*file) == data);
 }
 
-/// Names and attributes come first: what can be elsewhere goes elsewhere.
+/// Names and attributes come first: content that can lie elsewhere goes elsewhere.
 #[test]
 fn content_goes_to_blobs_where_the_metadata_has_little_room() {
     let pool = pool();
@@ -197,7 +197,7 @@ fn content_goes_to_blobs_where_the_metadata_has_little_room() {
     pool.check();
 }
 
-/// Pools that were made before content could be beside nodes.
+/// Pools that were made before content could lie beside nodes.
 #[test]
 fn a_pool_of_version_1_is_opened_and_becomes_one_of_version_2() {
     let mut pool = pool().with_small_files(2048);

@@ -12,7 +12,7 @@ const CLUSTERS: u64 = 128;
 /// Bits of the hash of names.
 const HASH_BITS: u32 = 62;
 
-/// From which length on files have blobs: as soon as they can, in between, and as late as ever.
+/// The length from which files have blobs: as soon as they can, in between, and as late as possible.
 const SMALL_BYTES_MAX: [u64; 3] = [2048, 6000, 32 << 10];
 
 /// Homes of metadata, each with another length of small files, and the quickest with all.
@@ -77,7 +77,7 @@ fn random_operations_with_colliding_names() {
     }
 }
 
-/// Files that are replaced faster than the housekeeper comes round take no more room than there is.
+/// Files that are replaced faster than the housekeeper runs take no more space than there is.
 #[test]
 fn replaced_files_give_their_room_back_in_time() {
     use ferrite_vfs::{Cred, OpenFlags, SYSTEM, Vfs};

@@ -18,7 +18,7 @@ use ferrite_vfs::{
 
 const MIB: u64 = 1 << 20;
 const PAGE: usize = 4096;
-/// What these tests write in one piece.
+/// The unit of these tests' writes.
 const RECORD_BYTES: usize = 2 * PAGE;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -39,7 +39,7 @@ fn pool_on(device: Box<dyn Device>) -> Arc<NvmeFs> {
     Arc::new(assemble(Box::new(meta), vec![Some(store)], options).unwrap())
 }
 
-/// A pool in a file, of which pages are believed to be written whole.
+/// A pool in a file whose pages are trusted to be written whole.
 fn pool() -> (tempfile::TempDir, Arc<NvmeFs>) {
     let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("device");
@@ -110,7 +110,7 @@ fn overwrites_of_one_file_are_under_way_together() {
         });
         began.elapsed()
     };
-    // One after the other they would take eight latencies, and as many for the times, which are due each time.
+    // Done serially they would take eight latencies, and as many for the times, which are due each time.
     let best = (0..5).map(|_| together(&file)).min().unwrap();
     assert!(best < 6 * LATENCY, "{best:?}");
     fs.close().unwrap();
@@ -262,14 +262,14 @@ fn what_is_submitted_does_what_a_call_does() {
         assert!(found[..len].iter().all(|&byte| byte == at as u8 | 1) && found.len() == PAGE.max(len));
     }
     assert_eq!(read(&*file, 1 << 30, buffer(0, PAGE)).1.unwrap(), 0);
-    // A token is kept whichever way it came.
+    // A token is kept on either path.
     let once = Once { slot: 3, seq: 1 };
     let ctx = SYSTEM.clone().once(once);
     assert_eq!(write(&*file, &ctx, 0, buffer(8, PAGE)).unwrap(), PAGE);
     file.write_at(SYSTEM, 0, &[9; PAGE]).unwrap();
     assert_eq!(write(&*file, &ctx, 0, buffer(8, PAGE)).unwrap(), PAGE);
     assert!(read(&*file, 0, buffer(0, PAGE)).0.iter().all(|&byte| byte == 9));
-    // Who may not, may not.
+    // A caller without the right to write is refused.
     let ino = file.ino();
     let only = |read, write| {
         let mode = OpenMode {
@@ -286,7 +286,8 @@ fn what_is_submitted_does_what_a_call_does() {
     assert!(read(&*file, 0, buffer(1, PAGE)).1.is_err() && write(&*file, SYSTEM, 0, buffer(1, PAGE)).is_err());
 }
 
-/// Everything that knows of a file, or of the pool, goes while transfers are under way: they end, and are there.
+/// Everything that refers to a file, or to the pool, is dropped while transfers are under way: they end, and are
+/// durable.
 #[test]
 fn transfers_outlive_their_file_and_their_pool() {
     let (_dir, fs) = pool();
@@ -335,7 +336,7 @@ fn transfers_outlive_their_file_and_their_pool() {
     wait_for(&ends, 32);
 }
 
-/// A file that is made longer has its room, unless it is meant to be sparse.
+/// A file that is extended has its space, unless it is meant to be sparse.
 #[test]
 fn a_file_that_is_made_longer_gets_its_room() {
     let (_dir, fs) = pool();
@@ -351,7 +352,7 @@ fn a_file_that_is_made_longer_gets_its_room() {
     let mut found = vec![1; PAGE];
     assert_eq!(file.read_at(SYSTEM, 4 * MIB, &mut found).unwrap(), PAGE);
     assert_eq!(found, [0; PAGE]);
-    // What another takes does not take that away.
+    // Another file's use of space does not take that away.
     let other = open(&fs, b"other");
     let mut at = 0;
     while other.write_at(SYSTEM, at, &vec![1; MIB as usize]).is_ok() {

@@ -10,10 +10,10 @@ use ferrite_vfs::{FileSystem, NewFile, OpenMode, ROOT_INO, SYSTEM};
 
 const FILES: u64 = 1000;
 const FILES_A_DIR: u64 = 25;
-/// What an archiver writes at once.
+/// The length of an archiver's writes.
 const RECORD_BYTES: usize = 10 << 10;
 const DEVICE_BYTES: u64 = 256 << 20;
-/// RocksDB's log is as long as this before it begins another.
+/// RocksDB's log reaches this length before RocksDB begins another.
 const WRITE_BUFFER_BYTES: usize = 4 << 20;
 /// Logs, manifests and options of RocksDB, whatever they hold.
 const FIXED_BYTES: u64 = WRITE_BUFFER_BYTES as u64;

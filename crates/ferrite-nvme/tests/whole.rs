@@ -1,5 +1,5 @@
-//! Every call of more than one step fails whole: with each request of the data device failing, each commit of the
-//! metadata refused or failing, and no, one, two ... units of space free, until it succeeds.
+//! Every call of more than one step succeeds or fails as a whole: with each request of the data device failing, each
+//! commit of the metadata refused or failing, and no, one, two ... units of space free, until it succeeds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use ferrite_vfs::{Ctx, FileKind, FileSystem, FsError, NewNode, Once, OpenMode, R
 /// More requests than any call makes.
 const REQUESTS_MAX: u64 = 600;
 
-/// What goes wrong.
+/// The fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A request of the data device.
@@ -58,7 +58,7 @@ fn with_scene(tears: bool, checksums: bool) -> (Pool, NvmeFs) {
     (pool, fs)
 }
 
-/// What the call leads to.
+/// The state after the call.
 fn outcome(call: &Call, caller: &Caller, tears: bool, checksums: bool) -> State {
     let (_pool, fs) = with_scene(tears, checksums);
     caller
@@ -85,7 +85,7 @@ impl Kind {
         }
     }
 
-    /// Whether it has gone wrong. From now on all works.
+    /// Whether it has gone wrong. From now on everything works.
     fn has_happened(self, pool: &Pool) -> bool {
         let has = match self {
             Kind::Device(_) => pool.devices[0].is_spent(),
@@ -100,8 +100,8 @@ impl Kind {
 /// Makes one call with the nth of these failing, for n from 0 on, until nothing is left to fail.
 fn each_request(call: &Call, caller: &Caller, kind: Kind, tears: bool, checksums: bool) {
     let after = outcome(call, caller, tears, checksums);
-    // Of a page in place that a device refuses nobody knows which content it has. With a token content comes before
-    // its node, and a metadata store that fails then ends all changes.
+    // A page that a device refuses to overwrite in place has unknown content. With a token content comes before its
+    // node, and a metadata store that fails then stops all changes.
     let may_mix = match kind {
         Kind::Device(_) => call.in_place,
         Kind::Full => false,
@@ -126,7 +126,7 @@ fn each_request(call: &Call, caller: &Caller, kind: Kind, tears: bool, checksums
             return;
         }
         if done.is_ok() {
-            // What failed could be done without, or later.
+            // The failed part was optional, or could be done later.
             assert!(
                 State::of(&fs).is_alike(&after),
                 "{what}: it has succeeded, and is not done"
@@ -166,7 +166,7 @@ fn each_request(call: &Call, caller: &Caller, kind: Kind, tears: bool, checksums
     panic!("{}: more than {REQUESTS_MAX} requests", call.name);
 }
 
-/// Opens a pool again that has stopped: the call has been made, or it has not.
+/// Reopens a pool that has stopped: the call has been made, or it has not.
 fn is_whole_when_opened_again(
     pool: &Pool,
     stopped: &NvmeFs,
@@ -188,10 +188,10 @@ const FILE: NewNode = NewNode {
     rdev: 0,
 };
 
-/// A file that is none of the scene's.
+/// A file that is not part of the scene.
 const PROBE: &[u8] = b"filler-probe";
 
-/// Whether the data store takes changes: a file with a blob can be made longer.
+/// Whether the data store takes changes: a file with a blob can be extended.
 fn takes_changes(fs: &NvmeFs, request: u64) -> bool {
     let ino = fs.lookup(SYSTEM, ROOT_INO, PROBE).unwrap().ino;
     let file = fs.open(SYSTEM, ino, OpenMode::read_write()).unwrap();

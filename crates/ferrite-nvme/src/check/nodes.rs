@@ -15,7 +15,7 @@ pub(super) fn judge(core: &Core, report: &mut Report, seen: &Seen) -> Result<()>
     if seen.nodes.get(&ROOT_INO).is_none_or(|root| !root.is_dir()) {
         report.found("there is no root directory", None);
     }
-    // By number, so that two checks say the same.
+    // By number, so that two checks report the same.
     let mut inos: Vec<Ino> = seen.nodes.keys().copied().collect();
     inos.sort_unstable();
     for ino in inos {
@@ -126,14 +126,14 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
         return report.found(format!("inode {ino}: only files have blobs"), None);
     }
     if core.blobs.store(place.store).is_err() && usize::from(place.store) < core.blobs.stores.len() {
-        // Said once for the whole store.
+        // Reported once for the whole store.
         return;
     }
     if !seen.blobs.contains(&place) {
         return report.found(format!("inode {ino}: its {place} is missing"), quarantine);
     }
     if seen.older.contains(&place) {
-        // Said with the blobs.
+        // Reported with the blobs.
         return;
     }
     let metadata = match core.blobs.blob(place) {

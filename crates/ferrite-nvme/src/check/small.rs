@@ -1,7 +1,7 @@
-//! The check of content beside nodes: each belongs to a node that says the same of it.
+//! The check of content beside nodes: each belongs to a node that records the same of it.
 //!
 //! Nodes and content are read in two scans. Where they disagree, both are read again until the node has stayed the same
-//! meanwhile: then they are of one moment, and what they say counts.
+//! meanwhile: then both come from one moment, and a disagreement counts.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Beside, Content, Node};
 
-/// A file that changes all the time is left out after so many looks.
+/// After this many attempts, the check skips a file that changes all the time.
 const LOOKS_MAX: usize = 16;
 
 /// Judges all content beside nodes.
@@ -77,7 +77,7 @@ fn doubted(core: &Core, report: &mut Report, ino: Ino) -> Result<()> {
     Ok(())
 }
 
-/// Judges what a node says of content beside it.
+/// Judges what a node records of content beside it.
 pub(super) fn node(report: &mut Report, ino: Ino, node: &Node, beside: Beside) {
     if has_no_blob(node.kind) {
         return report.found(format!("inode {ino}: only files have content beside their nodes"), None);

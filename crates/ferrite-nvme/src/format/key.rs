@@ -1,4 +1,4 @@
-//! Keys of the metadata store. The first byte says of what.
+//! Keys of the metadata store. The first byte gives the kind.
 
 use ferrite_vfs::Ino;
 
@@ -28,12 +28,12 @@ pub(crate) fn small(ino: Ino) -> [u8; 9] {
     numbered(b'S', ino)
 }
 
-/// An inode without a name that somebody has open.
+/// An inode without a name that is still open.
 pub(crate) fn orphan(ino: Ino) -> [u8; 9] {
     numbered(b'O', ino)
 }
 
-/// An inode whose blob may know more of it than its node.
+/// An inode whose blob may be ahead of its node.
 pub(crate) fn ahead(ino: Ino) -> [u8; 9] {
     numbered(b'D', ino)
 }
@@ -70,7 +70,7 @@ pub(crate) fn all_of(kind: u8) -> ([u8; 1], [u8; 1]) {
     ([kind], [kind + 1])
 }
 
-/// The lock of a place in a directory, and what is stored there once names have collided on it.
+/// The lock of a place in a directory, and the key stored there once names have collided on it.
 pub(crate) fn place_in(parent: Ino, cookie: u64) -> [u8; 17] {
     let mut key = [b'C'; 17];
     key[1..9].copy_from_slice(&parent.to_be_bytes());
@@ -98,7 +98,7 @@ pub(crate) fn places_of(parent: Ino) -> ([u8; 9], [u8; 9]) {
     (numbered(b'C', parent), numbered(b'C', parent + 1))
 }
 
-/// What an edge's key says: directory, cookie, name.
+/// The parts of an edge's key: directory, cookie, name.
 pub(crate) fn parts_of_edge(key: &[u8]) -> Option<(Ino, u64, &[u8])> {
     let (parent, rest) = key.strip_prefix(b"E")?.split_first_chunk()?;
     let (cookie, name) = rest.split_first_chunk()?;

@@ -1,10 +1,10 @@
-//! What the metadata store holds: keys and values, byte by byte.
+//! The format of the metadata store: keys and values, byte by byte.
 //!
-//! Contents: the keys (`key`), nodes and edges (`node`), what a blob's own metadata says of its file (`tail`),
-//! and the record of the pool as a whole (`pool`). `docs/format-nvme.md` has the tables.
+//! Contents: the keys (`key`), nodes and edges (`node`), a blob's own metadata of its file (`tail`), and the record of
+//! the pool as a whole (`pool`). `docs/format-nvme.md` has the tables.
 //!
 //! Invariants: numbers in keys are big-endian, so that keys sort as their numbers do; numbers in values are
-//! little-endian. A value begins with its version. What cannot be decoded is damage of what it belongs to, never a
+//! little-endian. A value begins with its version. A value that cannot be decoded is damage of its owner, never a
 //! panic.
 
 pub(crate) mod key;
@@ -44,7 +44,7 @@ impl<'v> Reader<'v> {
         self.bytes().map(|bytes| Timestamp(i64::from_le_bytes(bytes)))
     }
 
-    /// All that is left.
+    /// The rest of the value.
     pub(crate) fn rest(self) -> &'v [u8] {
         self.0
     }

@@ -35,7 +35,7 @@ impl Content {
     }
 }
 
-/// What a node says of content under a key of its own.
+/// A node's record of content under a key of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Beside {
     pub(crate) len_bytes: u32,
@@ -81,7 +81,7 @@ impl Node {
         self.kind == FileKind::Directory
     }
 
-    /// Attributes; numbers of inodes are never used again, so their generation is always 1.
+    /// Attributes; inode numbers are never reused, so their generation is always 1.
     pub(crate) fn attr(&self, ino: Ino) -> Attr {
         let small_bytes = match &self.content {
             Content::Inline(bytes) if self.kind == FileKind::File => bytes.len() as u64,
@@ -188,7 +188,7 @@ impl Node {
     }
 }
 
-/// What a name leads to.
+/// The target of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Edge {
     pub(crate) ino: Ino,
@@ -285,7 +285,7 @@ mod tests {
             let node = node(content);
             let value = node.encode();
             assert_eq!(Node::decode(&value), Some(node));
-            // An inline content may have any length.
+            // Inline content may have any length.
             for len in 0..87 {
                 assert_eq!(Node::decode(&value[..len.min(value.len() - 8)]), None, "{len}");
             }

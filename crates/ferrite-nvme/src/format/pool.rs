@@ -6,11 +6,11 @@ use ferrite_vfs::Ino;
 
 use super::Reader;
 
-/// Versions of everything in the metadata store. A pool of another version is refused. One of version 1, in which no
-/// content is beside its node, becomes one of version 2 when it is opened for changes.
+/// Versions of everything in the metadata store. A pool of another version is refused. A pool of version 1, in which no
+/// content lies beside its node, becomes version 2 when it is opened for changes.
 pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=2;
 
-/// What the metadata store knows of the pool.
+/// The pool as its metadata store records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PoolRecord {
     pub(crate) uuid: [u8; 16],
@@ -20,8 +20,8 @@ pub(crate) struct PoolRecord {
     pub(crate) stores: u16,
     /// Grows with each opening; the upper part of counters of changes.
     pub(crate) epoch: u64,
-    /// The first opening since which the pool was always closed in order. Counters of changes below it may have been
-    /// told with other contents.
+    /// The first opening since which every close was clean. Counters of changes below it may have been reported with
+    /// other contents.
     pub(crate) trusted_since: u64,
     /// No inode has this number, nor a larger one.
     pub(crate) next_ino: Ino,

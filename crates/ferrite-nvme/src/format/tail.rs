@@ -1,7 +1,8 @@
-//! What a blob's own metadata says of its file: size and times, while the file is in use (RUFS, section 2.2.1).
+//! A blob's own metadata of its file: size and times, while the file is in use (RUFS, section 2.2.1).
 //!
 //! A write that makes a file longer changes them there, in the same step in which the blob's new clusters become part
-//! of it; the metadata store is not asked. Node and tail both carry the counter of changes; the larger one is right.
+//! of it; it does not touch the metadata store. Node and tail both carry the counter of changes; the larger one is
+//! right.
 
 use ferrite_vfs::{Ino, Timestamp};
 

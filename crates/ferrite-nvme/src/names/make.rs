@@ -16,7 +16,7 @@ use crate::format::node::{Content, Edge, Node};
 use crate::held::Held;
 use crate::table::State;
 
-/// How often a lookup begins anew because what it found was removed meanwhile.
+/// How often a lookup starts over because the inode it found was removed meanwhile.
 const RACES_MAX: usize = 64;
 
 /// A new inode.
@@ -40,7 +40,7 @@ impl New<'_> {
 }
 
 impl Core {
-    /// Attributes for a caller, who gets a pin if it asks for one.
+    /// Attributes for a caller, which gets a pin if it asks for one.
     pub(crate) fn give(&self, ctx: &Ctx, held: Held, attr: Attr) -> Attr {
         if ctx.pins && attr.ino != ROOT_INO {
             held.leave();
@@ -64,8 +64,8 @@ impl Core {
             let found = self.hold(edge.ino).and_then(|held| {
                 let state = held.read()?;
                 let attr = self.attr(&held, &state);
-                // Whoever takes a name away has the inode alone: if none went meanwhile, or the name is still there
-                // now, name and attributes are of one moment.
+                // An operation that removes a name holds the inode exclusively: if none was removed meanwhile, or the
+                // name is still there now, name and attributes come from one moment.
                 let is_same = self.names_lost.load(Ordering::Acquire) == lost_before
                     || self.find(parent, name)?.is_some_and(|now| now.ino == edge.ino);
                 drop(state);
@@ -83,7 +83,7 @@ impl Core {
         Err(FsError::NotFound)
     }
 
-    /// Creates an inode with a name. `outcome` of its attributes is what a token keeps.
+    /// Creates an inode with a name. A token keeps `outcome` of its attributes.
     pub(crate) fn make(
         self: &Arc<Core>,
         ctx: &Ctx,
@@ -171,8 +171,8 @@ impl Core {
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<(Held, Attr)> {
         let touch = self.touch(&mut step, dir, state, nlink)?;
-        // Others see the name as soon as it is there, maybe before the commit has returned. They wait here, and change
-        // the inode that this thread goes on with.
+        // Other threads see the name as soon as it is there, maybe before the commit has returned. They wait here, and
+        // change the inode that this thread still uses.
         let made = self.entry(ino);
         let mut made_state = made.state.write();
         step.txn.put(&key::node(ino), &node.encode())?;
@@ -231,7 +231,7 @@ impl Core {
         Ok((file, attr))
     }
 
-    /// Opens what a number means.
+    /// Opens the inode of a number.
     pub(crate) fn open_in(
         self: &Arc<Core>,
         ctx: &Ctx,
@@ -293,7 +293,7 @@ impl Core {
             attr: Attr { change: 0, ..attr },
             created,
         };
-        // Whoever loses a race against another creator opens what that one made.
+        // A caller that loses a race against another creator opens the file of the winner.
         let dir = self.dir(parent)?;
         {
             let state = dir.read().map_err(missing)?;
@@ -304,7 +304,7 @@ impl Core {
         }
         let mut step = Some(step);
         for _ in 0..RACES_MAX {
-            // Whoever must not open one that is there finds it under the name's lock, and need not look before.
+            // A caller that must not open an existing file finds it under the name's lock, and need not look before.
             let found = match new.exclusive {
                 true => None,
                 false => self.find(parent, name)?,
@@ -370,7 +370,7 @@ impl Core {
         Ok((NvmeFile::new(held, mode), attr))
     }
 
-    /// Opens again what a token opened before.
+    /// Opens again the file that a token opened before.
     pub(crate) fn open_again(self: &Arc<Core>, ctx: &Ctx, mode: OpenMode, outcome: Outcome) -> Result<Opened> {
         let Outcome::Opened { attr, created } = outcome else {
             return Err(FsError::Superseded);

@@ -1,14 +1,14 @@
 //! Names: the edges of the tree.
 //!
-//! Contents: how a name is found, locked and placed. What creates names is in `make`, what removes them in
-//! `remove`, and `rename` does both.
+//! Contents: how a name is found, locked and placed. `make` creates names, `remove` removes them, and `rename` does
+//! both.
 //!
 //! A name's place in its directory is a hash of 62 bits, which is also its cookie in listings. Two names with the same
 //! hash would share a cookie, and a listing could not stop between them. So the second one takes the next hash of its
 //! name, and the place remembers that there is more (RUFS has no answer to that: its listings hold an iterator).
 //!
-//! Invariants: whoever looks whether a name is taken, to change that, has locked its place in the transaction. A name
-//! lies at the first of its places at which nobody else did when it was made; every place before is marked.
+//! Invariants: an operation that looks whether a name is taken, to change that, has locked its place in the
+//! transaction. A name lies at the first of its places that was free when it was made; every place before is marked.
 
 mod make;
 
@@ -30,7 +30,7 @@ use crate::format::node::Edge;
 use crate::held::Held;
 use crate::table::{Inode, State};
 
-/// Places of one name. That a pool comes to the second is unlikely; to the third, absurd.
+/// Places of one name. That a pool needs the second is unlikely; the third, absurd.
 const PLACES_MAX: u64 = 64;
 
 /// A name that is locked, and what it leads to.
@@ -67,7 +67,7 @@ impl Core {
         Edge::decode(value).ok_or_else(|| FsError::damaged(parent, "one of its entries cannot be read"))
     }
 
-    /// What a name leads to, as of now.
+    /// The current target of a name.
     pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Edge>> {
         posix::check_name(name)?;
         for attempt in 0..PLACES_MAX {
@@ -103,7 +103,7 @@ impl Core {
         Err(FsError::NoSpace(ferrite_vfs::SpaceOf::Names))
     }
 
-    /// Makes a name that is locked lead somewhere.
+    /// Makes a locked name lead to an inode.
     pub(crate) fn put_edge(
         &self,
         step: &mut Step<'_>,
@@ -138,7 +138,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a directory, which the caller has for himself, has no names.
+    /// Whether a directory, which the caller holds exclusively, has no names.
     fn is_empty(&self, dir: Ino) -> Result<bool> {
         let (from, to) = key::edges_from(dir, 0);
         let mut is_empty = true;
@@ -150,8 +150,8 @@ impl Core {
     }
 }
 
-/// What a change of names does to the times of its directory: put in the step if they moved far enough, in memory when
-/// the step has been committed.
+/// The effect of a change of names on the times of its directory: stored by the step if they moved far enough, in
+/// memory when the step has been committed.
 pub(crate) struct Touch {
     now: Timestamp,
     change: u64,
@@ -159,16 +159,16 @@ pub(crate) struct Touch {
 }
 
 impl Core {
-    /// Prepares the change of a directory of which the caller has the state at least shared. `nlink` is the new number
-    /// of links, which only who has it alone may change.
+    /// Prepares the change of a directory whose state the caller holds at least shared. `nlink` is the new number of
+    /// links, which only an exclusive holder may change.
     pub(crate) fn touch(&self, step: &mut Step<'_>, dir: &Inode, state: &State, nlink: Option<u32>) -> Result<Touch> {
         let step_ns = TIME_STEP.as_nanos() as u64;
         let (now, change, is_stored) = dir.with_live(|live| {
-            // Both under this lock, so that the time of a later change is no earlier one.
+            // Both under this lock, so that a later change never has an earlier time.
             let (now, change) = (self.now(), self.next_change());
             let is_due = nlink.is_some() || now.0.abs_diff(live.stored.0) > step_ns;
             if is_due {
-                // Others need not store the same. If this step fails, the next one that is due does.
+                // Other steps need not store the same. If this step fails, the next one that is due stores it.
                 live.stored = now;
             }
             (now, change, is_due)
@@ -187,7 +187,7 @@ impl Touch {
     /// The step has been committed.
     pub(crate) fn done(self, dir: &Inode) {
         dir.with_live(|live| {
-            // Whoever changes it last says when; a time that a program set may be later.
+            // The latest change sets the time; a time that a program set may be later.
             if self.change > live.change {
                 (live.mtime, live.ctime, live.change) = (self.now, self.now, self.change);
             }
@@ -215,7 +215,7 @@ pub(crate) fn is_dir(state: &State) -> Result<()> {
     }
 }
 
-/// The same, of one to which names can be added.
+/// The same, for a directory to which names can be added.
 pub(crate) fn is_live_dir(state: &State) -> Result<()> {
     is_dir(state)?;
     match state.node.nlink > 0 {

@@ -1,7 +1,7 @@
-//! Removing names, and with the last one what they led to.
+//! Removing names, and with the last one the inode.
 //!
-//! An inode that nobody else has open or pinned goes in the step that removes its last name. Any other stays as an
-//! orphan, of which a record tells, until it is let go or until the next start. Its blob becomes detached in the same
+//! An inode that no other caller has open or pinned goes in the step that removes its last name. Any other stays as an
+//! orphan, with a record, until its last pin is released or until the next start. Its blob becomes detached in the same
 //! step (RUFS, figure 5b): it is deleted afterwards, by the housekeeper or by the next start.
 
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::held::Held;
 use crate::planted::{Planted, is_planted};
 use crate::table::{Inode, State};
 
-/// What a step does to an inode that loses a name, in memory once it is committed.
+/// The fate, in memory, of an inode that loses a name, once the step is committed.
 pub(super) enum Lost {
-    /// It has other names, or somebody has it open.
+    /// It has other names, or a caller has it open.
     Stays(Node),
     /// It is gone.
     Goes,
 }
 
 impl Core {
-    /// Puts the loss of a name. The caller has the inode alone.
+    /// Puts the loss of a name into the step. The caller holds the inode exclusively.
     pub(super) fn lose_name(&self, step: &mut Step<'_>, inode: &Inode, state: &State, now: Timestamp) -> Result<Lost> {
         let mut node = inode.present(state);
         node.nlink = if node.is_dir() { 0 } else { node.nlink - 1 };
@@ -42,7 +42,7 @@ impl Core {
         Ok(Lost::Stays(node))
     }
 
-    /// Puts the end of an inode.
+    /// Puts the removal of an inode into the step.
     fn put_gone(&self, step: &mut Step<'_>, ino: Ino, node: &Node, is_ahead: bool) -> Result<()> {
         step.txn.delete(&key::node(ino))?;
         self.drop_small(step, ino, &node.content)?;
@@ -81,12 +81,12 @@ impl Core {
         }
     }
 
-    /// Frees an inode without a name that nobody has open any more. The caller has its only pin.
+    /// Frees an inode that has no name and is no longer open. The caller has its only pin.
     pub(crate) fn free(&self, inode: &Inode) -> Result<()> {
         let Ok(mut state) = inode.write() else {
             return Ok(());
         };
-        // Somebody may have opened it by its number meanwhile.
+        // Another caller may have opened it by its number meanwhile.
         if state.node.nlink > 0 || inode.has_others() {
             return Ok(());
         }
@@ -98,7 +98,7 @@ impl Core {
         Ok(())
     }
 
-    /// What a name that is locked leads to, if the caller may remove it.
+    /// The target of a locked name, if the caller may remove it.
     fn removable(self: &Arc<Core>, ctx: &Ctx, dir: &Held, dir_state: &State, slot: &Slot) -> Result<Held> {
         let attr = self.attr(dir, dir_state);
         if ctx.check {
@@ -109,7 +109,7 @@ impl Core {
             .map_err(|error| self.dangling(dir.ino, edge.ino, error))
     }
 
-    /// A name that is locked leads to an inode that exists; else the metadata is damaged.
+    /// A locked name leads to an inode that exists; otherwise the metadata is damaged.
     pub(super) fn dangling(&self, dir: Ino, ino: Ino, error: FsError) -> FsError {
         match error {
             FsError::Stale => FsError::damaged(dir, format!("one of its names leads to inode {ino}, which is missing")),
@@ -175,7 +175,7 @@ impl Core {
         Ok(())
     }
 
-    /// Removes what collisions have left of a directory that is going.
+    /// Removes the places that collisions have left in a directory that is being removed.
     pub(super) fn delete_places(&self, step: &mut Step<'_>, dir: Ino) -> Result<()> {
         let (from, to) = key::places_of(dir);
         let mut marks = Vec::new();

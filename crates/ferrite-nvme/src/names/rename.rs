@@ -1,8 +1,8 @@
 //! Renaming: two names at once.
 //!
-//! The order of locks is that of the crate, and the hard part is what is parent and what is child. While directories
-//! are moved nobody else moves anything between directories, and while files are moved between directories no directory
-//! is; so the answer to "which of these is above the other" does not change under the one who asked.
+//! The order of locks is that of the crate; the hard part is to know which directory is the parent. While a directory
+//! move runs, no other thread moves anything between directories, and while files move between directories no directory
+//! moves; so the answer to "which of these is above the other" stays valid for the thread that asked.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,20 +18,20 @@ use crate::format::node::{Content, Edge, Node};
 use crate::held::Held;
 use crate::table::{Reading, State, Writing};
 
-/// How often a rename looks again because names have changed between a look and their locks.
+/// How often a rename starts over because names have changed between the lookup and their locks.
 const RACES_MAX: usize = 64;
 
-/// Whose tree stays as it is.
+/// Which tree stays unchanged.
 enum Still<'c> {
     /// Of one directory alone.
     Nothing,
     /// No directory moves.
     Files { _guard: RwLockReadGuard<'c, ()> },
-    /// Nothing moves but by us.
+    /// Only this rename moves anything.
     Directories { _guard: RwLockWriteGuard<'c, ()> },
 }
 
-/// The state of a directory whose names change: alone if its number of links may.
+/// The state of a directory whose names change: exclusive if its number of links may change.
 enum DirState<'i> {
     Shared(Reading<'i>),
     Alone(Writing<'i>),
@@ -69,14 +69,14 @@ struct Side<'n> {
     name: &'n [u8],
 }
 
-/// What came of one try.
+/// The result of one attempt.
 enum Tried {
     Done,
-    /// The names lead elsewhere by now.
+    /// The names have changed since the lookup.
     Again,
 }
 
-/// A rename as it was asked for, with both directories pinned.
+/// A rename as requested, with both directories pinned.
 struct Rename<'a> {
     core: &'a Arc<Core>,
     ctx: &'a Ctx,
@@ -87,7 +87,7 @@ struct Rename<'a> {
     to_dir: Held,
 }
 
-/// What the names led to when they were looked up, and what follows from that for the locks.
+/// The inodes that the names led to when they were looked up, and the locks that follow from them.
 struct Plan<'c> {
     source: Edge,
     target: Option<Edge>,
@@ -108,22 +108,22 @@ struct Dirs<'i> {
     to: Option<DirState<'i>>,
 }
 
-/// The inodes that the names lead to, locked by their numbers. None of them is one of the directories: a plan that
-/// would move a directory below itself, or over one that it is in, was refused.
+/// The inodes that the names lead to, locked by their numbers. None of them is one of the directories: the plan has
+/// refused to move a directory below itself, or over one that contains it.
 struct Inodes<'i> {
     moved: &'i Held,
     moved_state: Writing<'i>,
     victim: Option<(&'i Held, Writing<'i>)>,
 }
 
-/// New numbers of links of the directories, where they change. Within one directory, it is that of `from`.
+/// New numbers of links of the directories, where they change. Within one directory, only `from` counts.
 #[derive(Clone, Copy)]
 struct Links {
     from: Option<u32>,
     to: Option<u32>,
 }
 
-/// What becomes of the inode that the new name led to.
+/// The fate of the inode that the new name led to.
 enum Replaced {
     Nothing,
     /// It lost this name.
@@ -132,7 +132,7 @@ enum Replaced {
     Exchanged(Node),
 }
 
-/// What is in the step, and follows in memory once it is committed.
+/// The contents of the step, which memory follows once it is committed.
 struct Edit {
     moved: Node,
     replaced: Replaced,
@@ -268,7 +268,7 @@ impl Rename<'_> {
         }
         self.check_mode(plan.target)?;
         if plan.target.is_some_and(|target| target.ino == plan.source.ino) {
-            // Two names of one file: POSIX has it that nothing happens.
+            // Two names of one file: POSIX requires that nothing happens.
             step.commit(|| Outcome::Done)?;
             return Ok(Tried::Done);
         }
@@ -283,7 +283,7 @@ impl Rename<'_> {
         Ok(Tried::Done)
     }
 
-    /// Looks both names up, and settles what may move while the directories are locked.
+    /// Looks both names up, and fixes what may move while the directories are locked.
     fn plan(&self) -> Result<Plan<'_>> {
         let (core, from, to) = (self.core, self.from, self.to);
         // A caller without the right to the source learns that before anything about the target.
@@ -325,7 +325,7 @@ impl Rename<'_> {
         }
     }
 
-    /// No directory may come to be below itself, by either of the two moves.
+    /// Neither of the two moves may put a directory below itself.
     fn check_tree(&self, source: Edge, target: Option<Edge>) -> Result<()> {
         let core = self.core;
         if is_dir(&source) && core.is_below(self.to.dir, source.ino)? {
@@ -361,7 +361,7 @@ impl Rename<'_> {
         }
     }
 
-    /// Whether there may, or has to be, something at the new name.
+    /// Whether the new name may, or must, exist.
     fn check_mode(&self, target: Option<Edge>) -> Result<()> {
         match (self.mode, target) {
             (RenameMode::NoReplace, Some(_)) => Err(FsError::Exists),
@@ -375,7 +375,7 @@ impl Rename<'_> {
         pinned.map_err(|error| self.core.dangling(dir, edge.ino, error))
     }
 
-    /// Everything that POSIX refuses, of what is locked now.
+    /// Everything that POSIX refuses, given what is locked now.
     fn check(&self, dirs: &Dirs<'_>, inodes: &Inodes<'_>) -> Result<()> {
         let core = self.core;
         if self.ctx.check {
@@ -474,7 +474,7 @@ impl Rename<'_> {
         })
     }
 
-    /// Shows in memory what has been committed, under the same locks.
+    /// Publishes in memory what has been committed, under the same locks.
     fn publish(&self, dirs: &mut Dirs<'_>, inodes: Inodes<'_>, links: Links, edit: Edit) {
         self.core.names_lost.fetch_add(1, Ordering::AcqRel);
         edit.from_touch.done(&self.from_dir);
@@ -500,7 +500,7 @@ impl Rename<'_> {
         }
     }
 
-    /// What is refused before the question which directory is below which.
+    /// The refusals that come before the check of which directory is below which.
     fn check_early(&self, source: Edge, target: Option<Edge>) -> Result<()> {
         let core = self.core;
         let attr = |held: &Held| held.read().map(|state| core.attr(held, &state)).map_err(missing);
@@ -538,7 +538,7 @@ impl Core {
         node
     }
 
-    /// Whether `dir` is `above`, or below it. Nobody moves directories meanwhile.
+    /// Whether `dir` is `above`, or below it. No directory moves meanwhile.
     fn is_below(self: &Arc<Core>, dir: Ino, above: Ino) -> Result<bool> {
         let mut at = dir;
         while at != above {

@@ -12,7 +12,7 @@ use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::FileSystem;
 
-/// A metadata store that outlives the engine, and whether it says that it has little room left.
+/// A metadata store that outlives the engine, and whether it reports that it has little space left.
 #[derive(Clone)]
 pub(crate) struct Shared(Arc<dyn MetaStore>, Arc<AtomicBool>);
 
@@ -27,7 +27,7 @@ pub(crate) enum Home {
 }
 
 impl Home {
-    /// Whether content has checksums in pools with it: the suites go over pools of both kinds.
+    /// Whether content has checksums in pools with it: the suites run on pools of both kinds.
     fn has_checksums(self) -> bool {
         #[cfg(feature = "rocksdb")]
         let has = self == Home::Directory;
@@ -36,7 +36,7 @@ impl Home {
         has
     }
 
-    /// Whether small files share clusters, as in pools that are made now.
+    /// Whether small files share clusters, as in pools that are made today.
     fn shares_clusters(self) -> bool {
         #[cfg(feature = "rocksdb")]
         let shares = self != Home::Blobs;
@@ -186,7 +186,7 @@ impl Memory {
         pool
     }
 
-    /// The same pool, in which files have blobs from another length on.
+    /// The same pool, in which files get blobs from another length on.
     pub(crate) fn with_small_files(mut self, small_bytes_max: u64) -> Memory {
         self.small_bytes_max = small_bytes_max;
         self.close();
@@ -215,7 +215,7 @@ impl Memory {
     /// Ends the engine without closing it, and opens the pool again.
     pub(crate) fn crash(&mut self) {
         drop(self.engine.take());
-        // The housekeeper may have it in hand for a moment.
+        // The housekeeper may hold it for a moment.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while Arc::strong_count(&self.meta.0) > 1 {
             assert!(std::time::Instant::now() < until, "somebody keeps the engine");
@@ -254,7 +254,7 @@ impl Memory {
         Arc::new(self.engine().clone())
     }
 
-    /// The metadata store has little room left, or enough again.
+    /// The metadata store has little space left, or enough again.
     pub(crate) fn set_scarce(&self, is_scarce: bool) {
         self.meta.1.store(is_scarce, Ordering::Relaxed);
     }
@@ -268,7 +268,7 @@ impl Memory {
         &self.devices[index]
     }
 
-    /// Puts another device in the place of one, while the pool is closed.
+    /// Replaces a device, while the pool is closed.
     pub(crate) fn replace_device(&mut self, index: usize, image: Vec<u8>) {
         self.devices[index] = Arc::new(MemoryDevice::of(image));
     }

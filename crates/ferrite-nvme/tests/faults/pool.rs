@@ -1,6 +1,6 @@
 //! A pool whose devices and metadata fail on demand, and files whose acknowledged content is known.
 //!
-//! Invariant: what a failed call may have changed is unknown, and nothing else is.
+//! Invariant: a failed call leaves unknown only what it may have changed.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::ops::{ControlFlow, Range};
@@ -43,7 +43,7 @@ pub(crate) struct FailingStore {
     /// for lack of space. 5: one commit fails. Both come after `left` others.
     mode: AtomicU8,
     left: AtomicU64,
-    /// Called once, when the next commit has been carried out and before it returns.
+    /// Called once, after the next commit has been carried out and before it returns.
     committed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -93,8 +93,8 @@ impl FailingStore {
     }
 }
 
-/// What one opening has of the pool. An engine that was dropped like after a crash may still be at work in a thread; of
-/// that, nothing arrives.
+/// One opening's access to the pool. An engine that was dropped as by a crash may still be at work in a thread; none of
+/// its writes arrive.
 struct Opening<T> {
     of: Arc<T>,
     is_over: Arc<AtomicBool>,
@@ -262,7 +262,7 @@ impl Pool {
         });
         ferrite_nvme::format(&meta.store, [7; 16], [9; 16], devices as u16).unwrap();
         let device = |index: usize| {
-            // Whatever somebody left there.
+            // Arbitrary old contents.
             let device = Memory::of(vec![0xee; (mib << 20) as usize]);
             let device = if tears { device.tearing() } else { device };
             let options = FormatOptions {
@@ -282,7 +282,7 @@ impl Pool {
         }
     }
 
-    /// Whatever had it open before is over.
+    /// Any earlier opening is over.
     pub(crate) fn open(&self) -> Result<NvmeFs> {
         self.assemble(None, None)
     }
@@ -351,12 +351,12 @@ fn path(name: &str) -> Vec<u8> {
     format!("/{name}").into_bytes()
 }
 
-/// Bytes that tell which they are.
+/// Bytes that identify their position.
 pub(crate) fn content(number: u64, len: usize) -> Vec<u8> {
     pattern(number as u32 + 1, len)
 }
 
-/// What a directory holds.
+/// The names in a directory.
 pub(crate) fn names_in(fs: &NvmeFs, dir: &str) -> Vec<String> {
     let mut names = Vec::new();
     vfs(fs)
@@ -430,7 +430,7 @@ pub(crate) fn sound(fs: &NvmeFs, what: &str) {
     assert!(report.findings.is_empty(), "{what}: {:#?}", report.findings);
 }
 
-/// What is known of a file.
+/// The known state of a file.
 #[derive(Default)]
 struct Known {
     bytes: Vec<u8>,
@@ -481,7 +481,7 @@ impl Files {
         }
     }
 
-    /// Does something. What only names and nodes are about must succeed, whatever happens to data devices.
+    /// Does something. Calls on names and nodes alone must succeed, whatever happens to data devices.
     pub(crate) fn step(&mut self, fs: &NvmeFs, what: &str) -> Result<()> {
         let must = |done: Result<()>| done.unwrap_or_else(|error| panic!("{what}: {error}"));
         if self.known.len() < 6 {
@@ -566,7 +566,7 @@ impl Files {
         }
     }
 
-    /// All files are as they were acknowledged. What is found is what is known from now on.
+    /// All files are as they were acknowledged. The content found counts as known from now on.
     pub(crate) fn verify(&mut self, fs: &NvmeFs, what: &str) {
         for (name, known) in &mut self.known {
             let found = read(fs, name).unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
