@@ -1,12 +1,12 @@
 //! Reading and writing blobs.
 //!
 //! A byte is *old* if it lies below the blob's valid length in a cluster that the blob had before; any other byte reads
-//! as zero, whatever the device holds. What writes old bytes is a write in place, and may tear between pages; what
-//! writes others is invisible until the metadata says otherwise, which comes after it.
+//! as zero, whatever the device holds. A write of old bytes is a write in place, and may tear between pages; a write of
+//! other bytes is invisible until the metadata, written after it, makes it visible.
 //!
-//! Invariants: reads and plain overwrites share the blob's lock, and change no metadata; everything else has it alone.
-//! Those that share it take turns where they meet ([`crate::ranges`]), so a read sees each write whole or not at all.
-//! Pages that are written in part keep their other old bytes; bytes behind the valid length become zeros.
+//! Invariants: reads and plain overwrites share the blob's lock, and change no metadata; everything else holds it
+//! exclusively. Sharing transfers take turns where they overlap ([`crate::ranges`]), so a read sees each write whole or
+//! not at all. Pages that are written in part keep their other old bytes; bytes behind the valid length become zeros.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::ring::Torn;
 use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
 
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
-/// Writes of more pieces than this are made durable by one flush instead of each by itself.
+/// Writes of more pieces than this become durable by one flush instead of one durable write each.
 const DURABLE_PIECES_MAX: usize = 4;
 
 /// Units that a change has given a blob: the first of them in the blob, on the device, how many.
@@ -32,7 +32,7 @@ fn forget(state: &mut State, added: &[Added]) {
     }
 }
 
-/// A blob. Cheap to clone; clones are the same blob. After it was deleted every call says [`Error::NotFound`].
+/// A blob. Cheap to clone; clones are the same blob. After it was deleted every call returns [`Error::NotFound`].
 #[derive(Clone)]
 pub struct Blob {
     pub(crate) core: Arc<Core>,
@@ -51,7 +51,7 @@ impl Blob {
         self.inner.id
     }
 
-    /// What [`Self::set_metadata`], or a write, gave it last.
+    /// The metadata that [`Self::set_metadata`], or a write, set last.
     pub fn metadata(&self) -> Vec<u8> {
         self.inner.state.read().metadata.clone()
     }
@@ -78,7 +78,7 @@ impl Blob {
         Some(u64::from(first) * unit_bytes)
     }
 
-    /// The first byte from `offset` on that the blob has no place for.
+    /// The first byte from `offset` on for which the blob has no space.
     pub fn next_hole(&self, offset: u64) -> u64 {
         let state = self.inner.state.read();
         let unit_bytes = self.core.layout.unit_bytes();
@@ -96,10 +96,10 @@ impl Blob {
         }
     }
 
-    /// Fills `buf` with what lies at `offset`.
+    /// Fills `buf` with the bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it was deleted; of the device.
+    /// [`Error::NotFound`] if it was deleted; errors of the device.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let state = self.inner.state.read();
         self.alive(&state)?;
@@ -110,7 +110,8 @@ impl Blob {
         self.read_old(&state, buf, offset)
     }
 
-    /// Reads bytes below the valid length: aligned parts go where they are wanted, others through pages of our own.
+    /// Reads bytes below the valid length: aligned parts go straight to the caller's buffer, others through pages of
+    /// the store.
     fn read_old(&self, state: &State, buf: &mut [u8], offset: u64) -> Result<()> {
         let mut own: Vec<(u64, Pages, usize, &mut [u8])> = Vec::new();
         let mut batch: Vec<Op<'_>> = Vec::new();
@@ -155,13 +156,13 @@ impl Blob {
         Ok(())
     }
 
-    /// Writes `data` at `offset`, and then `metadata`, if there is any. Durable when it returns. A crash leaves each
-    /// page that was there before old or new; pages and bytes that were not are there only with the metadata. Up to
+    /// Writes `data` at `offset`, and then `metadata`, if any. Durable when it returns. A crash leaves each page that
+    /// existed before old or new; new pages and bytes are there only with the metadata. Up to
     /// [`crate::BlobStore::atomic_write_bytes`] are old or new together, with the metadata.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], and nothing has changed; [`Error::Damaged`] where two blobs claim one place; of the device,
-    /// and what was to be written may be there in part.
+    /// [`Error::NoSpace`], and nothing has changed; [`Error::Damaged`] where two blobs claim one place; errors of the
+    /// device, after which the data may be there in part.
     pub fn write_at(&self, data: &[u8], offset: u64, metadata: Option<&[u8]>) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
         if metadata.is_none() && self.overwrite_at(data, offset, || {})? {
@@ -193,12 +194,12 @@ impl Blob {
         }
     }
 
-    /// [`Self::write_at`] without metadata, if all these bytes are old; else nothing happens, and it returns `false`.
-    /// Calls `begins` when nobody else transfers these pages any more, and before it changes any.
+    /// [`Self::write_at`] without metadata, if all these bytes are old; otherwise it does nothing and returns `false`.
+    /// Calls `begins` once no one else transfers these pages, and before it changes any.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Damaged`] where two blobs claim one place; of the device, and pages are old or
-    /// new.
+    /// [`Error::NotFound`]; [`Error::Damaged`] where two blobs claim one place; errors of the device, after which pages
+    /// are old or new.
     pub fn overwrite_at(&self, data: &[u8], offset: u64, begins: impl FnOnce()) -> Result<bool> {
         let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
         let state = self.inner.state.read();
@@ -214,8 +215,8 @@ impl Blob {
         Ok(true)
     }
 
-    /// A small write of bytes of which some are old, with metadata: both are old or new after a crash. The ring has the
-    /// pages first; the metadata then makes that entry the right one.
+    /// A small write, with metadata, some of whose bytes are old: both are old or new after a crash. The pages go to
+    /// the ring first; the metadata then makes that entry valid.
     fn write_both(
         &self,
         state: &mut State,
@@ -248,7 +249,7 @@ impl Blob {
             targets: &targets,
             data: pages.bytes(),
         };
-        // If the entry is there although the device says that it is not, the next change would make it right.
+        // If the entry is there although the device reports failure, the next change would make it valid.
         let prepared = match self.core.ring.prepare(&*self.core.device, &self.core.layout, &torn) {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -257,7 +258,7 @@ impl Blob {
             }
         };
         self.store_with(state, added, valid_len, metadata, overflow)?;
-        // Its page may be torn, and the entry is right only as long as the blob does not change.
+        // Its page may be torn, and the entry is valid only as long as the blob does not change.
         let applied = self.core.ring.apply(&*self.core.device, prepared);
         applied.map_err(|error| {
             forget(state, added);
@@ -276,17 +277,17 @@ impl Blob {
     /// Stores metadata. Durable when it returns, old or new after a crash.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it was deleted; of the device, and then the store stops.
+    /// [`Error::NotFound`] if it was deleted; errors of the device, after which the store stops.
     pub fn set_metadata(&self, metadata: &[u8]) -> Result<()> {
         let mut state = self.changeable(Some(metadata))?;
         self.store(&mut state, Some(metadata), false)
     }
 
-    /// Makes sure that writes of these bytes need no further space. They keep what they hold. One step, as a crash
-    /// sees it; durable when it returns.
+    /// Makes sure that writes of these bytes need no further space. Existing content stays. One step, as a crash sees
+    /// it; durable when it returns.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], and nothing has changed; of the device.
+    /// [`Error::NoSpace`], and nothing has changed; errors of the device.
     pub fn reserve(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let end = offset.checked_add(len).ok_or(Error::NoSpace)?;
         let mut state = self.changeable(metadata)?;
@@ -306,10 +307,10 @@ impl Blob {
         }
     }
 
-    /// Lets go of everything from `len` on. One step, as a crash sees it; durable when it returns.
+    /// Releases everything from `len` on. One step, as a crash sees it; durable when it returns.
     ///
     /// # Errors
-    /// Of the device, and then the store stops.
+    /// Errors of the device, after which the store stops.
     pub fn truncate(&self, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let mut state = self.changeable(metadata)?;
         let before = state.before();
@@ -319,7 +320,7 @@ impl Blob {
         self.let_go(&mut state, before, metadata, &freed)
     }
 
-    /// The state, to be changed.
+    /// The state, locked for a change.
     pub(crate) fn changeable(&self, metadata: Option<&[u8]>) -> Result<parking_lot::RwLockWriteGuard<'_, State>> {
         if metadata.is_some_and(|metadata| metadata.len() > METADATA_BYTES_MAX) {
             return Err(Error::Refused(format!(
@@ -339,9 +340,9 @@ impl Blob {
         self.core.store(self.inner.id, state, is_moved)
     }
 
-    /// Stores a change that has `added` units, with a valid length, and metadata and overflow pages or those that the
-    /// blob has. If it fails the store has stopped: readers see the blob as it was, and the units stay taken, because
-    /// the device may name them.
+    /// Stores a change that has `added` units, with a valid length, and with the given metadata and overflow pages or
+    /// the blob's present ones. If it fails the store has stopped: readers see the blob as it was, and the units stay
+    /// taken, because the device may name them.
     pub(crate) fn store_with(
         &self,
         state: &mut State,
@@ -361,8 +362,8 @@ impl Blob {
         stored
     }
 
-    /// Stores metadata that no longer names these units; when that is durable, they are free. What cannot be stored
-    /// has not happened.
+    /// Stores metadata that no longer names these units; when that is durable, they are free. A change that cannot be
+    /// stored has not happened.
     fn let_go(&self, state: &mut State, before: Before, metadata: Option<&[u8]>, freed: &[(u32, u32)]) -> Result<()> {
         let stored = self.store(state, metadata, !freed.is_empty());
         match stored {
@@ -418,8 +419,8 @@ impl Blob {
         }
     }
 
-    /// Writes data of which some bytes may not be old, and zeros what becomes valid beside them. Old bytes come last:
-    /// what may lack space has been done by then. Returns the overflow pages of a blob that got units.
+    /// Writes data, some bytes of which may not be old, and zeros the bytes that become valid beside them. Old bytes
+    /// come last: steps that may lack space are done by then. Returns the overflow pages of a blob that got units.
     fn write_new(&self, state: &State, added: &[Added], data: &[u8], offset: u64) -> Result<Option<Vec<Overflow>>> {
         let end = offset + data.len() as u64;
         let valid = state.valid_len;
@@ -450,7 +451,7 @@ impl Blob {
         }
         fresh.extend(self.zero_added(state, added, offset / PAGE..end.div_ceil(PAGE), valid.max(end))?);
         self.put_fresh(&fresh)?;
-        // What lies between the old end and the new bytes becomes zero.
+        // Bytes between the old end and the new bytes become zero.
         if offset > valid && !is_planted(Planted::StaleBytes) {
             self.zero_gap(state, added, valid, offset)?;
         }
@@ -526,7 +527,7 @@ impl Blob {
     fn zero_gap(&self, state: &State, added: &[Added], valid: u64, offset: u64) -> Result<()> {
         let mut fresh = Vec::new();
         let mut at = valid;
-        // The rest of the page with the old end holds whatever it held: bytes behind the end are blanked when it is
+        // The rest of the page with the old end keeps its old content: bytes behind the end are blanked when it is
         // written in part.
         let page_end = valid.next_multiple_of(PAGE).min(offset);
         if at < page_end && self.core.has_all(state, at, page_end) && !self.is_added(added, at) {
@@ -554,7 +555,7 @@ impl Blob {
         self.put_fresh(&fresh)
     }
 
-    /// Writes what no metadata names yet. Durable when it returns.
+    /// Writes pages that no metadata names yet. Durable when it returns.
     pub(crate) fn put_fresh(&self, pieces: &[Piece<'_>]) -> Result<()> {
         if pieces.is_empty() {
             return Ok(());
@@ -599,7 +600,7 @@ fn each_cluster((first, count): (u32, u32), per_cluster: u32) -> impl Iterator<I
     (first..first + count).step_by(step as usize).map(move |at| (at, step))
 }
 
-/// All pages of which some bytes lie here.
+/// All pages with some of these bytes.
 pub(crate) fn pages_of(offset: u64, len: usize) -> std::ops::Range<u64> {
     offset / PAGE..offset.saturating_add(len as u64).div_ceil(PAGE)
 }

@@ -3,10 +3,10 @@
 use crate::store::BlobStore;
 use crate::{CLUSTER_BYTES, Error, Result};
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong, one line each.
+    /// The errors found, one line each.
     pub findings: Vec<String>,
     /// Blobs.
     pub blobs: u64,
@@ -15,11 +15,11 @@ pub struct Report {
 }
 
 impl BlobStore {
-    /// Checks all metadata: what cannot be read, clusters that two blobs have, and those that nobody has and that are
-    /// not free. Nobody should be changing the store.
+    /// Checks all metadata: unreadable pages, clusters that two blobs have, and clusters that no blob has and that are
+    /// not free. The store should be idle.
     ///
     /// # Errors
-    /// Of the device.
+    /// Errors of the device.
     pub fn check(&self) -> Result<Report> {
         let mut report = Report {
             findings: self.damage(),

@@ -1,8 +1,8 @@
 //! Zeroing a range of a blob, with its space or without.
 //!
-//! Invariant: what may lack space (units, overflow pages for more pieces) comes before the first byte changes in place.
-//! So [`Error::NoSpace`] and [`Error::TooManyPieces`] have changed nothing; an error of the device may leave some pages
-//! zeroed, as it may leave some pages of a write in place new.
+//! Invariant: steps that may lack space (units, overflow pages for more pieces) come before the first byte changes in
+//! place. So after [`Error::NoSpace`] and [`Error::TooManyPieces`] nothing has changed; an error of the device may
+//! leave some pages zeroed, as it may leave some pages of a write in place new.
 
 use crate::blob::{Added, Blob, PAGE};
 use crate::core::State;
@@ -11,11 +11,11 @@ use crate::page::Pages;
 use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
 
 impl Blob {
-    /// Zeros these bytes, and lets go of clusters, and in the first of parts, that are zeros then. Durable when it
-    /// returns; a crash in between leaves some of them zeroed.
+    /// Zeros these bytes, and releases the clusters, and in the blob's first cluster the parts, that are zeros then.
+    /// Durable when it returns; a crash in between leaves some of them zeroed.
     ///
     /// # Errors
-    /// [`Error::TooManyPieces`], and nothing has changed; of the device, and pages are old or zeros.
+    /// [`Error::TooManyPieces`], and nothing has changed; errors of the device, after which pages are old or zeros.
     pub fn punch(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let mut state = self.changeable(metadata)?;
         let end = offset.saturating_add(len);
@@ -23,7 +23,7 @@ impl Blob {
         self.check_tangle(&state, offset, end.min(valid))?;
         let layout = &self.core.layout;
         let from = layout.given_up_to(offset);
-        // What lies behind the valid length of the last unit is zero anyway.
+        // Bytes of the last unit behind the valid length are zero anyway.
         let to = match end >= valid {
             true => layout.given_from(end).max(layout.given_up_to(valid)),
             false => layout.given_from(end),
@@ -51,8 +51,8 @@ impl Blob {
     /// between leaves some of them zeroed.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooManyPieces`], and nothing has changed; of the device, and pages are old or
-    /// zeros.
+    /// [`Error::NoSpace`], [`Error::TooManyPieces`], and nothing has changed; errors of the device, after which pages
+    /// are old or zeros.
     pub fn zero(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let end = offset.checked_add(len).ok_or(Error::NoSpace)?;
         let mut state = self.changeable(metadata)?;
@@ -77,7 +77,7 @@ impl Blob {
         }
     }
 
-    /// The overflow pages of a blob whose pieces have changed.
+    /// The overflow pages of a blob, if its pieces have changed.
     pub(crate) fn pieces_if(&self, state: &State, has_changed: bool) -> Result<Option<Vec<Overflow>>> {
         match has_changed {
             true => self.core.store_pieces(state).map(Some),
@@ -85,7 +85,7 @@ impl Blob {
         }
     }
 
-    /// The overflow pages for a change of which `done` was the last step but one; if that failed, they are free again.
+    /// The overflow pages for a change whose last step but one was `done`; if that failed, they are free again.
     pub(crate) fn or_give_overflow(
         &self,
         overflow: Option<Vec<Overflow>>,
@@ -97,7 +97,7 @@ impl Blob {
         done.map(|()| overflow)
     }
 
-    /// Zeros old bytes in place, but for holes and units that were `added` just now.
+    /// Zeros old bytes in place, except for holes and units that were `added` just now.
     fn zero_old(&self, state: &State, added: &[Added], from: u64, to: u64) -> Result<()> {
         let zeros = Pages::zeroed(((to.saturating_sub(from)).min(CLUSTER_BYTES) as usize).div_ceil(PAGE_BYTES));
         let mut at = from;

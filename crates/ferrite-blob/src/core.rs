@@ -1,8 +1,8 @@
 //! A store's parts, and how a blob's metadata is loaded and stored.
 //!
-//! Invariants: a blob's metadata is one page, or one page and the overflow pages it names. It is written beside what it
-//! replaces and durable before that is free again, so a crash finds one of the two, whole. The locks are taken in this
-//! order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
+//! Invariants: a blob's metadata is one page, or one page and the overflow pages it names. It is written beside its
+//! predecessor and durable before that is free again, so a crash finds one of the two, whole. The locks are taken in
+//! this order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
@@ -25,18 +25,18 @@ use crate::sums::Summed;
 use crate::units::Units;
 use crate::{Error, PAGE_BYTES, Result};
 
-/// In the place of a slot's number: damage that is not about a slot.
+/// In place of a slot's number: damage that does not concern a slot.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// Slots are taken into use in lots, so that the superblock is written seldom.
 const SLOTS_A_LOT: u32 = 4096;
 
-/// What is free.
+/// The free space.
 pub(crate) struct Free {
     pub(crate) units: Units,
     pub(crate) slots: Bitmap,
     pub(crate) overflow: Bitmap,
-    /// Of each slot that was ever used: the last incarnation that was given out.
+    /// Of each slot that was ever used: the last incarnation that was allocated.
     pub(crate) incarnations: Vec<u32>,
     /// Slots that hold a blob.
     pub(crate) live: Bitmap,
@@ -44,7 +44,7 @@ pub(crate) struct Free {
     pub(crate) older: BTreeSet<u32>,
     /// See `proof`.
     pub(crate) digest: u32,
-    /// Units that blobs name although another has them, by the slots of those blobs.
+    /// Units that blobs name although another blob owns them, by the slots of those blobs.
     pub(crate) tangled: BTreeMap<u32, BTreeSet<u32>>,
 }
 
@@ -55,19 +55,19 @@ pub(crate) struct Core {
     pub(crate) sums: Option<Arc<Summed>>,
     pub(crate) layout: Layout,
     pub(crate) superblock: Mutex<Superblock>,
-    /// What the superblock says of slots in clusters.
+    /// The slots in clusters, as the superblock records them.
     pub(crate) areas: RwLock<Areas>,
-    /// Held by whoever adds slots, before any of the locks that this module's head names.
+    /// Held to add slots, taken before any of the locks that this module's head names.
     pub(crate) growing: Mutex<()>,
     pub(crate) free: Mutex<Free>,
-    /// How many of `free.tangled` there are, for those who would not take its lock.
+    /// How many of `free.tangled` there are, for readers that do not take its lock.
     pub(crate) tangles: AtomicUsize,
-    /// Blobs that somebody uses, by slot.
+    /// Blobs in use, by slot.
     pub(crate) loaded: Mutex<HashMap<u32, Weak<Inner>>>,
     pub(crate) ring: Ring,
     /// Why changes have stopped.
     pub(crate) stopped: Mutex<Option<String>>,
-    /// What was found damaged when it was opened, and has not been mended.
+    /// The damage that was found at opening, and has not been mended.
     pub(crate) damage: Mutex<Vec<Damage>>,
 }
 
@@ -75,16 +75,16 @@ pub(crate) struct Core {
 pub(crate) struct Damage {
     pub(crate) slot: u32,
     pub(crate) what: String,
-    /// Writing the slot anew mends it.
+    /// Rewriting the slot mends it.
     pub(crate) is_mendable: bool,
-    /// It names what is another's.
+    /// It names what another blob owns.
     pub(crate) is_tangle: bool,
 }
 
 /// A blob.
 pub(crate) struct Inner {
     pub(crate) id: BlobId,
-    /// Shared by transfers of bytes that are there, also after their call has returned.
+    /// Shared by transfers of existing bytes, also after their call has returned.
     pub(crate) state: Arc<RwLock<State>>,
     pub(crate) ranges: Ranges,
 }
@@ -100,7 +100,7 @@ pub(crate) struct State {
     pub(crate) overflow: Vec<Overflow>,
 }
 
-/// What a blob's metadata was, in case that a change of it cannot be stored.
+/// A blob's metadata as it was, in case a change of it cannot be stored.
 pub(crate) struct Before {
     pieces: BTreeMap<u32, (u32, u32)>,
     valid_len: u64,
@@ -108,7 +108,7 @@ pub(crate) struct Before {
 }
 
 impl Inner {
-    /// What is stored of a blob that is no more.
+    /// The stored state of a deleted blob.
     pub(crate) fn empty(id: BlobId, generation: u64) -> Inner {
         Inner {
             id,
@@ -146,7 +146,7 @@ impl State {
         (self.pieces, self.valid_len, self.metadata) = (before.pieces, before.valid_len, before.metadata);
     }
 
-    /// The piece with this unit: the place of this one, how many follow with it, itself included.
+    /// The piece with this unit: its place, and how many units follow it in the piece, itself included.
     pub(crate) fn piece(&self, unit: u32) -> Option<(u32, u32)> {
         let (&first, &(physical, count)) = self.pieces.range(..=unit).next_back()?;
         let into = unit - first;
@@ -177,7 +177,7 @@ impl State {
         self.pieces.insert(first, (start, total));
     }
 
-    /// Takes out all units from `from` up to `to`, and returns where they are.
+    /// Removes all units from `from` up to `to`, and returns where they are.
     pub(crate) fn remove(&mut self, from: u32, to: u32) -> Vec<(u32, u32)> {
         let touched: Vec<(u32, (u32, u32))> = self
             .pieces
@@ -226,7 +226,7 @@ impl Core {
         }
     }
 
-    /// Ends changes: what is on the device is no longer known.
+    /// Ends changes: the content of the device is no longer known.
     pub(crate) fn stop(&self, error: Error) -> Error {
         tracing::error!(%error, "a data store stops");
         self.stopped.lock().get_or_insert_with(|| error.to_string());
@@ -272,7 +272,7 @@ impl Core {
         Ok(extents)
     }
 
-    /// A blob that is there.
+    /// An existing blob.
     pub(crate) fn load(&self, id: BlobId) -> Result<Arc<Inner>> {
         if !self.free.lock().live.is_used(id.slot()) {
             return Err(Error::NotFound);
@@ -307,8 +307,8 @@ impl Core {
         Ok(inner)
     }
 
-    /// What exists of a piece that a device told of: more is damage, which the scan has noted, and would lead beyond
-    /// the device.
+    /// The existing part of a piece, as the device names it: more is damage, which the scan has noted, and would lead
+    /// beyond the device.
     fn existing(&self, extent: &Extent) -> Option<(u32, (u32, u32))> {
         let units = u64::from(self.layout.clusters) * u64::from(self.layout.units_per_cluster());
         let there = units
@@ -319,16 +319,16 @@ impl Core {
     }
 
     pub(crate) fn keep(&self, loaded: &mut HashMap<u32, Weak<Inner>>, inner: &Arc<Inner>) {
-        // Those that nobody uses any more go when the list would grow.
+        // Unused entries go when the list would grow.
         if loaded.len() == loaded.capacity() {
             loaded.retain(|_, blob| blob.strong_count() > 0);
         }
         loaded.insert(inner.id.slot(), Arc::downgrade(inner));
     }
 
-    /// Stores a blob's metadata, durably; `is_moved` says that its pieces differ from what is stored. The caller has
-    /// the state alone, and has made everything durable that the metadata makes reachable. What is stored is old or new
-    /// after a crash; after an error, too, and nobody knows which, so the store stops.
+    /// Stores a blob's metadata, durably; `is_moved` says that its pieces differ from what is stored. The caller holds
+    /// the state exclusively, and has made everything durable that the metadata makes reachable. After a crash the
+    /// stored metadata is old or new; after an error, too, and it is unknown which, so the store stops.
     pub(crate) fn store(&self, id: BlobId, state: &mut State, is_moved: bool) -> Result<()> {
         self.check_running()?;
         let overflow = match is_moved {
@@ -338,13 +338,13 @@ impl Core {
         self.store_head(id, state, overflow)
     }
 
-    /// The first half of [`Self::store`], of which nothing can be seen: what the blob's own page has no room for. If it
-    /// fails, nothing has changed.
+    /// The first half of [`Self::store`], which is still invisible: the pieces that do not fit the blob's own page. If
+    /// it fails, nothing has changed.
     pub(crate) fn store_pieces(&self, state: &State) -> Result<Vec<Overflow>> {
         self.write_overflow(state.extents().get(HEAD_EXTENTS..).unwrap_or(&[]))
     }
 
-    /// The second half: the blob's own page, with other overflow pages or those that it has. If it fails, the store
+    /// The second half: the blob's own page, with other overflow pages or the present ones. If it fails, the store
     /// stops.
     pub(crate) fn store_head(&self, id: BlobId, state: &mut State, overflow: Option<Vec<Overflow>>) -> Result<()> {
         let extents = state.extents();
@@ -375,7 +375,8 @@ impl Core {
         Ok(())
     }
 
-    /// Writes a blob's own page, to the one of its slot's two that the generation says. If it fails, the store stops.
+    /// Writes a blob's own page, to that one of its slot's two pages that the generation selects. If it fails, the
+    /// store stops.
     pub(crate) fn put_head(&self, head: &Head) -> Result<()> {
         let side = match is_planted(Planted::InPlace) {
             true => 0,
@@ -385,7 +386,7 @@ impl Core {
         self.write_page(page, &head.encode()).map_err(|error| self.stop(error))
     }
 
-    /// Writes pieces that the blob's own page has no room for to pages that nothing names.
+    /// Writes the pieces that do not fit the blob's own page to pages that nothing names.
     fn write_overflow(&self, extents: &[Extent]) -> Result<Vec<Overflow>> {
         if extents.len() > OVERFLOW_MAX * OVERFLOW_EXTENTS {
             return Err(Error::TooManyPieces);
@@ -447,8 +448,8 @@ impl Core {
         }
     }
 
-    /// Takes slots for new blobs, and numbers that were never given: `count`, or fewer, but `least`, so as not to add
-    /// slots.
+    /// Takes slots for new blobs, and numbers that were never allocated: `count`, or fewer, but `least`, so as not to
+    /// add slots.
     pub(crate) fn take_ids(&self, least: usize, count: usize) -> Result<Vec<BlobId>> {
         loop {
             self.check_running()?;
@@ -466,7 +467,7 @@ impl Core {
         }
     }
 
-    /// The same where so many slots are free.
+    /// The same if enough slots are free.
     fn take_free_ids(&self, free: &mut Free, count: usize) -> Result<Vec<BlobId>> {
         let mut ids = Vec::new();
         for slot in (0..count).map_while(|_| free.slots.take_lowest()) {
@@ -484,7 +485,8 @@ impl Core {
                 generation: superblock.generation + 1,
                 ..superblock.clone()
             };
-            // The next start looks as far as this says. One of the two may be torn now, so the other is left alone.
+            // The next start reads only as far as this says. One of the two may be torn now, so the other is left
+            // alone.
             self.put_superblock(&more).map_err(|error| self.stop(error))?;
             *superblock = more;
         }

@@ -1,8 +1,8 @@
-//! What one slot adds to the digest of a store that is closed (`proof`).
+//! One slot's contribution to the digest of a closed store (`proof`).
 //!
 //! Invariant: docs/format-blob.md has the same function; it is part of the format.
 
-/// What a slot with this generation adds to the digest. A slot that was never written adds nothing.
+/// The contribution of a slot with this generation. A slot that was never written adds nothing.
 pub(crate) fn of(slot: u32, generation: u64) -> u32 {
     if generation == 0 {
         return 0;

@@ -1,16 +1,16 @@
-//! Why a blob store refuses.
+//! Errors of a blob store.
 
 use ferrite_vfs::{FsError, SpaceOf};
 use thiserror::Error;
 
-/// Why a blob store refuses.
+/// Errors of a blob store.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no blob of this number.
+    /// No blob has this number.
     #[error("there is no such blob")]
     NotFound,
-    /// There is a blob of this number.
+    /// A blob with this number exists.
     #[error("there is such a blob already")]
     Exists,
     /// No cluster is free.
@@ -22,27 +22,27 @@ pub enum Error {
     /// The device failed.
     #[error("{device}: {action} failed: {cause}")]
     Device {
-        /// Which.
+        /// The device's name.
         device: String,
-        /// What was done.
+        /// The action that failed.
         action: &'static str,
-        /// The system's word for it.
+        /// The system's message.
         cause: String,
     },
-    /// The store stopped after a failure that left unknown what is on the device.
+    /// The store stopped after a failure that left the content of the device unknown.
     #[error("the data store takes no more changes after a failure: {0}; open it again")]
     Stopped(String),
-    /// What is on the device cannot be right.
+    /// The content of the device cannot be right.
     #[error("the data store is damaged: {0}")]
     Damaged(String),
-    /// Somebody else uses the device.
+    /// Another process uses the device.
     #[error("{device}: in use by {by}; {mend}")]
     InUse {
-        /// Which.
+        /// The device's name.
         device: String,
-        /// By whom, as far as that is known.
+        /// The user, as far as known.
         by: String,
-        /// What to do about it.
+        /// The remedy.
         mend: &'static str,
     },
     /// The device cannot be used as this store.
@@ -50,11 +50,11 @@ pub enum Error {
     Refused(String),
 }
 
-/// The result of everything here.
+/// The result of every call here.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// There is no such blob.
+    /// Whether the blob does not exist.
     pub fn is_not_found(&self) -> bool {
         *self == Error::NotFound
     }

@@ -1,4 +1,4 @@
-//! What is on the device, byte by byte; `docs/format-blob.md` has the same as tables.
+//! The format on the device, byte by byte; `docs/format-blob.md` has the same as tables.
 //!
 //! ```text
 //! page 0             superblock
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariants: numbers are little-endian. Each page of metadata carries a CRC-32C of itself with that field zero, or,
-//! for overflow pages, has it in the page that names it. What cannot be decoded is told as such, never a panic.
+//! for overflow pages, has it in the page that names it. Undecodable pages are reported as such, never a panic.
 
 mod ring_entry;
 
@@ -22,11 +22,11 @@ use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result, SHARED_UNIT
 
 /// Version of everything on the device, without checksums of data.
 const VERSION: u32 = 1;
-/// And with them: programs that know the first only would not keep them.
+/// The version with checksums: programs that know the first only would not maintain them.
 const VERSION_WITH_SUMS: u32 = 2;
-/// And if blobs share clusters, with checksums or without.
+/// The version in which blobs share clusters, with checksums or without.
 const VERSION_WITH_UNITS: u32 = 3;
-/// And if there are more areas of slots than that knows, or some in parts of clusters. A store becomes one when it
+/// The version with more areas of slots than that allows, or some in parts of clusters. A store moves to it when it
 /// needs such an area.
 const VERSION_WITH_PARTS: u32 = 4;
 /// First bytes of a superblock.
@@ -38,7 +38,7 @@ const HAS_OLDER: u8 = 2;
 const IS_OLDER: u32 = 1;
 const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"BlHd");
 
-/// Longest metadata of a blob that belongs to whoever uses it.
+/// Longest metadata that a blob carries for its user.
 pub const METADATA_BYTES_MAX: usize = 256;
 /// Pieces that a blob's own page names.
 pub(crate) const HEAD_EXTENTS: usize = 273;
@@ -46,7 +46,7 @@ pub(crate) const HEAD_EXTENTS: usize = 273;
 pub(crate) const OVERFLOW_EXTENTS: usize = PAGE_BYTES / EXTENT_BYTES;
 /// Overflow pages of a blob.
 pub(crate) const OVERFLOW_MAX: usize = 64;
-/// Pages of an entry of the ring: what it is, then up to two pages of data, and one for alignment.
+/// Pages of an entry of the ring: its description, then up to two pages of data, and one for alignment.
 pub(crate) const RING_PAGES: u64 = 4;
 /// Entries of the ring.
 pub(crate) const RING_ENTRIES: u64 = 64;
@@ -58,16 +58,16 @@ const CRC_AT: usize = 8;
 const SUM_BYTES: usize = 8;
 /// Areas of slots among the clusters.
 pub(crate) const AREAS_MAX: usize = (PAGE_BYTES - AREAS_AT - 4) / 8;
-/// And in version 3.
+/// The same in version 3.
 const AREAS_OF_CLUSTERS_MAX: usize = 256;
 const AREAS_AT: usize = 96;
-/// Pages whose checksums a page has room for.
+/// Checksums that fit a page.
 pub(crate) const SUMS_PER_PAGE: u64 = (PAGE_BYTES / SUM_BYTES) as u64;
 
 /// Units with slots: the first, and how many.
 pub(crate) type Areas = Vec<(u32, u32)>;
 
-/// Number of a blob: its slot, and the how manieth blob of that slot it is. Never given twice in the life of a store.
+/// Number of a blob: its slot, and which blob of that slot it is. Never allocated twice in the life of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlobId(u64);
 
@@ -101,10 +101,10 @@ pub(crate) struct Layout {
     pub(crate) pages: u64,
     pub(crate) slots: u32,
     pub(crate) overflow_pages: u32,
-    /// Pages of checksums of data; 0: there are none.
+    /// Pages of checksums of data; 0: none.
     pub(crate) sum_pages: u32,
     pub(crate) clusters: u32,
-    /// Pages of a unit, which is what pieces of blobs count in: a cluster, or a part of one.
+    /// Pages of a unit, in which pieces of blobs are counted: a cluster, or a part of one.
     pub(crate) unit_pages: u32,
 }
 
@@ -112,7 +112,7 @@ impl Layout {
     /// The layout of a device of some pages, with checksums of data or without, in which blobs share clusters or do
     /// not. `None` if it is too small for a single cluster.
     pub(crate) fn of(pages: u64, has_sums: bool, shares: bool) -> Option<Layout> {
-        // There are not enough numbers for the units of larger devices.
+        // Units of larger devices would exceed the range of numbers.
         let shares = shares && pages / u64::from(SHARED_UNIT_PAGES) < u64::from(u32::MAX);
         // Each cluster brings one slot and a quarter, of two pages each, a quarter of an overflow page, and half a
         // page of checksums. Where blobs share clusters, there are more slots in clusters.
@@ -182,8 +182,8 @@ impl Layout {
         CLUSTER_PAGES as u32 / self.unit_pages
     }
 
-    /// The first of the units of a blob that are given together with that of a byte: behind its first cluster a blob
-    /// has whole clusters.
+    /// The first unit of a blob that is allocated together with that of a byte: behind its first cluster a blob has
+    /// whole clusters.
     pub(crate) fn given_from(&self, byte: u64) -> u64 {
         match byte < CLUSTER_BYTES {
             true => byte / self.unit_bytes(),
@@ -191,7 +191,7 @@ impl Layout {
         }
     }
 
-    /// The first unit of a blob that it does not need if it ends with this byte.
+    /// The first unit that a blob does not need if it ends with this byte.
     pub(crate) fn given_up_to(&self, byte: u64) -> u64 {
         match byte <= CLUSTER_BYTES {
             true => byte.div_ceil(self.unit_bytes()),
@@ -245,9 +245,9 @@ pub(crate) struct Superblock {
     /// Slots from here on were never used.
     pub(crate) slots_used: u32,
     pub(crate) is_clean: bool,
-    /// If it was closed: a digest of the generations of all slots (`proof`). Programs from before that write none.
+    /// If it was closed: a digest of the generations of all slots (`proof`). Earlier programs write none.
     pub(crate) digest: Option<u32>,
-    /// The metadata of some blobs is known to be older than it was, and nobody knows which.
+    /// The metadata of some blobs is known to be older than it was, and it is unknown which.
     pub(crate) has_older: bool,
     /// Units with more slots.
     pub(crate) areas: Areas,
@@ -299,7 +299,7 @@ impl Superblock {
     /// `None`: this is no superblock, or a damaged one.
     ///
     /// # Errors
-    /// It is of another version.
+    /// The superblock is of another version.
     pub(crate) fn decode(page: &[u8]) -> Result<Option<Superblock>> {
         if page[..8] != MAGIC || !is_sealed(page) {
             return Ok(None);
@@ -344,7 +344,7 @@ impl Superblock {
             )));
         }
         let area = |at| (u32_at(page, at), u32_at(page, at + 4));
-        // What is too large to be counted in units does not exist, and is refused when it is claimed.
+        // An area too large to be counted in units does not exist, and is refused when it is claimed.
         let areas: Areas = (AREAS_AT + 4..)
             .step_by(8)
             .take(count)
@@ -366,7 +366,7 @@ impl Superblock {
     }
 }
 
-/// What is known of a page's content: the checksum of one of two, or of none, if it was never written.
+/// The known content of a page: the checksum of one of two contents, or of none, if it was never written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sum {
     new: u32,
@@ -374,7 +374,7 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
-    /// Entry `index` of a page of them.
+    /// Entry `index` of a page of checksums.
     pub(crate) fn of(page: &[u8], index: usize) -> Sum {
         let at = index * SUM_BYTES;
         Sum {
@@ -398,12 +398,12 @@ impl Sum {
         self == Sum::only(crc)
     }
 
-    /// There are no two contents that it may have.
+    /// Whether the page has a single possible content.
     pub(crate) fn is_known(self) -> bool {
         self.new == self.old
     }
 
-    /// It was written last.
+    /// Whether it was written last.
     pub(crate) fn is_latest(self, crc: u32) -> bool {
         self.new == crc
     }
@@ -412,13 +412,13 @@ impl Sum {
         self.new == crc || self.old == crc
     }
 
-    /// One that is not known, after the page was read, if it can be. What fits neither is damaged, and stays so until
-    /// it is written.
+    /// The sum of an unknown page, after the page was read, if it can be. A content that fits neither is damaged, and
+    /// stays so until it is written.
     pub(crate) fn known(self, found: Option<u32>) -> Sum {
         Sum::only(found.filter(|&crc| self.fits(crc)).unwrap_or(self.new))
     }
 
-    /// What was known, or this content. One that was never written has nothing to lose.
+    /// The present sum, or this content. A page that was never written has nothing to lose.
     pub(crate) fn or(self, crc: u32) -> Sum {
         Sum {
             new: crc,
@@ -472,13 +472,13 @@ pub(crate) struct Head {
     pub(crate) is_live: bool,
     /// A newer state is known to be lost (`proof`).
     pub(crate) is_older: bool,
-    /// Bytes behind it read as zeros, whatever the clusters hold.
+    /// Bytes behind it read as zeros, whatever the clusters contain.
     pub(crate) valid_len: u64,
     pub(crate) metadata: Vec<u8>,
     /// All of its pieces, also those in overflow pages.
     pub(crate) extent_count: u32,
     pub(crate) overflow: Vec<Overflow>,
-    /// Those in this page.
+    /// The pieces in this page.
     pub(crate) extents: Vec<Extent>,
 }
 

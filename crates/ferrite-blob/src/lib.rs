@@ -31,11 +31,11 @@
 //! | `planted` | mistakes on purpose, for tests |
 //! | `check` | every structure against every other |
 //!
-//! *Architecture invariant:* everything is on the device when a call returns. A blob's metadata changes by one write of
-//! one page, which is durable before anything that depends on it: data first, then the metadata that makes it
-//! reachable; and what metadata has let go of is used again only when that metadata is durable.
+//! *Architecture invariant:* every change is on the device when a call returns. A blob's metadata changes by one write
+//! of one page, which is durable before anything that depends on it: data first, then the metadata that makes it
+//! reachable; and released space is reused only when the metadata that released it is durable.
 //!
-//! *Architecture invariant:* nothing here knows files, names or engines.
+//! *Architecture invariant:* this crate knows no files, names or engines.
 #![deny(unsafe_code)]
 
 mod blob;
@@ -71,11 +71,11 @@ pub use store::{BlobStore, FormatOptions, Identity, Space};
 pub use submitted::Ready;
 pub use verify::DataDamage;
 
-/// A page: what is written in place in one piece.
+/// A page: the unit of a write in place.
 pub const PAGE_BYTES: usize = 4096;
-/// A cluster: what a blob gets and gives back, but for its first, of which it may share parts with others.
+/// A cluster: the unit of a blob's space, except for its first cluster, parts of which other blobs may share.
 pub const CLUSTER_BYTES: u64 = 1 << 20;
 /// Pages of a cluster.
 pub(crate) const CLUSTER_PAGES: u64 = CLUSTER_BYTES / PAGE_BYTES as u64;
-/// A part of a cluster, where blobs share them: 16 KiB.
+/// A part of a cluster, if blobs share clusters: 16 KiB.
 pub(crate) const SHARED_UNIT_PAGES: u32 = 4;

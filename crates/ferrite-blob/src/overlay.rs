@@ -1,6 +1,6 @@
-//! A device as it would be if the ring had been replayed, for a store that is opened to be read.
+//! A device as it would be after a replay of the ring, for a store that is opened read-only.
 //!
-//! Invariant: nothing is written, whatever is asked for. Used by `store` only.
+//! Invariant: nothing is written, whatever the request. Used by `store` only.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,7 @@
 //! Writing old bytes in place: past the ring, or through it where a page or two must not tear.
 //!
-//! Invariant: the caller has the blob alone, or a turn of the pages ([`crate::ranges`]), so nobody else writes them.
+//! Invariant: the caller holds the blob exclusively, or a turn of the pages ([`crate::ranges`]), so no other thread
+//! writes them.
 
 use crate::blob::{Blob, PAGE};
 use crate::core::State;
@@ -53,11 +54,11 @@ impl Blob {
             data,
         };
         let written = self.core.ring.write(&*self.core.device, &self.core.layout, &torn);
-        // A page may be torn, and its entry is right only as long as the blob does not change.
+        // A page may be torn, and its entry is valid only as long as the blob does not change.
         written.map_err(|error| self.core.stop(error))
     }
 
-    /// Whole pages with the data in them, of which only the first and the last have to be read.
+    /// Whole pages with the data in them; only the first and the last have to be read.
     pub(crate) fn patched(&self, state: &State, targets: &[u64], data: &[u8], offset: u64) -> Result<Pages> {
         let mut pages = Pages::zeroed(targets.len());
         let into = (offset % PAGE) as usize;
@@ -74,7 +75,7 @@ impl Blob {
             let begins = (offset / PAGE + index as u64) * PAGE;
             let old = state.valid_len.saturating_sub(begins).min(PAGE) as usize;
             if old == 0 {
-                // Whatever it holds, it is nothing of this blob's.
+                // Its content does not belong to this blob.
                 continue;
             }
             let page = &mut pages.bytes_mut()[index * PAGE_BYTES..(index + 1) * PAGE_BYTES];
@@ -88,7 +89,7 @@ impl Blob {
         Ok(pages)
     }
 
-    /// Writes pages, those in a row together.
+    /// Writes pages, consecutive ones together.
     fn write_in_runs(&self, targets: &[u64], bytes: &[u8]) -> Result<()> {
         if targets.is_empty() {
             return Ok(());

@@ -16,7 +16,7 @@ pub(crate) struct Pages(Vec<Page>);
 impl Pages {
     /// Pages of zeros.
     pub(crate) fn zeroed(count: usize) -> Pages {
-        // Zeroed memory comes from the system as such; a vector that is filled would be written.
+        // Zeroed memory comes from the system as such; filling a vector would write it.
         Pages(Page::new_vec_zeroed(count).unwrap_or_else(|_| vec![Page([0; PAGE_BYTES]); count]))
     }
 
@@ -34,7 +34,7 @@ pub(crate) fn is_aligned(bytes: &[u8]) -> bool {
     bytes.as_ptr().addr().is_multiple_of(PAGE_BYTES) && bytes.len().is_multiple_of(PAGE_BYTES)
 }
 
-/// Bytes that go to one place on the device: pages in a row.
+/// Bytes that go to one place on the device: consecutive pages.
 pub(crate) struct Piece<'w> {
     /// First page on the device.
     pub(crate) target: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Piece<'w> {
 }
 
 pub(crate) enum Source<'w> {
-    /// The caller's, as they are.
+    /// The caller's bytes, as they are.
     Borrowed(&'w [u8]),
     Own(Pages),
 }
@@ -56,7 +56,7 @@ impl Source<'_> {
     }
 }
 
-/// Data for pages that hold nothing yet; what is left of them becomes zero.
+/// Data for pages that hold nothing yet; the rest of them becomes zero.
 pub(crate) fn fresh_piece(target: u64, into: u64, part: &[u8], pages: usize) -> Piece<'_> {
     if into == 0 && is_aligned(part) {
         return Piece {

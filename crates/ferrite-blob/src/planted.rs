@@ -1,5 +1,5 @@
-//! Mistakes on purpose (cargo feature `planted`): each breaks one rule of the order of writes, and the tests of crashes
-//! must find it. Without the feature none of them can be switched on, and the compiler removes them.
+//! Deliberate mistakes (cargo feature `planted`): each breaks one rule of the order of writes, and the crash tests must
+//! find it. Without the feature none of them can be switched on, and the compiler removes them.
 
 #[cfg(feature = "planted")]
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,15 +12,15 @@ pub enum Planted {
     NoFlush = 1,
     /// Metadata is written before the data.
     MetadataFirst,
-    /// Clusters are used again before the metadata that let go of them is durable.
+    /// Clusters are reused before the metadata that released them is durable.
     EarlyReuse,
     /// A blob's metadata is written over its only copy.
     InPlace,
     /// An entry of the ring is not durable before the page is written in place.
     RingLate,
-    /// A page of which the ring has an older content is written past it.
+    /// A page is written past the ring although the ring has an older content of it.
     RingPassedBy,
-    /// What a cluster held before is not zeroed.
+    /// The old content of a cluster is not zeroed.
     StaleBytes,
     /// A deleted blob's page is not written.
     DeleteForgotten,

@@ -1,16 +1,18 @@
-//! What a close proves of slots: that the newer page of each is there.
+//! The proof that a close leaves of its slots: the newer page of each is there.
 //!
-//! Of a slot's two pages the one with the larger generation is right. After a crash, a page that cannot be read may be
-//! a write that was torn, and then the other page is right. After a close it cannot: if it was the newer page, the
-//! other one holds an older state of the blob. So the superblock of a store that is closed has a digest of the
-//! generations of all slots. An opening computes it again from what it finds. If the two differ, the digest also says
-//! which slots have lost their newer page, as a slot's generations follow each other, and few are damaged at a time.
+//! Of a slot's two pages the one with the larger generation is right. After a crash, an unreadable page may be a torn
+//! write, and then the other page is right. After a close it cannot be: if it was the newer page, the other one holds
+//! an older state of the blob.
 //!
-//! Where no slot can be named, the store says that some are older, until a repair.
+//! So the superblock of a closed store has a digest of the generations of all slots. An opening computes it again from
+//! what it finds. If the two differ, the digest also says which slots have lost their newer page, as a slot's
+//! generations follow each other, and few are damaged at a time.
 //!
-//! A blob of which only an older state is left is not read: its bytes would come as zeros, or as what another blob
-//! wrote there. Its metadata says so from the next opening for changes on ([`crate::format::Head::is_older`]), so that
-//! a crash does not hide it. It becomes a blob like others again by [`BlobStore::accept_older`].
+//! Where no slot can be named, the store reports that some are older, until a repair.
+//!
+//! A blob with only an older state left is not readable: its bytes would read as zeros, or as what another blob wrote
+//! there. Its metadata says so from the next opening for changes on ([`crate::format::Head::is_older`]), so that a
+//! crash does not hide it. [`BlobStore::accept_older`] makes it a normal blob again.
 //!
 //! Invariants: `Free::digest` is the sum over all slots of [`of`] their newest generation, as it is on the device.
 
@@ -22,31 +24,31 @@ use crate::format::{BlobId, Superblock};
 use crate::store::BlobStore;
 use crate::{Error, Result};
 
-/// Damaged slots among which those are looked for that have lost their newer page: their subsets are tried.
+/// Damaged slots among which the search looks for those that have lost their newer page: it tries their subsets.
 const SUSPECTS_MAX: usize = 16;
 
-/// What a scan of the slots has found, as far as a digest is about it.
+/// The result of a scan of the slots, as far as a digest covers it.
 #[derive(Default)]
 pub(crate) struct Found {
     /// The newest generation of each slot that can be read; 0: none.
     pub(crate) generations: Vec<u64>,
-    /// Slots of which one page cannot be read, and the other can or is blank.
+    /// Slots with one unreadable page, whose other page is readable or blank.
     pub(crate) suspects: Vec<u32>,
-    /// Slots of which neither can.
+    /// Slots with two unreadable pages.
     pub(crate) is_one_lost: bool,
 }
 
-/// What a digest says of slots.
+/// The verdict of a digest on slots.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Slots whose newer page is lost.
     pub(crate) older: BTreeSet<u32>,
-    /// There are some that cannot be named.
+    /// Some slots are older, but cannot be named.
     pub(crate) is_unknown: bool,
 }
 
 impl Found {
-    /// The digest of what was found.
+    /// The digest of the pages found.
     pub(crate) fn digest(&self) -> u32 {
         let slots = (0..).zip(&self.generations);
         slots.fold(0, |sum, (slot, &generation)| sum.wrapping_add(of(slot, generation)))
@@ -56,20 +58,20 @@ impl Found {
         self.generations.get(slot as usize).copied().unwrap_or(0)
     }
 
-    /// What the digest changes by if a slot has lost its newer page.
+    /// The change of the digest if a slot has lost its newer page.
     fn step(&self, slot: u32) -> u32 {
         let generation = self.generation(slot);
         of(slot, generation + 1).wrapping_sub(of(slot, generation))
     }
 
-    /// Compares what was found with the digest of the close.
+    /// Compares the pages found with the digest of the close.
     pub(crate) fn judge(&self, recorded: u32) -> Verdict {
         let missing = recorded.wrapping_sub(self.digest());
         if missing == 0 {
             return Verdict::default();
         }
         if self.is_one_lost || self.suspects.len() > SUSPECTS_MAX {
-            // Nothing tells which of them it was, and none may pass for what it is not.
+            // It is unknown which of them it was, and none may pass for what it is not.
             let older = self.suspects.iter().copied().collect();
             return Verdict {
                 older,
@@ -104,8 +106,8 @@ impl Found {
 }
 
 impl BlobStore {
-    /// Blobs of which only an older state is left: what was written later is lost with a page of metadata. They cannot
-    /// be read or written.
+    /// Blobs with only an older state left: later writes are lost with a page of metadata. They cannot be read or
+    /// written.
     pub fn older(&self) -> Vec<BlobId> {
         let free = self.core.free.lock();
         let live = free.older.iter().filter(|&&slot| free.live.is_used(slot));
@@ -113,10 +115,10 @@ impl BlobStore {
             .collect()
     }
 
-    /// Takes the older state of such a blob for right. Durable when it returns.
+    /// Accepts the older state of such a blob. Durable when it returns.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; of the device.
+    /// [`Error::NotFound`]; errors of the device.
     pub fn accept_older(&self, id: BlobId) -> Result<()> {
         self.core.check_running()?;
         let slot = id.slot();
@@ -128,7 +130,7 @@ impl BlobStore {
         }
         let inner = self.core.load(id)?;
         let mut state = inner.state.write();
-        // Both pages: neither is to be taken for an older one again.
+        // Both pages: neither may count as an older one again.
         for _ in 0..2 {
             self.core.store(id, &mut state, false)?;
         }
@@ -172,11 +174,11 @@ impl Core {
         }
         damage.extend(copies.map(|what| about_none(what, false)));
         *self.damage.lock() = damage;
-        // Of those that a digest has cleared, a repair writes the page that is damaged.
+        // If a digest has cleared them, a repair writes the damaged page.
         Ok(if closed.is_some() { Vec::new() } else { found.suspects })
     }
 
-    /// Takes it for right that some metadata is older.
+    /// Accepts that some metadata is older.
     pub(crate) fn accept_all(&self) -> Result<()> {
         let mut superblock = self.superblock.lock();
         let next = Superblock {
@@ -189,7 +191,7 @@ impl Core {
         Ok(())
     }
 
-    /// Notes what a digest has said, as damage.
+    /// Notes the verdict of a digest, as damage.
     fn note(&self, found: &Found, verdict: &Verdict, damage: &mut Vec<Damage>) {
         let mut free = self.free.lock();
         let lost = |slot, what, is_mendable| Damage {
@@ -205,7 +207,7 @@ impl Core {
                     damage.push(lost(slot, older_in_words(slot), false));
                 }
                 false => {
-                    // What number it has given is not known, so it is not given again.
+                    // Its number is unknown, so it is not allocated again.
                     free.slots.set(slot);
                     damage.push(lost(slot, format!("slot {slot}: its newer metadata is lost"), true));
                 }
@@ -217,8 +219,8 @@ impl Core {
         }
     }
 
-    /// Makes pages of slots whole that a crash has torn, so that the next opening after a close finds none; and says in
-    /// those that are older that they are. Each is one write, of the page that cannot be read.
+    /// Makes pages of slots whole that a crash has torn, so that the next opening after a close finds none; and marks
+    /// those that are older as such. Each is one write, of the page that cannot be read.
     pub(crate) fn settle(&self, torn: &[u32]) -> Result<()> {
         let older: Vec<u32> = self.free.lock().older.iter().copied().collect();
         for (slot, is_older) in torn
@@ -242,7 +244,7 @@ impl Core {
     }
 }
 
-/// What is said of a store of which some metadata is older.
+/// The message about a store in which some metadata is older.
 pub(crate) const UNKNOWN: &str = "the metadata of some blobs is older than when the store was closed: the device has lost \
                                   writes, and nothing tells which; files may end earlier, or have come back";
 

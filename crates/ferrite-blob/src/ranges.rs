@@ -1,9 +1,9 @@
 //! Which pages of a blob are being read and which overwritten, so that each transfer is one step for all others.
 //!
-//! Invariants: pages that somebody overwrites nobody else touches; pages that somebody reads nobody overwrites. Whoever
-//! has to wait comes before all later ones that would have to wait for it, so nobody waits for ever. A turn ends when
-//! its [`Turn`] is dropped, on any thread. Nothing is done under the lock here but looking through lists, which are as
-//! long as transfers of one blob are under way.
+//! Invariants: while a thread overwrites pages no other touches them; while a thread reads pages no other overwrites
+//! them. A waiting thread comes before all later ones that would have to wait for it, so no thread starves. A turn ends
+//! when its [`Turn`] is dropped, on any thread. The lock here only covers walks of lists, whose length is the number of
+//! transfers under way on one blob.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -41,7 +41,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Those that need not wait any more.
+    /// Grants the turns that need not wait any more.
     fn grant(&mut self) -> Vec<(Claim, Waiter)> {
         let mut granted = Vec::new();
         let mut index = 0;
@@ -64,7 +64,7 @@ impl Lists {
 #[derive(Clone, Default)]
 pub(crate) struct Ranges(Arc<Mutex<Lists>>);
 
-/// Pages that the caller may transfer. Dropping it lets others have them.
+/// Pages that the caller may transfer. Dropping it releases them.
 pub(crate) struct Turn {
     lists: Arc<Mutex<Lists>>,
     number: u64,
@@ -94,7 +94,7 @@ impl Drop for Turn {
 }
 
 impl Ranges {
-    /// A turn, if nobody has to be waited for.
+    /// A turn, if it is free.
     pub(crate) fn try_take(&self, pages: Range<u64>, overwrites: bool) -> Option<Turn> {
         self.take(pages, overwrites).ok()
     }
@@ -171,7 +171,7 @@ mod tests {
             while ranges.0.lock().waiting.is_empty() {
                 std::thread::yield_now();
             }
-            // It could share with who reads, but the writer came before it.
+            // It could share with the reader, but the writer came before it.
             assert!(ranges.try_take(0..4, false).is_none());
             assert!(ranges.try_take(4..8, true).is_some());
             drop(reads);

@@ -4,17 +4,17 @@
 //! of the second, the next opening writes it in place again from the ring.
 //!
 //! Invariants, which make it harmless to write an entry in place again:
-//! - An entry's number grows, and its place is its number modulo the ring's length. It says which entries before it
-//!   have all been written in place (`low`), and entries below the largest `low` are not looked at. A place is used
-//!   again only when a durable entry says so of its old one: several are written at once, in any order, and each may be
-//!   torn. So if an entry is looked at, every later one of the same page is, too; and the entry that says so stays as
-//!   long as no later one says more.
+//! - An entry's number grows, and its place is its number modulo the ring's length. It records which entries before it
+//!   have all been written in place (`low`), and entries below the largest `low` are ignored. A place is reused only
+//!   when a durable entry says so of its old one: several are written at once, in any order, each maybe torn. So if an
+//!   entry counts, every later one of the same page does, too; and the entry that says so stays until a later one says
+//!   more.
 //! - A blob's metadata changes only while none of its pages is being written in place, and an entry names the
-//!   generation that makes it right: the present one, or the one that the same write is about to store. So no entry
-//!   reaches a cluster that was given to somebody else, or cut and grown again, in between.
+//!   generation that makes it valid: the present one, or the one that the same write is about to store. So no entry
+//!   reaches a cluster that was given to another blob, or cut and grown again, in between.
 //! - Two writes of the same page wait for each other (`ranges`).
-//! - A page of which an entry may still be looked at is written through the ring again, also on a device that tears
-//!   nothing and needs the ring only for writes of two pages.
+//! - A page with an entry that may still count is written through the ring again, also on a device that tears nothing
+//!   and needs the ring only for writes of two pages.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -33,9 +33,9 @@ struct State {
     number: u64,
     /// Entries that have not been written in place.
     under_way: BTreeSet<u64>,
-    /// The last entry of each page, of those that may still be looked at.
+    /// The last entry of each page, of those that may still count.
     last: HashMap<u64, u64>,
-    /// Entries below it are never looked at again: one that says so is durable, and that one is not below it.
+    /// Entries below it never count again: one that says so is durable, and that one is not below it.
     durable_low: u64,
     /// One could not be written in place, or the store has stopped. It stays in the ring, for the next opening.
     has_failed: bool,
@@ -71,7 +71,7 @@ pub(crate) struct Torn<'w> {
 }
 
 impl Ring {
-    /// A ring whose next entry has this number, and whose last one, if there is any, says that it is the lowest.
+    /// A ring whose next entry has this number, and whose last one, if any, says that it is the lowest.
     pub(crate) fn new(number: u64) -> Ring {
         Ring {
             state: Mutex::new(State {
@@ -85,7 +85,7 @@ impl Ring {
         }
     }
 
-    /// Lets nobody wait any more: the store has stopped, and entries may stay that will not be written in place.
+    /// Ends all waiting: the store has stopped, and entries may stay that will not be written in place.
     pub(crate) fn end(&self) {
         self.state.lock().has_failed = true;
         self.advanced.notify_all();
@@ -96,8 +96,8 @@ impl Ring {
         self.state.lock().has_failed
     }
 
-    /// Whether a page must be written through the ring, because the ring may hold an older content of it. Nobody else
-    /// writes it meanwhile.
+    /// Whether a page must be written through the ring, because the ring may hold an older content of it. No other
+    /// thread writes it meanwhile.
     pub(crate) fn holds(&self, target: u64) -> bool {
         self.holds_any(target..target + 1)
     }
@@ -110,15 +110,15 @@ impl Ring {
             && targets.any(|target| state.last.contains_key(&target))
     }
 
-    /// Writes pages in place so that they are old or new, both together. Nobody else writes them meanwhile. Durable
+    /// Writes pages in place so that they are old or new, both together. No other thread writes them meanwhile. Durable
     /// when it returns.
     pub(crate) fn write(&self, device: &dyn Device, layout: &Layout, torn: &Torn<'_>) -> Result<()> {
         let entry = self.prepare(device, layout, torn)?;
         self.apply(device, entry)
     }
 
-    /// Writes an entry to the ring, durably. If its blob has its generation when power is lost, its pages are new, else
-    /// old. Nobody else writes them before [`Self::apply`], which has to follow.
+    /// Writes an entry to the ring, durably. If its blob has its generation when power is lost, its pages are new,
+    /// otherwise old. No other thread writes them before [`Self::apply`], which has to follow.
     pub(crate) fn prepare(&self, device: &dyn Device, layout: &Layout, torn: &Torn<'_>) -> Result<Prepared> {
         let (number, low) = {
             let mut state = self.state.lock();
@@ -165,7 +165,7 @@ impl Ring {
                 state.last.retain(|_, last| *last >= low);
             }
             Ok(()) => {}
-            // Nobody knows what the entry's place holds now.
+            // The content of the entry's place is unknown now.
             Err(_) => state.has_failed = true,
         }
         drop(state);
@@ -205,14 +205,14 @@ impl Ring {
 pub(crate) struct Prepared {
     number: u64,
     targets: Vec<u64>,
-    /// Its own page, then theirs.
+    /// Its own page, then the data pages.
     pages: Pages,
 }
 
-/// Pages that are to be written in place: where, and what.
+/// Pages to be written in place: where, and their content.
 pub(crate) type Pending = Vec<(u64, Box<[u8]>)>;
 
-/// What the ring says may not be in place, the oldest first, and the number of the next entry; `is_right` tells whether
+/// The pages that may not be in place, the oldest first, and the number of the next entry; `is_right` returns whether
 /// an entry's blob has its generation, and may be written. Writes nothing.
 pub(crate) fn pending(
     device: &dyn Device,
@@ -245,7 +245,7 @@ pub(crate) fn pending(
             .filter(|(_, (target, _))| **target != 0)
             .map(|(index, (target, page))| (*target, if entry.is_whole(index, page) { page } else { &[][..] }))
             .collect();
-        // It did not get to its end, so nothing of it was written in place.
+        // It was not written completely, so none of it was written in place.
         if pages
             .iter()
             .any(|(target, page)| page.is_empty() || *target >= layout.pages)
@@ -257,8 +257,8 @@ pub(crate) fn pending(
     Ok((pending, next))
 }
 
-/// Writes in place what the ring says may not be. Then writes an entry about nothing, so that none of these is looked
-/// at again: what is written from now on may be newer than they are. Returns the next number.
+/// Writes in place the pages that may not be. Then writes an empty entry, so that none of these counts again: later
+/// writes may be newer than they are. Returns the next number.
 pub(crate) fn replay(
     device: &dyn Device,
     layout: &Layout,

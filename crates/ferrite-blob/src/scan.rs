@@ -1,7 +1,7 @@
-//! Reading all slots, when a store is opened: what is free, what is damaged.
+//! Reading all slots, when a store is opened: free space and damage.
 //!
-//! Invariants: a blob of which only an older state may be left takes what it names last, as that may be another's
-//! since. Used by `store` only, before anybody else has the store.
+//! Invariants: a blob that may be in an older state claims its units last, as they may belong to another by then. Only
+//! `store` uses this, before it hands out the store.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::page::Pages;
 use crate::proof::{self, Found};
 use crate::{Error, PAGE_BYTES, Result};
 
-/// Slots that are read at once.
+/// Slots per read.
 const SLOTS_AT_ONCE: u32 = 128;
 /// Fills a page that the device cannot read: no metadata begins like this.
 const UNREADABLE: u8 = 0xff;
@@ -44,7 +44,7 @@ impl Scan {
 }
 
 impl Core {
-    /// Both pages of some slots. Pages that the device cannot read are damaged, and come as no metadata.
+    /// Both pages of some slots. Pages that the device cannot read are damaged, and read as no metadata.
     fn read_slots(&self, first: u32, count: usize, damage: &mut Vec<Damage>) -> Result<Pages> {
         let page = self.slot_page(first, 0);
         if let Ok(pages) = self.read_pages(page, count * 2) {
@@ -68,7 +68,7 @@ impl Core {
                 }
             }
         }
-        // If none can be read, it is not the slots: the device fails.
+        // If none is readable, it is not the slots: the device fails.
         if unreadable.len() == count * 2
             && let Some((error, _)) = unreadable.pop()
         {
@@ -78,7 +78,7 @@ impl Core {
         Ok(pages)
     }
 
-    /// Reads all metadata; returns what is damaged, and, if that is to be `kept`, the generation of each slot.
+    /// Reads all metadata; returns the damage, and, if that is to be `kept`, the generation of each slot.
     pub(crate) fn scan(&self, kept: bool) -> Result<(Vec<Damage>, Found)> {
         let slots = self.superblock.lock().slots_used;
         let mut scan = Scan {
@@ -90,7 +90,8 @@ impl Core {
         if kept {
             scan.found.generations.resize(slots as usize, 0);
         }
-        // Of which only the older page may be left: what that names may be another's since, who then has it first.
+        // Slots with maybe only the older page left: their units may belong to another blob by now, which then claims
+        // them first.
         let mut older = Vec::new();
         let mut first = 0;
         while first < slots {
@@ -111,7 +112,7 @@ impl Core {
         Ok((scan.damage, scan.found))
     }
 
-    /// Takes what a slot's two pages name.
+    /// Claims the units that a slot's two pages name.
     fn scan_slot(&self, slot: u32, pair: &[u8], free: &mut Free, scan: &mut Scan) -> Result<()> {
         let head = scan.generations(slot, pair, free);
         let damage = &mut scan.damage;
@@ -130,10 +131,10 @@ impl Core {
             }
         }
         let Some(head) = head else {
-            // A blob of which the first page was torn has never been; a later one would have left the other page.
+            // A blob whose first page was torn never existed; a later one would have left the other page.
             if pair.chunks(PAGE_BYTES).all(|page| page.iter().any(|&byte| byte != 0)) {
                 found(true, format!("slot {slot}: its metadata cannot be read"));
-                // What number it had is not known, so it is not given again.
+                // Its number is unknown, so it is not allocated again.
                 free.slots.set(slot);
             }
             return Ok(());
@@ -166,7 +167,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes what a blob names. What another has already, or does not exist, is noted.
+    /// Claims the units that a blob names, and notes those that another has already, or that do not exist.
     fn claim(head: &Head, extents: Vec<Extent>, free: &mut Free, damage: &mut Vec<Damage>) {
         let (slot, id) = (head.id.slot(), head.id.raw());
         let mut claimed = None;
@@ -194,8 +195,7 @@ fn is_damaged(page: &[u8]) -> bool {
     Head::decode(page).is_none() && page.iter().any(|&byte| byte != 0)
 }
 
-/// Whether one of a slot's pages holds something that cannot be read, a newer state or a write that was torn, or says
-/// that a newer state was lost.
+/// Whether one of a slot's pages is unreadable (a newer state or a torn write), or says that a newer state was lost.
 fn may_be_older(pair: &[u8]) -> bool {
     let is_older = |page: &[u8]| Head::decode(page).is_some_and(|head| head.is_older);
     pair.chunks(PAGE_BYTES).any(|page| is_damaged(page) || is_older(page))

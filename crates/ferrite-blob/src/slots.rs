@@ -1,14 +1,14 @@
-//! Where slots are: in front of the clusters, and, where blobs share clusters, in clusters that were taken for more.
+//! The places of slots: in front of the clusters, and, if blobs share clusters, in clusters that were taken for more.
 //!
-//! Small blobs are many, and each has a slot of two pages. Room for all that could ever be would be a sixth of the
-//! device, so a store begins with about one a cluster and takes clusters for more when it needs them, or parts of them
-//! when no whole one is free. It keeps them.
+//! Small blobs are many, and each has a slot of two pages. Space for the largest possible number would be a sixth of
+//! the device, so a store begins with about one per cluster and takes clusters for more when it needs them, or parts of
+//! them when no whole one is free. It keeps them.
 //!
-//! The superblock has room for some hundred areas. So a new one is as long as may be and lies where most is free, and
-//! what lies right behind the last area makes that one longer.
+//! The superblock has room for some hundred areas. So a new one is as long as possible and lies where most is free, and
+//! units right behind the last area extend it.
 //!
-//! Invariants: an area of slots is zeros on the device before the superblock names it. Slots are metadata: they are
-//! read and written past the checksums of data, also where those of these pages would be.
+//! Invariants: an area of slots is zeros on the device before the superblock names it. Slots are metadata: reads and
+//! writes of them bypass the checksums of data, also in pages that those would cover.
 
 use crate::core::Core;
 use crate::device::{Device, Op};
@@ -17,14 +17,14 @@ use crate::page::Pages;
 use crate::planted::{Planted, is_planted};
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
-/// Each new area has this part of all slots before, so that there are never many areas; and not more than this part of
-/// what is free, so that something is left for the blobs.
+/// Each new area is this part of all earlier slots, so that there are never many areas; and at most this part of the
+/// free space, so that something is left for the blobs.
 const GROWTH: u32 = 8;
-/// And at most so many clusters, or the part below, because who makes a blob then waits for all of them.
+/// And at most so many clusters, or the part below, because a caller that makes a blob then waits for all of them.
 const AREA_CLUSTERS_MAX: u32 = 1024;
-/// 250 areas of this part of all clusters have a slot for each unit of the device.
+/// With 250 areas of this part of all clusters, each unit of the device has a slot.
 const AREA_PART_MAX: u32 = 512;
-/// Clusters that are zeroed at once.
+/// Clusters zeroed at once.
 const ZEROED_AT_ONCE: usize = 8;
 
 impl Core {
@@ -43,7 +43,7 @@ impl Core {
             .saturating_add(self.layout.in_areas(&self.areas.read()))
     }
 
-    /// Bytes of the units that slots are in.
+    /// Bytes of the units that hold slots.
     pub(crate) fn slot_bytes(&self) -> u64 {
         let areas = self.areas.read();
         areas
@@ -52,7 +52,7 @@ impl Core {
             .sum()
     }
 
-    /// The page of a slot; one behind the device's end, if there is no such slot.
+    /// The page of a slot; for a missing slot, one behind the device's end.
     pub(crate) fn slot_page(&self, slot: u32, side: u64) -> u64 {
         let Some(mut into) = slot.checked_sub(self.layout.slots) else {
             return self.layout.slot(slot, side);
@@ -82,11 +82,11 @@ impl Core {
         1
     }
 
-    /// Takes room for more slots than these, if nobody else has; `false`: there is none. Durable when it returns.
-    /// Nobody waits for it but those who need slots.
+    /// Takes space for more slots than these, unless another thread has done so; `false`: none is left. Durable when it
+    /// returns. Only callers that need slots wait for it.
     ///
     /// # Errors
-    /// Of the device; if it was the superblock, the store stops.
+    /// Errors of the device; if it was the superblock, the store stops.
     pub(crate) fn add_slots(&self, slots: u32) -> Result<bool> {
         let _growing = self.growing.lock();
         if self.slot_count() > slots {
@@ -124,7 +124,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Takes units in one piece, which nothing names yet.
+    /// Takes consecutive units that nothing names yet.
     fn take_for_slots(&self) -> Option<(u32, u32)> {
         let per = self.layout.units_per_cluster();
         if per == 1 {
@@ -164,10 +164,10 @@ impl Core {
         self.metadata().run(&mut [Op::Flush])
     }
 
-    /// Claims the units that slots are in.
+    /// Claims the units that hold slots.
     ///
     /// # Errors
-    /// They do not exist, or twice.
+    /// They do not exist, or are named twice.
     pub(crate) fn claim_areas(&self) -> Result<()> {
         let mut free = self.free.lock();
         for &(first, units) in &*self.areas.read() {

@@ -1,8 +1,8 @@
 //! Which clusters, slots and overflow pages are free: bitmaps in memory, rebuilt when the store is opened. Parts of
 //! clusters are in `units`.
 //!
-//! Invariant: what metadata on the device names is never free here, and what is given back is given back only when no
-//! metadata on the device names it.
+//! Invariant: space that metadata on the device names is never free here, and space is given back only when no metadata
+//! on the device names it.
 
 /// A set of numbers from 0 up, of which the used ones have a bit.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ impl Bitmap {
         number < self.len && self.words[number as usize / 64] >> (number % 64) & 1 == 1
     }
 
-    /// Marks one as used; `false` if it was, or does not exist.
+    /// Marks one as used; `false` if it was used, or does not exist.
     pub(crate) fn set(&mut self, number: u32) -> bool {
         if number >= self.len || self.is_used(number) {
             return false;
@@ -80,7 +80,7 @@ impl Bitmap {
         None
     }
 
-    /// The first number from `from` on that is free, or used; the end if there is none.
+    /// The first number from `from` on that is free, or used; the end if none is.
     fn next(&self, from: u32, is_used: bool) -> u32 {
         let first = from as usize / 64;
         for (at, &word) in self.words.iter().enumerate().skip(first) {
@@ -115,8 +115,8 @@ impl Bitmap {
         Some(number)
     }
 
-    /// Takes up to `count` numbers in a row: those behind `goal`, if they are free, else the next free ones. Returns
-    /// the first and how many; `None` if nothing is free.
+    /// Takes up to `count` numbers in a row: those behind `goal`, if they are free, otherwise the next free ones.
+    /// Returns the first and how many; `None` if nothing is free.
     pub(crate) fn take_run(&mut self, goal: Option<u32>, count: u32) -> Option<(u32, u32)> {
         let wanted = goal.filter(|&goal| goal < self.len && !self.is_used(goal));
         let first = match wanted {

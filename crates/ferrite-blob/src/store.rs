@@ -1,7 +1,7 @@
 //! Making, opening and closing stores; blobs as a whole.
 //!
 //! Opening reads the metadata of every slot that was ever used, in large reads, and rebuilds what is free from it. A
-//! store that was not closed needs no more than that, and what its ring says.
+//! store that was not closed needs only that, and its ring.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::superblocks;
 use crate::units::Units;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
 
-/// What a slot begins with again after its number was lost. No slot has had so many blobs.
+/// The incarnation at which a slot restarts after its number was lost. No slot has had so many blobs.
 pub(crate) const INCARNATION_AFTER_DAMAGE: u32 = 1 << 31;
 
-/// Who a new store is.
+/// The identity and options of a new store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FormatOptions {
     /// Its own number.
@@ -36,11 +36,11 @@ pub struct FormatOptions {
     pub index: u16,
     /// Every page of data gets a checksum, which every read verifies.
     pub checksums: bool,
-    /// Blobs of less than a cluster share clusters. Programs from before that refuse such a store.
+    /// Blobs of less than a cluster share clusters. Earlier programs refuse such a store.
     pub shares_clusters: bool,
 }
 
-/// Who a store is.
+/// The identity of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Its own number.
@@ -51,24 +51,24 @@ pub struct Identity {
     pub index: u16,
     /// The size it was made for.
     pub len_bytes: u64,
-    /// It was closed in order.
+    /// It was closed cleanly.
     pub is_clean: bool,
     /// Its data has checksums.
     pub has_checksums: bool,
 }
 
-/// What a store has room for.
+/// The capacity of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
     /// Clusters.
     pub clusters: u64,
-    /// Those that are free as a whole.
+    /// Clusters that are free as a whole.
     pub free_clusters: u64,
-    /// In what small blobs get space: a cluster, or a part of one.
+    /// The unit of space of small blobs: a cluster, or a part of one.
     pub unit_bytes: u64,
-    /// All that is free.
+    /// All free bytes.
     pub free_bytes: u64,
-    /// Blobs that it can hold; where they share clusters, before it takes room for more.
+    /// Blobs that it can hold; where they share clusters, before it takes space for more.
     pub blobs_max: u64,
     /// Blobs that it holds.
     pub blobs: u64,
@@ -90,7 +90,7 @@ impl BlobStore {
     /// Writes an empty store to a device, whose content is lost. Durable when it returns.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it is too small; of the device.
+    /// [`Error::Refused`] if it is too small; errors of the device.
     pub fn format(device: &dyn Device, options: &FormatOptions) -> Result<()> {
         let too_small = || {
             let name = device.name();
@@ -117,7 +117,7 @@ impl BlobStore {
             has_older: false,
             areas: Vec::new(),
         };
-        // What an earlier store left must not be taken for this one's: neither slots nor entries of the ring.
+        // An earlier store's slots and ring entries must not pass for this one's.
         let zeros = Pages::zeroed(CLUSTER_PAGES as usize);
         let mut at = 0;
         let end = layout.cluster(0);
@@ -142,10 +142,10 @@ impl BlobStore {
         Ok(())
     }
 
-    /// Who the store on a device is; `None` if there is none.
+    /// The identity of the store on a device; `None` if it has no store.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it is of another version; of the device.
+    /// [`Error::Refused`] if it is of another version; errors of the device.
     pub fn identify(device: &dyn Device) -> Result<Option<Identity>> {
         Ok(superblocks::read(device)?.newer().map(|superblock| Identity {
             store: superblock.store,
@@ -157,11 +157,11 @@ impl BlobStore {
         }))
     }
 
-    /// Opens the store on a device. One that was not closed is put right first, unless it is `read_only`: then nothing
-    /// is written. Reads all metadata.
+    /// Opens the store on a device. A store that was not closed is recovered first, unless it is `read_only`: then
+    /// nothing is written. Reads all metadata.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is none, or the device has become smaller; of the device.
+    /// [`Error::Refused`] if no store is there, or the device has become smaller; errors of the device.
     pub fn open(device: Box<dyn Device>, read_only: bool) -> Result<BlobStore> {
         let refused = |text: String| Error::Refused(format!("{}: {text}", device.name()));
         let pair = superblocks::read(&*device)?;
@@ -207,7 +207,8 @@ impl BlobStore {
         if !read_only {
             core.add_sums(HashSet::new());
         }
-        // After a close all is in place. What the ring still has may be older, where the entry that says so is damaged.
+        // After a close everything is in place. Entries left in the ring may be older, where the entry that says so is
+        // damaged.
         let mut is_right = |entry: &RingEntry| {
             if was_clean {
                 return false;
@@ -253,7 +254,7 @@ impl BlobStore {
         self.core.check_running().is_ok()
     }
 
-    /// What was found damaged when it was opened and has not been mended, one line each.
+    /// The damage that was found at opening and has not been mended, one line each.
     pub fn damage(&self) -> Vec<String> {
         self.core
             .damage
@@ -263,15 +264,15 @@ impl BlobStore {
             .collect()
     }
 
-    /// Writes slots anew of which a page is damaged: with the metadata that could be read, or as one that holds no
-    /// blob. Returns what was mended. Durable when it returns.
+    /// Rewrites slots with a damaged page: with the readable metadata, or as slots without a blob. Returns what was
+    /// mended. Durable when it returns.
     ///
     /// # Errors
-    /// Of the device.
+    /// Errors of the device.
     pub fn mend(&self) -> Result<Vec<String>> {
         let mut mended = Vec::new();
         let mut damage = self.core.damage.lock();
-        // Of those that are older somebody has to say first that they are right.
+        // A caller has to accept older ones first.
         let older = self.core.free.lock().older.clone();
         while let Some(at) = damage
             .iter()
@@ -290,7 +291,7 @@ impl BlobStore {
             };
             let (id, inner) = match live {
                 Some(id) => (id, self.core.load(id)?),
-                // Nobody has a number of it that is larger.
+                // No caller has a larger number of it.
                 None => {
                     let id = BlobId::of(slot, INCARNATION_AFTER_DAMAGE);
                     let before = self.core.read_head(slot)?.map_or(0, |head| head.generation);
@@ -313,7 +314,7 @@ impl BlobStore {
         Ok(mended)
     }
 
-    /// Deletes a blob of which not all metadata can be read. Its clusters are free when the store is opened again.
+    /// Deletes a blob whose metadata is partly unreadable. Its clusters are free when the store is opened again.
     fn delete_damaged(&self, id: BlobId, why: Error) -> Result<()> {
         let head = self
             .core
@@ -333,16 +334,16 @@ impl BlobStore {
         Ok(())
     }
 
-    /// Numbers for new blobs. They are never given again in the life of the store, unless nothing was made of them and
-    /// the store was not closed.
+    /// Numbers for new blobs. They are never allocated again in the life of the store, unless no blob was made of them
+    /// and the store was not closed.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if there are no more slots; of the device.
+    /// [`Error::NoSpace`] if all slots are taken; errors of the device.
     pub fn reserve(&self, count: usize) -> Result<Vec<BlobId>> {
         self.core.take_ids(count, count)
     }
 
-    /// [`Self::reserve`] of up to `count`, at least one: fewer, if the store would have to take room for more slots.
+    /// [`Self::reserve`] of up to `count`, at least one: fewer, if the store would have to take space for more slots.
     ///
     /// # Errors
     /// As of [`Self::reserve`].
@@ -350,8 +351,8 @@ impl BlobStore {
         self.core.take_ids(1.min(count), count)
     }
 
-    /// Gives back reserved numbers of which no blob was made, so that their slots can be reserved again. They never
-    /// come again themselves, until the next opening.
+    /// Gives back reserved numbers without a blob, so that their slots can be reserved again. The numbers themselves do
+    /// not come again until the next opening.
     pub fn give_back(&self, ids: &[BlobId]) {
         let mut free = self.core.free.lock();
         for id in ids {
@@ -366,7 +367,7 @@ impl BlobStore {
     /// Makes an empty blob of a reserved number. Durable when it returns.
     ///
     /// # Errors
-    /// [`Error::Exists`]; [`Error::NotFound`] if the number was not reserved; of the device.
+    /// [`Error::Exists`]; [`Error::NotFound`] if the number was not reserved; errors of the device.
     pub fn create(&self, id: BlobId, metadata: &[u8]) -> Result<Blob> {
         if metadata.len() > METADATA_BYTES_MAX {
             return Err(Error::Refused(format!(
@@ -409,7 +410,7 @@ impl BlobStore {
     /// A blob.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Damaged`]; of the device.
+    /// [`Error::NotFound`]; [`Error::Damaged`]; errors of the device.
     pub fn blob(&self, id: BlobId) -> Result<Blob> {
         Ok(Blob {
             core: Arc::clone(&self.core),
@@ -417,10 +418,10 @@ impl BlobStore {
         })
     }
 
-    /// Deletes a blob. Durable when it returns; waits for those who are reading or writing it.
+    /// Deletes a blob. Durable when it returns; waits for calls that are reading or writing it.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; of the device, and then the store stops.
+    /// [`Error::NotFound`]; errors of the device, after which the store stops.
     pub fn delete(&self, id: BlobId) -> Result<()> {
         let inner = match self.core.load(id) {
             Err(error @ Error::Damaged(_)) => return self.delete_damaged(id, error),
@@ -462,15 +463,15 @@ impl BlobStore {
             .collect())
     }
 
-    /// Prepares for submitted transfers of buffers of this pool, whose memory stays taken as long as the device is
-    /// there. Only makes them cheaper.
+    /// Prepares for submitted transfers of buffers of this pool, whose memory stays in use as long as the device
+    /// exists. It only makes them cheaper.
     pub fn know_buffers(&self, pool: &ferrite_buffers::Pool) {
         if let Some(device) = self.core.device.submitting() {
             device.know_buffers(pool);
         }
     }
 
-    /// What it has room for.
+    /// Its capacity.
     pub fn space(&self) -> Space {
         let free = self.core.free.lock();
         let unit_bytes = self.core.layout.unit_bytes();
@@ -484,15 +485,15 @@ impl BlobStore {
         }
     }
 
-    /// Longest write of bytes that were there before which a crash leaves old or new.
+    /// Longest write of existing bytes that a crash leaves old or new.
     pub fn atomic_write_bytes(&self) -> u64 {
         PAGE_BYTES as u64
     }
 
-    /// Marks it as closed; every later change fails. Nobody may be using it. Durable when it returns.
+    /// Marks it as closed; every later change fails. No other call may be using it. Durable when it returns.
     ///
     /// # Errors
-    /// Of the device.
+    /// Errors of the device.
     pub fn close(self) -> Result<()> {
         if self.core.stopped.lock().is_some() {
             return Ok(());
@@ -501,7 +502,7 @@ impl BlobStore {
             sums.store_all()?;
         }
         if self.core.ring.has_failed() {
-            // What could not be written in place is in the ring, for the next opening.
+            // Entries that could not be written in place stay in the ring, for the next opening.
             return Ok(());
         }
         self.core.set_clean(true)?;
@@ -511,8 +512,8 @@ impl BlobStore {
 }
 
 impl Core {
-    /// Has all that is read and written from now on go by the checksums of data, if there are any; but for pages that
-    /// the ring `mended` for a look only.
+    /// Verifies all reads and writes from now on by the checksums of data, if there are any; except for pages that the
+    /// ring `mended` in a read-only opening.
     fn add_sums(&mut self, mended: HashSet<u64>) {
         if self.layout.sum_pages == 0 {
             return;

@@ -1,10 +1,11 @@
-//! Reading and overwriting without waiting: for whoever has many transfers under way on few threads.
+//! Reading and overwriting without waiting: for callers with many transfers under way on few threads.
 //!
-//! A transfer can be submitted if nothing is in its way but the device. Else the caller has it done by a thread that
-//! may wait ([`Blob::read_at`], [`Blob::write_at`]).
+//! A transfer can be submitted if it only has to wait for the device. Otherwise the caller has a thread that may wait
+//! do it ([`Blob::read_at`], [`Blob::write_at`]).
 //!
-//! Invariants: a transfer that is under way shares the blob's lock, so its bytes stay where they are; and it has a turn
-//! ([`crate::ranges`]). Both end before its completion is called: what that looks at is what it was told of.
+//! Invariants: a transfer under way shares the blob's lock, so its bytes stay where they are; and it has a turn
+//! ([`crate::ranges`]). Both end before its completion is called, so that the completion finds the state that was
+//! reported to it.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ use crate::{PAGE_BYTES, Result};
 
 type Shared = ArcRwLockReadGuard<RawRwLock, State>;
 
-/// A transfer that may begin: nobody cuts the blob or transfers the same pages until it has ended, or this is dropped.
+/// A transfer that may begin: no other thread cuts the blob or transfers the same pages until it has ended, or this is
+/// dropped.
 pub struct Ready<'b> {
     core: &'b Arc<Core>,
     device: &'b dyn Submitting,
@@ -33,8 +35,8 @@ pub struct Ready<'b> {
 }
 
 impl Blob {
-    /// Prepares [`Self::read_at`] into a buffer, as long as it is. Zeros what are holes. `None` if it would have to
-    /// wait, or `offset` does not lie at the beginning of a page.
+    /// Prepares [`Self::read_at`] into a buffer, as long as it is. Zeros the holes. `None` if it would have to wait, or
+    /// `offset` does not lie at the beginning of a page.
     pub fn ready_to_read(&self, buffer: &mut Buffer, offset: u64) -> Option<Ready<'_>> {
         let device = self.core.device.submitting()?;
         let state = self.inner.state.try_read_arc()?;
@@ -77,7 +79,7 @@ impl Blob {
     }
 
     /// Prepares [`Self::write_at`] of `len` bytes without metadata. `None` if it would have to wait, or would do more
-    /// than to overwrite whole pages.
+    /// than overwrite whole pages.
     pub fn ready_to_write(&self, offset: u64, len: usize) -> Option<Ready<'_>> {
         let device = self.core.device.submitting()?;
         let state = self.inner.state.try_read_arc()?;
@@ -117,7 +119,7 @@ impl Blob {
 }
 
 impl Ready<'_> {
-    /// Begins it, with a buffer as long as the one it was prepared for, and returns before it has ended. What was
+    /// Begins it, with a buffer as long as the one it was prepared for, and returns before it has ended. The data
     /// written is durable when `done` is called, which must not block.
     pub fn begin(self, buffer: Buffer, done: impl FnOnce(Buffer, Result<()>) + Send + 'static) {
         let Ready {
@@ -131,7 +133,7 @@ impl Ready<'_> {
             have,
         } = self;
         assert_eq!(buffer.len(), len, "another buffer than it was prepared for");
-        // The store's device stays as long as it may be used.
+        // The store's device lives as long as it may be used.
         let core = Arc::clone(core);
         let ended = move |mut buffer: Buffer, result| {
             buffer[have..].fill(0);

@@ -1,20 +1,22 @@
-//! Checksums of data: a layer over a device that knows every page of the clusters by its checksum.
+//! Checksums of data: a layer over a device that has a checksum of every page of the clusters.
 //!
 //! A page has two checksums in an area of their own, a new one and the one before; either is right. Before a page is
 //! written, both are durable, so a crash at any moment leaves a page that one of them fits. When the write is durable,
 //! the older one no longer counts: at once in memory, and on the device with the next write of the same sums, at the
-//! latest when the store is closed. So a write that the device has lost or put elsewhere is found when the page is
-//! read; only if power is lost soon after it, the older content may pass.
+//! latest when the store is closed.
+//!
+//! So a write that the device has lost or put elsewhere is found when the page is read; only if power is lost soon
+//! after it, the older content may pass.
 //!
 //! Invariants:
 //! - Sums change by writes of one page of them, a *leaf*, and one at a time. An entry lies within a sector, so a torn
 //!   write leaves each entry as some earlier write had it, and all of those that were durable before stay right.
-//! - If it is not known which of two contents a page has, it is read before it gets a third; after a flush, so that the
-//!   device cannot lose what was read.
-//! - A write is settled, which means that the older content counts no more, by the thread that made it, before it lets
-//!   others write these pages: contents may come again, and a checksum does not say which time.
-//! - Nobody reads or writes a page that another thread writes ([`crate::ranges`], and the ring for its pages).
-//! - Leaves are locked in the order of their numbers, and by none who holds the list of leaves.
+//! - If it is unknown which of two contents a page has, it is read before it gets a third; after a flush, so that the
+//!   device cannot lose the content that was read.
+//! - A write is settled, which means that the older content no longer counts, by the thread that made it, before it
+//!   lets others write these pages: contents may recur, and a checksum does not say which time.
+//! - No thread reads or writes a page that another thread writes ([`crate::ranges`], and the ring for its pages).
+//! - Leaves are locked in the order of their numbers, and never while the list of leaves is locked.
 //!
 //! Used by `store`, which puts it between the device and everything else.
 
@@ -58,7 +60,7 @@ type Slot = Arc<Mutex<Option<Leaf>>>;
 #[derive(Default)]
 struct Leaves {
     slots: HashMap<u64, Slot>,
-    /// As they came.
+    /// In order of arrival.
     order: VecDeque<u64>,
 }
 
@@ -70,7 +72,7 @@ struct Held<'l> {
     is_changed: bool,
 }
 
-/// A page that is about to be written, from the first of the clusters on, and the checksum it will have.
+/// A page about to be written, counted from the first of the clusters, and its new checksum.
 type Change = (u64, u32);
 
 /// See the module's head.
@@ -83,7 +85,7 @@ pub(crate) struct Summed {
     /// Pages on the device that are not verified.
     mended: HashSet<u64>,
     leaves: Mutex<Leaves>,
-    /// What threads have written last that they will flush.
+    /// The latest writes of each thread that it will flush.
     unflushed: Mutex<HashMap<ThreadId, Vec<Change>>>,
     leaves_max: usize,
 }
@@ -94,8 +96,8 @@ fn crc_of(page: &[u8]) -> u32 {
 }
 
 impl Summed {
-    /// A layer over a device with this layout, which has sums. Of `mended` pages it knows none: they come from the
-    /// ring, which has its own.
+    /// A layer over a device with this layout, which has sums. It has none for `mended` pages: they come from the ring,
+    /// which has its own.
     pub(crate) fn new(below: Box<dyn Device>, layout: &Layout, mended: HashSet<u64>) -> Summed {
         let first = layout.cluster(0);
         Summed {
@@ -114,8 +116,8 @@ impl Summed {
         &*self.below
     }
 
-    /// The part of a range of bytes that lies in the clusters, in pages from the first of them on; and how many of its
-    /// pages come before that.
+    /// The part of a range of bytes that lies in the clusters, in pages from the first of them on; and how many of the
+    /// range's pages come before that.
     fn covered(&self, bytes: Range<u64>) -> (Range<u64>, usize) {
         let (from, to) = (bytes.start / PAGE, bytes.end / PAGE);
         let start = from.clamp(self.covered.start, self.covered.end);
@@ -132,7 +134,7 @@ impl Summed {
         let slot = Slot::default();
         leaves.slots.insert(leaf, Arc::clone(&slot));
         leaves.order.push_back(leaf);
-        // One more than has come, since some cannot go now.
+        // One more than was added, since some cannot go now.
         let count = (leaves.slots.len().saturating_sub(self.leaves_max)).min(2);
         let count = count.min(leaves.order.len());
         let oldest: Vec<u64> = leaves.order.drain(..count).collect();
@@ -141,15 +143,15 @@ impl Summed {
         slot
     }
 
-    /// Takes a leaf out of memory, unless somebody uses it. The caller has no leaf locked.
+    /// Evicts a leaf from memory, unless it is in use. The caller has no leaf locked.
     fn let_go(&self, leaf: u64) {
         let Some(slot) = self.leaves.lock().slots.get(&leaf).cloned() else {
             return;
         };
-        // One that cannot be written stays, and so does what it knows.
+        // A leaf that cannot be written stays, and so does what it knows.
         let is_stored = slot.lock().as_mut().is_none_or(|one| self.put(leaf, one).is_ok());
         let mut leaves = self.leaves.lock();
-        // The list's and this one: nobody has it, and nobody gets it without the list. Somebody may have had it.
+        // The list's and this one: no thread has it, and none gets it without the list. A thread may have had it.
         let is_behind = |leaf: &Option<Leaf>| leaf.as_ref().is_none_or(|leaf| !leaf.is_ahead);
         if is_stored && Arc::strong_count(&slot) == 2 && slot.try_lock().is_some_and(|leaf| is_behind(&leaf)) {
             leaves.slots.remove(&leaf);
@@ -158,7 +160,7 @@ impl Summed {
         }
     }
 
-    /// Writes what a leaf knows. Need not be durable: what it was before is right as well.
+    /// Writes what a leaf knows. Need not be durable: its earlier state is right as well.
     fn put(&self, number: u64, leaf: &mut Leaf) -> Result<()> {
         if !leaf.is_ahead {
             return Ok(());
@@ -186,7 +188,7 @@ impl Summed {
         Ok(leaf)
     }
 
-    /// Calls `work` with each leaf of these pages, locked, and the pages that it has.
+    /// Calls `work` with each leaf of these pages, locked, and its pages.
     fn on_leaves(&self, changes: &[Change], mut work: impl FnMut(&mut Leaf, &[Change])) -> Result<()> {
         for part in changes.chunk_by(|one, other| one.0 / SUMS_PER_PAGE == other.0 / SUMS_PER_PAGE) {
             let number = part[0].0 / SUMS_PER_PAGE;
@@ -198,7 +200,7 @@ impl Summed {
         Ok(())
     }
 
-    /// Makes the sums of these pages durable, beside those they have. In the order of their places.
+    /// Makes the sums of these pages durable, beside their present ones. In the order of their places.
     fn announce(&self, changes: &[Change]) -> Result<()> {
         let mut parts = Vec::new();
         for part in changes.chunk_by(|one, other| one.0 / SUMS_PER_PAGE == other.0 / SUMS_PER_PAGE) {
@@ -251,7 +253,7 @@ impl Summed {
                     }
                 }
             }
-            // Nothing is written that the new ones would fit. Those that were are right, whatever the device holds.
+            // No page is written that the new ones would fit. The earlier sums are right, whatever the device has.
             Err(_) => {
                 for (index, page, sum) in before {
                     if let Some(leaf) = &mut *leaves[index].leaf {
@@ -264,7 +266,7 @@ impl Summed {
         written
     }
 
-    /// Reads those pages of which it is not known which of two contents they have.
+    /// Reads those pages for which it is unknown which of two contents they have.
     fn find_out(&self, leaves: &mut [Held<'_>]) -> Result<()> {
         for Held { leaf, part, .. } in leaves {
             let Some(leaf) = &mut **leaf else { continue };
@@ -283,7 +285,7 @@ impl Summed {
                     offset: (self.covered.start + page) * PAGE,
                     into: content.bytes_mut(),
                 }]);
-                // One that cannot be read has neither content, and may be written.
+                // An unreadable page has neither content, and may be written.
                 let found = read.is_ok().then(|| crc_of(content.bytes()));
                 leaf.set(page, leaf.sum(page).known(found));
                 leaf.is_ahead = true;
@@ -296,7 +298,7 @@ impl Summed {
     fn settle(&self, changes: &[Change]) -> Result<()> {
         self.on_leaves(changes, |leaf, part| {
             for &(page, crc) in part {
-                // Somebody may be writing it again.
+                // Another thread may be writing it again.
                 if leaf.sum(page).is_latest(crc) && !leaf.sum(page).is_known() {
                     leaf.set(page, Sum::only(crc));
                     leaf.is_ahead = true;
@@ -305,7 +307,7 @@ impl Summed {
         })
     }
 
-    /// Whether pages that were read are what was written there.
+    /// Whether pages that were read are as they were written.
     fn verify(&self, batch: &[Op<'_>]) -> Result<()> {
         for op in batch {
             let (Op::Read { into, .. }, Some(range)) = (op, op.range()) else {
@@ -332,7 +334,7 @@ impl Summed {
         Ok(())
     }
 
-    /// Takes a page's content for right, whatever it is. Durable when it returns. Nobody else uses the page.
+    /// Accepts a page's content, whatever it is. Durable when it returns. No other thread uses the page.
     pub(crate) fn accept(&self, page: u64) -> Result<()> {
         let (pages, _) = self.covered(page * PAGE..(page + 1) * PAGE);
         for page in pages {
@@ -352,7 +354,7 @@ impl Summed {
         self.below.run(&mut [Op::Flush])
     }
 
-    /// Writes all that is known. Durable when it returns.
+    /// Writes everything known. Durable when it returns.
     pub(crate) fn store_all(&self) -> Result<()> {
         let mut all: Vec<(u64, Slot)> = self
             .leaves
@@ -421,7 +423,7 @@ impl Device for Summed {
             false => None,
         };
         self.below.run(batch)?;
-        // What a batch writes beside a flush, that does not flush.
+        // Writes of a batch beside a flush are not covered by that flush.
         if let Some(flushed) = before.filter(|_| flushes) {
             durable.extend(flushed);
             durable.sort_unstable();
@@ -457,8 +459,8 @@ mod tests {
         page
     }
 
-    /// Pages of all leaves, written durably and not, by several threads, are what was written last, and known as such;
-    /// so they are after the next opening.
+    /// Pages of all leaves, written durably and not, by several threads, have the latest content, and are known as
+    /// such; so they are after the next opening.
     #[test]
     fn leaves_come_and_go_and_nothing_is_forgotten() {
         let memory = Arc::new(Memory::new(PAGES * PAGE));
@@ -474,7 +476,7 @@ mod tests {
                         let mut state: u64 = round * 1000 + thread;
                         for _ in 0..600 {
                             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
-                            // Each thread has pages of its own, in everybody's leaves.
+                            // Each thread has its own pages, in every thread's leaves.
                             let at = (state >> 33) as usize % 50 * 4 + thread as usize;
                             let page = page_of(state);
                             let durable = state >> 50 & 1 == 0;
@@ -499,10 +501,10 @@ mod tests {
                     });
                 }
             });
-            // Each thread may have kept one from going.
+            // Each thread may have kept one from being evicted.
             assert!(device.leaves.lock().slots.len() <= 3 + 2 * 4);
             device.store_all().unwrap();
-            // Another content than the last one is damage, whichever the page had before.
+            // Any content but the last one is damage, whichever the page had before.
             let device = summed(&memory);
             for (place, version) in places.iter().zip(&versions) {
                 let version = version.load(Ordering::Relaxed);

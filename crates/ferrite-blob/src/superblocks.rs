@@ -1,12 +1,12 @@
-//! The two superblocks: the same, at both ends of the device.
+//! The two superblocks: two equal pages, at both ends of the device.
 //!
 //! The first is written, durably, and then the last. So a crash leaves the same in both; or a newer one in the first,
 //! by one generation; or one of the two torn. Anything else is damage. The newer one is enough, and an opening for
-//! changes writes both anew, so damage of one of them is named, and loses nothing.
+//! changes rewrites both, so damage of one of them is named, and loses nothing.
 //!
-//! The last page of the device is written here alone. Where it does not hold what was written last, the device has been
-//! cut off, or overwritten, behind the store's back: then the store stops, and does not say that it was closed. A write
-//! would give a file its length back, and nobody would see that what was between is gone.
+//! The last page of the device is written here alone. Where it does not hold the last write, the device has been cut
+//! off, or overwritten, behind the store's back: then the store stops, and is not marked as closed. A write would give
+//! a file its length back, and hide that the part in between is gone.
 
 use crate::core::Core;
 use crate::device::{Device, Op};
@@ -14,7 +14,7 @@ use crate::format::Superblock;
 use crate::page::Pages;
 use crate::{Error, PAGE_BYTES, Result};
 
-/// What the two places hold.
+/// The superblocks in the two places.
 pub(crate) struct Pair {
     first: Option<Superblock>,
     last: Option<Superblock>,
@@ -39,7 +39,7 @@ pub(crate) fn read(device: &dyn Device) -> Result<Pair> {
     if pages == 0 {
         return Ok(none);
     }
-    // Where the second one is, the first one says, or else the size of the device.
+    // The first one gives the place of the second, or else the size of the device does.
     let first = at(device, 0);
     let named = first.as_ref().ok().and_then(Option::as_ref);
     let end = named.map(|found| found.layout.pages.saturating_sub(1));
@@ -55,7 +55,7 @@ pub(crate) fn read(device: &dyn Device) -> Result<Pair> {
 }
 
 impl Pair {
-    /// The newer one. `None`: there is no store.
+    /// The newer one. `None`: the device has no store.
     pub(crate) fn newer(self) -> Option<Superblock> {
         match (self.first, self.last) {
             (Some(first), Some(last)) if last.generation > first.generation => Some(last),
@@ -64,7 +64,7 @@ impl Pair {
         }
     }
 
-    /// What no crash leaves. After a close, a copy that cannot be read counts as that.
+    /// Damage that no crash leaves. After a close, an unreadable copy counts as such.
     pub(crate) fn damage(&self) -> Option<String> {
         let which = match (&self.first, &self.last) {
             (Some(first), Some(last)) if last.generation > first.generation => "first",
@@ -96,7 +96,7 @@ impl Core {
         }
         match at(device, self.layout.pages - 1) {
             Ok(Some(last)) if last.generation == superblock.generation => Ok(()),
-            // One superblock is enough, and nothing says that this one is gone.
+            // One superblock is enough, and this one is not known to be gone.
             Err(Error::Device { .. }) => Ok(()),
             _ => self.lost_its_end(superblock, "it holds something else"),
         }
@@ -122,7 +122,7 @@ impl Core {
         Err(self.stop(error))
     }
 
-    /// Says whether the store is closed, with what that proves.
+    /// Records whether the store is closed, with the proof of that.
     pub(crate) fn set_clean(&self, is_clean: bool) -> Result<()> {
         let digest = self.free.lock().digest;
         let mut superblock = self.superblock.lock();

@@ -1,16 +1,16 @@
 //! Which units are free: clusters, or the parts of clusters that small blobs share.
 //!
-//! Whole clusters are given from a map of clusters. What is less than one comes from clusters that others have a part
-//! of, so that what is left of them fills up before another one is begun.
+//! Whole clusters are allocated from a map of clusters. Smaller requests come from clusters that other blobs share, so
+//! that the rest of those fills up before another one is begun.
 //!
-//! Invariants: a cluster of which no unit is used is free in the map of clusters; one of which some are used, and some
-//! are not, is among the shared ones. As for all of what is free, what metadata names is never free here.
+//! Invariants: a cluster with no used unit is free in the map of clusters; one that is partly used is among the shared
+//! ones. As for all free space, units that metadata names are never free here.
 
 use std::collections::BTreeMap;
 
 use crate::space::Bitmap;
 
-/// How many shared clusters are looked at before another cluster is shared.
+/// How many shared clusters are searched before another cluster is shared.
 const LOOKS_MAX: usize = 64;
 
 /// See the module's head.
@@ -18,7 +18,7 @@ pub(crate) struct Units {
     /// Units of a cluster, at most 64.
     per_cluster: u32,
     clusters: Bitmap,
-    /// Clusters that are used in part, with a bit for each unit that is used.
+    /// Clusters that are partly used, with a bit for each used unit.
     shared: BTreeMap<u32, u64>,
     free_in_shared: u64,
     /// Where the last search among them ended.
@@ -107,7 +107,7 @@ impl Units {
         }
     }
 
-    /// Calls `each` with every cluster of which some units lie here, and their bits.
+    /// Calls `each` with every cluster that has some of these units, and their bits.
     fn each_cluster(&self, first: u32, count: u32, mut each: impl FnMut(u32, u64)) {
         let (mut at, end) = (u64::from(first), u64::from(first) + u64::from(count));
         let per = u64::from(self.per_cluster);
@@ -135,7 +135,7 @@ impl Units {
         are_free
     }
 
-    /// Marks units as used that metadata names; `false` if some were, or do not exist.
+    /// Marks units as used that metadata names; `false` if some were used, or do not exist.
     pub(crate) fn claim(&mut self, first: u32, count: u32) -> bool {
         let is_sane = self.are_free(first, count);
         let mut parts = Vec::new();
@@ -159,8 +159,8 @@ impl Units {
         }
     }
 
-    /// Takes units, as few pieces as there can be, behind `goal` if that is free. The caller has seen to it that so
-    /// many are free. It is a part of a cluster, or a multiple of one, which comes in clusters as long as there are
+    /// Takes units, in as few pieces as possible, behind `goal` if that is free. The caller has ensured that so many
+    /// are free. The count is a part of a cluster, or a multiple of one, which comes in clusters as long as there are
     /// any.
     pub(crate) fn take(&mut self, mut goal: Option<u32>, count: u32) -> Vec<(u32, u32)> {
         let (mut taken, mut left) = (Vec::new(), count);
@@ -168,7 +168,7 @@ impl Units {
             let piece = match left {
                 _ if left.is_multiple_of(self.per_cluster) => self.take_clusters(goal, left / self.per_cluster),
                 _ if left < self.per_cluster => self.take_part(goal, left),
-                // The rest of clusters of which there were too few.
+                // The remainder, when there were too few clusters.
                 _ => None,
             };
             let Some((first, got)) = piece.or_else(|| self.take_rest(left)) else {
@@ -181,9 +181,9 @@ impl Units {
         taken
     }
 
-    /// Takes up to `most` units in one piece for slots: those from `goal` on, if there are as many there as anywhere,
-    /// else where most clusters are free in a row; without free clusters, in one that blobs share. Where the caller
-    /// cannot name another place, only at `goal`.
+    /// Takes up to `most` units in one piece for slots: those from `goal` on, if as many are free there as anywhere,
+    /// otherwise where most clusters are free in a row; without free clusters, in one that blobs share. Where the
+    /// caller cannot name another place, only at `goal`.
     pub(crate) fn take_for_slots(&mut self, goal: u32, most: u32, only_goal: bool) -> Option<(u32, u32)> {
         let per = self.per_cluster;
         let elsewhere = match only_goal {
@@ -222,7 +222,7 @@ impl Units {
         at.min(end).saturating_sub(first)
     }
 
-    /// The most free units in a row in a cluster of which some are used.
+    /// The most free units in a row in a partly used cluster.
     fn longest_part(&self) -> Option<(u32, u32)> {
         let not_there = !self.all();
         let mut best: Option<(u32, u32)> = None;
@@ -282,7 +282,7 @@ impl Units {
         Some((cluster * per + into, count))
     }
 
-    /// What there is, where there is nothing better.
+    /// Any units, where no better choice exists.
     fn take_rest(&mut self, count: u32) -> Option<(u32, u32)> {
         let (&cluster, &used) = self.shared.first_key_value()?;
         let into = (!used).trailing_zeros();
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Every unit is given once, and only free ones.
+    /// Every unit is allocated once, and only free ones.
     #[test]
     fn all_of_it_is_given_once_and_comes_back() {
         for per in [1, 4, 64] {
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(units.take(None, 128), [(64, 128)]);
         assert_eq!(units.take(Some(63), 1), [(63, 1)], "behind the goal");
         assert_eq!(units.free_clusters(), 7);
-        // Nothing but parts is left: then parts are given.
+        // Nothing but parts is left: then parts are allocated.
         units.take(None, 7 * 64);
         units.give(0, 7);
         units.give(14, 7);

@@ -1,10 +1,10 @@
-//! Blobs that name units which another blob names, too: only damage makes them.
+//! Blobs that name units which another blob names, too: only damage creates them.
 //!
-//! Of two that claim a unit, the one whose slot was read first has it. Nobody knows whose content is there, so the
-//! other gets a copy, and is told of by name; whoever uses blobs then decides what it is worth.
+//! Of two that claim a unit, the one whose slot was read first has it. It is unknown whose content is there, so the
+//! other gets a copy, and is reported by name; the user of the blobs then decides what it is worth.
 //!
-//! Invariants: a unit that two blobs claim is never given away, until one of them has let go of it durably; and nothing
-//! is written to it, by neither blob nor from the ring. The blob that is told of takes no writes at all meanwhile.
+//! Invariants: a unit that two blobs claim is never reallocated until one of them has released it durably; and nothing
+//! is written to it, by neither blob nor from the ring. The reported blob takes no writes at all meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -25,19 +25,19 @@ impl BlobStore {
         free.tangled.keys().map(id).collect()
     }
 
-    /// Gives one of them copies of what it shares; what does not exist becomes a hole. Durable when it returns. Nothing
-    /// else is changed: who uses the others has to learn of it first.
+    /// Gives one of them copies of what it shares; units that do not exist become holes. Durable when it returns.
+    /// Nothing else is changed: the user of the others has to learn of it first.
     ///
     /// # Errors
-    /// [`crate::Error::NoSpace`]; of the device; if there is no such blob.
+    /// [`crate::Error::NoSpace`]; errors of the device; no such blob.
     pub fn untangle(&self, id: BlobId) -> Result<()> {
         self.blob(id)?.untangle()
     }
 }
 
 impl Blob {
-    /// Refuses writes to these bytes, if the blob names what is another's, or another names some of the units that
-    /// these bytes have.
+    /// Refuses writes to these bytes, if the blob names another's units, or another names some of the units of these
+    /// bytes.
     pub(crate) fn check_tangle(&self, state: &State, from: u64, to: u64) -> Result<()> {
         if self.core.tangles.load(Ordering::Acquire) == 0 {
             return Ok(());
@@ -91,7 +91,7 @@ impl Blob {
 }
 
 impl Core {
-    /// Whether an entry of the ring is about a blob that names what is another's, or about something of that.
+    /// Whether an entry of the ring concerns a blob that names another's units, or concerns such a unit.
     pub(crate) fn meets_tangle(&self, entry: &RingEntry) -> bool {
         let free = self.free.lock();
         let is_claimed = |&target: &u64| {
@@ -102,20 +102,20 @@ impl Core {
         free.tangled.contains_key(&entry.id.slot()) || entry.targets.iter().any(is_claimed)
     }
 
-    /// The blob in a slot names nothing of another's any more; whether it did.
+    /// The blob in a slot names nothing of another's any more; returns whether it did.
     pub(crate) fn end_tangle(&self, free: &mut Free, slot: u32) -> bool {
         let was_tangled = free.tangled.remove(&slot).is_some();
         self.tangles.store(free.tangled.len(), Ordering::Release);
         was_tangled
     }
 
-    /// The damage is mended. The caller has locked no blob.
+    /// The damage is mended. The caller has no blob locked.
     pub(crate) fn forget_tangle(&self, slot: u32) {
         let mut damage = self.damage.lock();
         damage.retain(|damage| damage.slot != slot || !damage.is_tangle);
     }
 
-    /// Puts copies in the place of units that are another's.
+    /// Replaces another's units by copies.
     fn move_out(&self, state: &mut State, claimed: &BTreeSet<u32>, taken: &mut Vec<(u32, u32)>) -> Result<()> {
         let units = u64::from(self.layout.clusters) * u64::from(self.layout.units_per_cluster());
         let mut goal = None;
@@ -142,7 +142,7 @@ impl Core {
         Ok(())
     }
 
-    /// Durable when it returns. What is wrong by its checksum is copied as it is.
+    /// Durable when it returns. Data whose checksum is wrong is copied as it is.
     fn copy_unit(&self, from: u32, to: u32) -> Result<()> {
         let mut pages = Pages::zeroed(self.layout.unit_pages as usize);
         self.metadata().run(&mut [Op::Read {

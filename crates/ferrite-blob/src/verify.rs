@@ -1,4 +1,4 @@
-//! Looking for damage in data that has checksums, and living with it.
+//! Finding damage in data that has checksums, and living with it.
 
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ impl BlobStore {
     }
 }
 
-/// What is wrong with a part of a blob. Whole pages.
+/// The damage in a part of a blob. Whole pages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DataDamage {
-    /// What is there is not what was written.
+    /// The content is not what was written.
     pub wrong: Vec<Range<u64>>,
     /// The device cannot read it.
     pub unreadable: Vec<Range<u64>>,
@@ -32,8 +32,8 @@ fn add(ranges: &mut Vec<Range<u64>>, at: u64) {
 }
 
 impl Blob {
-    /// Reads what lies in a part of the blob, at most a cluster, and returns what is wrong with it. Without checksums
-    /// nothing can be told, and nothing is read.
+    /// Reads a part of the blob, at most a cluster, and returns its damage. Without checksums damage is undetectable,
+    /// and nothing is read.
     ///
     /// # Errors
     /// [`Error::NotFound`] if it was deleted.
@@ -62,10 +62,10 @@ impl Blob {
         Ok(damage)
     }
 
-    /// Takes these bytes for right, whatever the device holds there. Durable when it returns.
+    /// Accepts these bytes, whatever the device holds there. Durable when it returns.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it was deleted; of the device.
+    /// [`Error::NotFound`] if it was deleted; errors of the device.
     pub fn accept(&self, bytes: Range<u64>) -> Result<()> {
         let state = self.inner.state.write();
         self.alive(&state)?;

@@ -1,7 +1,8 @@
-//! Losses of power: images of what a device could hold, built from a record of all writes and flushes.
+//! Power loss: images of what a device could hold, built from a record of all writes and flushes.
 //!
-//! What has returned is there. The operation under way is there, is not, or, where it changes bytes in place, is there
-//! page by page. Nobody's clusters are another's, none are lost, and no byte of an earlier owner is ever seen.
+//! Everything that has returned is there. The operation under way is there, is not, or, where it changes bytes in
+//! place, is there page by page. No blob's clusters are another's, none are lost, and no byte of an earlier owner is
+//! ever visible.
 
 mod common;
 
@@ -20,7 +21,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     checksums: false,
     shares_clusters: false,
 };
-/// What a loss of power may tear.
+/// The unit that a power loss may tear.
 const SECTOR_BYTES: usize = 512;
 const DEVICE_BYTES: usize = 12 << 20;
 const STEPS: usize = 60;
@@ -54,7 +55,7 @@ fn record(seed: u64, tears: bool, checksums: bool, shares_clusters: bool) -> Run
         recorder.log().mark(steps.len() as u64 * 2);
         let result = step.run(&store);
         if is_full(&result) {
-            // It has changed nothing; a step that does nothing stands for it.
+            // It has changed nothing; an empty step stands for it.
             recorder.log().mark(steps.len() as u64 * 2 + 1);
             states.push(model);
             steps.push(step);
@@ -95,7 +96,7 @@ fn image(run: &Run, cut: usize, rng: &mut Rng) -> (Vec<u8>, usize) {
     (image, returned)
 }
 
-/// Whether what is found may be what a step under way leaves.
+/// Whether the state found may be what a step under way leaves.
 fn may_be(found: Option<&Known>, step: &Step, before: &Model, after: &Model) -> bool {
     let id = step.id();
     let (old, new) = (before.get(&id), after.get(&id));
@@ -116,7 +117,7 @@ fn may_be(found: Option<&Known>, step: &Step, before: &Model, after: &Model) -> 
         return false;
     }
     let len = old.data.len();
-    // Nothing behind the old end can be seen.
+    // Nothing behind the old end is visible.
     let mut new = new.data.clone();
     new.resize(new.len().max(len), 0);
     new.truncate(len);
@@ -137,7 +138,7 @@ fn check_image(run: &Run, image: Vec<u8>, returned: usize, what: &str) {
         let opened = BlobStore::open(Box::new(Arc::clone(&memory)), read_only);
         opened.unwrap_or_else(|error| panic!("{what}: {error}"))
     };
-    // Who looks sees what the next opening makes of it, and writes nothing.
+    // A read-only opening sees what the next opening makes of it, and writes nothing.
     let look = open(true);
     let seen: Vec<_> = look
         .ids()
@@ -189,7 +190,7 @@ fn check_image(run: &Run, image: Vec<u8>, returned: usize, what: &str) {
     works(store, &memory, what);
 }
 
-/// A store that was recovered does what any store does, and keeps it.
+/// A recovered store works as any store does, and keeps its changes.
 fn works(store: BlobStore, memory: &Arc<Memory>, what: &str) {
     let before = contents(&store);
     let id = store.reserve(1).expect(what)[0];
@@ -238,7 +239,7 @@ fn explore(seed: u64, images: usize) {
     }
 }
 
-/// More blobs than there are slots in front of the clusters, in small ones that fill up while power may be lost; new
+/// More blobs than there are slots in front of the clusters, in small stores that fill up while power may be lost; new
 /// slots are in clusters, or, where none is free, in parts of them.
 fn explore_slots(seed: u64, images: usize, in_parts: bool) {
     let options = FormatOptions {

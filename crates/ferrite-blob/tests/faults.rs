@@ -19,7 +19,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     checksums: false,
     shares_clusters: false,
 };
-/// More than one overflow page names.
+/// More than one overflow page can name.
 const PIECES: u64 = 273 + 341 + 20;
 const FAULTS: [Fault; 3] = [Fault::Error, Fault::Short, Fault::Late];
 
@@ -31,7 +31,7 @@ fn byte_of(cluster: u64) -> u8 {
     (cluster % 250) as u8 + 1
 }
 
-/// Every second cluster has a byte in front; those of `more` besides.
+/// Every second cluster has a byte in front; so has `more`.
 fn holds(blob: &Blob, pieces: u64, more: Option<u64>, what: &str) {
     for cluster in 0..2 * pieces + 2 {
         let mut byte = [0; 2];
@@ -65,7 +65,7 @@ fn a_blob_in_pieces_is_old_or_new_whichever_write_fails() {
     let (base, id) = in_pieces(PIECES);
     let new = 2 * PIECES;
     let change = |blob: &Blob, kind: u64| match kind {
-        // At the end, in a hole in the middle, and one that lets go of a piece.
+        // At the end, in a hole in the middle, and one that releases a piece.
         0 => blob.write_at(&[byte_of(new)], new * CLUSTER_BYTES, Some(b"new")),
         1 => blob.write_at(&[byte_of(301)], 301 * CLUSTER_BYTES, Some(b"new")),
         _ => blob.punch(300 * CLUSTER_BYTES, CLUSTER_BYTES, Some(b"new")),
@@ -97,7 +97,7 @@ fn a_blob_in_pieces_is_old_or_new_whichever_write_fails() {
                 );
                 let done = change(&blob, kind);
                 device.mend();
-                // Readers: the change has happened, or it has not, or nobody knows, and then the store has stopped.
+                // Readers: the change has happened, or it has not, or that is unknown, and then the store has stopped.
                 if store.is_running() {
                     check(&blob, done.is_ok(), &what);
                     let is_new = blob.metadata() == b"new";
@@ -130,7 +130,7 @@ fn a_blob_in_pieces_is_old_or_new_whichever_write_fails() {
     }
 }
 
-/// Without a page for more pieces a blob takes no more, says so, and everything else goes on.
+/// Without a page for more pieces a blob takes no more and reports that, and everything else keeps working.
 #[test]
 fn a_blob_in_too_many_pieces_stops_nothing_else() {
     let device = Arc::new(Sparse::new(400 << 20));
@@ -168,7 +168,7 @@ fn a_blob_in_too_many_pieces_stops_nothing_else() {
     let other = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
     other.write_at(&[1; 100], 0, None).unwrap();
     holds(&blob, pieces, None, "afterwards");
-    // Cut, it is in fewer, and can have others.
+    // After a cut it is in fewer, and can take others.
     blob.truncate(200 * CLUSTER_BYTES, None).unwrap();
     blob.write_at(&[byte_of(301)], 301 * CLUSTER_BYTES, None).unwrap();
     assert!(store.check().unwrap().findings.is_empty());
@@ -207,7 +207,7 @@ fn a_superblock_that_cannot_be_written_loses_nothing() {
                 false => {
                     assert!(store.reserve(1).is_err(), "{what}");
                     device.mend();
-                    // The other one may be the only one that can be read.
+                    // The other one may be the only readable one.
                     assert!(matches!(store.reserve(1), Err(Error::Stopped(_))), "{what}");
                 }
             }
@@ -223,7 +223,7 @@ fn a_superblock_that_cannot_be_written_loses_nothing() {
     }
 }
 
-/// An entry of the ring of which the device says that it was not written, though it was, is never carried out later.
+/// An entry of the ring that the device reports as not written, though it was, is never carried out later.
 #[test]
 fn a_lost_answer_of_the_ring_changes_nothing_later() {
     for tears in [false, true] {
@@ -244,7 +244,7 @@ fn a_lost_answer_of_the_ring_changes_nothing_later() {
         );
         blob.write_at(&[2; 100], 50, Some(b"second")).unwrap_err();
         device.mend();
-        // If this were taken, it would make that entry the right one.
+        // Accepting this would make that entry valid.
         let third = blob.set_metadata(b"third");
         drop((blob, store));
         let store = open(&device);
@@ -289,7 +289,7 @@ fn slots_are_added_or_not_whichever_write_fails() {
         let reserved = store.reserve(4);
         device.mend();
         let what = format!("write {after}: {reserved:?}");
-        // Whatever failed, blobs are there; and if the store goes on, so do its slots.
+        // Whatever failed, blobs are there; and if the store keeps running, so do its slots.
         assert_eq!(store.ids().unwrap().len(), slots, "{what}");
         if store.is_running() {
             assert_eq!(store.reserve(4).unwrap().len(), 4, "{what}");
@@ -314,7 +314,7 @@ fn slots_are_added_or_not_whichever_write_fails() {
 }
 
 /// On a device that tears pages, one thread writes much through the ring, and another has stored its pages there when
-/// the store stops: those stay for the next opening, and nobody waits until they are written in place.
+/// the store stops: those stay for the next opening, and no thread waits until they are written in place.
 #[test]
 fn a_store_that_stops_keeps_nobody_waiting_for_the_ring() {
     let faulty = Arc::new(Faulty::new(Memory::new(64 << 20).tearing()));
@@ -352,7 +352,7 @@ fn a_store_that_stops_keeps_nobody_waiting_for_the_ring() {
     writer.join().unwrap();
 }
 
-/// Numbers that were reserved for nothing can be given back, however often, and do not make the store take room.
+/// Reserved numbers that were not used can be given back, however often, and do not make the store take space.
 #[test]
 fn numbers_that_are_given_back_cost_no_room() {
     let options = FormatOptions {
@@ -368,7 +368,7 @@ fn numbers_that_are_given_back_cost_no_room() {
         let ids = store.reserve_some(16).unwrap();
         assert!(ids.iter().all(|id| seen.insert(*id)), "a number came again");
         let blob = store.create(ids[3], b"made").unwrap();
-        // That of the blob is left alone; the others cannot be used any more.
+        // The blob's own number is left alone; the others can no longer be used.
         store.give_back(&ids);
         assert!(matches!(store.create(ids[0], b""), Err(Error::NotFound)));
         assert_eq!(blob.metadata(), b"made");

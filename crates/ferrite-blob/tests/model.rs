@@ -1,4 +1,4 @@
-//! Random operations on a store, compared with what they should come to, with reopenings in between.
+//! Random operations on a store, compared with their expected results, with reopenings in between.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const OPTIONS: FormatOptions = FormatOptions {
     shares_clusters: false,
 };
 
-/// A device full of what somebody left there.
+/// A device full of arbitrary old content.
 fn used_device(mib: u64) -> Memory {
     Memory::of(vec![0xee; (mib << 20) as usize])
 }
@@ -48,7 +48,7 @@ fn run(seed: u64, steps: usize, tears: bool, checksums: bool, shares_clusters: b
             compare(&store, &model, what);
         }
         if number % 23 == 0 || (seed % 4 == 1 && number % 3 == 0) {
-            // Closed in order, or just dropped.
+            // Closed cleanly, or just dropped.
             if number % 2 == 0 {
                 store.clone().close().unwrap();
             }
@@ -114,7 +114,7 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     assert_eq!(store.space().free_clusters, free - 1);
     blob.reserve(0, free * CLUSTER_BYTES, None).unwrap();
     assert_eq!(store.space().free_clusters, 0);
-    // What is reserved can be written.
+    // Reserved space can be written.
     blob.write_at(&vec![3; (free * CLUSTER_BYTES) as usize], 0, None)
         .unwrap();
     store.delete(id).unwrap();
@@ -156,9 +156,9 @@ fn small_blobs_share_clusters_and_longer_ones_have_whole_ones_behind_their_first
         assert!(store.check().unwrap().findings.is_empty());
     };
     check(&store, 40 * 7 * UNIT);
-    // 280 units are in five clusters, of which each has room for nine blobs.
+    // 280 units are in five clusters, each of which has space for nine blobs.
     assert_eq!(empty.free_clusters - store.space().free_clusters, 5);
-    // One that grows goes on beside others, and behind a cluster in whole ones.
+    // A growing blob continues beside others, and behind its first cluster in whole ones.
     let blob = store.blob(ids[0]).unwrap();
     for at in (100_000..CLUSTER_BYTES + 100_000).step_by(50_000) {
         blob.write_at(&[9; 50_000], at, None).unwrap();
@@ -188,7 +188,7 @@ fn small_blobs_share_clusters_and_longer_ones_have_whole_ones_behind_their_first
     assert_eq!(store.space(), empty);
 }
 
-/// The last room of a store is in parts, and is given in parts, also to long blobs.
+/// The last space of a store is in parts, and is allocated in parts, also to long blobs.
 #[test]
 fn what_is_free_can_be_had() {
     let device = Arc::new(used_device(16));

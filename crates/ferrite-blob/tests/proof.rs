@@ -1,5 +1,5 @@
-//! What a close proves: a page of metadata that is damaged, blank or old after it does not pass for the state that was
-//! closed, and one that a crash has torn does.
+//! The proof that a close leaves: a page of metadata that is damaged, blank or old after it does not pass for the state
+//! that was closed, and one that a crash has torn does.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn losses(image: &[u8], slot: usize) -> Vec<(&'static str, Vec<u8>)> {
         ("a bit", with(&|page| page[3000] ^= 1)),
         ("a sector of zeros", with(&|page| page[..512].fill(0))),
         ("blank", with(&|page| page.fill(0))),
-        // What was there before: the device has lost the last write of this page.
+        // The page's earlier content: the device has lost the last write of this page.
         (
             "old",
             with(&|page| {
@@ -78,7 +78,7 @@ fn losses(image: &[u8], slot: usize) -> Vec<(&'static str, Vec<u8>)> {
 fn the_newer_page_of_a_slot_is_missed_after_a_close() {
     let (closed, _) = filled(3);
     for (what, image) in losses(&closed, 1) {
-        // A look names it and changes nothing.
+        // A read-only opening names it and changes nothing.
         let look = open(&image, true);
         let ids = look.ids().unwrap();
         assert_eq!(look.older(), [ids[1]], "{what}");
@@ -106,7 +106,7 @@ fn the_newer_page_of_a_slot_is_missed_after_a_close() {
         let store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
         assert!(is_damaged(store.blob(ids[1])), "{what}: after a close");
         assert!(store.mend().is_ok_and(|mended| mended.is_empty()) && !store.older().is_empty());
-        // What the older state has is there when somebody takes it for right.
+        // The content of the older state is there once a caller accepts it.
         store.accept_older(ids[1]).unwrap();
         let mut found = vec![7; NEW];
         store.blob(ids[1]).unwrap().read_at(&mut found, 0).unwrap();
@@ -157,7 +157,7 @@ fn writes_that_a_device_has_lost_are_told_if_nothing_names_them() {
         let store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
         assert!(store.damage().concat().contains("nothing tells which"), "round {round}");
         if round == 1 {
-            // Not closed: it is remembered all the same.
+            // Not closed: the damage is remembered all the same.
             continue;
         }
         if round == 2 {
@@ -218,8 +218,8 @@ fn damage_of_either_superblock_is_named_and_mended_by_an_opening() {
     }
 }
 
-/// An entry of the ring says that those before it are in place. If it is damaged after a close, they must not be
-/// written over what came later.
+/// An entry of the ring says that those before it are in place. If it is damaged after a close, they must not overwrite
+/// later content.
 #[test]
 fn a_damaged_ring_takes_nothing_back_after_a_close() {
     let device = Arc::new(Memory::new(16 << 20).tearing());

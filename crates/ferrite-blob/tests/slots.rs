@@ -1,4 +1,5 @@
-//! More blobs than there are slots in front of the clusters: where the next ones go, and when there are none.
+//! More blobs than there are slots in front of the clusters: where the next ones go, and what happens when none are
+//! left.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,7 +29,7 @@ fn open<D: Device + 'static>(device: &Arc<D>) -> BlobStore {
     BlobStore::open(Box::new(Arc::clone(device)), false).unwrap()
 }
 
-/// What the superblock says: the version, and how many areas of slots there are.
+/// The superblock's version and its number of areas of slots.
 fn version_and_areas(device: &dyn Device) -> [u32; 2] {
     #[repr(align(4096))]
     struct Page([u8; PAGE_BYTES]);
@@ -60,7 +61,7 @@ fn slots_that_lie_in_a_row_are_one_area() {
     assert!(store.check().unwrap().findings.is_empty());
 }
 
-/// What is free is single clusters, so that each is an area: more than programs before this knew.
+/// The free space is single clusters, so that each is an area: more than earlier programs knew.
 #[test]
 fn a_device_in_pieces_has_slots_for_its_blobs() {
     let device = format(Sparse::new(760 << 20), &OPTIONS);
@@ -91,7 +92,7 @@ fn a_device_in_pieces_has_slots_for_its_blobs() {
     assert!(store.check().unwrap().findings.is_empty());
 }
 
-/// Every cluster has a blob that leaves some of it: that is room for slots, and for what their blobs hold.
+/// Every cluster has a blob that leaves some of it: that is space for slots, and for the content of their blobs.
 #[test]
 fn the_last_slots_are_in_parts_of_clusters() {
     for checksums in [false, true] {
@@ -137,7 +138,7 @@ fn the_last_slots_are_in_parts_of_clusters() {
     }
 }
 
-/// Whoever asks for many gets what there is, and the last room is not spent on slots for nothing.
+/// A caller that asks for many gets what is left, and the last space is not spent on unneeded slots.
 #[test]
 fn a_slot_that_was_given_back_is_enough() {
     let device = format(Memory::new(16 << 20), &OPTIONS);
@@ -151,12 +152,12 @@ fn a_slot_that_was_given_back_is_enough() {
     let space = store.space();
     assert_eq!(store.reserve_some(16).unwrap().len(), 1);
     assert_eq!(store.space().free_bytes, space.free_bytes);
-    // Then there are none, and it takes room for more.
+    // Then none are left, and it takes space for more.
     assert_eq!(store.reserve_some(16).unwrap().len(), 16);
     assert!(store.space().free_bytes < space.free_bytes);
 }
 
-/// A device that tells of writes of zeros of a cluster, and waits before it does them.
+/// A device that reports writes of zeros of a cluster, and waits before it does them.
 struct Gate {
     memory: Memory,
     begun: Mutex<Option<(Sender<()>, Receiver<()>)>>,

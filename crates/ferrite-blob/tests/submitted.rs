@@ -1,4 +1,4 @@
-//! Transfers that nobody waits for: beside others they are whole or not there, they end, and what goes wrong is told.
+//! Transfers without a waiting thread: beside others they are whole or absent, they end, and report errors.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const FORMAT: FormatOptions = FormatOptions {
     checksums: false,
     shares_clusters: false,
 };
-/// What the tests write in one piece.
+/// The unit of the tests' writes.
 const RECORD_BYTES: usize = 4 * PAGE_BYTES;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -63,14 +63,14 @@ fn tag_of(record: &[u8]) -> u64 {
     u64::from_le_bytes(first.try_into().unwrap())
 }
 
-/// Some records, of which each transfer that ends begins another.
+/// Some records; each transfer that ends begins another.
 struct Stream {
     blob: Blob,
     pool: Pool,
     rng: Mutex<Rng>,
     left: AtomicU64,
     tags: Arc<AtomicU64>,
-    /// Those that have to wait, and what is to do.
+    /// Transfers that have to wait, and what is to do.
     refused: Sender<Option<(Buffer, u64, bool)>>,
     refusals: AtomicU64,
 }
@@ -167,7 +167,7 @@ fn beside_each_other(waiting: Waiting, knows_buffers: bool) {
             }
         }
     });
-    // Some met, so that it was their turns that kept them apart; most did not.
+    // Some met, so their turns kept them apart; most did not.
     let refusals = stream.refusals.load(Ordering::Relaxed);
     assert!(refusals > 0 && refusals < 3900, "{refusals}");
     assert!(fixture.store.check().unwrap().findings.is_empty());
@@ -205,7 +205,7 @@ fn holes_and_what_is_behind_the_end_are_zeros() {
     let mut expected = vec![9; 3 * CLUSTER_BYTES as usize];
     blob.read_at(&mut expected, 0).unwrap();
     assert!(buffer[..] == expected[..] && expected[CLUSTER_BYTES as usize] == 0 && expected[99] == 1);
-    // A length that is no whole number of pages.
+    // A length that is not a whole number of pages.
     let mut short = pool.take(PAGE_BYTES).unwrap();
     short.set_len(77);
     let (short, result) = read(&blob, short, 2 * CLUSTER_BYTES + PAGE_BYTES as u64);
@@ -231,7 +231,7 @@ fn what_would_have_to_wait_is_given_back() {
     assert!(refuses(&blob, 0, true) && refuses(&blob, PAGE_BYTES as u64, true));
     whole.store.delete(blob.id()).unwrap();
     assert!(refuses(&blob, 0, true) && refuses(&blob, 0, false));
-    // A device without such a thing.
+    // A device without submission.
     let memory = Memory::new(32 * MIB);
     BlobStore::format(&memory, &FORMAT).unwrap();
     let store = BlobStore::open(Box::new(memory), false).unwrap();
@@ -259,7 +259,7 @@ fn a_transfer_keeps_the_blob_from_being_cut_and_the_device_from_going() {
                 .unwrap();
         }
     }
-    // All that knows of the store goes while transfers are under way.
+    // All references to the store go while transfers are under way.
     let (sender, ends) = mpsc::channel();
     for record in 0..100 {
         let sender = sender.clone();
@@ -280,7 +280,7 @@ fn what_goes_wrong_is_told_and_hurts_nobody_else() {
     let (fixture, _reactor) = fixture(Waiting::Sleeping, true);
     let pool = Pool::new(8 << 20).unwrap();
     let blob = filled(&fixture.store, 40);
-    // A completion that waits for the device would wait for itself; one that panics takes nobody along.
+    // A completion that waits for the device would wait for itself; one that panics harms no other.
     let (sender, ends) = mpsc::channel();
     let own = blob.clone();
     let mut buffer = pool.take(PAGE_BYTES).unwrap();
@@ -291,7 +291,7 @@ fn what_goes_wrong_is_told_and_hurts_nobody_else() {
     });
     assert!(matches!(ends.recv_timeout(LIMIT).unwrap(), Err(Error::Device { .. })));
     read(&blob, pool.take(PAGE_BYTES).unwrap(), 0).1.unwrap();
-    // The file loses its end.
+    // The file is cut short.
     let file = std::fs::File::options().write(true).open(&fixture.path).unwrap();
     file.set_len(MIB).unwrap();
     let (buffer, result) = read(&blob, pool.take(PAGE_BYTES).unwrap(), 0);

@@ -1,4 +1,5 @@
-//! Checksums of data: what a device changes, loses or puts elsewhere is an error of the read, and of that page only.
+//! Checksums of data: bytes that a device changes, loses or puts elsewhere are an error of the read, and of that page
+//! only.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -70,11 +71,11 @@ fn a_page_that_changed_is_an_error_until_it_is_written() {
         assert!(is_damaged(blob.read_at(&mut all, 0)));
         assert!(is_damaged(blob.read_at(&mut all[..1], PAGE)));
         assert_eq!(blob.damaged(0, CLUSTER_BYTES).unwrap().wrong, pages(&[1]));
-        // Its neighbours are what they were.
+        // Its neighbours are unchanged.
         blob.read_at(&mut page, 0).unwrap();
         blob.read_at(&mut all[2 * PAGE_BYTES..], 2 * PAGE).unwrap();
         assert!(page == content[..PAGE_BYTES] && all[2 * PAGE_BYTES..] == content[2 * PAGE_BYTES..]);
-        // What is left of a page that is written in part cannot be trusted.
+        // The rest of a page that is written in part cannot be trusted.
         assert!(is_damaged(blob.write_at(b"x", PAGE + 7, None)));
         assert!(store.is_running());
         blob.write_at(&content[PAGE_BYTES..2 * PAGE_BYTES], PAGE, None).unwrap();
@@ -109,10 +110,10 @@ fn what_is_accepted_is_read_as_it_is() {
     }
 }
 
-/// At once, and after closing: the older content was right once, and is no more.
+/// At once, and after closing: the older content was right once, and no longer is.
 #[test]
 fn writes_that_are_lost_or_go_elsewhere_are_found() {
-    // To a page of the same blob, and to places that nobody has.
+    // To a page of the same blob, and to places that no blob has.
     for by in [2 * PAGE, 3 << 20, 8 << 20] {
         for closes in [false, true] {
             let device = device();
@@ -154,7 +155,8 @@ fn writes_that_are_lost_or_go_elsewhere_are_found() {
     }
 }
 
-/// Programs that do not know them would not keep them, so the version differs; it does not where there are none.
+/// Programs that do not know checksums would not maintain them, so the version differs; it does not where there are
+/// none.
 #[test]
 fn a_store_says_whether_it_has_them() {
     let device = device();
@@ -174,8 +176,8 @@ fn a_store_says_whether_it_has_them() {
     assert!(blob.damaged(0, CLUSTER_BYTES).unwrap() == DataDamage::default());
 }
 
-/// What nobody knows the content of may be written, also if it cannot be read; and what a device may still lose is not
-/// taken for what it has.
+/// A page of unknown content may be written, even if it is unreadable; and content that a device may still lose does
+/// not count as present.
 #[test]
 fn a_write_that_failed_may_be_made_again() {
     for fault in [Fault::Error, Fault::Short, Fault::Late] {
@@ -198,7 +200,7 @@ fn a_write_that_failed_may_be_made_again() {
         // Half a page is neither the one nor the other.
         let read = blob.read_at(&mut page, PAGE);
         assert_eq!(is_damaged(read), fault == Fault::Short, "{fault:?}");
-        // From now on it cannot be read.
+        // From now on it is unreadable.
         device.plan(Fault::Error, about(true, false, u64::MAX));
         assert_eq!(
             blob.damaged(0, CLUSTER_BYTES).unwrap().unreadable,

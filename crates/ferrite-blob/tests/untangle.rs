@@ -1,4 +1,4 @@
-//! Blobs that name what is another's, as only damage can make them: neither harms the other, and they come apart.
+//! Blobs that name another's units, as only damage can make them: neither harms the other, and they can be separated.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn two_blobs_of_one_place_come_apart() {
         let ids = store.ids().unwrap();
         assert_eq!(store.tangled(), [ids[1]], "{what}");
         assert!(store.damage()[0].contains("another's"), "{what}");
-        // Whoever lets go of it takes nothing from the other.
+        // A blob that releases it takes nothing from the other.
         let free = store.space().free_bytes;
         store.blob(ids[1]).unwrap().truncate(50_000, None).unwrap();
         assert_eq!(store.space().free_bytes, free, "{what}");
@@ -109,7 +109,7 @@ fn a_tangled_blob_that_is_deleted_takes_nothing_along() {
     let ids = store.ids().unwrap();
     store.delete(ids[1]).unwrap();
     assert!(store.damage().is_empty() && store.check().unwrap().findings.is_empty());
-    // All that is free is written; the first blob has what it had.
+    // All free space is written; the first blob keeps its content.
     let other = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
     let mut at = 0;
     while other.write_at(&[7; 16 << 10], at, None) != Err(Error::NoSpace) {
@@ -121,7 +121,7 @@ fn a_tangled_blob_that_is_deleted_takes_nothing_along() {
     assert!(found == vec![1; LEN]);
 }
 
-/// The newer page of a slot rots, and the older one names what has been another's since: that one keeps it.
+/// The newer page of a slot rots, and the older one names units that belong to another blob since: that one keeps them.
 #[test]
 fn who_has_only_an_older_page_loses() {
     let device = Arc::new(Memory::new(16 << 20));
@@ -134,13 +134,13 @@ fn who_has_only_an_older_page_loses() {
     first.write_at(&[1; LEN], 0, None).unwrap();
     first.truncate(0, None).unwrap();
     let second = store.create(ids[1], b"").unwrap();
-    // All that is free, so also what the first one had.
+    // All free space, so also what the first one had.
     let mut at = 0;
     while second.write_at(&[2; 16 << 10], at, None) != Err(Error::NoSpace) {
         at += 16 << 10;
     }
     drop((first, second, third));
-    // Room for copies.
+    // Space for copies.
     store.delete(ids[2]).unwrap();
     store.close().unwrap();
     let mut image = device.image();
@@ -149,7 +149,7 @@ fn who_has_only_an_older_page_loses() {
     let device = Arc::new(Memory::of(image));
     let store = open(&device);
     assert_eq!(store.tangled(), [ids[0]], "the one that is stale");
-    // Nobody takes the older state for the present one before a repair has said so.
+    // The older state does not count as the present one before a repair has said so.
     assert_eq!(store.older(), [ids[0]]);
     assert!(is_damaged(store.blob(ids[0]).map(drop)));
     store.accept_older(ids[0]).unwrap();
@@ -164,7 +164,7 @@ fn is_damaged(result: ferrite_blob::Result<()>) -> bool {
     matches!(result, Err(Error::Damaged(_)))
 }
 
-/// Whose content is there is not known, so nobody writes over it before a repair.
+/// It is unknown whose content is there, so no blob writes over it before a repair.
 #[test]
 fn what_two_blobs_claim_cannot_be_written_until_they_come_apart() {
     for (checksums, shares) in [(false, false), (false, true), (true, true)] {
@@ -191,7 +191,7 @@ fn what_two_blobs_claim_cannot_be_written_until_they_come_apart() {
             (vec![1; LEN], vec![1; LEN]),
             "{what}"
         );
-        // What changes no content goes on, and so do others.
+        // Changes that touch no content keep working, and so do other blobs.
         blobs[1].set_metadata(b"times").unwrap();
         blobs[0].reserve(9 * CLUSTER_BYTES, 1, None).unwrap();
         blobs[2].write_at(&[8; LEN], 0, None).unwrap();
@@ -205,7 +205,7 @@ fn what_two_blobs_claim_cannot_be_written_until_they_come_apart() {
     }
 }
 
-/// The page with this content that comes first.
+/// The first page with this content.
 fn page_of(image: &[u8], byte: u8) -> usize {
     let is_it = |page: &[u8]| page.iter().all(|&found| found == byte);
     image.chunks(PAGE_BYTES).position(is_it).unwrap()
@@ -213,7 +213,7 @@ fn page_of(image: &[u8], byte: u8) -> usize {
 
 #[test]
 fn the_ring_writes_nothing_over_what_two_blobs_claim() {
-    // Who wrote last before power was lost, and whether there is damage.
+    // The last writer before power was lost, and whether there is damage.
     for (writer, is_tangled, want) in [(0, false, 9), (0, true, 1), (1, true, 1)] {
         for read_only in [true, false] {
             let device = Arc::new(Memory::new(16 << 20).tearing());

@@ -1,4 +1,4 @@
-//! Files through io_uring: what is written is read, by many threads at once, and nobody waits for ever.
+//! Files through io_uring: reads return the data written, by many threads at once, and no thread waits for ever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn file(dir: &tempfile::TempDir, name: &str, mib: u64) -> std::path::PathBuf {
     path
 }
 
-/// Each thread has pages of its own, in one of two devices of one reactor, and finds there what it wrote last.
+/// Each thread has its own pages, in one of two devices of one reactor, and finds its last write there.
 fn many_threads(waiting: Waiting) {
     let dir = tempfile::tempdir().unwrap();
     let reactor = Reactor::start(waiting).unwrap();
@@ -56,7 +56,7 @@ fn many_threads(waiting: Waiting) {
     });
 }
 
-/// Direct transfers want aligned memory; stores see to that, this test does it by hand.
+/// Direct transfers want aligned memory; stores ensure that, this test does it by hand.
 fn run_aligned(device: &Uring, op: Op<'_>) {
     if let Op::Write { offset, from, durable } = op {
         let mut memory = vec![0; from.len() + PAGE_BYTES];

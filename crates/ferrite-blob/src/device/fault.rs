@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 use super::{Device, Op, failed};
 use crate::Result;
 
-/// What goes wrong.
+/// The fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The operation fails, and does nothing.
     Error,
     /// Of a write only the first half arrives, and it fails.
     Short,
-    /// The operation is carried out, and fails: its answer is lost.
+    /// The operation is carried out, and fails: its result is lost.
     Late,
     /// A write goes elsewhere, this many bytes behind, and succeeds. A lie that only checksums find.
     Misdirected(u64),
@@ -25,7 +25,7 @@ pub enum Fault {
     Gone,
 }
 
-/// Which operations.
+/// Which operations fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// Reads.
@@ -34,9 +34,9 @@ pub struct Target {
     pub writes: bool,
     /// Only those that touch these bytes.
     pub range: Range<u64>,
-    /// How many of them go well before.
+    /// How many of them succeed before.
     pub after: u64,
-    /// How many go wrong then.
+    /// How many fail then.
     pub count: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct Faulty<D> {
 }
 
 impl<D: Device> Faulty<D> {
-    /// A device that works until it is told to fail.
+    /// A device that works until a fault is planned.
     pub fn new(device: D) -> Faulty<D> {
         Faulty {
             device,
@@ -87,7 +87,7 @@ impl<D: Device> Faulty<D> {
         }
     }
 
-    /// From now on, this.
+    /// From now on, fails as planned.
     pub fn plan(&self, fault: Fault, target: Target) {
         *self.plan.lock() = Some(Plan { target, fault });
     }
@@ -98,7 +98,7 @@ impl<D: Device> Faulty<D> {
         *self.is_gone.lock() = false;
     }
 
-    /// Whether all that was planned has gone wrong.
+    /// Whether every planned fault has happened.
     pub fn is_spent(&self) -> bool {
         self.plan.lock().as_ref().is_none_or(|plan| plan.target.count == 0)
     }

@@ -1,4 +1,4 @@
-//! A device in memory. Everything written is there at once, and gone with the process.
+//! A device in memory. Every write is there at once, and gone with the process.
 
 use parking_lot::RwLock;
 
@@ -25,7 +25,7 @@ impl Memory {
         }
     }
 
-    /// The same, and it says that it tears pages.
+    /// The same, but the device reports that it tears pages.
     #[must_use]
     pub fn tearing(self) -> Memory {
         Memory {

@@ -1,12 +1,12 @@
-//! Devices: what stores read and write.
+//! Devices: the media that stores read and write.
 //!
-//! Contents: the trait [`Device`], its operations, and which kinds there are: a file or block device through
-//! io_uring ([`uring`]), memory ([`Memory`]), and layers over any other: [`Recorder`] for images of crashes,
-//! [`Faulty`] for failures, [`Slow`] for a stated latency.
+//! Contents: the trait [`Device`], its operations, and the kinds of devices: a file or block device through io_uring
+//! ([`uring`]), memory ([`Memory`]), and layers over any other: [`Recorder`] for images of crashes, [`Faulty`] for
+//! failures, [`Slow`] for a stated latency.
 //!
-//! Invariants: operations of one batch are under way together and in no order; those of a batch that has returned came
-//! before those of the next. A write with `durable`, and everything written before a flush, survives a loss of power
-//! when it has returned. All offsets and lengths are multiples of a page.
+//! Invariants: operations of one batch are under way together and in no order; the operations of a batch that has
+//! returned come before those of the next. A durable write, and everything written before a flush, survives a power
+//! loss once it has returned. All offsets and lengths are multiples of a page.
 
 mod fault;
 mod memory;
@@ -34,19 +34,19 @@ pub enum Op<'o> {
     Read {
         /// Where, in bytes.
         offset: u64,
-        /// Into what.
+        /// Into which buffer.
         into: &'o mut [u8],
     },
     /// Writes all of the buffer.
     Write {
         /// Where, in bytes.
         offset: u64,
-        /// What.
+        /// The data.
         from: &'o [u8],
-        /// It survives a loss of power when the batch returns.
+        /// It survives a power loss once the batch returns.
         durable: bool,
     },
-    /// Everything that was written before the batch survives a loss of power when it returns.
+    /// Everything that was written before the batch survives a power loss once it returns.
     Flush,
 }
 
@@ -59,9 +59,10 @@ pub struct Part {
     pub bytes: std::ops::Range<usize>,
 }
 
-/// What [`Submitting::submit`] carries out.
+/// A transfer for [`Submitting::submit`].
 pub struct Transfer {
-    /// Read into, or written from. All of its [`Buffer::capacity`] may be transferred, whatever its length.
+    /// The buffer to read into, or to write from. All of its [`Buffer::capacity`] may be transferred, whatever its
+    /// length.
     pub buffer: Buffer,
     /// From the buffer to the device, durable when `done` is called.
     pub writes: bool,
@@ -71,10 +72,10 @@ pub struct Transfer {
     pub done: Done,
 }
 
-/// Gets the buffer back, and how it went; after an error, parts may have been transferred.
+/// Receives the buffer and the result; after an error, parts may have been transferred.
 pub type Done = Box<dyn FnOnce(Buffer, Result<()>) + Send>;
 
-/// What a store is on.
+/// The medium of a store.
 pub trait Device: Send + Sync {
     /// Its name, for messages.
     fn name(&self) -> &str;
@@ -82,7 +83,7 @@ pub trait Device: Send + Sync {
     /// Its size in bytes.
     fn len_bytes(&self) -> u64;
 
-    /// Whether a page that is written in place is old or new after a loss of power, never a mixture.
+    /// Whether a page that is written in place is old or new after a power loss, never a mixture.
     fn writes_whole_pages(&self) -> bool;
 
     /// Carries out all operations; blocks until each has ended.
@@ -96,18 +97,18 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// Itself, if it carries out transfers that nobody waits for.
+    /// Itself, if it carries out transfers without a waiting thread.
     fn submitting(&self) -> Option<&dyn Submitting> {
         None
     }
 }
 
-/// A device that carries out transfers while nobody waits.
+/// A device that carries out transfers without a waiting thread.
 pub trait Submitting {
     /// Begins a transfer and returns before it has ended. Does not block.
     fn submit(&self, transfer: Transfer);
 
-    /// Prepares for transfers of buffers of this pool, whose memory stays taken as long as the device is there. Only
+    /// Prepares for transfers of buffers of this pool, whose memory stays in use as long as the device exists. It only
     /// makes them cheaper.
     fn know_buffers(&self, pool: &Pool);
 }
@@ -139,7 +140,7 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
 }
 
 impl Op<'_> {
-    /// Its bytes on the device, if it is about any.
+    /// The bytes of the device that it concerns, if any.
     pub fn range(&self) -> Option<std::ops::Range<u64>> {
         match self {
             Op::Read { offset, into } => Some(*offset..offset + into.len() as u64),

@@ -1,9 +1,9 @@
 //! NVMe namespaces by their character devices (`/dev/ng0n1`): commands of the device itself, past the block layer.
 //!
-//! Contents: what such a device is asked when it is opened, and its commands as io_uring takes them.
+//! Contents: the queries at opening, and the device's commands as io_uring takes them.
 //!
-//! Invariant: while it is open, the block device of the same namespace is held exclusively, so that nobody mounts or
-//! writes what commands write past it.
+//! Invariant: while it is open, the block device of the same namespace is held exclusively, so that no process mounts
+//! it or writes what commands write past it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -23,9 +23,9 @@ const URING_CMD_IO: u32 = 0xc048_4e80;
 const FLUSH: u8 = 0;
 const WRITE: u8 = 1;
 const READ: u8 = 2;
-/// In the twelfth word: it survives a loss of power when it has ended (FUA).
+/// In the twelfth word: it survives a power loss once it has ended (FUA).
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-/// Longest command if the device says nothing else.
+/// Longest command unless the device says otherwise.
 const COMMAND_BYTES: usize = 128 << 10;
 
 /// `struct nvme_uring_cmd` of `linux/nvme_ioctl.h`.
@@ -46,7 +46,7 @@ struct Command {
     reserved_too: u32,
 }
 
-/// What a command does.
+/// The action of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Read,
@@ -69,15 +69,15 @@ pub(super) struct Namespace {
 pub(super) struct Address {
     /// A file that is registered with the ring, by number.
     pub(super) file: u32,
-    /// It is the character device of this one.
+    /// The namespace, if this is its character device.
     pub(super) namespace: Option<Namespace>,
 }
 
-/// One that has been opened.
+/// An opened namespace.
 pub(super) struct Opened {
     pub(super) namespace: Namespace,
     pub(super) len_bytes: u64,
-    /// The folder in which the kernel describes its queue.
+    /// The directory in which the kernel describes its queue.
     pub(super) queue: PathBuf,
     /// See the module's head.
     pub(super) block: File,
@@ -99,7 +99,7 @@ pub fn block_device_of(path: &Path) -> Option<PathBuf> {
         .then(|| path.with_file_name(block))
 }
 
-/// Opens what a character device needs besides itself.
+/// Opens the files that a character device needs besides itself.
 pub(super) fn open(device: &File, block: &Path) -> io::Result<Opened> {
     let name = block.file_name().unwrap_or_default();
     let described = Path::new("/sys/class/block").join(name);
@@ -175,7 +175,7 @@ impl Namespace {
             .build()
     }
 
-    /// What a transfer's result would be: a command returns nothing, or the device's status.
+    /// The result that a transfer would have: a command returns nothing, or the device's status.
     pub(super) fn result(result: i32, len: usize) -> i32 {
         match result {
             0 => len as i32,
@@ -207,7 +207,7 @@ mod tests {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((bytes[0], word(4), word(36)), (1, 7, 16 << 10));
         assert_eq!((word(24), word(28)), (0x5678_9abc, 0x1234));
-        // First block, in two words; one less than the number of blocks, and the demand to be durable.
+        // First block, in two words; one less than the number of blocks, and the durable flag.
         assert_eq!((word(40), word(44), word(48)), (0, 5, 3 | 1 << 30));
         let of_512 = Namespace {
             block_log2: 9,

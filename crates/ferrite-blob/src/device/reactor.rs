@@ -1,22 +1,25 @@
-//! The reactor: one io_uring for one or several devices, and a thread that looks after it.
+//! The reactor: one io_uring for one or several devices, and a thread that serves it.
 //!
-//! Requests come through a lock-free queue; whoever finds the ring's submission side free puts all that is queued into
-//! it. On machines with few cores a hand-over between two threads costs more than the transfer, so a thread that waits
-//! for its own requests reaps completions itself if nobody else does, those of others included. The reactor's own
-//! thread reaps while requests are under way for which nobody does.
+//! Requests come through a lock-free queue; a thread that finds the ring's submission side free puts everything queued
+//! into it. On machines with few cores a hand-over between two threads costs more than the transfer, so a thread that
+//! waits for its own requests reaps completions itself if no other does, including those of other threads. The
+//! reactor's own thread reaps while requests are under way that no other thread reaps.
 //!
-//! *Nobody waits for ever.* A request is counted in `in_flight` before it is queued, and leaves the count when it is
+//! *No thread waits for ever.* A request is counted in `in_flight` before it is queued, and leaves the count when it is
 //! reaped.
-//! - *Nothing stays in the queue.* Whoever has queued something tries for the submission side. If another has it, that
-//!   one looks into the queue after letting go, which is after the failed try, so it sees what was queued before it.
-//! - *Nothing stays unreaped.* Whoever waits tries for the completion side. If another has it, that one looks at
-//!   `in_flight` after letting go, which is after the failed try, and wakes the reactor's thread if it is not zero. The
-//!   reactor's thread looks again itself. Waking leaves a mark that the next sleep sees.
-//! - *Who sleeps is woken.* A batch counts its requests; who reaps the last one wakes the thread that waits for it.
-//! - *What was submitted ends.* Nobody waits for a submitted transfer ([`submitted`](super::submitted)), so whoever
-//!   submits one, or reaps the last request of one, wakes the reactor's thread. That one reaps as long as requests are
-//!   under way, and it alone calls completions, with none of the locks here held but that of the completion side, which
-//!   nothing else waits for while it has work. A completion may submit; it must not wait for a device.
+//! - *Nothing stays in the queue.* A thread that has queued something tries for the submission side. If another has it,
+//!   that thread looks into the queue after releasing it, which is after the failed try, so it sees what was queued
+//!   before it.
+//! - *Nothing stays unreaped.* A thread that waits tries for the completion side. If another has it, that thread looks
+//!   at `in_flight` after releasing it, which is after the failed try, and wakes the reactor's thread if it is not
+//!   zero. The reactor's thread looks again itself. Waking leaves a mark that the next sleep sees.
+//! - *A sleeping thread is woken.* A batch counts its requests; the thread that reaps the last one wakes the thread
+//!   that waits for it.
+//! - *Submitted transfers end.* No thread waits for a submitted transfer ([`submitted`](super::submitted)), so a thread
+//!   that submits one, or reaps the last request of one, wakes the reactor's thread. That thread reaps as long as
+//!   requests are under way, and it alone calls completions, with none of the locks here held but that of the
+//!   completion side, which nothing else waits for while it has work. A completion may submit; it must not wait for a
+//!   device.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -53,7 +56,7 @@ pub enum Waiting {
     /// In the kernel.
     #[default]
     Sleeping,
-    /// It looks again and again for this long first. Needs a core of its own.
+    /// It polls for this long first. Needs a dedicated core.
     Busy(Duration),
 }
 
@@ -63,8 +66,8 @@ type Ring = IoUring<squeue::Entry128, cqueue::Entry32>;
 /// A request in the queue.
 struct Request(squeue::Entry128);
 
-// SAFETY: an entry is plain data; what it points to is kept by the batch, which is not let go of before the request has
-// been reaped.
+// SAFETY: an entry is plain data; the batch keeps what it points to, and is not dropped before the request has been
+// reaped.
 unsafe impl Send for Request {}
 
 /// Requests that one thread waits for.
@@ -73,7 +76,7 @@ struct Batch {
     waiter: Thread,
 }
 
-/// One request of a batch, to which its completion leads.
+/// One request of a batch, found by its completion.
 struct Slot {
     batch: *const Batch,
     result: AtomicI32,
@@ -87,7 +90,7 @@ struct Shared {
     in_flight: AtomicU32,
     /// Transfers all of whose requests have been reaped.
     ended: SegQueue<Box<Submitted>>,
-    /// Areas of memory that the ring knows; their numbers are their places here.
+    /// Areas of memory registered with the ring; their numbers are their places here.
     pools: RwLock<Vec<Pool>>,
     /// Numbers of files that are registered.
     devices: Mutex<BTreeSet<u32>>,
@@ -96,7 +99,7 @@ struct Shared {
     thread: OnceLock<Thread>,
 }
 
-/// See the module's head. Dropping it ends its thread; no device may be using it then, which devices see to.
+/// See the module's head. Dropping it ends its thread; no device may be using it then, which devices ensure.
 pub struct Reactor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -106,7 +109,7 @@ impl Reactor {
     /// Starts one.
     ///
     /// # Errors
-    /// The kernel has no io_uring, or refuses it; no thread can be had.
+    /// The kernel has no io_uring, or refuses it; no thread can be started.
     pub fn start(waiting: Waiting) -> io::Result<Arc<Reactor>> {
         let ring = Ring::builder().setup_cqsize(COMPLETIONS).build(ENTRIES)?;
         ring.submitter().register_files_sparse(DEVICES_MAX)?;
@@ -150,7 +153,7 @@ impl Reactor {
         Ok(number)
     }
 
-    /// Lets go of a registered file: the ring kept it open.
+    /// Unregisters a file: the ring kept it open.
     pub(super) fn detach(&self, number: u32) {
         let mut devices = self.shared.devices.lock();
         if let Err(error) = self.shared.ring.submitter().register_files_update(number, &[-1]) {
@@ -161,8 +164,8 @@ impl Reactor {
         devices.remove(&number);
     }
 
-    /// Tells the ring of the memory of a pool, which stays known, and taken, until the reactor ends. Transfers of its
-    /// buffers then need no look at page tables. No change if the ring has no room, or memory must not be locked.
+    /// Registers the memory of a pool with the ring; it stays registered, and in use, until the reactor ends. Transfers
+    /// of its buffers then need no page-table walk. No change if the ring has no space, or memory must not be locked.
     pub(super) fn know_buffers(&self, pool: &Pool) {
         let mut pools = self.shared.pools.write();
         if pools.iter().any(|known| known.is(pool)) || pools.len() >= POOLS_MAX as usize {
@@ -173,7 +176,7 @@ impl Reactor {
             iov_len: pool.len_bytes(),
         };
         // SAFETY: the area stays as long as the pool, a clone of which is kept with the ring. The kernel writes to it
-        // only what transfers into buffers of it ask for.
+        // only as transfers into its buffers request.
         let told = unsafe {
             self.shared
                 .ring
@@ -186,7 +189,7 @@ impl Reactor {
         }
     }
 
-    /// Begins a transfer on a registered file. Does not block; what it calls is called on the reactor's thread.
+    /// Begins a transfer on a registered file. Does not block; it runs callbacks on the reactor's thread.
     pub(super) fn submit(&self, at: Address, name: Arc<str>, transfer: Transfer) {
         let shared = &self.shared;
         let pool = shared.pools.read().iter().position(|pool| pool.has(&transfer.buffer));
@@ -195,7 +198,7 @@ impl Reactor {
         for entry in entries {
             shared.queue.push(Request(entry));
         }
-        // The reactor's own thread comes back to the queue by itself.
+        // The reactor's own thread returns to the queue anyway.
         if !shared.is_own_thread() {
             shared.submit_queued(true);
             shared.wake();
@@ -227,7 +230,7 @@ impl Reactor {
             shared.queue.push(Request(entry));
         }
         shared.wait_for(&requests);
-        // All have been reaped: nobody has an address of batch, slots or buffers any more.
+        // All have been reaped: no thread has an address of batch, slots or buffers any more.
         let results = slots.iter().map(|slot| slot.result.load(Ordering::Acquire));
         match at.namespace {
             None => results.collect(),
@@ -248,7 +251,7 @@ impl Drop for Reactor {
         self.shared.is_ending.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A completion may have had the last hold on it; the thread ends when that has returned.
+            // A completion may have held the last reference to it; the thread ends when that has returned.
             if !self.shared.is_own_thread() {
                 let _ = thread.join();
             }
@@ -291,13 +294,13 @@ fn entry_of(at: Address, op: &mut Op<'_>) -> squeue::Entry128 {
 }
 
 impl Shared {
-    /// Puts what is queued into the ring, and gives it to the kernel unless the caller does that itself.
+    /// Puts the queue into the ring, and gives it to the kernel unless the caller does that itself.
     fn submit_queued(&self, gives: bool) {
         while !self.queue.is_empty() {
             let Some(guard) = self.submitting.try_lock() else {
                 return;
             };
-            // SAFETY: nobody else has the submission side, whose lock is held.
+            // SAFETY: no other thread has the submission side, whose lock is held.
             let mut submission = unsafe { self.ring.submission_shared() };
             while !submission.is_full() {
                 let Some(Request(entry)) = self.queue.pop() else { break };
@@ -314,27 +317,27 @@ impl Shared {
         }
     }
 
-    /// Gives the kernel what is in the ring, and waits for this many completions.
+    /// Gives the ring's entries to the kernel, and waits for this many completions.
     fn enter(&self, wanted: usize) {
         let error = match self.ring.submitter().submit_and_wait(wanted) {
             Ok(_) => return,
             Err(error) => error,
         };
         match error.raw_os_error() {
-            // Interrupted, or completions have to be reaped first: the caller's loop comes back.
+            // Interrupted, or completions have to be reaped first: the caller's loop retries.
             Some(libc_eintr) if libc_eintr == rustix::io::Errno::INTR.raw_os_error() => {}
             Some(busy) if busy == rustix::io::Errno::BUSY.raw_os_error() => {}
             _ => {
-                // What is under way keeps buffers that cannot be given back: there is nothing but trying again.
+                // Requests under way keep buffers that cannot be given back: the only choice is to retry.
                 tracing::error!(%error, "io_uring refuses");
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
-    /// Hands out what has ended. The caller has the completion side.
+    /// Hands out finished requests. The caller has the completion side.
     fn reap(&self) {
-        // SAFETY: nobody else has the completion side, whose lock the caller holds.
+        // SAFETY: no other thread has the completion side, whose lock the caller holds.
         let completions = unsafe { self.ring.completion_shared() };
         for completion in completions {
             if submitted::is_submitted(completion.user_data()) {
@@ -380,7 +383,7 @@ impl Shared {
             }
             self.submit_queued(false);
             if is_done() {
-                // What was put into the ring meanwhile must not wait for the next one who comes.
+                // Requests put into the ring meanwhile must not wait for the next thread that comes.
                 self.submit_queued(true);
                 return;
             }
@@ -416,7 +419,7 @@ impl Shared {
         }
     }
 
-    /// The completion side is free: somebody must have it as long as requests are under way.
+    /// The completion side is free: some thread must hold it as long as requests are under way.
     fn hand_over(&self) {
         if self.has_work() {
             self.wake();
@@ -439,7 +442,7 @@ impl Shared {
             .is_some_and(|thread| thread.id() == std::thread::current().id())
     }
 
-    /// Calls completions. Only the reactor's thread does, so that nobody's completion runs under another's locks.
+    /// Calls completions. Only the reactor's thread does, so that no completion runs under another thread's locks.
     fn call_ended(&self) {
         while let Some(transfer) = self.ended.pop() {
             transfer.call();
@@ -449,7 +452,7 @@ impl Shared {
     fn work(&self) {
         loop {
             self.call_ended();
-            // Who has the completion side wakes this thread when it lets go of it.
+            // The holder of the completion side wakes this thread when it releases it.
             if self.in_flight.load(Ordering::Acquire) > 0
                 && let Some(_reaping) = self.reaping.try_lock()
             {

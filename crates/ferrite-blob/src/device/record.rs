@@ -1,9 +1,9 @@
-//! A layer that remembers what was written and flushed, and what a loss of power could leave of that.
+//! A layer that records writes and flushes, and computes what a power loss could leave of them.
 //!
-//! Several devices may share one log: then an image of all of them is of one moment.
+//! Several devices may share one log: then an image of all of them comes from one moment.
 //!
-//! Invariant: what is in the log has returned, in the order of the log; nothing else of these devices is under way
-//! meanwhile.
+//! Invariant: every operation in the log has returned, in the order of the log; no other operation of these devices is
+//! under way meanwhile.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::{Device, Op};
 use crate::Result as DeviceResult;
 
-/// What happened, in order.
+/// An event; the log has them in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Logged {
     /// A write has returned.
@@ -21,16 +21,16 @@ pub enum Logged {
         device: usize,
         /// Where, in bytes.
         offset: u64,
-        /// What.
+        /// The data.
         data: Vec<u8>,
-        /// It survives by itself.
+        /// It survives without a flush.
         durable: bool,
         /// Its batch: writes of one batch reach the device in any order.
         batch: u64,
     },
-    /// What was written to this device before survives.
+    /// Everything written to this device before survives.
     Flush(usize),
-    /// A mark of the test's own.
+    /// A mark of the test.
     Mark(u64),
 }
 
@@ -41,7 +41,7 @@ struct State {
     devices: usize,
 }
 
-/// What happened to one device, or to several. Cheap to clone; clones are the same log.
+/// The events of one device, or of several. Cheap to clone; clones are the same log.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<State>>);
 
@@ -51,10 +51,10 @@ impl Log {
         self.0.lock().entries.push(Logged::Mark(number));
     }
 
-    /// The same, when `work` has been done; nothing is recorded meanwhile, so it must not use the devices.
+    /// The same, after `work`; nothing is recorded meanwhile, so it must not use the devices.
     ///
     /// # Errors
-    /// Those of `work`: then there is no mark.
+    /// The error of `work`, in which case there is no mark.
     pub fn mark_after<E>(&self, number: u64, work: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut state = self.0.lock();
         work()?;
@@ -62,7 +62,7 @@ impl Log {
         Ok(())
     }
 
-    /// What has been recorded since the last call.
+    /// The events recorded since the last call.
     pub fn take(&self) -> Vec<Logged> {
         std::mem::take(&mut self.0.lock().entries)
     }
@@ -76,12 +76,12 @@ pub struct Recorder<D> {
 }
 
 impl<D: Device> Recorder<D> {
-    /// Records what happens to `device` from now on.
+    /// Records the operations of `device` from now on.
     pub fn new(device: D) -> Recorder<D> {
         Recorder::joining(device, &Log::default())
     }
 
-    /// The same, in a log that others may have, too.
+    /// The same, in a log that other devices may share.
     pub fn joining(device: D, log: &Log) -> Recorder<D> {
         let mut state = log.0.lock();
         let number = state.devices;
@@ -139,9 +139,9 @@ impl<D: Device> Device for Recorder<D> {
     }
 }
 
-/// Makes of `images`, the devices when the log began, what they may hold if power is lost after `cut` entries of it.
-/// What had returned and is durable is there. Of everything else, and of the batch that comes next, `keeps` is asked
-/// for each piece of `grain_bytes`, which is what a device writes whole.
+/// Turns `images`, the devices when the log began, into what they may hold if power is lost after `cut` entries of it.
+/// Everything that had returned and is durable is there. Of everything else, and of the next batch, `keeps` decides for
+/// each piece of `grain_bytes`, the unit that a device writes whole.
 pub fn lose_power(
     images: &mut [Vec<u8>],
     log: &[Logged],

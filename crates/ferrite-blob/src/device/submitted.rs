@@ -1,8 +1,8 @@
-//! Transfers that nobody waits for: what keeps their buffers while requests of them are under way.
+//! Transfers without a waiting thread: they keep their buffers while their requests are under way.
 //!
 //! Invariants: a transfer is on the heap from [`begin`] until its last request has been reaped, and each request leads
-//! to it. Only whoever has the ring's completion side looks at it meanwhile. What a request transferred in part goes on
-//! as another one.
+//! to it. Only the thread with the ring's completion side looks at it meanwhile. A request that transferred a part
+//! continues as another one.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,7 +17,7 @@ use super::Transfer;
 use super::namespace::{Action, Address, Namespace};
 use crate::Error;
 
-/// Tells requests of submitted transfers from others; addresses of slots are even.
+/// Distinguishes requests of submitted transfers from others; addresses of slots are even.
 const MARK: u64 = 1;
 
 /// A part, and how much of it has been transferred.
@@ -44,9 +44,9 @@ pub(super) struct Submitted {
 // SAFETY: the pointers lead to itself, on the heap. A buffer and a completion may go to other threads.
 unsafe impl Send for Submitted {}
 
-/// What became of a request.
+/// The outcome of a request.
 pub(super) enum Reaped {
-    /// It goes on with this one.
+    /// It continues with this one.
     Again(squeue::Entry128),
     /// Others of its transfer are under way.
     Part,
@@ -54,7 +54,7 @@ pub(super) enum Reaped {
     Last(Box<Submitted>),
 }
 
-/// Requests of a transfer on a registered file, each of which must be given to the ring, once.
+/// Requests of a transfer on a registered file, each of which must go to the ring exactly once.
 pub(super) fn begin(at: Address, name: Arc<str>, pool: Option<u16>, mut transfer: Transfer) -> Vec<squeue::Entry128> {
     let len_bytes = transfer.buffer.len();
     let capacity = transfer.buffer.capacity();
@@ -78,7 +78,7 @@ pub(super) fn begin(at: Address, name: Arc<str>, pool: Option<u16>, mut transfer
         len_bytes,
         cause: None,
     }));
-    // SAFETY: it has just been made, and nobody else knows it.
+    // SAFETY: it has just been made, and no other thread knows it.
     let submitted = unsafe { &mut *owner };
     submitted.slots = (0..count)
         .map(|index| Slot {
@@ -99,12 +99,12 @@ pub(super) fn is_submitted(user_data: u64) -> bool {
 ///
 /// # Safety
 /// The request is one of [`begin`] or of [`Reaped::Again`], the kernel has ended it, and it has not been reaped before.
-/// Nobody else reaps meanwhile.
+/// No other thread reaps meanwhile.
 pub(super) unsafe fn reap(user_data: u64, result: i32) -> Reaped {
     let slot = ptr::with_exposed_provenance::<Slot>((user_data & !MARK) as usize);
     // SAFETY: the transfer, and so its slots, live until their last request has been reaped, and this one has not been.
     let (owner, index) = unsafe { ((*slot).owner, (*slot).index) };
-    // SAFETY: as above; only who reaps looks at it.
+    // SAFETY: as above; only the reaping thread looks at it.
     let submitted = unsafe { &mut *owner };
     if let Some(entry) = submitted.take(index, result) {
         return Reaped::Again(entry);
@@ -151,7 +151,7 @@ impl Submitted {
         squeue::Entry128::from(entry).user_data(slot)
     }
 
-    /// Takes a part's result; `Some` if it has to go on.
+    /// Takes a part's result; `Some` if it has to continue.
     fn take(&mut self, index: usize, result: i32) -> Option<squeue::Entry128> {
         let len = self.transfer.parts[index].bytes.len();
         let result = match self.at.namespace {
@@ -178,7 +178,7 @@ impl Submitted {
         self.cause.get_or_insert(cause);
     }
 
-    /// Tells whoever submitted it.
+    /// Calls the submitter's completion.
     pub(super) fn call(self) {
         let Transfer {
             mut buffer,
@@ -195,7 +195,7 @@ impl Submitted {
                 cause,
             }),
         };
-        // The thread serves others, who must not wait for ever because one completion is wrong.
+        // The thread serves other transfers, which must not wait for ever because one completion panics.
         if catch_unwind(AssertUnwindSafe(|| done(buffer, result))).is_err() {
             tracing::error!(device = %self.name, "a completion has panicked");
         }

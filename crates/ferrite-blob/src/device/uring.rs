@@ -1,10 +1,10 @@
 //! Files, block devices and NVMe namespaces, through io_uring.
 //!
-//! Transfers go past the page cache where the file system can do that. A write that must be durable says so itself
+//! Transfers bypass the page cache where the file system supports that. A durable write is marked as such
 //! (`RWF_DSYNC`): the kernel uses the device's own means (FUA), or a flush, or nothing if its cache survives.
 //!
-//! Invariant: a device is used by one process at a time: files are locked, block devices opened exclusively, which
-//! also refuses those that are mounted.
+//! Invariant: one process uses a device at a time: files are locked, block devices opened exclusively, which also
+//! refuses mounted ones.
 
 use std::fs::File;
 use std::io;
@@ -29,10 +29,10 @@ const RINGS_END_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Look only.
+    /// Read only.
     pub read_only: bool,
     /// Pages of a file or device are written whole or not at all, also when power is lost. `None`: ask the device, and
-    /// believe no file.
+    /// trust no file.
     pub whole_pages: Option<bool>,
 }
 
@@ -41,7 +41,7 @@ pub struct Uring {
     name: Arc<str>,
     file: File,
     at: Address,
-    /// Of a character device: its block device, held.
+    /// Of a character device: its block device, held open.
     _block: Option<File>,
     len_bytes: u64,
     whole_pages: bool,
@@ -52,8 +52,8 @@ impl Uring {
     /// Opens a file, a block device, or the character device of an NVMe namespace.
     ///
     /// # Errors
-    /// [`Error::Refused`], with the reason: missing, no file or block device, blocks too large.
-    /// [`Error::InUse`] if it is mounted, or somebody else has it.
+    /// [`Error::Refused`], with the reason: missing, no file or block device, blocks too large. [`Error::InUse`] if it
+    /// is mounted, or another process has it.
     pub fn open(path: &Path, reactor: &Arc<Reactor>, options: &Options) -> Result<Uring> {
         let refused = |error: io::Error| Error::Refused(format!("{}: {error}", path.display()));
         let found = std::fs::metadata(path).map_err(refused)?;
@@ -87,7 +87,7 @@ impl Uring {
     /// Makes a file of this size, all of which is allocated, for [`Self::open`].
     ///
     /// # Errors
-    /// [`Error::Refused`] if it exists and holds something, or there is no room.
+    /// [`Error::Refused`] if it exists and holds something, or space is lacking.
     pub fn create(path: &Path, len_bytes: u64) -> Result<()> {
         let refused = |text: String| Error::Refused(format!("{}: {text}", path.display()));
         let file = File::options()
@@ -100,10 +100,10 @@ impl Uring {
         rustix::fs::fallocate(&file, flags, 0, len_bytes).map_err(|error| refused(error.to_string()))
     }
 
-    /// Allocates all of it, if it is a file, so that no write needs room of the file system below. What it holds stays.
+    /// Allocates all of it, if it is a file, so that no write needs space of the file system below. Its content stays.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no room.
+    /// [`Error::Refused`] if space is lacking.
     pub fn allocate(&self) -> Result<()> {
         let refused = |error: io::Error| Error::Refused(format!("{}: {error}", self.name));
         let found = self.file.metadata().map_err(refused)?;
@@ -127,8 +127,8 @@ fn in_use(path: &Path, by: &str, mend: &'static str) -> Error {
     }
 }
 
-/// Opens a file, a block device, or a namespace's character device together with its block device, past the page cache
-/// where that is possible.
+/// Opens a file, a block device, or a namespace's character device together with its block device, bypassing the page
+/// cache where possible.
 fn open_device(path: &Path, found: &std::fs::Metadata, options: &Options) -> Result<(File, Option<namespace::Opened>)> {
     let refused = |text: String| Error::Refused(format!("{}: {text}", path.display()));
     let is_block = found.file_type().is_block_device();
@@ -145,14 +145,14 @@ fn open_device(path: &Path, found: &std::fs::Metadata, options: &Options) -> Res
             .custom_flags(flags.bits() as i32)
             .open(path)
     };
-    // Exclusive use of a block device refuses those that are mounted.
+    // Exclusive use of a block device refuses mounted ones.
     let exclusive = if is_block { OFlags::EXCL } else { OFlags::empty() };
     let said = |error: io::Error| match is_busy(&error) {
         true => in_use(path, "a mount or another program", "stop that first"),
         false => refused(error.to_string()),
     };
     let file = match patiently(|| open(OFlags::DIRECT | exclusive)) {
-        // Some file systems in memory have no direct transfers, and need none; characters know no such thing.
+        // Some file systems in memory have no direct transfers, and need none; character devices have no such mode.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => open(exclusive),
         other => other,
     };
@@ -162,7 +162,7 @@ fn open_device(path: &Path, found: &std::fs::Metadata, options: &Options) -> Res
     Ok((file, commands))
 }
 
-/// Keeps other processes from using the device; those that only look share it.
+/// Keeps other processes from using the device; those that only read share it.
 fn lock(file: &File, path: &Path, options: &Options) -> Result<()> {
     let lock = match options.read_only {
         true => FlockOperation::NonBlockingLockShared,
@@ -178,8 +178,8 @@ fn lock(file: &File, path: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Whether the device whose queue this is promises to write a page whole or not at all, also when power is lost.
-/// An error if its blocks are larger than pages.
+/// Whether the device with this queue promises to write a page whole or not at all, also when power is lost. An error
+/// if its blocks are larger than pages.
 fn writes_pages_whole(queue: Option<&Path>, path: &Path) -> Result<bool> {
     let number = |name: &str| -> Option<u64> {
         let text = std::fs::read_to_string(queue?.join(name)).ok()?;
@@ -196,7 +196,7 @@ fn writes_pages_whole(queue: Option<&Path>, path: &Path) -> Result<bool> {
     Ok(block == PAGE_BYTES as u64 || number("atomic_write_unit_max_bytes").is_some_and(is_whole))
 }
 
-/// Tries again while another has it, who may just have ended.
+/// Retries while another process has it, which may just have ended.
 fn patiently<T>(mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {
@@ -213,7 +213,7 @@ fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error())
 }
 
-/// What the kernel says of a block device's queue; that of the whole device, if it is a part.
+/// The directory of a block device's queue; that of the whole device, if it is a partition.
 fn queue_of(device: u64) -> Option<PathBuf> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let dir = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
@@ -284,7 +284,7 @@ impl Submitting for Uring {
     }
 }
 
-/// An operation as several, none longer than that.
+/// An operation as several, none longer than `most`.
 fn parts_of<'p>(op: &'p mut Op<'_>, most: usize) -> Vec<Op<'p>> {
     match op {
         Op::Read { offset, into } => into
@@ -309,12 +309,12 @@ fn parts_of<'p>(op: &'p mut Op<'_>, most: usize) -> Vec<Op<'p>> {
 }
 
 impl Uring {
-    /// Longest operation, if there is such a bound.
+    /// Longest operation, if there is a bound.
     fn command_bytes_max(&self) -> Option<usize> {
         self.at.namespace.map(|namespace| namespace.command_bytes_max)
     }
 
-    /// Judges a result; what was transferred in part goes on.
+    /// Judges a result; a partial transfer continues.
     fn finish(&self, op: &mut Op<'_>, result: i32) -> Result<()> {
         let mut done = match (usize::try_from(result), &op) {
             (Err(_), _) => return self.again(op, result),

@@ -1,4 +1,5 @@
-//! An entry of the ring as stored: what is about to be written in place, and how a torn one is told from a whole one.
+//! An entry of the ring as stored: pages about to be written in place, and hashes that tell a torn entry from a whole
+//! one.
 //!
 //! Its bytes are in docs/format-blob.md. Only [`crate::ring`] writes entries and reads them.
 
@@ -6,25 +7,25 @@ use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_seeded};
 
 use super::{BlobId, is_sealed, put, sealed, u32_at, u64_at};
 
-/// An entry of the ring: one or two pages that are about to be written in place.
+/// An entry of the ring: one or two pages about to be written in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RingEntry {
     pub(crate) number: u64,
-    /// All entries below it had been written in place when this one was made.
+    /// When this one was made, all entries below it had been written in place.
     pub(crate) low: u64,
     pub(crate) id: BlobId,
     /// Of the blob's metadata. It never changes while a write in place is under way.
     pub(crate) generation: u64,
-    /// Pages on the device; the second is 0 if there is one only.
+    /// Pages on the device; the second is 0 if there is only one.
     pub(crate) targets: [u64; 2],
     pub(crate) crcs: [u32; 2],
     /// Hashes of the content of the pages, see [`hash_of`]; 0: none, in an entry of an older program.
     pub(crate) hashes: [u64; 2],
 }
 
-/// The hash of a page in the ring. A write that was torn leaves a part of an older entry, which may hold an older
-/// version of the same page. If what differs carries a crc32c of its own, as pages of databases do, the crc32c of the
-/// whole is blind to that.
+/// The hash of a page in the ring. A torn write leaves a part of an older entry, which may hold an older version of the
+/// same page. If the differing part carries a crc32c of its own, as pages of databases do, the crc32c of the whole is
+/// blind to that.
 pub(crate) fn hash_of(page: &[u8]) -> u64 {
     rapidhash_v3_seeded(page, &DEFAULT_RAPID_SECRETS).max(1)
 }
@@ -48,7 +49,7 @@ impl RingEntry {
         sealed(page);
     }
 
-    /// `None`: it was never written, or not to its end.
+    /// `None`: it was never written, or not completely.
     pub(crate) fn decode(page: &[u8]) -> Option<RingEntry> {
         if u32_at(page, 0) != RING_MAGIC || !is_sealed(page) {
             return None;
@@ -64,7 +65,7 @@ impl RingEntry {
         })
     }
 
-    /// Whether `data` is the content of its page number `index`, whole.
+    /// Whether `data` is the whole content of its page number `index`.
     pub(crate) fn is_whole(&self, index: usize, data: &[u8]) -> bool {
         let hash = self.hashes[index];
         crc32c::crc32c(data) == self.crcs[index] && (hash == 0 || hash_of(data) == hash)

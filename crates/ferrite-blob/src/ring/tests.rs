@@ -1,4 +1,4 @@
-//! What a torn write of an entry may cost: never a later entry of a page while an earlier one is looked at.
+//! The damage that a torn write of an entry may do: never to a later entry of a page while an earlier one counts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const OTHERS: u64 = 3000;
 struct Shut {
     memory: Memory,
     is_shut: Mutex<bool>,
-    /// Those that wait, by their place.
+    /// Waiting writes, by their place.
     waiting: Mutex<BTreeMap<u64, Vec<u8>>>,
     opened: Condvar,
 }
@@ -64,8 +64,8 @@ fn replayed(device: &dyn Device, layout: &Layout, page: u64) -> Option<u8> {
     of_page.map(|(_, data)| data[0])
 }
 
-/// One entry that takes long holds back what all others may say. When it has ended, several are written at once, and
-/// power is lost: of each, only the pages arrive, over another entry's, and its head does not.
+/// One slow entry holds back what all others may say. When it has ended, several are written at once, and power is
+/// lost: of each, only the pages arrive, over another entry's, and its head does not.
 #[test]
 fn entries_that_are_torn_together_leave_no_older_page_behind() {
     let layout = Layout::of(PAGES, false, false).unwrap();
@@ -103,7 +103,7 @@ fn entries_that_are_torn_together_leave_no_older_page_behind() {
             })
         })
         .collect();
-    // As many as may go ahead have done so, at the latest, when nothing more comes.
+    // At the latest when nothing more comes, all that may go ahead have done so.
     let mut before = 0;
     loop {
         std::thread::sleep(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! Random operations on blobs, and what they should come to.
+//! Random operations on blobs, and their expected results.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub(crate) mod sparse;
@@ -11,7 +11,7 @@ use ferrite_testkit::rng::{Rng, pattern};
 /// Blobs never grow beyond this.
 const BLOB_BYTES_MAX: u64 = 3 * CLUSTER_BYTES;
 
-/// What is known of a blob.
+/// The expected state of a blob.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Known {
     /// Its bytes up to its valid length; all others are zero.
@@ -52,7 +52,7 @@ impl Step {
         }
     }
 
-    /// What it makes of what is known.
+    /// Applies it to the expected state.
     pub(crate) fn apply(&self, model: &mut Model) {
         let id = self.id();
         match self {
@@ -120,7 +120,7 @@ impl Step {
     }
 }
 
-/// Makes steps up.
+/// Generates steps.
 pub(crate) struct Maker {
     rng: Rng,
     count: u32,
@@ -158,7 +158,7 @@ impl Maker {
         (offset, len)
     }
 
-    /// The next step, on blobs that are there.
+    /// The next step, on existing blobs.
     pub(crate) fn next(&mut self, model: &Model, store: &BlobStore) -> Step {
         self.count += 1;
         let mut metadata = vec![0; 8 + self.rng.below(40) as usize];
@@ -205,7 +205,7 @@ impl Maker {
     }
 }
 
-/// What a blob holds now.
+/// The present state of a blob.
 pub(crate) fn content(blob: &Blob) -> Known {
     let mut data = vec![0xaa; blob.valid_len() as usize];
     blob.read_at(&mut data, 0).unwrap();
@@ -225,7 +225,7 @@ pub(crate) fn contents(store: &BlobStore) -> Model {
         .collect()
 }
 
-/// Panics if the store differs from what is known.
+/// Panics if the store differs from the expected state.
 pub(crate) fn compare(store: &BlobStore, model: &Model, what: &str) {
     let found = contents(store);
     assert_eq!(
@@ -264,7 +264,7 @@ pub(crate) fn difference(found: &Known, known: &Known) -> String {
     )
 }
 
-/// Says whether a step could not be carried out for lack of space, which is no failure of the test.
+/// Whether a step could not be carried out for lack of space, which does not fail the test.
 pub(crate) fn is_full(result: &ferrite_blob::Result<()>) -> bool {
     matches!(result, Err(Error::NoSpace))
 }

@@ -6,7 +6,7 @@ use ferrite_blob::PAGE_BYTES;
 use ferrite_blob::device::{Device, Op};
 use parking_lot::Mutex;
 
-/// A device of any size that remembers the pages that were written, but those of zeros.
+/// A device of any size that stores only the pages that were written, except for those of zeros.
 pub(crate) struct Sparse {
     pub(crate) pages: Mutex<HashMap<u64, Box<[u8]>>>,
     len_bytes: u64,
