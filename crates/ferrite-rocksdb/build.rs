@@ -1,5 +1,5 @@
 //! Compiles the C++ half (`src/border/*.cc`) and links RocksDB with its compression libraries, statically, so that the
-//! program never meets another version than it was compiled against.
+//! program always runs the version it was compiled against.
 
 use ferrite_cxx::{Half, Library, Needs};
 

@@ -13,7 +13,7 @@ pub(crate) struct Area {
     len_bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory. Access to a part of it goes through the one `Buffer` that has the part.
+// SAFETY: the mapping is plain memory. Access to a part of it goes through the one `Buffer` that owns the part.
 unsafe impl Send for Area {}
 // SAFETY: as above; a shared `Area` alone gives no access to the memory.
 unsafe impl Sync for Area {}
@@ -24,11 +24,11 @@ impl Area {
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::PRIVATE | MapFlags::NORESERVE,
         );
-        // SAFETY: the system chooses where, so that it lies over nothing.
+        // SAFETY: the kernel chooses the address, so the mapping overlaps nothing.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len_bytes, access, kind) };
         let base: NonNull<u8> = NonNull::new(base.ok()?.cast())?;
-        // Touching 4 MiB in small pages costs twice as much. Without huge pages it works, too.
-        // SAFETY: advice on a mapping of ours, which changes nothing that is in it.
+        // Touching 4 MiB in small pages costs twice as much. It also works without huge pages. SAFETY: advice on a
+        // mapping of this crate, which does not change its content.
         let _ = unsafe { madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxHugepage) };
         Some(Area { base, len_bytes })
     }
@@ -44,7 +44,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length, and no buffer is left: each holds on to the area.
+        // SAFETY: mapped with this length, and no buffer is left: each holds a reference to the area.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours could not be undone");
     }
@@ -54,8 +54,9 @@ impl Drop for Area {
 pub(crate) fn part(buffer: &Buffer) -> &[u8] {
     let area = &buffer.shared.area;
     debug_assert!(buffer.offset() + buffer.len <= area.len_bytes());
-    // SAFETY: the buffer's pages lie in this area, which lives as long as the buffer, which holds on to it. They are
-    // initialised (zeroed at first), and belong to this buffer alone, which is borrowed for as long as the result.
+    // SAFETY: the buffer's pages lie in this area, which lives as long as the buffer, which holds a reference to it.
+    // They are initialised (zeroed at first), and belong to this buffer alone, which is borrowed for as long as the
+    // result.
     unsafe { std::slice::from_raw_parts(area.base.as_ptr().add(buffer.offset()), buffer.len) }
 }
 
@@ -63,6 +64,6 @@ pub(crate) fn part(buffer: &Buffer) -> &[u8] {
 pub(crate) fn part_mut(buffer: &mut Buffer) -> &mut [u8] {
     let area = &buffer.shared.area;
     debug_assert!(buffer.offset() + buffer.len <= area.len_bytes());
-    // SAFETY: as for `part`; the buffer is borrowed exclusively, so nobody else sees its bytes.
+    // SAFETY: as for `part`; the buffer is borrowed exclusively, so no other code sees its bytes.
     unsafe { std::slice::from_raw_parts_mut(area.base.as_ptr().add(buffer.offset()), buffer.len) }
 }

@@ -29,7 +29,7 @@ impl Buddy {
         self.free_pages
     }
 
-    /// Takes the first part of an order, splitting the smallest larger one if there is none.
+    /// Takes the first part of an order, splitting the smallest larger one if no part of the order is free.
     pub(crate) fn take(&mut self, order: u32) -> Option<u32> {
         let found = (order..=ORDER_MAX).find(|&order| !self.free[order as usize].is_empty())?;
         let page = self.free[found as usize].pop_first()?;
@@ -40,7 +40,7 @@ impl Buddy {
         Some(page)
     }
 
-    /// Makes a part free that was taken.
+    /// Frees a part that was taken.
     pub(crate) fn give_back(&mut self, page: u32, order: u32) {
         self.free_pages += 1 << order;
         let (mut page, mut order) = (page, order);

@@ -1,17 +1,17 @@
-//! What of an area is free, and who waits for it.
+//! The free parts of an area, and the queue of waiting callers.
 //!
-//! Contents: [`Free`]: pages that are handed out one at a time, on top of the allocator of larger parts
-//! (`buddy`); and the order of those who wait.
+//! Contents: [`Free`]: pages that are handed out one at a time, on top of the allocator of larger parts (`buddy`); and
+//! the order of the waiting callers.
 //!
-//! Invariants: a part is in `pages`, in `buddy`, or taken. Pages in `pages` are lent from `buddy`, and go back to it
-//! before a larger part is refused. Those who wait are served in the order in which they came: a large part cannot be
-//! kept from its waiter by many small ones.
+//! Invariants: a part is in `pages`, in `buddy`, or taken. Pages in `pages` are borrowed from `buddy`, and go back to
+//! it before a larger part is refused. Waiting callers are served in order of arrival: many small requests cannot
+//! starve a large one.
 
 use std::collections::VecDeque;
 
 use crate::buddy::Buddy;
 
-/// Pages that are taken from the allocator at once: 256 KiB.
+/// Pages that are taken from the allocator at a time: 256 KiB.
 const RUN_ORDER: u32 = 6;
 /// With more free pages than that, a page goes back to the allocator.
 const PAGES_MAX: usize = 2 << RUN_ORDER;
@@ -19,9 +19,9 @@ const PAGES_MAX: usize = 2 << RUN_ORDER;
 /// See the head of this module.
 pub(crate) struct Free {
     buddy: Buddy,
-    /// Free single pages; the one that was used last, and is in a cache, on top.
+    /// Free single pages; the most recently used, which is in a cache, on top.
     pages: Vec<u32>,
-    /// Those who wait, the first in front.
+    /// Waiting callers, the first in front.
     waiting: VecDeque<u64>,
     next_ticket: u64,
 }
@@ -70,7 +70,7 @@ impl Free {
         }
     }
 
-    /// Leaves so many single pages. Those go that were not used for longest.
+    /// Returns all but so many single pages to the allocator, the least recently used first.
     fn return_pages(&mut self, left: usize) {
         let count = self.pages.len().saturating_sub(left);
         for page in self.pages.drain(..count) {
@@ -78,12 +78,12 @@ impl Free {
         }
     }
 
-    /// How many wait.
+    /// The number of waiting callers.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Stands at the end of the queue.
+    /// Joins the end of the queue.
     pub(crate) fn queue(&mut self) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -95,7 +95,7 @@ impl Free {
         self.waiting.front() == Some(&ticket)
     }
 
-    /// Leaves the queue, wherever in it.
+    /// Leaves the queue, from any position.
     pub(crate) fn leave(&mut self, ticket: u64) {
         self.waiting.retain(|&waiting| waiting != ticket);
     }

@@ -1,10 +1,10 @@
-//! Bytes that an engine lends to the network: they are sent from where they lie.
+//! Bytes that an engine lends to the network, which sends them from where they lie.
 //!
-//! Contents: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that others
-//! store to must not be seen as `&[u8]`; here only its address goes to the system.
+//! Contents: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that other threads
+//! store to must not be seen as `&[u8]`; only its address goes to the kernel here.
 //!
-//! Invariant: bytes are lent for the length of a call. What is not sent by then is copied ([`Lent::copy`]), because
-//! afterwards it may be another file's, which must not leave.
+//! Invariant: bytes are lent for the length of a call. Bytes that are not sent by then are copied ([`Lent::copy`]),
+//! because the memory may later belong to another file, whose content must not leak.
 #![allow(
     unsafe_code,
     reason = "addresses of memory that others store to are given to the system"
@@ -15,14 +15,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most parts that one call sends.
+/// Most parts per call.
 pub const PARTS_MAX: usize = 160;
-/// What stands for bytes that are nowhere.
+/// The source of bytes that lie nowhere.
 static ZEROS: [u8; crate::PAGE_BYTES] = [0; crate::PAGE_BYTES];
 
-/// Memory of an engine, in words that others may store to.
+/// Memory of an engine, in words that other threads may store to.
 pub trait Words: Send + Sync {
-    /// `count` words from the byte at `offset` on, which is a multiple of 8.
+    /// `count` words starting at byte `offset`, which is a multiple of 8.
     fn words(&self, offset: u64, count: usize) -> &[AtomicU64];
 }
 
@@ -41,7 +41,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// None yet, of `memory`.
+    /// No bytes yet, of `memory`.
     pub fn new(memory: Arc<dyn Words>) -> Lent {
         Lent {
             memory,
@@ -50,12 +50,12 @@ impl Lent {
         }
     }
 
-    /// Appends `len` bytes from `offset` on, a multiple of 8.
+    /// Appends `len` bytes starting at `offset`, a multiple of 8.
     ///
     /// # Panics
     /// If they do not lie in the memory.
     pub fn push(&mut self, offset: u64, len: usize) {
-        // Refuses here what would be refused when it is sent.
+        // Panics here rather than when the bytes are sent.
         let _ = self.memory.words(offset, len.div_ceil(8));
         self.len += len;
         if let Some(last) = self.parts.last_mut()
@@ -82,12 +82,12 @@ impl Lent {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies what follows the first `skipped` bytes, as much as `room` holds; returns how much that was.
+    /// Copies the bytes behind the first `skipped`, as many as `room` holds; returns how many.
     pub fn copy(&self, mut skipped: usize, room: &mut [u8]) -> usize {
         let mut copied = 0;
         for part in &self.parts {
@@ -100,7 +100,7 @@ impl Lent {
                 room.fill(0);
                 continue;
             };
-            // Words lie where their offset is a multiple of 8, as `push` demands of parts.
+            // Words lie where their offset is a multiple of 8, as `push` requires of parts.
             let first = from / 8;
             let words = self
                 .memory
@@ -112,7 +112,7 @@ impl Lent {
         copied
     }
 
-    /// Addresses and lengths of what follows the first `skipped` bytes.
+    /// Addresses and lengths of the bytes behind the first `skipped`.
     fn places(&self, mut skipped: usize) -> impl Iterator<Item = libc::iovec> {
         self.parts.iter().filter_map(move |part| {
             let from = skipped.min(part.len);
@@ -129,15 +129,15 @@ impl Lent {
     }
 }
 
-/// What is sent.
+/// A piece of content to send.
 pub enum Sent<'s> {
-    /// Bytes of our own.
+    /// Bytes of the caller.
     Bytes(&'s [u8]),
-    /// What is lent, behind so many bytes of it.
+    /// Lent bytes, behind so many of them.
     Lent(&'s Lent, usize),
 }
 
-/// Sends as much as the socket takes, in one system call; returns how much that was. Sends at most [`PARTS_MAX`] parts.
+/// Sends as much as the socket takes, in one system call; returns how much. Sends at most [`PARTS_MAX`] parts.
 pub fn send(socket: BorrowedFd<'_>, content: &[Sent<'_>]) -> io::Result<usize> {
     if let [Sent::Bytes(bytes)] = content {
         return Ok(rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL)?);
@@ -158,9 +158,9 @@ pub fn send(socket: BorrowedFd<'_>, content: &[Sent<'_>]) -> io::Result<usize> {
     message.msg_iov = places.as_mut_ptr();
     message.msg_iovlen = places.len() as _;
     // SAFETY: the message's array has as many places as it says. Each is memory that stays mapped during the call: a
-    // slice that is borrowed, or words that `memory` lends for as long as it is borrowed itself. The system only reads
-    // there. That others store to the words meanwhile makes no reference to them wrong: they are atomic, and the
-    // system's copy takes part in no data race of this program.
+    // slice that is borrowed, or words that `memory` lends for as long as it is borrowed itself. The kernel only reads
+    // there. Stores by others to the words meanwhile do not invalidate any reference: the words are atomic, and the
+    // kernel's copy takes part in no data race of this program.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

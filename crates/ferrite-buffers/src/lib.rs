@@ -1,9 +1,9 @@
 //! Buffers that travel between network and engines without a copy.
 //!
-//! Contents: [`Pool`], one area of memory that a network adapter or io_uring registers once, and [`Buffer`], a
-//! part of it that one owner has at a time. Sizes are powers of two from 4 KiB to 4 MiB; larger requests are split by
-//! who makes them. Which parts are free is in `free` (single pages, and who waits) and `buddy` (all others). And
-//! [`lent`]: bytes that are sent from where an engine has them.
+//! Contents: [`Pool`], one area of memory that a network adapter or io_uring registers once, and [`Buffer`], a part of
+//! it with one owner at a time. Sizes are powers of two from 4 KiB to 4 MiB; callers split larger requests. `free`
+//! (single pages, and waiting callers) and `buddy` (all other parts) track which parts are free. And [`lent`]: bytes
+//! that are sent from an engine's memory.
 //!
 //! Invariants: a part belongs to one buffer, or is free. The area stays where it is as long as the pool or any buffer
 //! lives. This crate knows no engine, no network and no file.
@@ -32,7 +32,7 @@ pub const BUFFER_BYTES_MAX: usize = 4 << 20;
 struct Shared {
     area: Area,
     free: Mutex<Free>,
-    /// Something was given back, or somebody has left the queue.
+    /// A part was given back, or a caller has left the queue.
     changed: Condvar,
 }
 
@@ -43,8 +43,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `len_bytes`, rounded up to whole buffers of the largest size. The memory is zero, and taken from the
-    /// system when it is first used. `None` if the system has no such area.
+    /// A pool of `len_bytes`, rounded up to whole buffers of the largest size. The memory is zero, and the kernel
+    /// allocates it on first use. `None` if the kernel cannot map it.
     pub fn new(len_bytes: usize) -> Option<Pool> {
         let len_bytes = len_bytes.max(1).checked_next_multiple_of(BUFFER_BYTES_MAX)?;
         let pages = u32::try_from(len_bytes / PAGE_BYTES).ok()?;
@@ -57,8 +57,8 @@ impl Pool {
         })
     }
 
-    /// A buffer of `len_bytes`, with the content it was left with. `None` if it is larger than any, or nothing of that
-    /// size is free now. Does not block.
+    /// A buffer of `len_bytes`, with its previous content. `None` if no buffer is so large, or none of that size is
+    /// free now. Does not block.
     pub fn take(&self, len_bytes: usize) -> Option<Buffer> {
         let order = order_of(len_bytes)?;
         let page = self.shared.free.lock().take(order)?;
@@ -74,8 +74,9 @@ impl Pool {
         }
     }
 
-    /// The same, waiting for it up to `limit`. Those who wait are served in the order in which they came; who takes
-    /// without waiting may come in between. Who has buffers and waits for more has others wait, for `limit` at most.
+    /// The same, waiting for it up to `limit`. Waiting callers are served in order of arrival; a caller that takes
+    /// without waiting may come in between. A caller that holds buffers and waits for more makes others wait, for
+    /// `limit` at most.
     pub fn get(&self, len_bytes: usize, limit: Duration) -> Option<Buffer> {
         let order = order_of(len_bytes)?;
         let mut free = self.shared.free.lock();
@@ -93,7 +94,7 @@ impl Pool {
                 break Some(page);
             }
             if self.shared.changed.wait_until(&mut free, ends).timed_out() {
-                // What came at the last moment.
+                // A buffer that was freed at the last moment.
                 break if free.is_first(ticket) { free.take(order) } else { None };
             }
         };
@@ -109,13 +110,13 @@ impl Pool {
         Arc::ptr_eq(&self.shared, &buffer.shared)
     }
 
-    /// Whether two are the same pool.
+    /// Whether both are the same pool.
     pub fn is(&self, other: &Pool) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Where the area begins, for whoever registers it. It must not be accessed through this address except by the
-    /// device, in parts whose buffers it was given.
+    /// The address of the area, for its registration. Only the device may access it through this address, in parts
+    /// whose buffers it was given.
     pub fn base(&self) -> *const u8 {
         self.shared.area.base()
     }
@@ -125,7 +126,7 @@ impl Pool {
         self.shared.area.len_bytes()
     }
 
-    /// How much of it is free, in whatever pieces.
+    /// How much of it is free, in pieces of any size.
     pub fn free_bytes(&self) -> usize {
         self.shared.free.lock().free_pages() as usize * PAGE_BYTES
     }
@@ -148,7 +149,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A part of the area, owned. Dropping it gives it back.
+/// A part of the area, owned. Dropping it returns it to the pool.
 pub struct Buffer {
     shared: Arc<Shared>,
     /// Its first page in the area.
@@ -163,12 +164,12 @@ impl Buffer {
         self.page as usize * PAGE_BYTES
     }
 
-    /// How long it can be.
+    /// Its largest length.
     pub fn capacity(&self) -> usize {
         PAGE_BYTES << self.order
     }
 
-    /// Changes its length. What lies between the old and the new end is what was there before.
+    /// Changes its length. The bytes between the old and the new end keep their previous content.
     ///
     /// # Panics
     /// If it is more than [`Self::capacity`].
@@ -181,8 +182,8 @@ impl Buffer {
         self.len = len_bytes;
     }
 
-    /// Makes buffers of `len_bytes` of it, as many as it has room for; each is given back by itself. For who keeps many
-    /// small ones for long: taken one by one they lie anywhere, and keep the pool from having large ones.
+    /// Splits it into buffers of `len_bytes`, as many as fit; each returns to the pool on its own. For callers that
+    /// keep many small buffers for long: taken one by one they are scattered, and keep the pool from having large ones.
     ///
     /// # Panics
     /// If it is too small for one.
@@ -350,7 +351,7 @@ mod tests {
                 }
             };
             queued(1);
-            // Many who came later want little, and keep it until the large one is served.
+            // Many later callers want little, and keep it until the large one is served.
             for _ in 0..8 {
                 scope.spawn(|| {
                     let page = pool.get(1, LONG);
@@ -361,7 +362,7 @@ mod tests {
                 });
             }
             queued(9);
-            // One by one, each of which would be enough for one of them.
+            // One by one, each enough for one of them.
             drop(all);
             assert!(large.join().unwrap(), "others were served first");
         });
@@ -392,7 +393,7 @@ mod tests {
                 .collect();
             clients.into_iter().map(|client| client.join().unwrap()).sum()
         });
-        // Each waits for no longer than it said; scheduling takes its time, too.
+        // Each waits for no longer than it said; scheduling takes time, too.
         assert!(began.elapsed() < 20 * 2 * turns as u32 * WAIT, "{:?}", began.elapsed());
         assert!(served > 0);
         assert_eq!(pool.free_bytes(), pool.len_bytes());

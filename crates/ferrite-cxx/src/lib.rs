@@ -1,8 +1,8 @@
 //! For build scripts: compiles a crate's C++ half and links the libraries it needs, statically, so that the program
-//! runs where they are not installed.
+//! runs without installed copies.
 //!
-//! Invariant: what is missing on the machine is named with its Debian package, before a compiler's message could bury
-//! it. Only build scripts may call this: it speaks to cargo on standard output, and ends the process.
+//! Invariant: a missing dependency is named with its Debian package, before a compiler's message could bury it. Only
+//! build scripts may call this: it writes cargo's directives to standard output, and ends the process.
 
 #![forbid(unsafe_code)]
 
@@ -10,16 +10,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio, exit};
 
-/// Text that the preprocessor must take.
+/// Text that the preprocessor must accept.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
     /// C++.
     pub text: &'static str,
-    /// What is missing if it does not.
+    /// The thing that is missing otherwise.
     pub what: &'static str,
-    /// Why, as far as that is known.
+    /// The cause, as far as known.
     pub cause: &'static str,
-    /// The Debian package that has it.
+    /// The Debian package that provides it.
     pub package: &'static str,
 }
 
@@ -28,9 +28,9 @@ pub struct Needs {
 pub struct Library {
     /// Without `lib` and `.a`.
     pub name: &'static str,
-    /// The Debian package that has it.
+    /// The Debian package that provides it.
     pub package: &'static str,
-    /// Whether it goes into the crate's own archive. Large ones had better not.
+    /// Whether it goes into the crate's own archive. Large ones should not.
     pub is_bundled: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Library {
 pub struct Half {
     /// The crate, for messages.
     pub of: &'static str,
-    /// The cargo feature that a build goes without, if something is missing.
+    /// The cargo feature to disable, if something is missing.
     pub feature: &'static str,
     /// Name of the archive.
     pub archive: &'static str,
@@ -47,14 +47,14 @@ pub struct Half {
     pub sources: &'static [&'static str],
     /// Flags for the compiler beside the usual ones.
     pub flags: &'static [&'static str],
-    /// What must be there before anything is compiled.
+    /// Requirements that are checked before anything is compiled.
     pub needs: &'static [Needs],
-    /// In the order in which they need each other.
+    /// In the order in which they depend on each other.
     pub libraries: &'static [Library],
 }
 
 impl Half {
-    /// Compiles it and has it linked. Ends the process with a message if something is missing.
+    /// Compiles it and emits the directives that link it. Ends the process with a message if something is missing.
     pub fn build(&self) {
         for source in self.sources {
             println!("cargo:rerun-if-changed={source}");
@@ -95,7 +95,7 @@ impl Half {
 
     fn link(&self, compiler: &cc::Tool, library: &Library) {
         let file = format!("lib{}.a", library.name);
-        // A compiler that finds nothing repeats the bare name.
+        // A compiler that does not find it repeats the bare name.
         let found = compiler.to_command().arg(format!("-print-file-name={file}")).output();
         let path = found
             .ok()
@@ -137,7 +137,7 @@ fn runs(command: &mut Command) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether a compiler takes this text.
+/// Whether a compiler accepts this text.
 fn accepts(mut command: Command, text: &str) -> bool {
     let child = command
         .stdin(Stdio::piped())
@@ -157,7 +157,7 @@ fn accepts(mut command: Command, text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Protects the question for headers: what a program refuses, or cannot be asked, is not there.
+    /// Protects the check for headers: a header that a compiler rejects, or cannot be asked about, counts as missing.
     #[test]
     fn what_is_accepted_is_told_from_what_is_not() {
         let shell = |script: &str| {

@@ -1,9 +1,9 @@
-//! What a close proves: a file that tells how the store was left.
+//! The proof that a close leaves: a file that records the store's final state.
 //!
-//! RocksDB needs its log after a close as after a crash, and a record at the end of it that cannot be read looks like
-//! the torn tail of a crash in both cases. So the last thing a close writes is a mark with the names and lengths of the
-//! logs and of the manifest; the first thing an opening for changes does is to remove it, durably. With the mark the
-//! logs are whole to the last byte, and anything else is damage. Without it there was a crash.
+//! RocksDB needs its log after a close as after a crash, and an unreadable record at its end looks like the torn tail
+//! of a crash in both cases. So the last thing a close writes is a mark with the names and lengths of the logs and of
+//! the manifest; an opening for changes first removes it, durably. With the mark the logs are whole to the last byte,
+//! and anything else is damage. Its absence means a crash.
 //!
 //! | line | |
 //! | --- | --- |
@@ -12,21 +12,21 @@
 //! | `NAME BYTES` | a log, or the manifest; any number of them |
 //! | `crc HEX` | CRC-32C of the lines before |
 //!
-//! Invariants: no mark is there while RocksDB changes anything. A mark of another manifest is an old one: a program
-//! that does not know marks has used the store since; it says nothing.
+//! Invariants: no mark is there while RocksDB changes anything. A mark of another manifest is stale: a program that
+//! does not know marks has used the store since; it is ignored.
 
 use crate::error::{Error, Result};
 use crate::log_check;
 use crate::shelf::Shelf;
 
-/// The name of the mark. RocksDB leaves names alone that are none of its own.
+/// The name of the mark. RocksDB leaves unknown names alone.
 pub(crate) const NAME: &str = "CLOSED";
 const HEAD: &str = "ferrite closed 1";
 const CURRENT: &str = "CURRENT";
 /// No mark is that long, and no name of a manifest.
 const MARK_BYTES_MAX: usize = 4 << 20;
 
-/// How a store was left.
+/// The final state of a store.
 #[derive(Debug, PartialEq, Eq)]
 struct Mark {
     manifest: String,
@@ -92,7 +92,7 @@ pub(crate) fn remove(shelf: &Shelf) -> Result<()> {
     shelf.remove(NAME)
 }
 
-/// Checks what is known of the logs without RocksDB: it would take damage for the end of them.
+/// Checks the logs against the mark without RocksDB, which would take damage for their end.
 ///
 /// # Errors
 /// [`Error::Corruption`], which names the file.
@@ -132,7 +132,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            // The case of a digit of the checksum means nothing.
+            // The case of a digit of the checksum does not matter.
             let is_same = damaged.eq_ignore_ascii_case(&bytes);
             assert!(Mark::decode(&damaged).is_none() || is_same, "bit {bit}");
         }

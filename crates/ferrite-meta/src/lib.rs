@@ -10,8 +10,8 @@
 //! | `salvage` | copies: of what can be read of a damaged store, dumps, and stores that come from dumps |
 //! | `home` | RocksDB's files without a kernel's file system: on `Blobs` |
 //!
-//! *Architecture invariant:* nothing in the public interface is RocksDB's. A store on several machines must be possible
-//! behind the same traits.
+//! *Architecture invariant:* the public interface exposes nothing of RocksDB. A store on several machines must be
+//! possible behind the same traits.
 
 #![forbid(unsafe_code)]
 

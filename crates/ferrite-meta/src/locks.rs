@@ -1,8 +1,8 @@
 //! Locks of keys for transactions in memory.
 //!
 //! Invariants: a key has one exclusive holder, or shared ones, or is not in the table; a transaction waits for one key
-//! at most; a wait that would close a circle does not begin. The table's mutex is never held while somebody waits. Used
-//! by `memory` only.
+//! at most; a wait that would close a cycle does not begin. The table's mutex is never held during a wait. Used by
+//! `memory` only.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ struct Holders {
 }
 
 impl Table {
-    /// Locks a key if nobody else is in the way. Says whether it was not locked by this transaction before.
+    /// Locks a key if no other transaction is in the way. Returns whether it was not locked by this transaction before.
     fn take(&mut self, id: Id, key: &[u8], lock: Lock) -> Option<bool> {
         let Some(holders) = self.held.get_mut(key) else {
             self.held.insert(key.to_vec(), Holders { lock, ids: vec![id] });
@@ -56,7 +56,7 @@ impl Table {
         None
     }
 
-    /// Whether a transaction that waits for `key` would wait for itself, over others.
+    /// Whether a transaction that waits for `key` would wait for itself, through others.
     fn closes_circle(&self, id: Id, key: &[u8]) -> bool {
         let mut seen = HashSet::from([id]);
         let holders = |key: &[u8]| self.held.get(key).map_or(&[][..], |holders| &holders.ids);
@@ -76,7 +76,7 @@ impl Table {
 }
 
 impl Locks {
-    /// Locks a key, or waits for it. Says whether the transaction had no lock on it before.
+    /// Locks a key, or waits for it. Returns whether the transaction had no lock on it before.
     pub(crate) fn lock(&self, id: Id, key: &[u8], lock: Lock, timeout: Duration) -> Result<bool> {
         let until = Instant::now() + timeout;
         let mut table = self.table.lock();
@@ -96,7 +96,7 @@ impl Locks {
         }
     }
 
-    /// Lets go of keys that the transaction has locked.
+    /// Releases keys that the transaction has locked.
     pub(crate) fn unlock<'k>(&self, id: Id, keys: impl IntoIterator<Item = &'k Vec<u8>>) {
         let mut table = self.table.lock();
         for key in keys {

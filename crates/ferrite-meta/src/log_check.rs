@@ -1,18 +1,19 @@
 //! The check of RocksDB's logs, before RocksDB reads them.
 //!
-//! RocksDB's recovery ends at the first record that cannot be read and drops all that follow: it cannot tell a log that
-//! a crash cut off from one that was damaged in the middle. Commits are synchronous here, and each is one record of the
-//! log, so a crash leaves one record unfinished at most, and it is the last one. So a record that cannot be read is the
-//! torn tail of a crash if nothing that was written later can be; otherwise what follows it was acknowledged, and this
-//! is damage. After a close the last log has no torn tail at all (`close_mark`).
+//! RocksDB's recovery ends at the first unreadable record and drops all that follow: it cannot tell a log that a crash
+//! cut off from one that was damaged in the middle. Commits are synchronous here, and each is one record of the log, so
+//! a crash leaves one record unfinished at most, and it is the last one.
 //!
-//! What was written later: a record that begins behind that place in the same log, with a later sequence number; or a
-//! later log whose first record does not follow the last one that could be read. A log that ends in zeros was not
-//! closed; RocksDB skips them.
+//! So an unreadable record is the torn tail of a crash if no later write is readable; otherwise the records behind it
+//! were acknowledged, and this is damage. After a close the last log has no torn tail at all (`close_mark`).
 //!
-//! Invariants: it reads only, a block at a time, and trusts no length. The format is RocksDB's: blocks of 32 KiB;
-//! records of checksum (4), length (2), type (1), content; a record that does not fit is in several parts; the content
-//! begins with the sequence number of its first change (8) and how many changes there are (4).
+//! A later write is a record that begins behind that place in the same log, with a later sequence number; or a later
+//! log whose first record does not follow the last readable one. A log that ends in zeros was not closed; RocksDB skips
+//! them.
+//!
+//! Invariants: this check only reads, a block at a time, and trusts no length. The format is RocksDB's: blocks of 32
+//! KiB; records of checksum (4), length (2), type (1), content; a record that does not fit is in several parts; the
+//! content begins with the sequence number of its first change (8) and how many changes there are (4).
 
 use ferrite_rocksdb::Reader;
 
@@ -21,7 +22,7 @@ use crate::shelf::Shelf;
 
 const BLOCK_BYTES: usize = 32 << 10;
 const HEAD_BYTES: usize = 7;
-/// The part of a record's content that says which changes it has.
+/// The part of a record's content that describes its changes.
 const BATCH_HEAD_BYTES: usize = 12;
 /// Sequence numbers have 56 bits.
 const SEQUENCE_MAX: u64 = 1 << 56;
@@ -42,7 +43,7 @@ struct Found<'b> {
     len_bytes: usize,
 }
 
-/// What a log holds.
+/// The content of a log.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Scanned {
     /// The sequence number of its first record.
@@ -51,7 +52,7 @@ struct Scanned {
     next: Option<u64>,
     /// The sequence number that follows its last whole record.
     whole_next: Option<u64>,
-    /// Where the first part begins that cannot be read, zeros included.
+    /// Where the first unreadable part begins, zeros included.
     broken_at: Option<u64>,
     /// Something behind that place was written later.
     goes_on: bool,
@@ -90,13 +91,13 @@ fn batch_of(content: &[u8]) -> Option<(u64, u32)> {
 }
 
 impl Scanned {
-    /// Goes over one block, which begins at `start` of the log. `is_inside` says that a record has begun and not ended.
+    /// Checks one block, which begins at `start` of the log. `is_inside` says that a record has begun and not ended.
     fn block(&mut self, block: &[u8], start: u64, is_inside: &mut Option<u64>) {
         let mut at = 0;
         while at + HEAD_BYTES <= block.len() && !self.goes_on {
             let Some(found) = part_at(block, at) else {
                 self.broken_at.get_or_insert(is_inside.unwrap_or(start + at as u64));
-                // The length may be what is wrong, so a record can begin anywhere.
+                // The length itself may be wrong, so a record can begin anywhere.
                 self.goes_on =
                     (at + 1..block.len()).any(|at| part_at(block, at).is_some_and(|found| self.is_later(&found)));
                 return;
@@ -141,7 +142,7 @@ impl Scanned {
     }
 
     /// Whether a part that was found behind a broken one begins a record of its own: one that was written later. Parts
-    /// of the broken record itself, what a file of the user holds, and what is left of older logs do not.
+    /// of the broken record itself, the content of user files, and remains of older logs do not.
     fn is_later(&self, found: &Found<'_>) -> bool {
         let begins = matches!(found.part, Part::Whole | Part::First);
         let batch = batch_of(found.content).filter(|_| begins && found.content.len() >= BATCH_HEAD_BYTES);
@@ -183,7 +184,7 @@ pub(crate) fn logs(shelf: &Shelf) -> Result<Vec<String>> {
     Ok(logs.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Refuses logs in which something that was acknowledged cannot be read. With `was_closed` there is no torn tail.
+/// Refuses logs with an unreadable acknowledged record. With `was_closed` there is no torn tail.
 ///
 /// # Errors
 /// [`Error::Corruption`], which names the log and the place.
@@ -213,7 +214,7 @@ pub(crate) fn check(shelf: &Shelf, was_closed: bool) -> Result<()> {
             if scanned.goes_on {
                 return damaged(name, at, "records behind that place are whole: no crash cut it off");
             }
-            // Those before the last one may be torn since a crash that came before the close.
+            // Earlier logs may be torn since a crash that came before the close.
             if was_closed && logs.last() == Some(name) {
                 return damaged(name, at, "it was closed in order");
             }
@@ -256,7 +257,7 @@ mod tests {
         dir
     }
 
-    /// The log with the records, and the store it is of.
+    /// The log with the records, and its store.
     fn log_of(dir: &Path) -> (std::path::PathBuf, Shelf) {
         let shelf = Shelf::Directory(dir.join("left"));
         let name = logs(&shelf).unwrap().pop().unwrap();
@@ -277,7 +278,7 @@ mod tests {
             std::fs::write(&path, &zeros).unwrap();
             assert_eq!(check(&shelf, false), Ok(()), "{len} bytes, and zeros");
         }
-        // The last record may have been written in any part of its sectors.
+        // The last record may be written in any subset of its sectors.
         for from in (bytes.len() - 15_000..bytes.len() - 512).step_by(512) {
             let mut torn = bytes.clone();
             torn[from..from + 512].fill(0);
@@ -321,7 +322,7 @@ mod tests {
         let (path, shelf) = log_of(dir.path());
         let bytes = std::fs::read(&path).unwrap();
         let later = path.with_file_name("900000.log");
-        // What a recovery without the torn record goes on with.
+        // The next record after a recovery without the torn one.
         let record = |sequence: u64| {
             let mut content = sequence.to_le_bytes().to_vec();
             content.extend_from_slice(&[1, 0, 0, 0, 1, 1, b'k', 1, b'v']);

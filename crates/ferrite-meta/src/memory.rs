@@ -1,8 +1,8 @@
-//! A store in memory, for tests and for engines that shall forget.
+//! A store in memory, for tests and for engines that need no persistence.
 //!
-//! Invariants: what is committed is one ordered map behind an [`Arc`]; a scan keeps its own reference, and a commit
-//! changes the map in place if nobody has one, or else a copy. So scans see one moment, at the cost of a copy for a
-//! commit that meets one. The map's mutex is held for no call of others.
+//! Invariants: the committed state is one ordered map behind an [`Arc`]; a scan keeps its own reference, and a commit
+//! changes the map in place if no scan has one, or else a copy. So scans see one moment, at the cost of a copy for a
+//! commit during a scan. The map's mutex is never held while a caller's code runs.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -20,7 +20,7 @@ use crate::store::{Lock, MetaStore, Statistics, Transaction, Visit};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Pairs = BTreeMap<Vec<u8>, Arc<[u8]>>;
-/// What a transaction made of keys: a value, or none.
+/// A transaction's changes: a value, or `None` for a deleted key.
 type Changes = BTreeMap<Vec<u8>, Option<Arc<[u8]>>>;
 
 /// A store in memory. It has the locks, the snapshots and the errors of a real one; nothing in it is durable.
@@ -48,13 +48,13 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// How long a transaction waits for a lock. 5 seconds, unless told otherwise.
+    /// How long a transaction waits for a lock. 5 seconds by default.
     pub fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.lock_timeout = timeout;
         self
     }
 
-    /// A store with what is committed in this one, now.
+    /// A store with the committed state of this one, now.
     pub fn copy(&self) -> Self {
         MemoryStore {
             committed: Mutex::new(self.snapshot()),
@@ -62,7 +62,7 @@ impl MemoryStore {
         }
     }
 
-    /// Keys that transactions have locked now. When none is left, this is 0.
+    /// Keys that transactions have locked now. Without a transaction, this is 0.
     pub fn locked_keys(&self) -> usize {
         self.locks.len()
     }
@@ -72,7 +72,7 @@ impl MemoryStore {
     }
 }
 
-/// The pairs of `from..to`, of which there are none if the order is wrong.
+/// The pairs of `from..to`; empty if the order is wrong.
 fn between<'m, V>(map: &'m BTreeMap<Vec<u8>, V>, from: &[u8], to: &[u8]) -> impl Iterator<Item = (&'m Vec<u8>, &'m V)> {
     let bounds = (Bound::Included(from), Bound::Excluded(to));
     (from < to).then(|| map.range::<[u8], _>(bounds)).into_iter().flatten()
@@ -174,7 +174,7 @@ impl Transaction for Txn<'_> {
                 }
                 (Some(_), None) => committed.next().map(|(key, value)| (key, Some(value))),
                 (there, Some((mine, _))) => {
-                    // What it changed hides what is there.
+                    // The transaction's change hides the committed pair.
                     if there.is_some_and(|(key, _)| key == mine) {
                         committed.next();
                     }

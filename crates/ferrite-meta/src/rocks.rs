@@ -1,7 +1,7 @@
 //! The store on RocksDB.
 //!
 //! Invariants: no type of RocksDB is public; errors become [`Error`] here and nowhere else. A commit is refused before
-//! anything happened if the place is nearly full, since RocksDB takes no more changes once it has met the end of it.
+//! it has any effect if the place is nearly full, since RocksDB takes no more changes once it has run out of space.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -25,7 +25,7 @@ use crate::store::{Lock, MetaStore, Statistics, Transaction, Visit};
 pub enum Home {
     /// In a directory of the machine, which is made if it is missing.
     Directory(PathBuf),
-    /// On a device of their own, which no other store uses.
+    /// On a dedicated device, which no other store uses.
     Blobs(Arc<dyn Blobs>),
 }
 
@@ -38,14 +38,14 @@ impl fmt::Display for Home {
     }
 }
 
-/// Where free space is asked for.
+/// Where free space is measured.
 pub(crate) enum Room {
     Directory(PathBuf),
     Blobs(BlobFiles),
 }
 
 impl Room {
-    /// Of the whole place, and those that may still be written.
+    /// Bytes of the whole place, and those that may still be written.
     fn bytes(&self) -> Result<(u64, u64)> {
         match self {
             Room::Directory(path) => {
@@ -61,55 +61,56 @@ impl Room {
 
 /// A write buffer has at most this part of the place.
 const BUFFERS_PER_PLACE: u64 = 256;
-/// RocksDB's own least.
+/// RocksDB's minimum.
 const WRITE_BUFFER_BYTES_MIN: usize = 64 << 10;
-/// And what is kept back, this part: enough for the merges of tables that RocksDB may have to do.
+/// The reserve is at most this part of the place: enough for the merges of tables that RocksDB may have to do.
 const RESERVES_PER_PLACE: u64 = 4;
-/// So many times as much as is kept back has to be free for there to be room to spare.
+/// There is space to spare if this many times the reserve is free.
 const SPARE_PER_RESERVE: u64 = 2;
-/// Merges leave this part of what is kept back: what commits that were admitted still need for their log and tables.
+/// Merges leave this part of the reserve: admitted commits still need it for their log and tables.
 const MERGES_LEAVE_PER_RESERVE: u64 = 4;
-/// With so many tables that were never merged, RocksDB has writers wait for a merge, however long.
+/// With so many unmerged tables, RocksDB makes writers wait for a merge, however long.
 const UNMERGED_TABLES_MAX: u32 = 36;
-/// With so many, and no room to merge them, changes are refused. Those already admitted fill less than the difference.
+/// With so many, and no space to merge them, changes are refused. Those already admitted fill less than the difference.
 const UNMERGED_TABLES_FULL: u64 = 24;
-/// RocksDB merges so many, and an opening leaves fewer.
+/// RocksDB merges from this number on, and an opening leaves fewer.
 const UNMERGED_TABLES_LEFT: u64 = 4;
 /// A full store is merged before it refuses, if so many transactions have deleted something since.
 const DELETED_MIN: u64 = 64;
-/// How long one who writes waits for that, and how often he looks.
+/// How long a writer waits for that, and how often it checks.
 const MERGE_MAX: Duration = Duration::from_secs(5);
 const MERGE_POLL: Duration = Duration::from_millis(5);
-/// After a merge for which there was no room, so long nobody waits for another.
+/// After a merge that lacked space, writers wait for no other merge for so long.
 const NO_MERGE_FOR: Duration = Duration::from_secs(5);
-/// How long after a merge files that it replaced may stay.
+/// How long files may stay after a merge has replaced them.
 const FILES_GO_WITHIN: Duration = Duration::from_millis(250);
 
 /// Options of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Create the store if there is none. Otherwise that is [`Error::Missing`].
+    /// Create a missing store. Otherwise that is [`Error::Missing`].
     pub create: bool,
-    /// Only look: nothing at the place is written, and every commit is refused. The log is read into memory. The caller
-    /// sees to it that nobody changes the store meanwhile.
+    /// Read only: nothing at the place is written, and every commit is refused. The log is read into memory. The caller
+    /// ensures that no process changes the store meanwhile.
     pub read_only: bool,
-    /// Memory for cached blocks of tables, unpacked.
+    /// Memory for cached blocks of tables, uncompressed.
     pub block_cache_bytes: usize,
-    /// Memory for what is read of files around that, by 256 KiB. For a home on blobs; the machine has its own.
+    /// Memory for the surrounding file content, in blocks of 256 KiB. For a backend on blobs; the kernel has its own
+    /// cache.
     pub file_cache_bytes: usize,
-    /// Changes are collected up to this size in memory, and in the log, which is read again after a crash. Less on a
+    /// Changes are collected up to this size in memory, and in the log, which recovery replays after a crash. Less on a
     /// small device: at most a 256th of it.
     pub write_buffer_bytes: usize,
     /// Threads that work in the background.
     pub background_jobs: u32,
-    /// Scans that stay within a prefix of this length are answered from memory, if there is nothing. 0 is none.
+    /// Scans within a prefix of this length are answered from memory, if they have no pairs. 0 disables that.
     pub prefix_len_bytes: u32,
     /// How long a transaction waits for a lock.
     pub lock_timeout: Duration,
     /// Commits are durable when they return. Otherwise they are after the next [`MetaStore::sync`], or after a while.
     pub sync: bool,
-    /// Commits are refused when less than this is free, or than a quarter of the place, if that is less. Those that
-    /// delete something may use the last half. It is room for RocksDB's merging: 64 write buffers.
+    /// Commits are refused when less than this is free, or than a quarter of the place, if that is less. Transactions
+    /// that delete may use the last half. RocksDB's merges use this space: 64 write buffers.
     pub reserve_bytes: u64,
 }
 
@@ -135,13 +136,13 @@ pub struct RocksStore {
     db: Db,
     is_read_only: bool,
     is_ended: bool,
-    /// Where it says that it was closed.
+    /// The place of its close mark.
     shelf: Option<Shelf>,
     room: Room,
     reserve_bytes: u64,
-    /// Transactions that deleted something since it was merged for them.
+    /// Transactions that deleted something since a merge was started for them.
     deleted: AtomicU64,
-    /// When merges were last waited for, but lacked room.
+    /// When a wait for merges last ended for lack of space.
     merging: Mutex<Option<Instant>>,
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn refused(error: DbError) -> Error {
         DbError::Corruption(_) | DbError::NotFound(_) => Error::Corruption(error.to_string()),
         DbError::Invalid(_) | DbError::NotSupported(_) => Error::Invalid(error.to_string()),
         DbError::InUse(_) => Error::InUse(error.to_string()),
-        // Also one for lack of space: unless it was a merge's, RocksDB stops.
+        // Also one for lack of space: except in a merge, RocksDB stops.
         _ => Error::Io(error.to_string()),
     }
 }
@@ -166,11 +167,10 @@ pub(crate) fn unreadable(error: BlobError) -> Error {
 }
 
 impl RocksStore {
-    /// Opens the store at a place, which is locked until it is closed. Reads the log, if the last one to use it did not
-    /// close it.
+    /// Opens the store at a place, which is locked until it is closed. Reads the log, if the store was not closed.
     ///
     /// # Errors
-    /// [`Error::Missing`] if there is none, and none was to be created; [`Error::InUse`]; [`Error::Corruption`].
+    /// [`Error::Missing`] if the place has none, and none was to be created; [`Error::InUse`]; [`Error::Corruption`].
     pub fn open(home: Home, options: &Options) -> Result<RocksStore> {
         let missing = |home: &Home| Error::Missing(home.to_string());
         let (place, room) = match &home {
@@ -208,7 +208,7 @@ impl RocksStore {
         RocksStore::start(&place, room, Some(shelf), options)
     }
 
-    /// Opens the database at a place. With a `shelf`, it says there that it was closed.
+    /// Opens the database at a place. With a `shelf`, its close leaves a mark there.
     pub(crate) fn start(place: &Place, room: Room, shelf: Option<Shelf>, options: &Options) -> Result<RocksStore> {
         let (size, _) = room.bytes()?;
         let reserve_bytes = options.reserve_bytes.min(size / RESERVES_PER_PLACE);
@@ -243,9 +243,9 @@ impl RocksStore {
         Ok(store)
     }
 
-    /// An opening makes a table of the log that the last session left. Sessions that are too short for RocksDB's
-    /// merges would pile tables up, so the one that finds enough of them for a merge waits for it, as long as a caller
-    /// would who writes.
+    /// An opening makes a table of the log that the last session left. Sessions that are too short for RocksDB's merges
+    /// would pile tables up, so the opening that finds enough of them for a merge waits for it, as long as a writer
+    /// would.
     fn merge_what_openings_left(&self) {
         let (until, mut idle_since) = (Instant::now() + MERGE_MAX, Instant::now());
         let lacked_before = self.db.merges_lack_room();
@@ -263,13 +263,13 @@ impl RocksStore {
         }
     }
 
-    /// Makes all that was committed durable, ends the store's threads, and lets go of the place.
+    /// Makes all commits durable, ends the store's threads, and releases the place.
     pub fn close(mut self) -> Result<()> {
         self.end()
     }
 
-    /// Closes the database, and then says so beside it, unless something has failed: then the next opening takes what
-    /// it finds as after a crash. Has no effect the second time.
+    /// Closes the database, and then leaves the close mark beside it, unless something has failed: then the next
+    /// opening treats it as crashed. Has no effect the second time.
     fn end(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.is_ended, true) {
             return Ok(());
@@ -286,14 +286,14 @@ impl RocksStore {
         Ok(())
     }
 
-    /// Merges all that is stored, without what was overwritten and deleted. Blocks for as long as that takes.
+    /// Merges everything stored, dropping overwritten and deleted pairs. Blocks for as long as that takes.
     pub fn compact(&self) -> Result<()> {
         self.db.flush().and_then(|()| self.db.compact()).map_err(refused)
     }
 
-    /// Waits for merges that are due and may give space back. If something was deleted, they are made due: otherwise
-    /// they would be some day, and nobody can write until then. Who deletes is not refused while there is anything to
-    /// merge.
+    /// Waits for merges that are due and may give space back. If something was deleted, it makes them due: RocksDB
+    /// would run them at some later time, and no caller could write until then. A transaction that deletes is not
+    /// refused while there is anything to merge.
     fn reclaim(&self, least: u64, deletes: bool) -> Result<()> {
         let mut lacked_room = self.merging.lock();
         let mut has_merged = false;
@@ -311,7 +311,7 @@ impl RocksStore {
         if deletes && is_short()? && (has_deleted || !lacked_lately) {
             self.deleted.store(0, Ordering::Relaxed);
             match self.db.compact() {
-                // Nor is there for all of it; the caller is refused.
+                // There is no space for a full merge either; the caller is refused.
                 Err(DbError::NoSpace(_)) => {}
                 merged => merged.map_err(refused)?,
             }
@@ -341,17 +341,17 @@ impl RocksStore {
         Ok(())
     }
 
-    /// Whether more changes would soon have writers wait for a merge that lacks room: for ever.
+    /// Whether more changes would soon make writers wait for a merge that lacks space: for ever.
     fn would_wait(&self) -> bool {
         self.db.merges_lack_room() > 0 && self.db.statistics().unmerged_tables >= UNMERGED_TABLES_FULL
     }
 
-    /// Whether merges are due that lack room.
+    /// Whether merges are due that lack space.
     fn lacks_room(&self) -> bool {
         self.db.merges_lack_room() > 0 && self.db.statistics().merges > 0
     }
 
-    /// Refuses a change for which there may be no room.
+    /// Refuses a change for which space may be lacking.
     fn admit(&self, deletes: bool) -> Result<()> {
         let least = if deletes {
             self.reserve_bytes / 2
@@ -361,7 +361,7 @@ impl RocksStore {
         if least == 0 {
             return Ok(());
         }
-        // Merges that lack room need more of it with each table that is added.
+        // Merges that lack space need more of it with each new table.
         let lacks_room = || if deletes { self.would_wait() } else { self.lacks_room() };
         let (_, mut free) = self.room.bytes()?;
         if free < least || lacks_room() {
@@ -388,7 +388,7 @@ impl Drop for RocksStore {
     }
 }
 
-/// Adapts a visitor to one that says whether it wants more.
+/// Adapts a visitor to one that returns whether it wants more.
 fn wanting(visit: Visit<'_>) -> impl FnMut(&[u8], &[u8]) -> bool {
     |key, value| visit(key, value) == ControlFlow::Continue(())
 }
@@ -451,9 +451,9 @@ impl MetaStore for RocksStore {
 
 struct Txn<'s> {
     store: &'s RocksStore,
-    /// None in a store that is only looked at.
+    /// `None` in a read-only store.
     txn: Option<ferrite_rocksdb::Txn<'s>>,
-    /// Whether it changed anything so, also if that was undone.
+    /// Whether it put anything, even if that was undone.
     puts: bool,
     deletes: bool,
     is_admitted: bool,

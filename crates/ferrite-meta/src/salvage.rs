@@ -1,12 +1,12 @@
-//! Copies of a store: what can be read of a damaged one, a dump of one in use, and one that comes from a dump.
+//! Copies of a store: the readable part of a damaged one, a dump of one in use, and one restored from a dump.
 //!
-//! A damaged store is never mended in place: all pairs that can be read go to a new one beside it, which takes its
-//! place when it is whole and durable. In a directory of the machine the damaged one stays, under another name; on
-//! blobs its files go, as there may be no room for both.
+//! A damaged store is never mended in place: all readable pairs go to a new one beside it, which takes its place when
+//! it is whole and durable. In a directory of the machine the damaged one stays, under another name; on blobs its files
+//! go, as there may be no space for both.
 //!
-//! Invariants: until the new store takes the place, the old one is what it was (unless RocksDB has to make a list of
-//! its tables anew to read it at all); a crash in between leaves the old one, and what was begun is removed by the next
-//! try. Nobody else has the store open.
+//! Invariants: until the new store takes the place, the old one is unchanged (unless RocksDB has to rebuild its list of
+//! tables to read it at all); a crash in between leaves the old one, and the next try removes what was begun. No other
+//! process has the store open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use crate::rocks::{Home, Options, RocksStore, Room, refused, unreadable};
 use crate::shelf::Shelf;
 use crate::store::{MetaStore, Transaction};
 
-/// Pairs that are copied with one commit.
+/// Pairs copied per commit.
 const PAIRS_A_COMMIT: usize = 1000;
-/// And their bytes, about.
+/// And their approximate bytes.
 const BYTES_A_COMMIT: usize = 1 << 20;
 /// Where a database on blobs lies, and where the new one is made.
 const ON_BLOBS: &[u8] = b"/db";
@@ -30,18 +30,18 @@ const NEW_ON_BLOBS: &[u8] = b"/new";
 /// Names that are tried for a damaged store.
 const NAMES_MAX: u32 = 10_000;
 
-/// What came of copying a store.
+/// The result of copying a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Salvaged {
     /// Pairs that were copied.
     pub pairs: u64,
-    /// Ranges of keys of which something could not be read.
+    /// Ranges of keys that are partly unreadable.
     pub gaps: u64,
     /// Where the damaged store is now, if it was kept.
     pub kept: Option<PathBuf>,
 }
 
-/// What is done to a copy before it takes the place of the store: the caller knows what the pairs mean.
+/// Fixes a copy before it takes the place of the store: the caller knows what the pairs mean.
 pub type Fix<'f> = &'f mut dyn FnMut(&dyn MetaStore) -> Result<()>;
 
 /// Commits pairs in lots.
@@ -90,11 +90,11 @@ fn making() -> Options {
 }
 
 impl RocksStore {
-    /// Opens a store of which something cannot be read, and puts one with all that can be read in its place, after
-    /// `fix` has seen it. Durable when it returns.
+    /// Opens a partly unreadable store, and replaces it by one with all readable pairs, after `fix` has seen it.
+    /// Durable when it returns.
     ///
     /// # Errors
-    /// [`Error::Missing`]; of `fix`; of the place; the store is unchanged then.
+    /// [`Error::Missing`]; errors of `fix`; errors of the place. The store is unchanged then.
     pub fn salvage(home: Home, fix: Fix<'_>) -> Result<Salvaged> {
         match home {
             Home::Directory(path) => in_directory(&path, &Place::Directory(path.clone()), fix),
@@ -105,7 +105,7 @@ impl RocksStore {
     /// The same with the pairs of a dump, whatever the store holds, if there is one.
     ///
     /// # Errors
-    /// As of [`Self::salvage`]; of the dump, of which all has to be whole.
+    /// As of [`Self::salvage`]; errors of the dump, all of which has to be whole.
     pub fn restore(home: Home, dump: &Path, fix: Fix<'_>) -> Result<Salvaged> {
         let source = Shelf::Directory(dump.to_path_buf());
         if source.size_bytes("CURRENT")?.is_none() {
@@ -120,11 +120,11 @@ impl RocksStore {
     }
 }
 
-/// Writes a copy of all that is stored now to a directory of the machine that does not exist yet, or is empty. Returns
-/// the number of pairs. Durable when it returns; the store may be in use meanwhile.
+/// Writes a copy of everything stored now to a directory of the machine that is missing or empty. Returns the number of
+/// pairs. Durable when it returns; the store may be in use meanwhile.
 ///
 /// # Errors
-/// [`Error::InUse`] if the directory holds something; of both stores. What was written is removed then.
+/// [`Error::InUse`] if the directory is not empty; errors of both stores. The partial copy is removed then.
 pub fn dump(from: &dyn MetaStore, to: &Path) -> Result<u64> {
     let about = |error: std::io::Error| Error::Io(format!("{}: {error}", to.display()));
     if std::fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -151,7 +151,7 @@ pub fn dump(from: &dyn MetaStore, to: &Path) -> Result<u64> {
         Ok(pairs)
     })();
     if written.is_err() {
-        // It was empty, or was not there.
+        // It was empty or missing.
         let _ = std::fs::remove_dir_all(to);
     }
     written
@@ -162,7 +162,7 @@ fn sync_parent(path: &Path) -> std::io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Opens a database to read what can be read.
+/// Opens a database to read as much as possible.
 fn open_damaged(place: &Place) -> Result<Db> {
     let options = |salvage| ferrite_rocksdb::Options {
         create: false,
@@ -183,7 +183,7 @@ fn open_damaged(place: &Place) -> Result<Db> {
     })
 }
 
-/// Copies what can be read of a place to a new store, which is fixed and then closed.
+/// Copies the readable part of a place to a new store, which is fixed and then closed.
 fn copy(from: &Place, to: RocksStore, fix: Fix<'_>) -> Result<Salvaged> {
     let source = open_damaged(from)?;
     let mut copy = Copy::to(&to);

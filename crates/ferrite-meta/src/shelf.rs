@@ -1,7 +1,7 @@
-//! The few files that a store reads and writes beside RocksDB, in a directory of the machine or on blobs.
+//! The few files beside RocksDB's that a store reads and writes, in a directory of the machine or on blobs.
 //!
-//! Invariants: a file that [`Shelf::put`] or [`Shelf::remove`] has changed is durable on return, as it was or as it is
-//! to be. Nobody has the database open meanwhile. Used by `close_mark` and `log_check`.
+//! Invariants: a file that [`Shelf::put`] or [`Shelf::remove`] has changed is durable on return, in its old or its new
+//! state. The database is closed meanwhile. Used by `close_mark` and `log_check`.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -83,7 +83,7 @@ impl Shelf {
         Ok(names)
     }
 
-    /// Length of a file; `None` if there is none.
+    /// Length of a file; `None` if it does not exist.
     pub(crate) fn size_bytes(&self, name: &str) -> Result<Option<u64>> {
         match self {
             Shelf::Directory(path) => match std::fs::metadata(path.join(name)) {
@@ -99,7 +99,7 @@ impl Shelf {
         }
     }
 
-    /// Opens a file for reading from front to back; `None` if there is none.
+    /// Opens a file for reading from front to back; `None` if it does not exist.
     pub(crate) fn open(&self, name: &str) -> Result<Option<Box<dyn Reader>>> {
         match self {
             Shelf::Directory(path) => match File::open(path.join(name)) {
@@ -115,7 +115,7 @@ impl Shelf {
         }
     }
 
-    /// All of a file of at most `bytes_max`; `None` if there is none.
+    /// All of a file of at most `bytes_max`; `None` if it does not exist.
     pub(crate) fn read(&self, name: &str, bytes_max: usize) -> Result<Option<Vec<u8>>> {
         let Some(file) = self.open(name)? else {
             return Ok(None);
@@ -126,7 +126,7 @@ impl Shelf {
         Ok(Some(bytes))
     }
 
-    /// Makes a small file, in the place of one that has the name. A crash leaves none, a part of it, or all.
+    /// Makes a small file, replacing one of the same name. A crash leaves none, a part of it, or all.
     pub(crate) fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
         match self {
             Shelf::Directory(path) => {
@@ -150,7 +150,7 @@ impl Shelf {
         }
     }
 
-    /// Removes a file, if there is one.
+    /// Removes a file, if it exists.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         match self {
             Shelf::Directory(path) => {

@@ -3,38 +3,41 @@
 //! # What holds
 //!
 //! A store maps keys to values, both bytes, and keys are ordered byte by byte. A transaction sees its own changes and
-//! what others have committed; nobody sees its changes before it commits, and then all of them at once. So a plain
-//! `get` in a transaction may give another answer the next time. What must not change until the commit is locked first,
-//! by [`Transaction::get_for_update`]; a change locks its key itself. A scan is of one moment, the one at which it
-//! began, plus the transaction's own changes.
+//! everything that others have committed; no other transaction sees its changes before it commits, and then all of them
+//! at once. So a plain `get` in a transaction may give another answer the next time.
 //!
-//! Locks are of single keys, whether they exist or not. Nothing locks a range: whoever relies on the absence of a range
-//! of keys (as `rmdir` does, on an empty directory) locks a key exclusively that all who add to the range lock shared.
+//! A key that must not change until the commit is locked first, by [`Transaction::get_for_update`]; a change locks its
+//! key itself. A scan sees one moment, the one at which it began, plus the transaction's own changes.
+//!
+//! Locks are of single keys, whether they exist or not. Nothing locks a range: a caller that relies on the absence of a
+//! range of keys (as `rmdir` does, on an empty directory) locks exclusively a key that all who add to the range lock
+//! shared.
 //!
 //! # Locks and deadlock
 //!
 //! A transaction keeps each lock until it ends (or rolls back to a savepoint from before it). So transactions deadlock
-//! if, and only if, there is a circle of them in which each waits for a key that the next one has locked. None can
-//! close if all callers keep three rules:
+//! if, and only if, they form a cycle in which each waits for a key that the next one has locked. None can close if all
+//! callers keep three rules:
 //!
 //! 1. *One order.* All keys that transactions lock are in one total order, the same for all callers, and a transaction
-//!    locks only keys that come behind all those it has. Suppose a circle: each member waits for a key that comes
-//!    behind all it has, of which one is the key that its predecessor waits for. So along the circle the keys that are
-//!    waited for become greater with each step, and after one round a key is greater than itself.
-//! 2. *No upgrade.* A key that may be changed is locked exclusively at once. (Two that have a key shared, and want it
-//!    exclusively, wait for each other, though it is one key.) Asking again for a lock that is there already is free,
-//!    and is not a step in the order.
-//! 3. *No other wait inside.* Who has locks of a store waits for nothing that another one may have who waits for locks
-//!    of this store: mutexes of the caller come wholly before, or are leaves that are let go before the next call. A
-//!    store keeps the rule below itself: none of its own mutexes is held while it waits for a lock of a key.
+//!    locks only keys that come behind all those it has. Suppose a cycle: each member waits for a key that comes behind
+//!    all it has, one of which its predecessor waits for. So along the cycle the awaited keys grow with each step, and
+//!    after one round a key is greater than itself.
+//! 2. *No upgrade.* A key that may be changed is locked exclusively at once. (Two transactions that share a key, and
+//!    both want it exclusively, wait for each other, though it is one key.) Locking again a key that is locked already
+//!    is free, and is not a step in the order.
+//! 3. *No other wait inside.* A transaction that holds locks of a store waits for nothing that a transaction waiting
+//!    for locks of this store may hold: the caller's mutexes are taken before all locks, or are leaves that are
+//!    released before the next call. A store keeps the rule internally: it holds none of its own mutexes while it waits
+//!    for a lock of a key.
 //!
 //! The order need not be the order of the keys' bytes. The engine has parents before children, and unrelated nodes by
-//! their numbers, with one key before all that whoever moves directories takes; where a tree changes meanwhile, so that
-//! what was the order is not any more, that first key keeps the others out.
+//! their numbers, with one key before all of these that every move of a directory takes; where a tree changes
+//! meanwhile, so that the order changes, that first key keeps the others out.
 //!
-//! Rules are broken by mistake, so that stores look for circles all the same, and waits are bounded:
-//! [`Error::Deadlock`] and [`Error::Busy`] end a transaction that would wait for ever. Neither is fatal; a test that
-//! meets one has found a mistake in the caller.
+//! Mistakes break rules, so stores detect cycles all the same, and waits are bounded: [`Error::Deadlock`] and
+//! [`Error::Busy`] end a transaction that would wait for ever. Neither is fatal; a test that meets one has found a
+//! mistake in the caller.
 //!
 //! [`Error::Deadlock`]: crate::Error::Deadlock
 //! [`Error::Busy`]: crate::Error::Busy
@@ -46,13 +49,13 @@ use crate::error::Result;
 /// How a key is locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lock {
-    /// Others may lock it shared at the same time; nobody may change it.
+    /// Others may lock it shared at the same time; none may change it.
     Shared,
-    /// Nobody else may lock or change it.
+    /// No other may lock or change it.
     Exclusive,
 }
 
-/// What receives the pairs of a scan, in order, until it breaks.
+/// Receives the pairs of a scan, in order, until it breaks.
 pub type Visit<'v> = &'v mut (dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'v);
 
 /// An ordered map with transactions. Any number of threads may use it at once.
@@ -67,62 +70,61 @@ pub trait MetaStore: Send + Sync {
     /// for no lock, and holds none: `visit` may use the store.
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 
-    /// Returns when all that was committed before is durable. A store whose commits are durable has nothing to do.
+    /// Returns when all earlier commits are durable. A store with durable commits has nothing to do.
     fn sync(&self) -> Result<()>;
 
-    /// Whether the store takes changes. Threads of its own may find out that it cannot before a caller does.
+    /// Whether the store takes changes. Its own threads may find out that it cannot before a caller does.
     ///
     /// # Errors
-    /// One that is fatal: the first that stopped it.
+    /// A fatal one: the first that stopped it.
     fn health(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Whether there is so much room that the store may also hold what could be elsewhere, and changes will still find
-    /// theirs.
+    /// Whether there is enough space for the store to hold also pairs that could lie elsewhere, without starving
+    /// changes.
     fn has_room_to_spare(&self) -> bool {
         true
     }
 
-    /// What it counts, as far as it does.
+    /// Its counters, as far as it has any.
     fn statistics(&self) -> Statistics {
         Statistics::default()
     }
 }
 
-/// A transaction. It belongs to one thread. Dropping it undoes it and lets go of its locks.
+/// A transaction. It belongs to one thread. Dropping it undoes it and releases its locks.
 pub trait Transaction {
-    /// The value of a key: what this transaction made of it, or else as last committed. Takes no lock, and waits for
-    /// none.
+    /// The value of a key: this transaction's, or else as last committed. Takes no lock, and waits for none.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>>;
 
     /// Locks a key, which need not exist, and gets its value. Blocks while others have it locked.
     ///
     /// # Errors
-    /// [`Error::Deadlock`](crate::Error::Deadlock), [`Error::Busy`](crate::Error::Busy) after the time-out.
+    /// [`Error::Deadlock`](crate::Error::Deadlock), [`Error::Busy`](crate::Error::Busy) after the timeout.
     fn get_for_update(&mut self, key: &[u8], lock: Lock) -> Result<Option<Vec<u8>>>;
 
     /// Sets a key's value. Locks the key exclusively; errors and blocking as for [`Self::get_for_update`].
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()>;
 
-    /// Removes a key, if it is there. Locks the key exclusively; errors and blocking as for [`Self::get_for_update`].
+    /// Removes a key, if it exists. Locks the key exclusively; errors and blocking as for [`Self::get_for_update`].
     fn delete(&mut self, key: &[u8]) -> Result<()>;
 
     /// Passes `visit` the pairs of `from..to` in the order of their keys: as committed at the moment of the call, with
     /// this transaction's own changes. Waits for no lock.
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 
-    /// Remembers this moment. Moments may be nested.
+    /// Sets a savepoint. Savepoints may be nested.
     fn savepoint(&mut self);
 
-    /// Undoes all changes since the last moment that was remembered, lets go of the keys that were first locked since
-    /// then, and forgets the moment. A key that was locked shared before and exclusively since may stay exclusive.
+    /// Undoes all changes since the last savepoint, releases the keys that were first locked since then, and forgets
+    /// the savepoint. A key that was locked shared before and exclusively since may stay exclusive.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if there is no moment left.
+    /// [`Error::Invalid`](crate::Error::Invalid) if no savepoint is left.
     fn rollback_to_savepoint(&mut self) -> Result<()>;
 
-    /// Refuses now what [`Self::commit`] would refuse for lack of space, which it then does not any more. For callers
+    /// Refuses now what [`Self::commit`] would refuse for lack of space; the commit then no longer does. For callers
     /// whose changes have effects elsewhere before they are committed.
     ///
     /// # Errors
@@ -131,23 +133,23 @@ pub trait Transaction {
         Ok(())
     }
 
-    /// Makes the changes visible, all at once, and lets go of the locks. They are durable when it returns, if the store
+    /// Makes the changes visible, all at once, and releases the locks. They are durable when it returns, if the store
     /// was opened so. Threads that commit at the same time share the cost.
     ///
     /// # Errors
-    /// After [`Error::NoSpace`](crate::Error::NoSpace) nothing was changed. After one that is fatal, nobody knows
-    /// whether the changes are there, all or none, when the store is opened again.
+    /// After [`Error::NoSpace`](crate::Error::NoSpace) nothing was changed. After a fatal error, it is unknown whether
+    /// the changes are there, all or none, when the store is opened again.
     fn commit(self: Box<Self>) -> Result<()>;
 }
 
-/// What a store counts. What it does not count is 0.
+/// Counters of a store. A counter that it does not keep is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Keys, estimated.
     pub keys_estimated: u64,
     /// Bytes on the device, without the log.
     pub stored_bytes: u64,
-    /// Bytes of memory for caches, and for what waits to be stored.
+    /// Bytes of memory for caches, and for changes not yet stored.
     pub memory_bytes: u64,
     /// Blocks that were found in memory, since the store was opened.
     pub cache_hits: u64,
@@ -159,7 +161,7 @@ pub struct Statistics {
     pub file_cache_misses: u64,
     /// Bytes written to the log, since the store was opened.
     pub log_bytes: u64,
-    /// Times that the log was made durable. Fewer than commits, if threads commit at a time.
+    /// Times that the log was made durable. Fewer than commits, if threads commit at the same time.
     pub log_syncs: u64,
     /// Microseconds in which changes had to wait for background work.
     pub stall_us: u64,

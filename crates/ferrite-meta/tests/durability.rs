@@ -1,4 +1,5 @@
-//! What RocksDB's store keeps over closing, killing and power failures, and what it says of damage and lack of space.
+//! The data that RocksDB's store keeps over closing, killing and power failures, and its errors about damage and lack
+//! of space.
 #![cfg(feature = "rocksdb")]
 
 mod common;
@@ -51,7 +52,7 @@ fn what_is_committed_is_there_after_opening_again() {
             if round == 2 {
                 store.compact().unwrap();
             }
-            // Closing tells of errors, dropping does as much.
+            // Closing reports errors, dropping does the same work.
             if round % 2 == 0 {
                 store.close().unwrap();
             }
@@ -68,7 +69,7 @@ fn what_is_committed_is_there_after_opening_again() {
     }
 }
 
-/// Without it, a prefix's filter would never be asked: what was just written is not in tables.
+/// Without it, a prefix's filter would never be consulted: recent writes are not in tables.
 #[test]
 fn scans_of_tables_within_a_prefix_see_all_that_is_there() {
     let dir = tempfile::tempdir().unwrap();
@@ -130,7 +131,7 @@ fn a_store_is_created_only_when_asked_and_opened_once() {
     }
 }
 
-/// A device that takes its time to write, and may have room for all but RocksDB's merges.
+/// A device that is slow to write, and may have space for all but RocksDB's merges.
 struct Odd {
     blobs: MemoryBlobs,
     write_takes: Duration,
@@ -211,7 +212,7 @@ fn threads_that_commit_at_a_time_share_syncs() {
     assert!(counted.log_bytes > 0 && counted.memory_bytes > 0);
 }
 
-/// What only looked or locked costs no sync.
+/// Transactions that only read or lock cost no sync.
 #[test]
 fn a_transaction_that_changes_nothing_writes_nothing() {
     let store = on_blobs(&Arc::new(MemoryBlobs::new(64 << 20, false))).unwrap();
@@ -233,7 +234,7 @@ fn a_transaction_that_changes_nothing_writes_nothing() {
 const CHILD: &str = "FERRITE_META_CHILD";
 const CHILD_THREADS: u64 = 4;
 
-/// Commits, and says so, until it is killed.
+/// Commits, and reports each commit, until it is killed.
 #[test]
 #[ignore = "the process that the next test kills"]
 fn child_that_commits() {
@@ -301,8 +302,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// The device loses power after any of its writes, or within one. What was acknowledged before is there; of the others
-/// all or nothing; and the store goes on. Tables are written and merged, logs end and begin meanwhile.
+/// The device loses power after any of its writes, or within one. Commits acknowledged before are there; of the others
+/// all or nothing; and the store keeps working. Tables are written and merged, logs end and begin meanwhile.
 #[test]
 fn what_was_acknowledged_before_a_power_failure_is_there() {
     let seed = seed();
@@ -381,8 +382,8 @@ fn what_was_acknowledged_before_a_power_failure_is_there() {
     }
 }
 
-/// Space for metadata ends: changes are refused before anything happened, what deletes goes on for a while, and the
-/// store is sound.
+/// Space for metadata runs out: changes are refused before they have any effect, deletions still succeed for a while,
+/// and the store is sound.
 #[test]
 fn a_full_store_refuses_and_goes_on() {
     let blobs = Arc::new(MemoryBlobs::new(64 << 20, false));
@@ -411,7 +412,7 @@ fn a_full_store_refuses_and_goes_on() {
         })
         .unwrap();
     }
-    // Nobody has to ask for the space back.
+    // The space comes back unasked.
     for number in 0..count / 2 {
         put(number).unwrap();
     }
@@ -422,14 +423,13 @@ fn a_full_store_refuses_and_goes_on() {
     assert!(store.get(b"room").unwrap().is_some() && store.get(&key(count - 1)).unwrap().is_none());
 }
 
-/// At the edge of its space for long, with merges all the time, the store refuses what it has no room for, and never
-/// stops.
+/// At the edge of its space for long, with merges all the time, the store refuses what does not fit, and never stops.
 #[test]
 fn a_store_that_stays_full_does_not_stop() {
     stays_full(8_000, u64::MAX);
 }
 
-/// Nor if so little is kept back that there is no room to merge.
+/// The same with so small a reserve that there is no space to merge.
 #[test]
 fn a_store_without_room_for_merges_does_not_stop() {
     stays_full(4_000, 3 << 20);
@@ -484,7 +484,7 @@ fn stays_full(changes: usize, reserve_bytes: u64) {
     );
 }
 
-/// Tables that nobody merges have RocksDB's writers wait at some number, for ever: before that, all are refused.
+/// Unmerged tables make RocksDB's writers wait from some number on, for ever: before that, all are refused.
 #[test]
 fn who_deletes_does_not_wait_for_merges_that_lack_room() {
     let device = Arc::new(Odd {
@@ -501,13 +501,13 @@ fn who_deletes_does_not_wait_for_merges_that_lack_room() {
     let mut rng = Rng::new(1);
     let mut put = || {
         let noise: Vec<u8> = (0..2000).map(|_| rng.next_u64() as u8).collect();
-        // Not in order, for tables that do not overlap are not merged, but moved.
+        // Out of order, because tables that do not overlap are moved, not merged.
         let at = key(rng.below(16_000));
         change(&store, |txn| txn.put(&at, &noise))
     };
     let refused = (0..8_000).find_map(|_| put().err());
     assert!(matches!(refused, Some(Error::NoSpace(_))), "{refused:?}");
-    // All the while something is put, refused, and asks for what was deleted to be merged.
+    // All the while puts are refused, and ask for a merge of what was deleted.
     let mut delete = |number: u64| {
         assert!(matches!(put(), Err(Error::NoSpace(_))), "{number} deleted");
         change(&store, |txn| txn.delete(&key(number % 16_000)))
@@ -532,7 +532,8 @@ fn who_deletes_does_not_wait_for_merges_that_lack_room() {
     store.close().unwrap();
 }
 
-/// A device that is really full, without a reserve: the store stops, says so, and what was acknowledged is there.
+/// A device that is really full, without a reserve: the store stops and reports that, and acknowledged commits are
+/// there.
 #[test]
 fn a_device_that_is_full_stops_the_store_and_loses_nothing() {
     let blobs = Arc::new(MemoryBlobs::new(8 << 20, false));

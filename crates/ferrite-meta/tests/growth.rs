@@ -1,4 +1,4 @@
-//! What a store on RocksDB takes does not grow by being opened, closed, cut off or used for long.
+//! The resources of a store on RocksDB do not grow by being opened, closed, cut off or used for long.
 #![cfg(feature = "rocksdb")]
 
 mod common;
@@ -34,7 +34,7 @@ fn of_process() -> (usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
-/// What a short session of a small pool writes: the same keys each time.
+/// The writes of a short session of a small pool: the same keys each time.
 fn work(store: &RocksStore, cycle: usize) {
     for number in 0..3_u8 {
         let value = [&cycle.to_be_bytes()[..], &[number; 3000]].concat();
@@ -56,7 +56,7 @@ fn is_bounded((files, bytes): (usize, u64), what: &str) {
     );
 }
 
-/// Copies what a process that is killed now leaves in a directory.
+/// Copies a directory as a process that is killed now leaves it.
 fn cut_off(from: &Path, to: &Path) {
     let _ = std::fs::remove_dir_all(to);
     std::fs::create_dir(to).unwrap();
@@ -130,7 +130,7 @@ fn a_store_that_is_never_closed_stays_as_small() {
     }
 }
 
-/// Flushes and merges add to the manifest; it is begun anew before it outgrows a small device.
+/// Flushes and merges add to the manifest; RocksDB starts a new one before it outgrows a small device.
 #[test]
 fn a_manifest_does_not_grow_for_ever() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -1,4 +1,4 @@
-//! What the traits promise, on every implementation: who sees what, who waits for whom, what a rollback undoes.
+//! The guarantees of the traits, on every implementation: who sees what, who waits for whom, what a rollback undoes.
 
 mod common;
 
@@ -22,7 +22,7 @@ use ferrite_meta::{Error, Lock, MemoryStore, MetaStore, Transaction};
 /// A store to be tested, in a directory that it may use.
 type Store = Arc<dyn MetaStore>;
 
-/// Opens a store, of which nothing is there yet.
+/// Opens a store that does not exist yet.
 type Open = fn(&Path) -> Store;
 
 /// Each implementation, with its name.
@@ -38,7 +38,7 @@ fn all() -> Vec<(&'static str, Open)> {
     ]
 }
 
-/// Runs a test on each implementation, and says on which.
+/// Runs a test on each implementation, and prints which.
 fn on_each(test: impl Fn(&Store)) {
     for (name, open) in all() {
         let dir = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn values_may_be_empty_and_keys_and_values_any_bytes() {
         assert_eq!(store.get(b"\0").unwrap(), Some(Vec::new()));
         assert_eq!(store.get(b"\xff\xff").unwrap(), Some(long));
         assert_eq!(all_of(|visit| store.scan(b"", b"\xff\xff\xff", visit)).len(), 2);
-        // The wrong way round is nothing, not an error.
+        // A reversed range is empty, not an error.
         assert!(all_of(|visit| store.scan(b"b", b"a", visit)).is_empty());
         assert!(all_of(|visit| store.begin().scan(b"b", b"a", visit)).is_empty());
     });
@@ -160,7 +160,7 @@ fn a_scan_in_a_transaction_sees_its_own_changes() {
     });
 }
 
-/// Prefixes of four bytes are what the stores of these tests have filters for.
+/// The stores of these tests have filters for prefixes of four bytes.
 #[test]
 fn scans_within_a_prefix_and_beyond_it_see_all_that_is_there() {
     on_each(|store| {
@@ -249,7 +249,7 @@ fn who_scans_may_use_the_store() {
 #[test]
 fn get_for_update_waits_until_the_other_one_ends() {
     on_each(|store| {
-        // The key does not exist: locks are of names.
+        // The key does not exist: locks cover names.
         let mut first = store.begin();
         assert_eq!(first.get_for_update(b"k", Lock::Exclusive).unwrap(), None);
         let (sent, got) = channel();
@@ -264,7 +264,7 @@ fn get_for_update_waits_until_the_other_one_ends() {
                 });
             }
             assert!(got.recv_timeout(Duration::from_millis(100)).is_err(), "nobody waited");
-            // Who only looks does not wait.
+            // Plain reads do not wait.
             assert_eq!(store.get(b"k").unwrap(), None);
             first.put(b"k", b"value").unwrap();
             first.commit().unwrap();
@@ -338,8 +338,8 @@ fn a_circle_ends_as_a_deadlock_and_leaves_the_others() {
     });
 }
 
-/// Why the rules forbid it: two who share a key, and both want it alone. RocksDB may send both away: who has the key
-/// shared is for it among those who are waited for.
+/// Why the rules forbid it: two transactions share a key, and both want it exclusively. RocksDB may abort both: each
+/// counts as waiting for the other shared holder.
 #[test]
 fn two_upgrades_of_one_key_are_a_deadlock() {
     on_each(|store| {
@@ -404,7 +404,7 @@ fn a_rollback_undoes_changes_and_locks_since_the_savepoint() {
         txn.put(b"c", b"1").unwrap();
         txn.rollback_to_savepoint().unwrap();
         assert_eq!(keys(&all_of(|visit| txn.scan(b"", b"z", visit))), ["b"]);
-        // What was locked first since the savepoint is free; the rest is not.
+        // Keys that were first locked since the savepoint are free; the rest is not.
         change(&**store, |other| other.put(b"c", b"other")).unwrap();
         txn.rollback_to_savepoint().unwrap();
         assert_eq!(keys(&all_of(|visit| txn.scan(b"", b"z", visit))), ["a", "c"]);
@@ -452,8 +452,8 @@ fn no_update_is_lost() {
     });
 }
 
-/// The engine's kind of load: a lock before all for whoever moves directories, parents shared or exclusive before
-/// children, unrelated nodes by number. No transaction may be told of a deadlock, or have to wait for long.
+/// The engine's kind of load: a lock before all others for moves of directories, parents shared or exclusive before
+/// children, unrelated nodes by number. No transaction may get a deadlock, or have to wait for long.
 #[test]
 fn there_is_no_deadlock_under_the_lock_order() {
     const THREADS: u64 = 8;
@@ -492,7 +492,7 @@ fn one_of_the_engines(store: &dyn MetaStore, rng: &mut Rng) -> ferrite_meta::Res
             txn.delete(&edge(two[0], 1))?;
             txn.put(&edge(two[1], 2), b"moved")?;
         }
-        // Something made in a directory, which stays.
+        // A new entry in a directory, which stays.
         1 | 2 => {
             let (parent, child) = (rng.below(5), 5 + rng.below(5));
             txn.get_for_update(&node(parent), Lock::Shared)?;
@@ -504,7 +504,7 @@ fn one_of_the_engines(store: &dyn MetaStore, rng: &mut Rng) -> ferrite_meta::Res
             }
             txn.put(&node(child), b"child")?;
         }
-        // A directory that is removed: its parent stays, nothing comes into it.
+        // A directory that is removed: its parent stays, nothing is added to it.
         _ => {
             let parent = rng.below(5);
             txn.get_for_update(&node(parent), Lock::Shared)?;

@@ -1,12 +1,12 @@
-//! What RocksDB needs of a file system, as a trait.
+//! The file system that RocksDB needs, as a trait.
 //!
 //! Invariants that every implementation keeps, and RocksDB relies on:
 //!
-//! * A name is bytes, with `/` between its parts. There are no directories but what names have in common.
+//! * A name is bytes, with `/` between its parts. There are no directories except as common prefixes of names.
 //! * Making, renaming and removing a file is atomic and durable on return, in the order of the calls.
-//! * A file is appended to by one [`Writer`]; it is never changed where it was written.
-//! * What was appended is durable after [`Writer::sync`], not before. After a crash a file holds at least what was
-//!   synced, and of what came later a part, from the front, or nothing.
+//! * A file is appended to by one [`Writer`]; written bytes never change.
+//! * Appended bytes are durable after [`Writer::sync`], not before. After a crash a file holds at least the synced
+//!   bytes, and of later ones a part, from the front, or nothing.
 //! * A log (a name that ends in `.log`) that was not closed may come back with zeros behind its content: RocksDB skips
 //!   them, and so its size need not be written at each sync. All other files keep their size to the byte.
 //!
@@ -14,20 +14,20 @@
 
 use thiserror::Error;
 
-/// Why a file system of ours refused.
+/// Errors of a file system for RocksDB.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("no such file")]
     NotFound,
-    /// It has no room left for that.
+    /// It lacks space for that.
     #[error("no space left: {0}")]
     NoSpace(String),
-    /// What it read is not what it wrote.
+    /// The data read differs from the data written.
     #[error("damaged: {0}")]
     Corruption(String),
-    /// Somebody has it locked.
+    /// Another user has it locked.
     #[error("locked: {0}")]
     Locked(String),
     /// The device refused.
@@ -37,16 +37,16 @@ pub enum FileError {
 
 /// A file system for one database.
 pub trait Files: Send + Sync {
-    /// Opens a file for reading: `in_order` from front to back, once, or else anywhere, often.
+    /// Opens a file for reading: `in_order` from front to back, once, otherwise anywhere, often.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] if there is none.
+    /// [`FileError::NotFound`] if it does not exist.
     fn open(&self, name: &[u8], in_order: bool) -> Result<Box<dyn Reader>, FileError>;
 
-    /// Makes an empty file, in the place of one that has the name.
+    /// Makes an empty file, replacing one of the same name.
     fn create(&self, name: &[u8]) -> Result<Box<dyn Writer>, FileError>;
 
-    /// Opens a file to append to it; makes it if there is none.
+    /// Opens a file to append to it; creates it if it does not exist.
     fn append(&self, name: &[u8]) -> Result<Box<dyn Writer>, FileError>;
 
     /// Whether there is a file of this name, or files below it.
@@ -55,25 +55,25 @@ pub trait Files: Send + Sync {
     /// Bytes in a file, with those that are not durable yet.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] if there is none.
+    /// [`FileError::NotFound`] if it does not exist.
     fn size_bytes(&self, name: &[u8]) -> Result<u64, FileError>;
 
-    /// Bytes that may still be written, about.
+    /// Approximate number of bytes that may still be written.
     fn free_bytes(&self) -> Result<u64, FileError>;
 
     /// The parts that follow `dir` and a slash in the names of files, each once.
     fn list(&self, dir: &[u8]) -> Result<Vec<Vec<u8>>, FileError>;
 
-    /// Removes a file. Who has it open for reading may go on.
+    /// Removes a file. Open readers may continue.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] if there is none.
+    /// [`FileError::NotFound`] if it does not exist.
     fn remove(&self, name: &[u8]) -> Result<(), FileError>;
 
     /// Renames a file, replacing one that has the new name, or all files below `from`, if it is a directory.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] if there is neither.
+    /// [`FileError::NotFound`] if neither exists.
     fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), FileError>;
 
     /// Locks a name, until [`Self::unlock`].
@@ -82,7 +82,7 @@ pub trait Files: Send + Sync {
     /// [`FileError::Locked`] if it is.
     fn lock(&self, name: &[u8]) -> Result<(), FileError>;
 
-    /// Ends what [`Self::lock`] began.
+    /// Releases the lock of [`Self::lock`].
     fn unlock(&self, name: &[u8]);
 }
 
@@ -97,7 +97,7 @@ pub trait Writer: Send + Sync {
     /// Appends all of `data`.
     fn append(&self, data: &[u8]) -> Result<(), FileError>;
 
-    /// Returns when all that was appended before is durable.
+    /// Returns when all earlier appends are durable.
     fn sync(&self) -> Result<(), FileError>;
 
     /// Cuts the file off, if it is longer.
@@ -106,6 +106,6 @@ pub trait Writer: Send + Sync {
     /// Bytes in it, with those that are not durable yet.
     fn size_bytes(&self) -> u64;
 
-    /// Passes all that was appended to the device, with the file's size. Called once, as the last.
+    /// Passes all appended bytes to the device, with the file's size. The last call, made once.
     fn close(&self) -> Result<(), FileError>;
 }

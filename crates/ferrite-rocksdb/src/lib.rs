@@ -1,4 +1,4 @@
-//! RocksDB's pessimistic transactions, on a directory of the machine or on files of our own.
+//! RocksDB's pessimistic transactions, on a directory of the machine or on files behind a trait.
 //!
 //! | module | what lives there |
 //! | --- | --- |

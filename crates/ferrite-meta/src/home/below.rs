@@ -1,6 +1,6 @@
-//! The same files, for a second database beside the first: names below one directory are names below another.
+//! The same files, for a second database beside the first: names below one directory map to names below another.
 //!
-//! Invariant: it has no state of its own, but the two directories.
+//! Invariant: it has no state but the two directories.
 
 use ferrite_rocksdb::{FileError, Files, Reader, Writer};
 

@@ -1,24 +1,24 @@
-//! What a home needs of a device: blobs, which are numbered areas of bytes that grow.
+//! The interface of a backend to its device: blobs, which are numbered areas of bytes that grow.
 //!
-//! Invariants: every call that changes something is durable when it returns. [`MemoryBlobs`] can replay the calls that
-//! it got up to any moment, also to the middle of a write, as a power failure would leave them.
+//! Invariants: every call that changes something is durable when it returns. [`MemoryBlobs`] can replay its calls up to
+//! any moment, also to the middle of a write, as a power failure would leave them.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use thiserror::Error;
 
-/// Why blobs refused.
+/// Errors of blobs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BlobError {
-    /// There is no such blob.
+    /// The blob does not exist.
     #[error("no such blob")]
     NotFound,
     /// The device is full.
     #[error("the device is full")]
     NoSpace,
-    /// What was read is not what was written.
+    /// The data read differs from the data written.
     #[error("damaged: {0}")]
     Corruption(String),
     /// The device refused.
@@ -40,17 +40,17 @@ pub trait Blobs: Send + Sync {
     /// A blob's metadata.
     fn metadata(&self, id: u64) -> Result<Vec<u8>, BlobError>;
 
-    /// Fills `into` from `offset` on. What was never written reads as zeros.
+    /// Fills `into` from `offset` on. Bytes that were never written read as zeros.
     fn read_at(&self, id: u64, into: &mut [u8], offset: u64) -> Result<(), BlobError>;
 
     /// Writes whole pages of 4 KiB, and then, at once or not at all, metadata. A write that a power failure cuts off
-    /// may leave a part of the pages, by 512 bytes.
+    /// may leave a part of the pages, in units of 512 bytes.
     fn write_at(&self, id: u64, data: &[u8], offset: u64, metadata: Option<&[u8]>) -> Result<(), BlobError>;
 
     /// Bytes of the whole device.
     fn size_bytes(&self) -> Result<u64, BlobError>;
 
-    /// Bytes that may still be written, about.
+    /// Approximate number of bytes that may still be written.
     fn free_bytes(&self) -> Result<u64, BlobError>;
 }
 
@@ -75,7 +75,7 @@ struct State {
     blobs: BTreeMap<u64, Blob>,
     next: u64,
     used_bytes: u64,
-    /// All that was done, if that is kept.
+    /// All changes, if a record is kept.
     record: Option<Vec<Change>>,
 }
 
@@ -87,7 +87,7 @@ pub struct MemoryBlobs {
 }
 
 impl MemoryBlobs {
-    /// An empty device of this size. It keeps a record of its changes, for [`Self::image`], if it is to.
+    /// An empty device of this size. Optionally keeps a record of its changes, for [`Self::image`].
     pub fn new(capacity_bytes: u64, keep_record: bool) -> Self {
         let state = State {
             next: 1,
@@ -100,13 +100,13 @@ impl MemoryBlobs {
         }
     }
 
-    /// Changes on record. Those of calls that have returned are in it.
+    /// Number of recorded changes. Those of calls that have returned are included.
     pub fn changes(&self) -> usize {
         self.state.lock().record.as_ref().map_or(0, Vec::len)
     }
 
-    /// The device as a power failure leaves it after that many of its changes, of which the next one, if it is a write,
-    /// was cut off after some sectors of 512 bytes.
+    /// The device as a power failure leaves it after `changes` changes; if the next one is a write, it was cut off
+    /// after some sectors of 512 bytes.
     pub fn image(&self, changes: usize, sectors: usize) -> Self {
         let image = Self::new(self.capacity_bytes, false);
         let state = self.state.lock();
@@ -124,7 +124,7 @@ impl MemoryBlobs {
         image
     }
 
-    /// A device of another size, with all that is on this one.
+    /// A device of another size, with the same content.
     pub fn copy(&self, capacity_bytes: u64) -> Self {
         let copy = Self::new(capacity_bytes, false);
         let (from, mut to) = (self.state.lock(), copy.state.lock());
@@ -134,7 +134,7 @@ impl MemoryBlobs {
         copy
     }
 
-    /// Changes bytes behind everybody's back.
+    /// Changes bytes behind the store's back.
     pub fn damage(&self, id: u64, offset: u64) {
         if let Some(byte) = self
             .state

@@ -1,8 +1,8 @@
-//! Blocks of 256 KiB for random reads (RUFS, §2.5): RocksDB asks for a few KiB, and its neighbours are soon wanted.
+//! Blocks of 256 KiB for random reads (RUFS, §2.5): RocksDB reads a few KiB, and soon their neighbours.
 //!
-//! Invariants: a block is of a file that nobody writes, so that it never changes, until [`Cache::forget`]; the least
-//! recently used goes first. Who reads a block that another one is reading waits for that one, and the lock of the
-//! table is not held meanwhile. Used by `files` only.
+//! Invariants: a block belongs to a file without a writer, so that it never changes, until [`Cache::forget`]; the least
+//! recently used goes first. A thread that needs a block that another one is reading waits for that one, and the lock
+//! of the table is not held meanwhile. Used by `files` only.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(super) const BLOCK_BYTES: usize = 256 << 10;
 
 /// A blob, and which of its blocks.
 type Key = (u64, u64);
-/// Filled by the first who wants it.
+/// Filled by the first reader.
 type Block = Arc<Mutex<Option<Box<[u8]>>>>;
 
 pub(super) struct Cache {
@@ -35,7 +35,7 @@ struct Table {
 }
 
 impl Cache {
-    /// A cache of about this size. One that is smaller than a block keeps nothing.
+    /// A cache of about this size. A cache smaller than a block keeps nothing.
     pub(super) fn new(bytes: usize) -> Cache {
         Cache {
             blocks_max: bytes / BLOCK_BYTES,
@@ -43,7 +43,7 @@ impl Cache {
         }
     }
 
-    /// Fills `into` from `offset` on. `load` reads a block, which is to hold all that is wanted of it.
+    /// Fills `into` from `offset` on. `load` reads a block, which is to cover the whole range.
     pub(super) fn read(
         &self,
         blob: u64,
@@ -84,7 +84,7 @@ impl Cache {
         });
     }
 
-    /// Blocks that were there, and those that were not.
+    /// Blocks that were found, and those that were not.
     pub(super) fn counts(&self) -> (u64, u64) {
         let table = self.table.lock();
         (table.hits, table.misses)

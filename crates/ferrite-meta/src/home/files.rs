@@ -1,8 +1,8 @@
 //! RocksDB's files on blobs.
 //!
 //! Invariants: the table in memory is the one on the device, once a call has returned; a blob that lost its name goes
-//! when nobody has the file open any more. Locks: names before a file's tail, that before the cache's; reads of files
-//! that nobody writes take no lock but the cache's.
+//! when the file is no longer open. Locks: names before a file's tail, that before the cache's; reads of files without
+//! a writer take no lock but the cache's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -18,7 +18,7 @@ use super::format::{self, Table};
 use super::names::Names;
 use super::tail::Tail;
 
-/// What an in-order reader asks the device for at once.
+/// The length of an in-order reader's requests to the device.
 const AHEAD_BYTES: usize = 256 << 10;
 
 impl From<BlobError> for FileError {
@@ -32,7 +32,7 @@ impl From<BlobError> for FileError {
     }
 }
 
-/// Files on blobs. A clone is the same.
+/// Files on blobs. Clones are the same files.
 #[derive(Clone)]
 pub(crate) struct BlobFiles(Arc<Home>);
 
@@ -42,7 +42,7 @@ struct Home {
     locked: Mutex<BTreeSet<Vec<u8>>>,
 }
 
-/// What files need of a home.
+/// The part of a backend that files use.
 struct Device {
     blobs: Arc<dyn Blobs>,
     cache: Cache,
@@ -57,11 +57,11 @@ struct File {
     device: Arc<Device>,
     id: u64,
     is_log: bool,
-    /// All that was appended, if nobody appends.
+    /// All appended bytes, if no writer has it open.
     size_bytes: AtomicU64,
-    /// While somebody appends.
+    /// While a writer has it open.
     tail: Mutex<Option<Tail>>,
-    /// Its name is gone, and so is its blob, soon.
+    /// Its name is removed; its blob follows.
     removed: AtomicBool,
 }
 
@@ -93,7 +93,7 @@ impl File {
             .map_or_else(|| self.size_bytes.load(Ordering::Acquire), Tail::size_bytes)
     }
 
-    /// Begins to append. At the end, [`Self::end`].
+    /// Begins to append. [`Self::end`] ends that.
     fn begin(self: &Arc<Self>) -> Result<Box<dyn Writer>, FileError> {
         let mut tail = self.tail.lock();
         if tail.is_some() {
@@ -122,7 +122,7 @@ impl File {
         }
     }
 
-    /// Reads, from the cache if it may.
+    /// Reads, through the cache if allowed.
     fn read_at(&self, offset: u64, into: &mut [u8], cached: bool) -> Result<usize, FileError> {
         let (blobs, cache) = (&*self.device.blobs, &self.device.cache);
         let tail = self.tail.lock();
@@ -184,7 +184,7 @@ impl Writer for Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // RocksDB closes first, and hears of errors there.
+        // RocksDB closes first, and gets errors there.
         let _ = self.file.end();
     }
 }
@@ -197,10 +197,10 @@ impl Reader for AnywhereReader {
     }
 }
 
-/// Reads ahead, and leaves the cache to others.
+/// Reads ahead, bypassing the cache.
 struct InOrderReader {
     file: Arc<File>,
-    /// What was read, and where it begins.
+    /// The bytes read, and where they begin.
     ahead: Mutex<(u64, Vec<u8>)>,
 }
 
@@ -233,7 +233,7 @@ impl Reader for InOrderReader {
 }
 
 impl Directory {
-    /// Writes the table as it shall be, and then has it so.
+    /// Writes the new table, and then adopts it.
     fn change(&mut self, blobs: &dyn Blobs, files: BTreeMap<Vec<u8>, Arc<File>>) -> Result<(), FileError> {
         let table: Table = files.iter().map(|(name, file)| (name.clone(), file.id)).collect();
         self.names.write(blobs, &table)?;
@@ -256,19 +256,19 @@ impl Directory {
 }
 
 impl BlobFiles {
-    /// Opens the home on a device to read what is there. Nothing is written.
+    /// Opens the backend on a device read-only. Nothing is written.
     ///
     /// # Errors
-    /// [`BlobError::NotFound`] if there is none.
+    /// [`BlobError::NotFound`] if the device has none.
     pub(crate) fn look(blobs: Arc<dyn Blobs>, cache_bytes: usize) -> Result<BlobFiles, BlobError> {
         let (names, table) = Names::find(&*blobs)?;
         BlobFiles::of(blobs, cache_bytes, names, table)
     }
 
-    /// Opens the home on a device, or makes one, and deletes what a crash left without a name.
+    /// Opens the backend on a device, or makes one, and deletes nameless blobs that a crash left.
     ///
     /// # Errors
-    /// [`BlobError::NotFound`] if there is none and none is to be made.
+    /// [`BlobError::NotFound`] if the device has none and none is to be made.
     pub(crate) fn open(blobs: Arc<dyn Blobs>, cache_bytes: usize, create: bool) -> Result<BlobFiles, BlobError> {
         let (names, table) = match Names::find(&*blobs) {
             Err(BlobError::NotFound) if create => (Names::create(&*blobs)?, Table::new()),
@@ -309,7 +309,7 @@ impl BlobFiles {
         })))
     }
 
-    /// Bytes of the whole device, and those that may still be written, about.
+    /// Bytes of the whole device, and approximately those that may still be written.
     pub(crate) fn room_bytes(&self) -> Result<(u64, u64), BlobError> {
         let blobs = &self.0.device.blobs;
         Ok((blobs.size_bytes()?, blobs.free_bytes()?))
@@ -338,7 +338,7 @@ impl BlobFiles {
         directory.change(&*self.0.device.blobs, files)
     }
 
-    /// Blocks of random reads that were in the cache, and those that were not.
+    /// Blocks of random reads that were found in the cache, and those that were not.
     pub(crate) fn cache_counts(&self) -> (u64, u64) {
         self.0.device.cache.counts()
     }
@@ -374,8 +374,8 @@ impl Files for BlobFiles {
         let file = File::new(&self.0.device, id, name, 0);
         let mut files = directory.files.clone();
         files.insert(name.to_vec(), Arc::clone(&file));
-        // After an error the table may name it all the same, so its blob stays. If nothing names it, the next opening
-        // deletes it.
+        // After an error the table may still name it, so its blob stays. If nothing names it, the next opening deletes
+        // it.
         directory.change(blobs, files)?;
         file.begin()
     }

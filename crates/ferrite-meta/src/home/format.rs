@@ -1,4 +1,4 @@
-//! The bytes of a home on its device. All numbers are little-endian.
+//! The bytes of a backend on its device. All numbers are little-endian.
 //!
 //! The root is a blob whose metadata is [`ROOT`]. It has two places for the table of names, at 0 and at
 //! [`PLACE_BYTES`], each with the same layout:
@@ -13,7 +13,7 @@
 //! | 28 | 4 | bytes of all entries |
 //! | 32 | | entries: number of the blob (8), length of the name (2), name |
 //!
-//! A place of which the first 32 bytes are zeros was never written. A file is a blob with this metadata:
+//! A place whose first 32 bytes are zeros was never written. A file is a blob with this metadata:
 //!
 //! | offset | bytes | |
 //! | --- | --- | --- |
@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 pub(super) const ROOT: &[u8; 8] = b"FERRROOT";
 /// Bytes of each of the root's two places.
 pub(super) const PLACE_BYTES: u64 = 1 << 20;
-/// Bytes of a place that say how long the rest is.
+/// Bytes of a place that give the length of the rest.
 pub(super) const HEAD_BYTES: usize = 32;
 
 const NAMES: &[u8; 8] = b"FERRNAMS";
@@ -37,14 +37,14 @@ const VERSION: u32 = 1;
 /// Names, and their blobs.
 pub(super) type Table = BTreeMap<Vec<u8>, u64>;
 
-/// What the head of a place says.
+/// The content of a place's head.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Head {
     /// It was never written.
     Empty,
     /// Its length, head included.
     Len(usize),
-    /// It holds something else.
+    /// Unknown content.
     Damaged,
 }
 
@@ -56,7 +56,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// The bytes of a place, or none if they are too many for it.
+/// The bytes of a place, or `None` if they do not fit it.
 pub(super) fn place(sequence: u64, table: &Table) -> Option<Vec<u8>> {
     let mut bytes = vec![0; HEAD_BYTES];
     for (name, id) in table {
@@ -95,7 +95,7 @@ pub(super) fn head(bytes: &[u8; HEAD_BYTES]) -> Head {
     }
 }
 
-/// Reads a place of which [`head`] gave the length: sequence number and table.
+/// Reads a place whose length [`head`] gave: sequence number and table.
 pub(super) fn table(bytes: &[u8]) -> Option<(u64, Table)> {
     if u32_at(bytes, 12)? != crc32c::crc32c(bytes.get(16..)?) {
         return None;

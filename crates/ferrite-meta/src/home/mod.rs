@@ -1,4 +1,4 @@
-//! A home for RocksDB's files without a kernel's file system: each file is a blob, and one blob, the root, holds their
+//! A backend for RocksDB's files without a kernel file system: each file is a blob, and one blob, the root, holds their
 //! names.
 //!
 //! | module | what lives there |
@@ -11,13 +11,13 @@
 //! | `files` | [`BlobFiles`]: all that together, as RocksDB wants it |
 //! | `below` | the same files for a second database beside the first |
 //!
-//! What is on the device, and in which order, so that a crash at any moment leaves a home that opens:
+//! The order of writes to the device, which ensures that a crash at any moment leaves a backend that opens:
 //!
-//! * A new file is a blob first, then a name. A removed one is no name first, then no blob. In between there is a blob
-//!   without a name, which the next opening deletes.
+//! * A new file is a blob first, then a name. A removed one loses its name first, then its blob. In between there is a
+//!   blob without a name, which the next opening deletes.
 //! * Names change by one write of the whole table to the older of its two places. One that was cut off has a wrong
-//!   checksum, and the other place holds what was before.
-//! * A file's bytes are on the device before the size that says so.
+//!   checksum, and the other place holds the previous table.
+//! * A file's bytes are on the device before the size that covers them.
 
 mod below;
 mod blobs;

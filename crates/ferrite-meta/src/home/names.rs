@@ -9,11 +9,11 @@ use super::format::{self, HEAD_BYTES, Head, PLACE_BYTES, ROOT, Table};
 /// Bytes of a device's page.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// Where the table is, and which place comes next.
+/// The place of the table, and which of the two comes next.
 #[derive(Debug)]
 pub(super) struct Names {
     root: u64,
-    /// Of what is valid.
+    /// Of the valid table.
     sequence: u64,
     next_place: u64,
 }
@@ -52,7 +52,7 @@ impl Names {
                 },
                 table,
             )),
-            // The first table is written at the first place. One that was cut off stands alone.
+            // The first table is written at the first place. If its write was cut off, no other exists.
             None if damaged < 2 => Ok((
                 Names {
                     root,
@@ -79,7 +79,7 @@ impl Names {
         Ok(names)
     }
 
-    /// Writes the table. It is durable when this returns; after an error, it is or the one before.
+    /// Writes the table. It is durable when this returns; after an error, either it or the previous one is.
     pub(super) fn write(&mut self, blobs: &dyn Blobs, table: &Table) -> Result<(), BlobError> {
         let mut bytes = format::place(self.sequence + 1, table).ok_or(BlobError::NoSpace)?;
         bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);
@@ -92,7 +92,7 @@ impl Names {
 
 type Place = Result<Option<(u64, Table)>, ()>;
 
-/// What is at a place: a table, nothing, or damage.
+/// The content of a place: a table, nothing, or damage.
 fn read(blobs: &dyn Blobs, root: u64, place: u64) -> Result<Place, BlobError> {
     let mut head = [0; HEAD_BYTES];
     blobs.read_at(root, &mut head, place * PLACE_BYTES)?;

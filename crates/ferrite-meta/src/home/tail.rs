@@ -1,19 +1,19 @@
-//! What was appended to a file and is not on the device yet.
+//! Appended bytes of a file that are not on the device yet.
 //!
-//! Invariants: all before `base` is on the device, and `base` is a multiple of a page; `bytes` holds the rest. A page
-//! that holds synced bytes is written again with more behind them, and the same before: cut off or not, what was synced
-//! stays.
+//! Invariants: everything before `base` is on the device, and `base` is a multiple of a page; `bytes` holds the rest. A
+//! page with synced bytes is rewritten with more behind them, and the same before: cut off or not, synced bytes stay.
 //!
-//! A log has zeros on the device from its end up to `zeros_to`, and that is its size there: so most syncs are one write
-//! in place, without metadata. Zeros, and not what is left of other files: RocksDB takes old records for its own.
+//! A log has zeros on the device from its end up to `zeros_to`, which is its size there: so most syncs are one write in
+//! place, without metadata. They must be zeros, not the remains of other files: RocksDB would accept old records as its
+//! own.
 
 use super::blobs::{BlobError, Blobs};
 use super::format;
 use super::names::PAGE_BYTES;
 
-/// What is passed to the device at once, without being asked.
+/// From this length on, bytes go to the device without a sync.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Zeros that are written ahead of a log at once, at most.
+/// Zeros written ahead of a log at a time, at most.
 const AHEAD_BYTES: u64 = 1 << 20;
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -51,8 +51,8 @@ impl Tail {
         self.base + self.bytes.len() as u64
     }
 
-    /// Copies what is only here into the part of `into` (a part of the file from `offset` on) that it belongs to, and
-    /// returns how much of `into` comes before that.
+    /// Copies the bytes that are only here into their part of `into` (a part of the file from `offset` on), and returns
+    /// how much of `into` comes before that.
     pub(super) fn read(&self, into: &mut [u8], offset: u64) -> usize {
         let before = self.base.saturating_sub(offset).min(into.len() as u64) as usize;
         let from = (offset + before as u64).saturating_sub(self.base) as usize;
@@ -73,7 +73,7 @@ impl Tail {
         Ok(())
     }
 
-    /// Brings all to the device. The size is exact if the file is closed, or no log.
+    /// Writes everything to the device. The size is exact if the file is closed, or is not a log.
     pub(super) fn sync(&mut self, blobs: &dyn Blobs, id: u64, closed: bool) -> Result<(), BlobError> {
         let end = self.size_bytes();
         let from = self.clean / PAGE_BYTES * PAGE_BYTES;
@@ -119,7 +119,7 @@ impl Tail {
         }
         self.sync(blobs, id, true)?;
         *self = Tail::of(blobs, id, self.is_log, size_bytes)?;
-        // Shorter in the metadata first: then zeros for what may become a part of it again.
+        // Shorter in the metadata first: then zeros for the part that may be covered again.
         blobs.write_at(id, &[], 0, Some(&format::file(size_bytes)))?;
         let mut page = self.bytes.clone();
         page.resize((before.next_multiple_of(PAGE) - self.base) as usize, 0);

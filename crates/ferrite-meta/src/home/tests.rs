@@ -1,5 +1,5 @@
-//! Files on blobs against plain bytes: what is read, what a power failure leaves, and that a database's copy can take
-//! its place.
+//! Files on blobs against plain bytes: reads, the state after a power failure, and that a database's copy can take its
+//! place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,13 +47,13 @@ fn names_are_made_listed_replaced_and_removed() {
     files.rename(b"/db/tmp", b"/db/CURRENT").unwrap();
     assert_eq!(content(&files, b"/db/CURRENT", false).unwrap(), b"new");
     assert_eq!(blobs.ids().unwrap().len(), count);
-    // All that is below a directory moves with it.
+    // All names below a directory move with it.
     files.rename(b"/db", b"/moved").unwrap();
     assert_eq!(files.list(b"/moved").unwrap(), [&b"1.sst"[..], b"CURRENT", b"sub"]);
     assert!(!files.exists(b"/db").unwrap() && files.exists(b"/db0").unwrap());
     assert!(matches!(files.rename(b"/db", b"/x"), Err(FileError::NotFound)));
     assert!(matches!(files.remove(b"/moved/2.sst"), Err(FileError::NotFound)));
-    // Who reads goes on reading.
+    // An open reader keeps reading.
     let reader = files.open(b"/moved/1.sst", false).unwrap();
     files.remove(b"/moved/1.sst").unwrap();
     let mut bytes = [0; 9];
@@ -69,7 +69,7 @@ fn names_are_made_listed_replaced_and_removed() {
     files.lock(b"/LOCK").unwrap();
 }
 
-/// What was written, and how much of it was synced, after that many changes of the device.
+/// The bytes written, and how many of them were synced, after that many changes of the device.
 type History = Vec<(usize, BTreeMap<Vec<u8>, (Vec<u8>, usize)>)>;
 
 fn random_files(rng: &mut Rng, blobs: &Arc<MemoryBlobs>, steps: u64) -> History {
@@ -142,7 +142,7 @@ fn random_files(rng: &mut Rng, blobs: &Arc<MemoryBlobs>, steps: u64) -> History 
     history
 }
 
-/// Power fails between any two calls: names are as the last call left them, what was synced is there, what was not is a
+/// Power fails between any two calls: names are as the last call left them, synced bytes are there, of the others a
 /// part from the front, and a log may have zeros behind it, and nothing else.
 #[test]
 fn a_power_failure_leaves_what_was_synced() {
@@ -235,13 +235,13 @@ fn a_home_is_made_only_when_asked_and_its_damage_is_told() {
     put(&files, b"/a", b"a");
     drop(files);
     drop(careful(&blobs).unwrap());
-    // A name whose blob is gone.
+    // A name whose blob is missing.
     let file = blobs.ids().unwrap().pop().unwrap();
     blobs.delete(file).unwrap();
     assert!(matches!(careful(&blobs).err(), Some(BlobError::Corruption(text)) if text.contains("/a")));
 }
 
-/// Blobs of which one write is carried out, and its answer lost.
+/// Blobs with one write that is carried out, and whose result is lost.
 struct Late {
     blobs: Arc<MemoryBlobs>,
     /// Writes before that one.
@@ -286,7 +286,8 @@ impl Blobs for Late {
     }
 }
 
-/// The table of names is on the device although its write failed. What it names is there, too: the files can be opened.
+/// The table of names is on the device although its write failed. The blobs that it names are there, too: the files can
+/// be opened.
 #[test]
 fn a_lost_answer_never_leaves_a_name_without_its_blob() {
     for left in 0..12 {
@@ -303,7 +304,7 @@ fn a_lost_answer_never_leaves_a_name_without_its_blob() {
             &|| files.create(b"/db/before").and_then(|file| file.append(b"again")),
             &|| files.remove(b"/db/other"),
         ];
-        // Whoever uses them stops at the first failure.
+        // The caller stops at the first failure.
         let _ = steps.iter().try_for_each(|step| step());
         drop(files);
         let files = open(&blobs);

@@ -1,4 +1,4 @@
-//! What several tests of stores use.
+//! Helpers of several tests of stores.
 
 #[cfg(feature = "rocksdb")]
 use std::{path::Path, sync::Arc};

@@ -1,8 +1,8 @@
 //! The safe interface of a transactional database.
 //!
-//! Invariants: a [`Txn`] borrows its [`Db`], so none is left when the database closes; what the C++ side was given (the
-//! files, the one who is told of errors) is let go after that. One thread at a time uses a transaction: it is neither
-//! `Send` nor `Sync`.
+//! Invariants: a [`Txn`] borrows its [`Db`], so none is left when the database closes; everything that the C++ side was
+//! given (the files, the receiver of notices) is dropped after that. One thread at a time uses a transaction: it is
+//! neither `Send` nor `Sync`.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -21,20 +21,20 @@ pub use super::ffi::Statistics;
 use super::ffi::{self, Bytes, Database, Failure, Kind, Transaction};
 use crate::files::Files;
 
-/// Why RocksDB refused. The text names the file if there is one.
+/// Errors of RocksDB. The text names the file if one is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DbError {
-    /// A file is missing that should be there.
+    /// An expected file is missing.
     #[error("RocksDB: {0}")]
     NotFound(String),
-    /// What RocksDB read is not what it wrote.
+    /// RocksDB's data differs from what it wrote.
     #[error("RocksDB: {0}")]
     Corruption(String),
     /// Not supported with these options, or on these files.
     #[error("RocksDB: {0}")]
     NotSupported(String),
-    /// An argument is invalid; also, a database is missing that was not to be created.
+    /// An argument is invalid; also, a missing database was not to be created.
     #[error("RocksDB: {0}")]
     Invalid(String),
     /// The files refused. Once that has happened to a write, RocksDB takes no more until it is opened again.
@@ -59,40 +59,39 @@ pub enum DbError {
 pub enum Place {
     /// In a directory of this machine, made if it is missing.
     Directory(PathBuf),
-    /// In files of ours.
+    /// In files behind the [`Files`] trait.
     Files(Arc<dyn Files>),
 }
 
-/// The directory of a database that is alone in its files.
+/// The directory of a database that has its files for itself.
 const ALONE: &[u8] = b"/db";
 
 /// Options of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Create the database if there is none. Otherwise that is an error.
+    /// Create a missing database. Otherwise that is an error.
     pub create: bool,
     /// Memory for cached blocks, filters and indexes of tables.
     pub block_cache_bytes: usize,
     /// Changes are collected up to this size in memory (and in the log) before they become a table. Merged tables have
-    /// this size too, and the first level four times as much: merging needs room for up to 16 of them.
+    /// this size too, and the first level four times as much: merging needs space for up to 16 of them.
     pub write_buffer_bytes: usize,
-    /// Merges do not begin to use the last of the place, so much: it is for the log and for new tables, without which
-    /// the database stops.
+    /// Merges leave this much space free: the log and new tables need it, without which the database stops.
     pub merges_leave_bytes: u64,
     /// Threads that write and merge tables.
     pub background_jobs: u32,
-    /// With so many tables that were never merged, writers wait for a merge: for ever, if merges lack room.
+    /// With so many unmerged tables, writers wait for a merge: for ever, if merges lack space.
     pub unmerged_tables_max: u32,
-    /// Filters know prefixes of this length: a scan that stays within one asks them first. 0 is none.
+    /// Length of the prefixes in filters: a scan within one consults them first. 0 disables them.
     pub prefix_len_bytes: u32,
     /// How long a transaction waits for a lock.
     pub lock_timeout: Duration,
     /// A commit is durable when it returns. Otherwise it is after the next [`Db::sync`].
     pub sync: bool,
-    /// Only look: the log is read into memory, no file is made, changed or locked, and there are no transactions. The
-    /// caller sees to it that nobody changes the database meanwhile.
+    /// Read only: the log is read into memory, no file is made, changed or locked, and there are no transactions. The
+    /// caller ensures that no process changes the database meanwhile.
     pub read_only: bool,
-    /// Open it to read what can be read, however damaged it is.
+    /// Open it to read as much as possible, however damaged it is.
     pub salvage: Salvage,
 }
 
@@ -101,20 +100,20 @@ pub struct Options {
 pub enum Salvage {
     /// Nothing: damage is an error.
     No,
-    /// Records and blocks that cannot be read are passed over, by [`Db::salvage`].
+    /// [`Db::salvage`] skips unreadable records and blocks.
     Read,
-    /// The same, after RocksDB has made a list of the tables anew, from those that it finds. It changes the files.
+    /// The same, after RocksDB has rebuilt the list of its tables, from those that it finds. It changes the files.
     Rebuild,
 }
 
-/// Hears what RocksDB says of itself.
+/// Receives RocksDB's notices.
 #[derive(Default)]
 struct Told {
     /// The first reason why it takes no more writes.
     fatal: Mutex<Option<String>>,
 }
 
-/// An open database. Any number of threads may use it at once. [`Self::close`] tells of errors; dropping it does not.
+/// An open database. Any number of threads may use it at once. [`Self::close`] reports errors; dropping it does not.
 pub struct Db {
     database: NonNull<Database>,
     closed: bool,
@@ -123,13 +122,13 @@ pub struct Db {
     _root: Option<Box<Root>>,
 }
 
-// SAFETY: RocksDB lets any thread use, and close, a database that another one opened; the root and the one who is told
-// are `Send` and `Sync`.
+// SAFETY: RocksDB lets any thread use, and close, a database that another one opened; the root and `told` are `Send`
+// and `Sync`.
 unsafe impl Send for Db {}
 // SAFETY: RocksDB guards a database's state itself; the files below are shared as `Sync` allows.
 unsafe impl Sync for Db {}
 
-/// What the two `unsafe impl` above rely on.
+/// The assumption behind the two `unsafe impl` above.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Root>();
@@ -140,7 +139,8 @@ impl Db {
     /// Opens a database.
     ///
     /// # Errors
-    /// [`DbError::Invalid`] if there is none and none was to be created, [`DbError::InUse`] if it is open already.
+    /// [`DbError::Invalid`] if the database is missing and was not to be created, [`DbError::InUse`] if it is open
+    /// already.
     pub fn open(place: &Place, options: &Options) -> Result<Db, DbError> {
         let (root, path) = match place {
             Place::Directory(path) => (None, path.as_os_str().as_bytes()),
@@ -168,8 +168,8 @@ impl Db {
         };
         let mut failure = Failure::none();
         // SAFETY: the operations are static; root and `told` are boxed and live as long as `Db`, which closes the
-        // database before it lets go of them, or, if this fails, until the end of this function; the rest is borrowed
-        // for the call.
+        // database before it drops them, or, if this fails, until the end of this function; the rest is borrowed for
+        // the call.
         let database = unsafe {
             ffi::ferrite_rocksdb_open(
                 if root.is_some() { &env::OPS } else { std::ptr::null() },
@@ -219,8 +219,8 @@ impl Db {
         })
     }
 
-    /// Passes `each` all pairs that can be read, in any order, some maybe twice, until it returns false. Returns the
-    /// number of ranges of keys of which something could not be read.
+    /// Passes `each` all readable pairs, in any order, some maybe twice, until it returns false. Returns the number of
+    /// ranges of keys that are partly unreadable.
     pub fn salvage(&self, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> u64 {
         let mut gaps = 0;
         let visited = visit(each, |context, _| {
@@ -231,12 +231,12 @@ impl Db {
         gaps
     }
 
-    /// Returns when all that was committed before is durable.
+    /// Returns when all earlier commits are durable.
     pub fn sync(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_sync)
     }
 
-    /// Makes tables of what is in memory and in the log only.
+    /// Makes tables of all data that is only in memory and in the log.
     pub fn flush(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_flush)
     }
@@ -247,7 +247,7 @@ impl Db {
     }
 
     /// Writes a copy, as of now, which opens as a database, to a place that does not exist yet: a directory's path, or
-    /// a name in the files of ours.
+    /// a name behind the [`Files`] trait.
     pub fn checkpoint(&self, path: &[u8]) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the database is open.
@@ -255,7 +255,7 @@ impl Db {
         checked(&failure)
     }
 
-    /// What it counts.
+    /// Its counters.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = Statistics::default();
         // SAFETY: the database is open.
@@ -263,14 +263,14 @@ impl Db {
         statistics
     }
 
-    /// Merges that ended for lack of room since the last one that did not; those of tables that were never merged,
-    /// since the last of these. RocksDB tries again each second.
+    /// Merges that ended for lack of space since the last one that did not; those of unmerged tables, since the last of
+    /// these. RocksDB tries again each second.
     pub fn merges_lack_room(&self) -> u64 {
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_rocksdb_merges_lack_room(self.database.as_ptr()) }
     }
 
-    /// Why RocksDB takes no more writes, if it does not. It may be that a thread of its own found out.
+    /// Why RocksDB takes no more writes, if so. One of its own threads may have found out.
     pub fn fatal(&self) -> Option<String> {
         self.told.fatal.lock().clone()
     }
@@ -287,7 +287,7 @@ impl Db {
         }
         let mut failure = Failure::none();
         // SAFETY: opened by `open`, closed here alone, once; no transaction is left, for it would borrow `self`, and
-        // the callers, `close` and `drop`, use it no more; the root and `told` go after this.
+        // the callers, `close` and `drop`, use it no more; the root and `told` are dropped after this.
         unsafe { ffi::ferrite_rocksdb_close(self.database.as_ptr(), &mut failure) };
         checked(&failure)
     }
@@ -315,7 +315,7 @@ pub struct Txn<'db> {
 }
 
 impl Txn<'_> {
-    /// The value of a key: what this transaction made of it, or else as last committed. Takes no lock.
+    /// The value of a key: this transaction's, or else as last committed. Takes no lock.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
         value_by(|context, failure| {
             // SAFETY: the transaction has not ended; `show` gets the visitor during the call only, from this thread.
@@ -359,13 +359,13 @@ impl Txn<'_> {
         })
     }
 
-    /// Remembers this moment.
+    /// Sets a savepoint.
     pub fn savepoint(&mut self) {
         // SAFETY: the transaction has not ended.
         unsafe { ffi::ferrite_rocksdb_txn_savepoint(self.transaction.as_ptr()) };
     }
 
-    /// Undoes all since the last moment that was remembered, and forgets that.
+    /// Undoes all changes since the last savepoint, and forgets it.
     pub fn rollback_to_savepoint(&mut self) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the transaction has not ended.
@@ -373,13 +373,13 @@ impl Txn<'_> {
         checked(&failure)
     }
 
-    /// Makes the changes visible, all at once, and durable, if the database is one with [`Options::sync`].
+    /// Makes the changes visible, all at once, and durable, if the database has [`Options::sync`].
     ///
     /// # Errors
-    /// After one, nobody knows whether the changes will be there when the database is opened again.
+    /// After one, it is unknown whether the changes will be there when the database is opened again.
     pub fn commit(self) -> Result<(), DbError> {
         let mut failure = Failure::none();
-        // SAFETY: the transaction has not ended; `drop` does that.
+        // SAFETY: the transaction has not ended; `drop` ends it.
         unsafe { ffi::ferrite_rocksdb_txn_commit(self.transaction.as_ptr(), &mut failure) };
         checked(&failure)
     }
@@ -397,7 +397,7 @@ struct Visitor<'a> {
     panic: Option<Box<dyn Any + Send>>,
 }
 
-/// Has the C++ side pass pieces to `each`, until that returns false. A panic of `each` resumes in the caller.
+/// Makes the C++ side pass pieces to `each`, until that returns false. A panic of `each` resumes in the caller.
 fn visit(
     each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     call: impl FnOnce(*mut c_void, &mut Failure),

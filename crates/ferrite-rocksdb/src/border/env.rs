@@ -1,4 +1,4 @@
-//! RocksDB's files: what the C++ side calls, over [`Files`].
+//! RocksDB's files: the functions that the C++ side calls, over [`Files`].
 //!
 //! Invariants: pointers passed out are boxes of a [`Reader`], a [`Writer`] or a [`Held`], and come back as the same
 //! type, the last time to be closed; the root is a [`Root`] that the database keeps. Used by `db` only.
@@ -59,7 +59,7 @@ fn boxed<T>(value: T) -> *mut c_void {
 /// Takes back what [`boxed`] gave out.
 ///
 /// # Safety
-/// `pointer` came from `boxed::<T>`, and nobody uses it again.
+/// `pointer` came from `boxed::<T>`, and no code uses it again.
 unsafe fn unboxed<T>(pointer: *mut c_void) -> Box<T> {
     // SAFETY: the caller says so.
     unsafe { Box::from_raw(pointer.cast()) }

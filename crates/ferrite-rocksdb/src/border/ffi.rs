@@ -90,10 +90,10 @@ impl Bytes {
     }
 }
 
-/// Receives data piece by piece; returns false for no more.
+/// Receives data piece by piece; returns false to stop.
 pub(super) type Sink = extern "C" fn(context: *mut c_void, first: Bytes, second: Bytes) -> bool;
 
-/// What RocksDB has to say of itself. Any thread.
+/// Receives RocksDB's notices. Any thread.
 pub(super) type Notice = extern "C" fn(context: *const c_void, fatal: bool, text: Bytes);
 
 type Root = *const c_void;
@@ -136,7 +136,7 @@ pub(super) struct OpenOptions {
     pub(super) salvage: u32,
 }
 
-/// What a database counts.
+/// Counters of a database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Statistics {
@@ -154,7 +154,7 @@ pub struct Statistics {
     pub block_cache_misses: u64,
     /// Bytes written to the log since the database was opened.
     pub log_bytes: u64,
-    /// Syncs of the log. Fewer than commits, if threads commit at a time.
+    /// Syncs of the log. Fewer than commits, if threads commit at the same time.
     pub log_syncs: u64,
     /// Merges of tables that are running or due.
     pub merges: u64,
@@ -249,8 +249,8 @@ unsafe extern "C" {
 
 /// Runs `work` for the C++ side. An error or a panic becomes a failure and the value `otherwise`.
 pub(super) fn guarded<T>(failure: &mut Failure, otherwise: T, work: impl FnOnce() -> Result<T, (Kind, String)>) -> T {
-    // A panic is a bug in the file system, whose locks are not poisoned by it. RocksDB gets an error for the operation,
-    // and takes no more writes if it was one.
+    // A panic is a bug in the file system, and does not poison its locks. RocksDB gets an error for the operation, and
+    // takes no more writes if it was a write.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => done,
         Ok(Err((kind, text))) => {

@@ -1,7 +1,7 @@
-//! The language border: all of the crate's `unsafe`, and all that knows C++.
+//! The language border: all of the crate's `unsafe`, and all code that knows C++.
 //!
-//! Invariants: what C++ holds of Rust (a root, a reader, a writer, the one who is told) outlives the database, which
-//! closes before it lets go of them; nothing unwinds from one side into the other.
+//! Invariants: all Rust objects that C++ holds (a root, a reader, a writer, the receiver of notices) outlive the
+//! database, which closes before it drops them; nothing unwinds from one side into the other.
 
 mod db;
 mod env;
