@@ -1,15 +1,15 @@
-//! Many queue pairs of one host: which one a datagram is for, whose turn it is to send, who waits for the time.
+//! Many queue pairs of one host: dispatch of datagrams, turns for sending, and timers.
 //!
-//! Contents: the table of queue pairs and the checks that come before any of them. One thread owns an endpoint;
-//! several endpoints share a host by having different numbers of queue pairs.
+//! Contents: the table of queue pairs and the checks that come before any of them. One thread owns an endpoint; several
+//! endpoints share a host by having different queue pair numbers.
 //!
 //! Invariants:
 //!
-//! * A datagram reaches a queue pair only if it is a packet with a right ICRC, of our partition, between the two
+//! * A datagram reaches a queue pair only if it is a packet with a correct ICRC, of this partition, between the two
 //!   addresses that the queue pair connects. Everything else is dropped and counted, without an answer.
-//! * A number is not given again before all others were: late packets of a dead queue pair meet nobody.
-//! * If either half of a queue pair breaks, the whole does: nothing is executed or sent any more but the NAK that broke
-//!   it.
+//! * A number is not reused before all others were: late packets of a dead queue pair reach none.
+//! * If either half of a queue pair breaks, the whole does: only the NAK that broke it is still sent, and nothing is
+//!   executed.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -24,24 +24,24 @@ use crate::wire::packet::{Packet, Repr};
 use crate::wire::{DEFAULT_PARTITION, Error, Opcode, Psn, QPN_MANAGEMENT, QPN_MASK, Qpn, UDP_PORT, deth, mad};
 use crate::{requester, responder};
 
-/// Numbers from here on are given to queue pairs.
+/// Queue pair numbers begin here.
 const QPN_FIRST: Qpn = 16;
-/// Management datagrams that wait to be sent.
+/// Management datagrams queued for sending.
 const MANAGEMENT_MAX: usize = 1_024;
 
-/// A queue pair to be.
+/// A queue pair to be added.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// Our address.
+    /// The local address.
     pub local: SocketAddr,
-    /// Where answers and requests go. Packets of a peer at [`UDP_PORT`] come from any port, as adapters send them;
-    /// those of another port come from there.
+    /// The destination of responses and requests. Packets of a peer at [`UDP_PORT`] come from any port, as adapters
+    /// send them; those of another port come from there.
     pub peer: SocketAddr,
-    /// Which identifications the peer's IPv4 packets may have.
+    /// The identifications that the peer's IPv4 packets may have.
     pub ids: Ids,
-    /// How we ask.
+    /// Configuration of its requester.
     pub requester: requester::Config,
-    /// How we answer.
+    /// Configuration of its responder.
     pub responder: responder::Config,
 }
 
@@ -62,7 +62,7 @@ pub enum Dropped {
     /// Of another partition.
     #[error("another partition")]
     Partition,
-    /// No such queue pair, or none any more.
+    /// No such queue pair, or no longer.
     #[error("no such queue pair")]
     UnknownQueuePair,
     /// From or to an address that the queue pair does not connect.
@@ -76,7 +76,7 @@ pub enum Dropped {
     Dead,
 }
 
-/// What an endpoint dropped.
+/// Counters of dropped packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets that reached a queue pair.
@@ -97,14 +97,14 @@ pub struct Counters {
     pub dead: u64,
 }
 
-/// What a datagram was.
+/// A classified datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken<'d> {
     /// A request to this queue pair.
     Request(Qpn),
-    /// An answer to this queue pair. It may have completions.
+    /// A response to this queue pair. It may have completions.
     Answer(Qpn),
-    /// About connections: a management datagram.
+    /// A management datagram, about connections.
     Management {
         /// Its bytes, [`mad::BYTES`] of them.
         datagram: &'d [u8],
@@ -118,11 +118,11 @@ struct QueuePair {
     ids: Ids,
     requester: Requester,
     responder: Responder,
-    /// Whether it is in the queue of those that may have something to send.
+    /// Whether it is queued as one that may have something to send.
     is_queued: bool,
     /// Its entry among the timers.
     timer_ns: Option<u64>,
-    /// Who sent last: both halves take turns.
+    /// Whose turn it is: both halves alternate.
     requester_is_next: bool,
 }
 
@@ -136,7 +136,7 @@ impl QueuePair {
 #[derive(Debug)]
 pub struct Endpoint {
     ids: Ids,
-    /// By numbers that we give, so nobody else chooses what shares a place.
+    /// The endpoint chooses the keys, so no peer can provoke collisions.
     table: FxHashMap<Qpn, QueuePair>,
     next_qpn: Qpn,
     ready: VecDeque<Qpn>,
@@ -147,8 +147,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint without queue pairs. `ids` is for packets that are for none of them: management. `seed` decides
-    /// where their numbers begin: one that differs after each start keeps packets from before the start away.
+    /// An endpoint without queue pairs. `ids` is for packets outside of queue pairs: management. `seed` determines the
+    /// first number: a different one after each start keeps out packets from before the start.
     pub fn new(ids: Ids, seed: u32) -> Endpoint {
         Endpoint {
             ids,
@@ -162,12 +162,12 @@ impl Endpoint {
         }
     }
 
-    /// What was dropped.
+    /// Counters of dropped packets.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// A number that no queue pair has, and that has not been given for long.
+    /// A number that no queue pair has, and that has not been used for long.
     pub fn allocate(&mut self) -> Qpn {
         loop {
             let qpn = self.next_qpn;
@@ -181,7 +181,7 @@ impl Endpoint {
     /// Adds a queue pair under the number in its responder's configuration, which [`Endpoint::allocate`] gave.
     ///
     /// # Errors
-    /// If there is one with this number; nothing has changed then.
+    /// If the number is in use; nothing has changed then.
     pub fn connect(&mut self, connection: Connection) -> Result<(), InUse> {
         let qpn = connection.responder.qpn;
         if self.table.contains_key(&qpn) {
@@ -201,8 +201,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Removes a queue pair: work that was not finished completes as flushed, and memory hears of a message that will
-    /// not be. Gives all its completions, none if there was no such queue pair.
+    /// Removes a queue pair: unfinished work completes as flushed, and memory learns of a message that will not be
+    /// completed. Returns all its completions, none if the queue pair does not exist.
     pub fn remove(&mut self, qpn: Qpn, memory: &mut impl Memory) -> Vec<Completion> {
         let Some(mut pair) = self.table.remove(&qpn) else {
             return Vec::new();
@@ -215,7 +215,7 @@ impl Endpoint {
         std::iter::from_fn(|| pair.requester.poll_completion()).collect()
     }
 
-    /// The halves of a queue pair, to look at.
+    /// The halves of a queue pair, for inspection.
     pub fn get(&self, qpn: Qpn) -> Option<(&Requester, &Responder)> {
         self.table.get(&qpn).map(|pair| (&pair.requester, &pair.responder))
     }
@@ -225,7 +225,7 @@ impl Endpoint {
         self.table.get(&qpn).map(|pair| pair.peer)
     }
 
-    /// Sets how often a queue pair sends packets again without progress, from now on. No effect if there is none.
+    /// Sets how often a queue pair resends packets without progress, from now on. No effect if it does not exist.
     pub fn set_retry_count(&mut self, qpn: Qpn, retry_count: u32) {
         if let Some(pair) = self.table.get_mut(&qpn) {
             pair.requester.set_retry_count(retry_count);
@@ -237,7 +237,7 @@ impl Endpoint {
         self.table.keys().copied()
     }
 
-    /// Whether [`Endpoint::post`] would take this.
+    /// Whether [`Endpoint::post`] would accept this.
     ///
     /// # Errors
     /// As there.
@@ -246,10 +246,10 @@ impl Endpoint {
         pair.requester.may_post(request)
     }
 
-    /// Takes work for a queue pair.
+    /// Accepts work for a queue pair.
     ///
     /// # Errors
-    /// As [`Requester::post`]; `Broken` also if there is no such queue pair.
+    /// As [`Requester::post`]; `Broken` also if the queue pair does not exist.
     pub fn post(&mut self, qpn: Qpn, id: u64, request: Request) -> Result<(), PostError> {
         let pair = self.table.get_mut(&qpn).ok_or(PostError::Broken)?;
         pair.requester.post(id, request)?;
@@ -262,7 +262,7 @@ impl Endpoint {
         self.table.get_mut(&qpn)?.requester.poll_completion()
     }
 
-    /// Takes what a UDP socket received. Blocks as long as `memory` does.
+    /// Processes a datagram from a UDP socket. Blocks as long as `memory` does.
     ///
     /// # Errors
     /// Why it was dropped.
@@ -304,7 +304,7 @@ impl Endpoint {
         if !icrc::verify(flow, datagram, ids) {
             return Err(Dropped::Icrc);
         }
-        // The highest bit tells full members from limited ones.
+        // The highest bit distinguishes full members from limited ones.
         if (packet.bth.partition ^ DEFAULT_PARTITION) & 0x7fff != 0 {
             return Err(Dropped::Partition);
         }
@@ -338,7 +338,7 @@ impl Endpoint {
         Ok(taken)
     }
 
-    /// Queues a management datagram. If too many wait it is lost, as any may be.
+    /// Queues a management datagram. If too many are queued it is dropped, as the network may drop any.
     pub fn send_management(&mut self, local: SocketAddr, peer: IpAddr, datagram: [u8; mad::BYTES]) {
         if self.management.len() < MANAGEMENT_MAX {
             self.management
@@ -346,8 +346,8 @@ impl Endpoint {
         }
     }
 
-    /// Puts the next datagram to be sent into `out`, and says from where to where. Queue pairs take turns, packet by
-    /// packet. Blocks as long as `memory` does.
+    /// Puts the next datagram to send into `out`, and returns its flow. Queue pairs take turns, packet by packet.
+    /// Blocks as long as `memory` does.
     pub fn poll_transmit(&mut self, now_ns: u64, memory: &mut impl Memory, out: &mut Vec<u8>) -> Option<Flow> {
         out.clear();
         if let Some((flow, datagram)) = self.management.pop_front() {
@@ -381,12 +381,12 @@ impl Endpoint {
         None
     }
 
-    /// When [`Endpoint::handle_timeout`] wants to be called.
+    /// When to call [`Endpoint::handle_timeout`].
     pub fn poll_timeout_ns(&self) -> Option<u64> {
         self.timers.first().map(|(at_ns, _)| *at_ns)
     }
 
-    /// Time has passed. Completions may be there, and more to send.
+    /// Time has passed. Afterwards there may be completions, and more to send.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         while let Some(&(at_ns, qpn)) = self.timers.first()
             && at_ns <= now_ns
@@ -400,7 +400,7 @@ impl Endpoint {
         }
     }
 
-    /// Something changed in a queue pair.
+    /// A queue pair has changed.
     fn touched(&mut self, qpn: Qpn) {
         let Some(pair) = self.table.get_mut(&qpn) else {
             return;

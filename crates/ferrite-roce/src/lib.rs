@@ -3,9 +3,9 @@
 //! Bytes and a time go in; bytes, times to wake and completions come out. `ferrite-rnic` gives it sockets.
 //!
 //! * [`wire`]: packets as values.
-//! * [`memory`]: what stands behind the keys, as a trait.
-//! * [`responder`]: does what requests ask for, once and in order.
-//! * [`requester`]: asks, and asks again.
+//! * [`memory`]: the memory behind the keys, as a trait.
+//! * [`responder`]: executes requests, once and in order.
+//! * [`requester`]: sends requests, and resends them.
 //! * [`endpoint`]: many queue pairs of one host.
 //! * [`cm`]: makes and ends connections as rdma_cm does.
 //!

@@ -1,7 +1,7 @@
 //! Connections by rdma_cm: two managers over a network that loses, repeats and delays their datagrams.
 //!
-//! What is protected: a connection that either side sees as made was made by both, once; an end reaches both sides, or
-//! the time decides; who is not meant is not heard.
+//! Guarantees under test: a connection that either side sees as made was made by both, once; an end reaches both sides,
+//! or the timeout decides; messages from others are ignored.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ fn offer(qpn: u32, private: &[u8]) -> Offer<'_> {
     }
 }
 
-/// Two managers: 0 asks, 1 accepts.
+/// Two managers: 0 requests, 1 accepts.
 struct Two {
     managers: [Manager; 2],
     addresses: [SocketAddr; 2],
@@ -79,7 +79,7 @@ impl Two {
             .unwrap()
     }
 
-    /// The next thing that happens; false if there is none before `limit_ns`.
+    /// The next event; false if none comes before `limit_ns`.
     fn step(&mut self, limit_ns: u64) -> bool {
         for end in 0..2 {
             while let Some((local, peer, datagram)) = self.managers[end].poll_transmit() {
@@ -124,7 +124,7 @@ impl Two {
         true
     }
 
-    /// Runs for so long; the passive side accepts what it is asked for if `accepts`.
+    /// Runs for so long; the passive side accepts requests if `accepts`.
     fn run(&mut self, for_ns: u64, accepts: bool) {
         let limit_ns = self.now_ns + for_ns;
         let mut seen = self.events[1].len();
@@ -220,7 +220,7 @@ fn connections_are_made_once_whatever_is_lost() {
             })
             .collect();
         for id in &accepted {
-            // A packet came although the RTU did not.
+            // A packet arrived although the RTU did not.
             two.managers[1].data_arrived(*id);
         }
         two.run(1, true);
@@ -248,7 +248,7 @@ fn connections_are_made_once_whatever_is_lost() {
 #[test]
 fn refusals_say_why() {
     let mut two = Two::new(3, &Config::default());
-    // Nobody listens there.
+    // No program listens there.
     let target = Target {
         port: PORT + 1,
         ..two.target()
@@ -259,7 +259,7 @@ fn refusals_say_why() {
         panic!("{:?}", two.events);
     };
     assert_eq!((*refused, rejection.reason), (id, Reason::INVALID_SERVICE));
-    // The program does not want to.
+    // The program refuses.
     two.ask(6, b"");
     two.run(1_000_000, false);
     let Some(Event::Requested { id, .. }) = two.events[1].pop() else {
@@ -285,7 +285,7 @@ fn refusals_say_why() {
     two.run(1_000_000, false);
     assert_eq!(two.last.len(), 1);
     assert!(two.events[1].is_empty());
-    // Nothing that does not fit.
+    // Oversized data is refused.
     let long = vec![0; PRIVATE_BYTES_MAX + 1];
     let target = two.target();
     assert_eq!(
@@ -306,7 +306,7 @@ fn a_host_that_does_not_answer_times_out() {
     assert_eq!(two.last.len(), 12);
 }
 
-/// A slow program: the other end is asked for patience, and a program that is too slow is refused for.
+/// A slow program: the other end gets an MRA, and a request to a program that is too slow is refused.
 #[test]
 fn a_slow_program_gets_time_and_not_for_ever() {
     let config = Config {
@@ -326,7 +326,7 @@ fn a_slow_program_gets_time_and_not_for_ever() {
     ));
 }
 
-/// Who asked gives up before the program has answered, and says so by its own name.
+/// A requester gives up before the program has replied, and says so by its own name.
 #[test]
 fn a_request_that_is_given_up_is_one_no_more() {
     let mut two = Two::new(8, &Config::default());
@@ -379,7 +379,7 @@ fn there_are_no_more_connections_than_allowed() {
     let target = two.target();
     assert_eq!(two.managers[0].connect(0, &target, &offer(1, b"")), Err(CmError::Full));
     two.run(1_000_000, true);
-    // Another host asks the one that is full.
+    // Another host sends a request to the full one.
     let mut third = Manager::new(Config::default());
     let target = Target {
         local: "10.0.0.3:4791".parse().unwrap(),
@@ -397,7 +397,7 @@ fn there_are_no_more_connections_than_allowed() {
     assert!(matches!(event, Some(Event::Rejected { rejection, .. }) if rejection.reason == Reason::NO_RESOURCES));
 }
 
-/// Others cannot end or confirm a connection, and a peer that started anew replaces its old one.
+/// Other hosts cannot end or confirm a connection, and a peer that restarted replaces its old one.
 #[test]
 fn only_the_peer_is_heard() {
     let mut two = Two::new(7, &Config::default());
@@ -438,7 +438,7 @@ fn only_the_peer_is_heard() {
         assert_eq!(heard, Err(Ignored::Unknown), "{message:?} {names_both}");
     }
     assert_eq!(two.managers[1].poll_event(), None);
-    // Two asked for the end of what there is not: each hears that it has ended, and nothing else is sent.
+    // Two DREQs for unknown connections: each gets a DREP, and nothing else is sent.
     let answers: Vec<IpAddr> = std::iter::from_fn(|| two.managers[1].poll_transmit())
         .map(|(_, peer, datagram)| {
             let packet = mad::Packet::new_checked(&datagram).unwrap();
@@ -449,7 +449,7 @@ fn only_the_peer_is_heard() {
     assert_eq!(answers, [stranger, two.addresses[0].ip()]);
     let heard = two.managers[1].handle(0, two.addresses[1], stranger, &[0; mad::BYTES]);
     assert!(matches!(heard, Err(Ignored::Malformed(_))));
-    // The peer lost its memory and takes the same name for another connection.
+    // The peer lost its state and uses the same name for another connection.
     let (_, request) = two.last.iter().find(|(end, _)| *end == 0).unwrap();
     let packet = mad::Packet::new_checked(request).unwrap();
     let (transaction, message) = Repr::parse(&packet).unwrap();

@@ -1,7 +1,7 @@
 //! Requesters and responders over a network that loses, repeats, reorders and changes what it carries.
 //!
-//! What is protected: everything completes; nothing is done twice or beside its place; what is read was written. The
-//! memory of `support` asserts order and bounds at each call; these tests compare with models.
+//! Guarantees under test: everything completes; nothing is done twice or in the wrong place; reads return written data.
+//! The memory of `support` asserts order and bounds at each call; these tests compare with models.
 
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ fn read(outcome: &Completion) -> &[u8] {
     }
 }
 
-/// One queue pair writes its part of a file and reads it again; others do so with theirs.
+/// One queue pair writes its part of a file and reads it again; others do the same with theirs.
 #[test]
 fn what_is_written_is_read_and_nothing_else_changes() {
     with_seeds(12, |seed| {
@@ -95,7 +95,7 @@ fn what_is_written_is_read_and_nothing_else_changes() {
                             immediate,
                         }
                     } else {
-                        // What earlier rounds and all WRITEs of this one left: those come first.
+                        // The state after earlier rounds and all WRITEs of this one, which come first.
                         expected.insert((*qpn, id), model[number][start..start + len].to_vec());
                         Request::Read {
                             key: 7,
@@ -134,7 +134,7 @@ fn nothing_is_done_twice() {
         let mut hosts = Hosts::new(seed, seed % 2 == 0);
         hosts.weather = BAD;
         if seed % 2 == 1 {
-            // Sixteen bits of the ICRC do not see IPv4's identification; the hosts here are told that it is 0.
+            // Sixteen bits of the ICRC do not cover IPv4's identification; the hosts here are configured to expect 0.
             hosts.weather.corruption = 2;
         }
         hosts.memories[1].not_ready_percent = 2;
@@ -217,7 +217,7 @@ fn nothing_is_done_twice() {
     });
 }
 
-/// Both ends ask at the same time, over the same queue pair.
+/// Both ends send requests at the same time, over the same queue pair.
 #[test]
 fn both_ends_of_a_pair_may_ask() {
     with_seeds(4, |seed| {
@@ -251,7 +251,7 @@ fn both_ends_of_a_pair_may_ask() {
     });
 }
 
-/// Swaps are seen by who made them: of all that expect the same value one succeeds.
+/// The swapping end learns of its success: of all that expect the same value one succeeds.
 #[test]
 fn one_of_many_swaps_succeeds() {
     with_seeds(4, |seed| {

@@ -19,7 +19,7 @@ fn corpus(target: &str) -> PathBuf {
     Path::new("../../fuzz/corpus").join(target)
 }
 
-/// Bytes of which many are small, as numbers of things are.
+/// Bytes with many small ones, as counts have.
 fn bytes(random: &mut Rng, len: u64) -> Vec<u8> {
     let byte = |random: &mut Rng| match random.below(3) {
         0 => random.below(256) as u8,
@@ -29,7 +29,7 @@ fn bytes(random: &mut Rng, len: u64) -> Vec<u8> {
     (0..len).map(|_| byte(random)).collect()
 }
 
-/// Requests that may stand alone, and in a row.
+/// Requests that are valid alone, and in sequence.
 const LIKELY: &[Opcode] = &[
     Opcode::WriteOnly,
     Opcode::SendOnly,
@@ -41,7 +41,7 @@ const LIKELY: &[Opcode] = &[
 ];
 const IN_A_ROW: [Opcode; 3] = [Opcode::WriteFirst, Opcode::WriteMiddle, Opcode::WriteLast];
 
-/// What follows the base header of a request that is mostly right: the address, the key, the length, the bytes.
+/// Plausible content behind the base header of a request: the address, the key, the length, the bytes.
 fn content(random: &mut Rng, opcode: Opcode) -> Vec<u8> {
     let is_full = matches!(opcode.place(), Place::First | Place::Middle);
     let len = if is_full {
@@ -116,7 +116,7 @@ fn input(seed: u64) -> Vec<u8> {
     input
 }
 
-/// Says which input it was that was not survived.
+/// Names the input that failed.
 struct Named(String);
 
 impl Drop for Named {
@@ -162,7 +162,7 @@ fn random_inputs_are_survived() {
     }
 }
 
-/// Requests that are right reach the memory: the attack is not one on the first check alone.
+/// Valid requests reach the memory: the attack gets past the first check.
 #[test]
 fn requests_that_make_sense_are_carried_out() {
     let inputs = (0..).map(input).filter(|input| input[0] == 2);
@@ -177,8 +177,8 @@ fn rand_seed() -> u64 {
         .map_or(1, |now| now.as_nanos() as u64)
 }
 
-/// Writes the corpus anew: `cargo test -p ferrite-roce --test it fuzz_corpus:: -- --ignored`. Inputs with other names, that
-/// somebody found and kept, stay.
+/// Rewrites the corpus: `cargo test -p ferrite-roce --test fuzz_corpus -- --ignored`. Inputs with other names, that
+/// were found and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]
 fn write_the_corpus() {

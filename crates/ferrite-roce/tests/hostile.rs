@@ -1,6 +1,6 @@
-//! Datagrams from who is not the peer, from dead queue pairs, changed, cut short, or made up.
+//! Datagrams from other hosts than the peer, from dead queue pairs, changed, cut short, or made up.
 //!
-//! What is protected: they do nothing, are counted, and the connections go on.
+//! Guarantees under test: they have no effect, are counted, and the connections keep working.
 
 use std::net::SocketAddr;
 
@@ -51,11 +51,12 @@ fn sealed(flow: &Flow, packet: &Repr<'_>) -> Vec<u8> {
     bytes
 }
 
-/// As a sender with this identification in its IPv4 headers seals it: the CRC from the header on, bit by bit.
+/// The packet as a sender with this identification in its IPv4 headers seals it: the CRC from the header on, bit by
+/// bit.
 fn sealed_with_id(flow: &Flow, packet: &Repr<'_>, id: u16) -> Vec<u8> {
     let mut bytes = sealed(flow, packet);
     let crc_at = bytes.len() - icrc::BYTES;
-    // What the identification changes, its two bytes and all behind them zero but for itself.
+    // The CRC difference from the identification's two bytes, with everything behind them zero.
     let mut register = 0_u32;
     let behind = 14 + 8 + crc_at;
     for byte in id.to_be_bytes().into_iter().chain(std::iter::repeat_n(0, behind)) {
@@ -69,7 +70,7 @@ fn sealed_with_id(flow: &Flow, packet: &Repr<'_>, id: u16) -> Vec<u8> {
     bytes
 }
 
-/// What the passive host says to these bytes.
+/// The passive host's verdict on these bytes.
 fn receive(hosts: &mut Hosts, flow: &Flow, bytes: &[u8]) -> Result<(), Dropped> {
     let taken = hosts.ends[1].receive(hosts.now_ns, flow, bytes, &mut hosts.memories[1]);
     taken.map(drop)
@@ -157,8 +158,8 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
     assert_eq!(hosts.memories[1].files[&3].bytes[..4], *b"evil");
 }
 
-/// A peer behind a port of its own gets its answers there, and nobody else on its host is taken for it. Which
-/// identifications of IPv4 pass is for each queue pair to say.
+/// A peer behind a port of its own gets its responses there, and no other process on its host passes for it. Each queue
+/// pair determines which IPv4 identifications pass.
 #[test]
 fn a_queue_pair_knows_the_port_and_the_kind_of_its_peer() {
     let [local, peer, neighbour] = ["127.0.0.1:4791", "127.0.0.1:5000", "127.0.0.1:5001"].map(|it| it.parse().unwrap());
@@ -208,7 +209,7 @@ fn a_queue_pair_knows_the_port_and_the_kind_of_its_peer() {
     assert_eq!(answer.map(|flow| (flow.source, flow.destination)), Some((local, peer)));
 }
 
-/// Late packets of a queue pair that is gone, or that was broken by a refusal.
+/// Late packets of a removed queue pair, or of one that a refusal broke.
 #[test]
 fn dead_queue_pairs_do_nothing() {
     let mut hosts = hosts_with_file();
@@ -220,7 +221,7 @@ fn dead_queue_pairs_do_nothing() {
     assert_eq!(receive(&mut hosts, &ours, &late), Err(Dropped::UnknownQueuePair));
     let [_, other] = hosts.connect(Mtu::B1024, [5, 6]);
     assert_ne!(other, qpn, "the number was given again at once");
-    // Nor can it be taken while somebody has it.
+    // Nor can the number be taken while in use.
     let again = Connection {
         local: hosts.address(1),
         peer: hosts.address(0),
@@ -229,7 +230,7 @@ fn dead_queue_pairs_do_nothing() {
         responder: responder::Config::new(other, asking, Mtu::B1024, Psn::new(0)),
     };
     assert_eq!(hosts.ends[1].connect(again), Err(InUse(other)));
-    // Whoever asks a dead one hears nothing, and learns it from the time.
+    // A requester to a dead one gets no reply, and learns it by timeout.
     let request = Request::Read {
         key: 3,
         at: 0,
@@ -238,7 +239,7 @@ fn dead_queue_pairs_do_nothing() {
     hosts.ends[0].post(asking, 1, request).unwrap();
     let done = hosts.run(0, asking, 1);
     assert_eq!(done[0].result, Err(Failure::RetryExceeded));
-    // Broken by a refusal: what follows is answered with it, not done.
+    // Broken by a refusal: later requests get the same refusal, and are not executed.
     let [asking, qpn] = hosts.connect(Mtu::B1024, [5, 6]);
     let wrong = Request::Write {
         key: 4,
@@ -251,7 +252,7 @@ fn dead_queue_pairs_do_nothing() {
     let parts = hosts.memories[1].parts;
     assert_eq!(receive(&mut hosts, &ours, &sealed(&ours, &write(qpn, 6))), Ok(()));
     assert_eq!(hosts.memories[1].parts, parts);
-    // The end that refused asks for nothing any more.
+    // The end that refused sends no more requests.
     let request = Request::Read {
         key: 3,
         at: 0,
@@ -269,7 +270,7 @@ fn dead_queue_pairs_do_nothing() {
         hosts.ends[0].receive(hosts.now_ns, &back, &packet, memory),
         Err(Dropped::Dead)
     );
-    // Closing flushes what waits.
+    // Closing flushes queued work.
     let [asking, _] = hosts.connect(Mtu::B1024, [5, 6]);
     let request = Request::Read {
         key: 3,
@@ -306,7 +307,7 @@ fn management_datagrams_come_to_who_manages() {
     }
 }
 
-/// A peer that sends nonsense with right ICRCs, to requester and responder, beside a pair that works.
+/// A peer that sends garbage with correct ICRCs, to requester and responder, beside a working pair.
 #[test]
 fn a_peer_that_sends_nonsense_harms_its_own_pair_alone() {
     let seed = seed_from_env().unwrap_or(8);

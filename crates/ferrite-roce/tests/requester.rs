@@ -1,4 +1,4 @@
-//! One requester, answer by answer: what it sends, when it sends it again, and how work fails.
+//! One requester, response by response: what it sends, when it resends, and how work fails.
 
 use ferrite_roce::requester::{
     Completion, Config, Failure, Outcome, PostError, RNR_RETRY_FOR_EVER, Request, Requester,
@@ -21,7 +21,7 @@ fn config() -> Config {
     config
 }
 
-/// What leaves: opcode, number, wish for an acknowledgement.
+/// The packets that leave: opcode, number, whether an acknowledgement is requested.
 fn sent(requester: &mut Requester, now_ns: u64) -> Vec<(Opcode, u32, bool)> {
     let mut packets = Vec::new();
     let mut bytes = Vec::new();
@@ -90,7 +90,7 @@ fn the_window_moves_with_acknowledgements() {
     let first = sent(&mut requester, 0);
     assert_eq!(first.len(), 8);
     assert_eq!(first[0], (Opcode::WriteFirst, 100, false));
-    // One in a quarter of the window asks for an acknowledgement, or nothing would move it.
+    // One packet per quarter of the window requests an acknowledgement, or nothing would move it.
     assert_eq!(first[1], (Opcode::WriteMiddle, 101, true));
     requester.handle(&ack(103), 10);
     let more = sent(&mut requester, 10);
@@ -100,7 +100,7 @@ fn the_window_moves_with_acknowledgements() {
     requester.handle(&ack(111), 20);
     assert_eq!(done(&mut requester), [(0, Ok(Outcome::Done))]);
     assert_eq!(requester.poll_timeout_ns(), None);
-    // Acknowledged twice, and what was never sent: neither means anything.
+    // A second acknowledgement, and one of a packet that was never sent: both are ignored.
     requester.handle(&ack(111), 20);
     requester.handle(&ack(112), 20);
     assert_eq!(requester.counters().ignored, 2);
@@ -120,7 +120,7 @@ fn what_is_not_acknowledged_is_sent_again_and_not_for_ever() {
         assert_eq!(numbers(&mut requester, now_ns), [101, 102, 103]);
         now_ns = requester.poll_timeout_ns().unwrap();
     }
-    // Progress gives it as many retries again.
+    // Progress restores the full number of retries.
     requester.handle(&ack(102), now_ns);
     for _ in 0..3 {
         now_ns = requester.poll_timeout_ns().unwrap();
@@ -141,7 +141,7 @@ fn a_gap_makes_it_go_back_once() {
     requester.handle(&gap, 1);
     requester.handle(&gap, 1);
     assert_eq!(numbers(&mut requester, 1), [102, 103, 104]);
-    // The same again, late: the timer would send it, not another copy of the NAK.
+    // The same again, late: the timer would resend it, not another copy of the NAK.
     requester.handle(&gap, 2);
     assert_eq!(numbers(&mut requester, 2), []);
     // An acknowledgement of the first copies comes while the second are under way.
@@ -160,10 +160,10 @@ fn a_lost_answer_to_a_read_is_asked_for_again() {
     let data = [5; 256];
     let mut requester = with(vec![write(1), read(600), write(1)]);
     assert_eq!(numbers(&mut requester, 0), [100, 101, 104]);
-    // The answer to the READ acknowledges what came before it.
+    // The response to the READ acknowledges everything before it.
     requester.handle(&response(Opcode::ReadResponseFirst, 101, &data), 1);
     assert_eq!(done(&mut requester), [(0, Ok(Outcome::Done))]);
-    // One is missing: it asks for the rest, and for what comes behind.
+    // One is missing: the requester asks for the rest, and for everything behind.
     requester.handle(&response(Opcode::ReadResponseLast, 103, &data[..88]), 2);
     let mut bytes = Vec::new();
     assert!(requester.poll(2, &mut bytes));
@@ -211,7 +211,7 @@ fn it_waits_while_the_other_end_is_not_ready() {
     assert_eq!(done(&mut requester), [(1, Err(Failure::RnrRetryExceeded))]);
 }
 
-/// An end that says it is not ready is there: losses between its answers are none in a row.
+/// An end that reports that it is not ready is alive: losses between its responses do not count as in a row.
 #[test]
 fn losses_between_answers_do_not_add_up() {
     let mut with_patience = config();
@@ -256,7 +256,7 @@ fn a_refusal_fails_its_work_and_ends_the_rest() {
     }
 }
 
-/// An answer that no honest responder gives ends the queue pair rather than to be believed.
+/// A response that no honest responder gives ends the queue pair rather than being believed.
 #[test]
 fn answers_that_do_not_fit_are_not_believed() {
     let data = [5; 256];
@@ -271,7 +271,7 @@ fn answers_that_do_not_fit_are_not_believed() {
         requester.handle(&lie, 1);
         assert_eq!(done(&mut requester), [(0, Err(Failure::BadResponse))], "{lie:?}");
     }
-    // An answer of another kind is not one.
+    // A response of another kind does not count.
     let mut atomic = answer(Opcode::AtomicAcknowledge, 100, Syndrome::ACK);
     atomic.headers.original = Some(3);
     let mut requester = with(vec![read(300)]);

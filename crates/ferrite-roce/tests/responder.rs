@@ -1,4 +1,4 @@
-//! One responder, packet by packet: what it answers, in which order, and what it refuses.
+//! One responder, packet by packet: its responses, their order, and its refusals.
 
 use ferrite_roce::memory::APPEND_AT;
 use ferrite_roce::responder::{Config, Responder};
@@ -13,7 +13,7 @@ const KEY: u32 = 5;
 const OURS: u32 = 40;
 const MTU: usize = 256;
 
-/// An answer: opcode, number, what its acknowledgement says, length of its payload.
+/// A response: opcode, number, syndrome of its acknowledgement, length of its payload.
 type Answer = (Opcode, u32, Option<Syndrome>, usize);
 
 const ACK: Option<Syndrome> = Some(Syndrome::ACK);
@@ -50,7 +50,7 @@ impl One {
         self.responder.handle(packet, &mut self.memory);
     }
 
-    /// All answers.
+    /// All responses.
     fn answers(&mut self) -> Vec<Answer> {
         let mut answers = Vec::new();
         let mut bytes = Vec::new();
@@ -75,7 +75,7 @@ impl One {
     }
 }
 
-/// A packet that wants an acknowledgement if a message ends with it.
+/// A packet that requests an acknowledgement if a message ends with it.
 fn packet(opcode: Opcode, psn: u32, payload: &[u8]) -> Repr<'_> {
     let mut packet = Repr::new(opcode, OURS, Psn::new(psn));
     packet.bth.ack_request = opcode.place().is_end();
@@ -126,7 +126,7 @@ fn acknowledgements_come_when_they_are_wanted_and_become_one() {
         one.handle(&write_only(psn, 0, b"x"));
     }
     assert_eq!(one.answers(), [ack(19)]);
-    // Of those that come again the latest counts; they are not written again.
+    // Of duplicates the latest counts; they are not written again.
     let parts = one.memory.parts;
     one.handle(&write_only(15, 0, b"x"));
     one.handle(&write_only(14, 0, b"x"));
@@ -157,7 +157,7 @@ fn answers_leave_in_the_order_of_requests() {
     one.handle(&add(15, 16, 1));
     one.handle(&write_only(16, 0, b"z"));
     let mut bytes = Vec::new();
-    // The READ is asked for again while it is under way, from its second packet on: it goes on there, in its place.
+    // The READ is requested again while it is under way, from its second packet on: it continues there, in its place.
     for _ in 0..2 {
         assert!(one.responder.poll(&mut one.memory, &mut bytes));
     }
@@ -170,7 +170,7 @@ fn answers_leave_in_the_order_of_requests() {
         ack(16),
     ];
     assert_eq!(one.answers(), rest);
-    // Only a part of what was asked for, or the same from another place, is another request: it has no answer.
+    // A part of the original range, or the same from another place, is another request: it gets no response.
     assert_eq!(one.ask(&read(12, 100, 300)), []);
     assert_eq!(one.ask(&read(11, 100, 701)), []);
     assert_eq!(one.ask(&add(15, 16, 2)), []);
@@ -195,8 +195,8 @@ fn an_atomic_is_remembered_until_others_take_its_place() {
     assert_eq!(one.ask(&add(11, 0, 5)), [again(11)]);
 }
 
-/// Numbers come again after 2^24 packets, while old operations may be remembered still. A repeated request gets the
-/// answer of its own, not that of an older one with the same number.
+/// Numbers recur after 2^24 packets, while old operations may still be remembered. A duplicate request gets its own
+/// response, not that of an older one with the same number.
 #[test]
 fn an_atomic_with_a_number_that_came_again_has_its_own_answer() {
     let mut one = One::new();
@@ -222,7 +222,7 @@ fn an_atomic_with_a_number_that_came_again_has_its_own_answer() {
     assert_eq!(original(&mut one), lost, "the answer was lost, and asked for again");
 }
 
-/// What is remembered of an operation answers for its own packets only: the number behind them is another's.
+/// A remembered operation answers for its own packets only: the number behind them is another's.
 #[test]
 fn the_number_behind_an_operation_does_not_ask_for_it_again() {
     let mut one = One::new();
@@ -243,7 +243,7 @@ fn the_number_behind_an_operation_does_not_ask_for_it_again() {
     assert_eq!(one.responder.counters().dropped, 2);
 }
 
-/// Half of all numbers are earlier than the one that is expected, and no more.
+/// Half of all numbers are earlier than the expected one, and no more.
 #[test]
 fn numbers_of_before_are_half_of_all() {
     const HALF: u32 = 1 << 23;
@@ -278,7 +278,7 @@ fn nothing_needs_no_key() {
     assert_eq!(one.memory.received, [(OURS, vec![], None, None)]);
 }
 
-/// Whether the only answer is that this packet came too early for memory.
+/// Whether the only response is that this packet came too early for memory.
 fn is_rnr(answers: &[Answer], psn: u32) -> bool {
     let [(Opcode::Acknowledge, at, Some(Syndrome::RnrNak(_)), 0)] = answers else {
         return false;
@@ -294,7 +294,7 @@ fn who_is_not_ready_is_asked_again() {
     let first = with_reth(packet(Opcode::WriteFirst, 10, &full), APPEND_AT, 300);
     let answers = one.ask(&first);
     assert!(is_rnr(&answers, 10), "{answers:?}");
-    // What follows on its heels is not a gap to tell of.
+    // The packets right behind it are not reported as a gap.
     assert_eq!(one.ask(&packet(Opcode::WriteLast, 11, &full[..44])), []);
     one.memory.not_ready_percent = 0;
     assert_eq!(one.ask(&first), []);
@@ -310,7 +310,7 @@ fn who_is_not_ready_is_asked_again() {
         log.committed.values().map(|(_, _, len)| *len).collect::<Vec<_>>(),
         [300]
     );
-    // A READ that was allowed, and cannot be read now.
+    // A READ that was allowed, and fails now.
     one.handle(&read(12, 0, 10));
     one.memory.not_ready_percent = 100;
     let answers = one.answers();
@@ -319,7 +319,8 @@ fn who_is_not_ready_is_asked_again() {
     assert_eq!(one.ask(&read(12, 0, 10)), [(Opcode::ReadResponseOnly, 12, ACK, 10)]);
 }
 
-/// Each of these breaks the protocol or has no right; the queue pair ends with it, and says so again if asked again.
+/// Each of these breaks the protocol or has no right; the queue pair ends with it, and repeats the refusal if it gets
+/// more.
 #[test]
 fn requests_that_lie_end_the_queue_pair() {
     let full = [3; MTU];
@@ -445,7 +446,7 @@ fn a_key_that_is_not_there_ends_the_queue_pair() {
         request.headers.atomic = Some(atomic::Repr::default());
         assert_eq!(one.ask(&request), [(Opcode::Acknowledge, 10, nak(Nak::Access), 0)]);
     }
-    // One that goes while a READ is under way: what was read is sent, then the refusal.
+    // One that goes while a READ is under way: the bytes read so far are sent, then the refusal.
     let mut one = One::new();
     one.handle(&read(10, 0, 600));
     one.handle(&write_only(13, 0, b"x"));
@@ -455,7 +456,7 @@ fn a_key_that_is_not_there_ends_the_queue_pair() {
     assert_eq!(one.answers(), [(Opcode::Acknowledge, 11, nak(Nak::Access), 0)]);
 }
 
-/// An append whose connection ends is told to memory with what had arrived; so is one that is assembled.
+/// If the connection of an append ends, memory learns how much had arrived; so it does for an assembled one.
 #[test]
 fn memory_hears_of_messages_that_end_early() {
     for is_whole in [false, true] {
@@ -474,7 +475,7 @@ fn memory_hears_of_messages_that_end_early() {
         assert_eq!(*arrived, 2 * MTU as u32);
         assert!(one.memory.is_quiet());
     }
-    // Longer than what is assembled.
+    // Longer than the limit for assembly.
     let mut one = One::new();
     one.memory.files.get_mut(&KEY).unwrap().is_whole = true;
     let full = [4; MTU];
@@ -483,7 +484,7 @@ fn memory_hears_of_messages_that_end_early() {
     assert!(one.memory.is_quiet());
 }
 
-/// Whatever comes in whatever order: what waits has a bound, and memory's own checks hold.
+/// Whatever comes in whatever order: the queues have a bound, and memory's own checks hold.
 #[test]
 fn what_waits_to_be_sent_has_a_bound() {
     let mut one = One::new();

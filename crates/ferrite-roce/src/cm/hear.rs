@@ -1,4 +1,4 @@
-//! What the other end of a connection says.
+//! Incoming messages of a connection.
 //!
 //! Invariant: a message counts only if it comes from the connection's peer and names the connection as both ends do.
 
@@ -13,10 +13,10 @@ use super::{Event, Id, Ignored, Manager, State, timeout_code, timeout_ns};
 const RELIABLE: u8 = 0;
 
 impl Manager {
-    /// Takes a datagram that came from `peer` to `local`. Events and datagrams to be sent may follow.
+    /// Takes a datagram that came from `peer` to `local`. Events and outgoing datagrams may follow.
     ///
     /// # Errors
-    /// Why it meant nothing.
+    /// Why it was ignored.
     pub fn handle(&mut self, now_ns: u64, local: SocketAddr, peer: IpAddr, datagram: &[u8]) -> Result<(), Ignored> {
         let packet = mad::Packet::new_checked(datagram).map_err(Ignored::Malformed)?;
         let (transaction, message) = Repr::parse(&packet).map_err(Ignored::Malformed)?;
@@ -120,7 +120,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Our answer was lost, or the program has not given one.
+    /// The reply was lost, or the program has not given one.
     fn hear_request_again(&mut self, id: Id, transaction: u64) -> Result<(), Ignored> {
         let connection = self.connections.get(&id).ok_or(Ignored::Unknown)?;
         match connection.state {
@@ -137,7 +137,7 @@ impl Manager {
                 self.send(connection.local, connection.peer, message);
                 Ok(())
             }
-            // Ended: with a refusal, or with an answer to a farewell, which a REQ does not ask for.
+            // Ended: with a refusal, or with a reply to a DREQ, which a REQ does not ask for.
             State::ReplySent | State::Ended => {
                 self.repeat(id);
                 Ok(())
@@ -186,7 +186,7 @@ impl Manager {
 
     fn hear_rejection(&mut self, peer: IpAddr, rejection: Box<Rej>) -> Result<(), Ignored> {
         let id = match rejection.remote {
-            // Who gave up before it heard our name knows its own.
+            // A peer that gave up before it learned this end's name knows its own.
             0 => *self.by_remote.get(&(peer, rejection.local)).ok_or(Ignored::Unknown)?,
             id => id,
         };
@@ -217,7 +217,7 @@ impl Manager {
             remote: names.local,
         });
         let Ok(id) = self.named(peer, names) else {
-            // Also for a connection that is forgotten, or the other end waits in vain.
+            // Also for a forgotten connection, or the other end waits in vain.
             self.send(local, peer, answer.emit(transaction));
             return Err(Ignored::Unknown);
         };
@@ -240,7 +240,7 @@ impl Manager {
         }
     }
 
-    /// Refuses what has no connection.
+    /// Refuses a message without a connection.
     fn refuse(&mut self, local: SocketAddr, peer: IpAddr, transaction: u64, remote: u32, refused: u8, reason: Reason) {
         let rejection = Repr::Rej(Box::new(Rej {
             local: 0,

@@ -1,7 +1,7 @@
-//! Connections by rdma_cm: who asks, who accepts, how both learn that it is over.
+//! Connections by rdma_cm: requests, acceptance, and how both ends learn of the end.
 //!
-//! Contents: the state of each connection, what the program does with it, and the time (this file); what the
-//! other end says (`hear`). Management datagrams go in and out; [`crate::endpoint`] carries them.
+//! Contents: the state of each connection, the program's calls, and timers (this file); incoming messages (`hear`).
+//! Management datagrams go in and out; [`crate::endpoint`] carries them.
 //!
 //! ```text
 //!  active    REQ --> ... <-- REP    RTU --> established    DREQ --> <-- DREP
@@ -10,9 +10,9 @@
 //!
 //! Invariants:
 //!
-//! * What was sent and wants an answer is sent again until it comes, or until the retries are over. What was an answer
-//!   is kept for a while after the end, and given again if the question comes again.
-//! * A REQ that comes again never makes a second connection.
+//! * A message that expects a reply is resent until the reply comes, or until the retries run out. A reply is kept for
+//!   a while after the end, and sent again if the request comes again.
+//! * A retransmitted REQ never makes a second connection.
 //! * There are at most [`Config::connections_max`] connections, ended ones that are still remembered included.
 
 mod hear;
@@ -26,19 +26,19 @@ use crate::wire::{DEFAULT_PARTITION, Error, Psn, Qpn, mad, private};
 /// Private data that a program may have in a REQ.
 pub const PRIVATE_BYTES_MAX: usize = REQ_PRIVATE_BYTES - private::BYTES;
 
-/// Datagrams that wait to be sent.
+/// Datagrams queued for sending.
 const OUTGOING_MAX: usize = 1_024;
 
 /// How connections are managed.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Names this host. Any number that others do not have.
+    /// Identifies this host. Any number that no other host has.
     pub guid: u64,
     /// The first name of a connection: one that differs after each start.
     pub seed: u32,
-    /// How long an answer may take.
+    /// How long a reply may take.
     pub response_timeout_ns: u64,
-    /// How often a message is sent again.
+    /// How often a message is resent.
     pub retries: u32,
     /// How long a program may take to accept.
     pub accept_timeout_ns: u64,
@@ -62,63 +62,63 @@ impl Default for Config {
     }
 }
 
-/// Our name for a connection.
+/// This end's name for a connection.
 pub type Id = u32;
 
-/// What a program offers of its queue pair.
+/// A program's offer for its queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer<'d> {
     /// The queue pair.
     pub qpn: Qpn,
-    /// Number of the first packet that it expects, at which the other end's shall begin.
+    /// Number of the first packet that it expects, at which the other end shall begin.
     pub psn: Psn,
     /// READs and atomics that it answers at a time.
     pub responder_resources: u8,
     /// READs and atomics that it has under way at a time.
     pub initiator_depth: u8,
-    /// How often the other end may be told that we are not ready: 7 for ever.
+    /// How many RNR NAKs in a row the other end accepts: 7 for any number.
     pub rnr_retry_count: u8,
     /// For the other program.
     pub private: &'d [u8],
 }
 
-/// Whom to ask, and how.
+/// The target of a connection request, and its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Our address.
+    /// The local address.
     pub local: SocketAddr,
-    /// The other's.
+    /// The peer's address.
     pub peer: IpAddr,
-    /// The other's port, as in [`private::service_of_port`].
+    /// The peer's port, as in [`private::service_of_port`].
     pub port: u16,
     /// The path MTU.
     pub mtu: Mtu,
-    /// How often the other end sends a packet again.
+    /// How often the other end resends a packet.
     pub retry_count: u8,
     /// Code of the time after which it does so: 4.096 µs · 2^code.
     pub ack_timeout: u8,
 }
 
-/// What happened to a connection.
+/// An event of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody wants one: [`Manager::accept`] or [`Manager::reject`].
+    /// A peer requests one: [`Manager::accept`] or [`Manager::reject`].
     Requested {
         /// The connection.
         id: Id,
-        /// Who.
+        /// The peer.
         peer: IpAddr,
-        /// What the REQ says; its path MTU is one that there is.
+        /// The REQ; its path MTU is a valid one.
         request: Box<Req>,
     },
     /// The other end accepted; the queue pair may be used.
     Connected {
         /// The connection.
         id: Id,
-        /// What it says.
+        /// The REP.
         reply: Box<Rep>,
     },
-    /// The other end knows that we accepted.
+    /// The other end knows of the acceptance.
     Established {
         /// The connection.
         id: Id,
@@ -127,15 +127,15 @@ pub enum Event {
     Rejected {
         /// The connection, which is no more.
         id: Id,
-        /// What it says.
+        /// The REJ.
         rejection: Box<Rej>,
     },
-    /// Nobody answered, or the program took too long.
+    /// The other end did not reply, or the program took too long.
     TimedOut {
         /// The connection, which is no more.
         id: Id,
     },
-    /// It was ended by either end. The queue pair goes.
+    /// It was ended by either end. The queue pair is to be removed.
     Closed {
         /// The connection.
         id: Id,
@@ -156,16 +156,16 @@ pub enum CmError {
     TooLong,
 }
 
-/// Why a datagram meant nothing.
+/// Why a datagram was ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Ignored {
     /// Not a message.
     #[error("not a message: {0}")]
     Malformed(Error),
-    /// Of a connection that there is not, or not with this peer.
+    /// Of an unknown connection, or of one with another peer.
     #[error("no such connection")]
     Unknown,
-    /// Nothing that could come now.
+    /// Out of turn.
     #[error("out of turn")]
     State,
 }
@@ -188,7 +188,7 @@ struct Connection {
     remote: u32,
     remote_qpn: Qpn,
     transaction: u64,
-    /// What is sent again: at the deadline, or as the answer to a question that comes again.
+    /// The message to resend: at the deadline, or as the reply to a retransmitted request.
     message: Option<[u8; mad::BYTES]>,
     retries: u32,
     deadline_ns: Option<u64>,
@@ -208,7 +208,7 @@ pub struct Manager {
     events: VecDeque<Event>,
 }
 
-/// An address as InfiniBand has them.
+/// An address in InfiniBand's form.
 fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -226,7 +226,7 @@ fn timeout_ns(code: u8) -> u64 {
     4_096 << (code & 31)
 }
 
-/// `data`, and zeros.
+/// `data`, padded with zeros.
 fn padded<const N: usize>(data: &[u8]) -> Result<[u8; N], CmError> {
     let mut bytes = [0; N];
     bytes
@@ -251,12 +251,12 @@ impl Manager {
         }
     }
 
-    /// Requests for this port become events; those for others are refused.
+    /// Accepts requests for this port as events; those for others are refused.
     pub fn listen(&mut self, port: u16) {
         self.services.insert(private::service_of_port(port));
     }
 
-    /// Asks for a connection. [`Event::Connected`], `Rejected` or `TimedOut` follows.
+    /// Requests a connection. [`Event::Connected`], `Rejected` or `TimedOut` follows.
     ///
     /// # Errors
     /// `Full`, `TooLong`.
@@ -299,13 +299,13 @@ impl Manager {
             ack_timeout: target.ack_timeout,
             private: private_data,
         }));
-        // One end's transactions are told apart by its names.
+        // The names of one end distinguish its transactions.
         let transaction = u64::from(id);
         self.say(id, &request, transaction, now_ns);
         Ok(id)
     }
 
-    /// Accepts a request. The queue pair must be there: packets may come before [`Event::Established`] does.
+    /// Accepts a request. The queue pair must exist already: packets may come before [`Event::Established`] does.
     ///
     /// # Errors
     /// `State`, `TooLong`.
@@ -347,7 +347,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection. [`Event::Closed`] follows, whether the other end answers or not.
+    /// Ends a connection. [`Event::Closed`] follows, whether the other end replies or not.
     ///
     /// # Errors
     /// `State`.
@@ -367,7 +367,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The first packet of the connection came: the other end has our REP, though its RTU was lost.
+    /// The first packet of the connection arrived: the other end has the REP, though its RTU was lost.
     pub fn data_arrived(&mut self, id: Id) {
         if self.in_state(id, &[State::ReplySent]).is_ok() {
             self.established(id);
@@ -375,17 +375,17 @@ impl Manager {
         }
     }
 
-    /// What happened.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The next datagram to be sent: from where, to whom.
+    /// The next datagram to be sent: its source and its destination.
     pub fn poll_transmit(&mut self) -> Option<(SocketAddr, IpAddr, [u8; mad::BYTES])> {
         self.outgoing.pop_front()
     }
 
-    /// When [`Manager::handle_timeout`] wants to be called.
+    /// When to call [`Manager::handle_timeout`].
     pub fn poll_timeout_ns(&self) -> Option<u64> {
         self.timers.first().map(|(at_ns, _)| *at_ns)
     }
@@ -395,7 +395,7 @@ impl Manager {
         self.connections.len()
     }
 
-    /// Whether there is none.
+    /// Whether no connection exists.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()
     }
@@ -449,7 +449,7 @@ impl Manager {
             .ok_or(CmError::State)
     }
 
-    /// A new connection, if there is room.
+    /// A new connection, if the limit allows.
     fn add(&mut self, state: State, local: SocketAddr, peer: IpAddr) -> Option<Id> {
         if self.connections.len() >= self.config.connections_max {
             return None;
@@ -481,13 +481,13 @@ impl Manager {
         }
     }
 
-    /// Nothing to wait for but the end. What was last sent is kept: the third message may get lost.
+    /// Only the end remains to wait for. The last message is kept: the third of the handshake may get lost.
     fn established(&mut self, id: Id) {
         self.enter(id, State::Established);
         self.stop_waiting(id);
     }
 
-    /// Sends a message that wants an answer.
+    /// Sends a message that expects a reply.
     fn say(&mut self, id: Id, message: &Repr, transaction: u64, now_ns: u64) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.transaction = transaction;
@@ -495,7 +495,7 @@ impl Manager {
         self.answer_and_wait(id, message, now_ns);
     }
 
-    /// Sends a message of the connection's transaction that wants an answer.
+    /// Sends a message of the connection's transaction that expects a reply.
     fn answer_and_wait(&mut self, id: Id, message: &Repr, now_ns: u64) {
         self.answer(id, message);
         self.wait_until(id, now_ns.saturating_add(self.config.response_timeout_ns));
@@ -509,14 +509,14 @@ impl Manager {
         }
     }
 
-    /// Queues a datagram. If too many wait it is lost, as any may be.
+    /// Queues a datagram. If too many are queued it is dropped, as the network may drop any.
     fn send(&mut self, local: SocketAddr, peer: IpAddr, datagram: [u8; mad::BYTES]) {
         if self.outgoing.len() < OUTGOING_MAX {
             self.outgoing.push_back((local, peer, datagram));
         }
     }
 
-    /// Sends what was kept.
+    /// Resends the kept message.
     fn repeat(&mut self, id: Id) {
         if let Some(connection) = self.connections.get(&id)
             && let Some(message) = connection.message
@@ -531,7 +531,7 @@ impl Manager {
         self.end(id, now_ns);
     }
 
-    /// It is over, and remembered for a while.
+    /// Ends the connection, and remembers it for a while.
     fn end(&mut self, id: Id, now_ns: u64) {
         self.enter(id, State::Ended);
         self.wait_until(id, now_ns.saturating_add(self.config.time_wait_ns));

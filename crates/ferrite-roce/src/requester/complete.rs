@@ -1,7 +1,7 @@
-//! What answers mean to a requester: progress, a reason to go back, or the end.
+//! Responses as a requester handles them: progress, a reason to go back, or the end.
 //!
-//! Invariants: an answer counts only for a packet that has left and is not acknowledged. READs and atomics are finished
-//! by their own answers alone: an acknowledgement of something later says that these were lost.
+//! Invariants: a response counts only for a packet that has left and is not acknowledged. Only their own responses
+//! finish READs and atomics: an acknowledgement of something later means that these were lost.
 
 use crate::wire::aeth::{Nak, Syndrome};
 use crate::wire::packet::Repr;
@@ -10,7 +10,7 @@ use crate::wire::{Opcode, Psn};
 use super::{Completion, Failure, Outcome, RNR_RETRY_FOR_EVER, Request, Requester, Work};
 
 impl Requester {
-    /// Takes an answer.
+    /// Handles a response.
     pub fn handle(&mut self, packet: &Repr<'_>, now_ns: u64) {
         let psn = packet.bth.psn;
         let under_way = u32::try_from(self.sent.since(self.oldest)).unwrap_or(0);
@@ -44,7 +44,7 @@ impl Requester {
         }
     }
 
-    /// Everything before `end` was done. False if the answer to a READ or an atomic is missing before that.
+    /// Everything before `end` was done. False if the response to a READ or an atomic is missing before that.
     fn acknowledged_before(&mut self, end: Psn, now_ns: u64) -> bool {
         while end.since(self.oldest) > 0 {
             match self.queue.front() {
@@ -62,7 +62,7 @@ impl Requester {
         true
     }
 
-    /// The answer to a READ or an atomic.
+    /// The response to a READ or an atomic.
     fn answered(&mut self, packet: &Repr<'_>, now_ns: u64) {
         let psn = packet.bth.psn;
         if !self.acknowledged_before(psn, now_ns) {
@@ -106,7 +106,7 @@ impl Requester {
         self.oldest = reached;
         self.retries = 0;
         self.rnr_retries = 0;
-        // Acknowledged by an earlier copy, while it waits to be sent again.
+        // Acknowledged by an earlier copy, while it waits to be resent.
         if reached.since(self.next) > 0 {
             self.next = reached;
             self.cursor = 0;
@@ -122,7 +122,7 @@ impl Requester {
         }
     }
 
-    /// Something is missing. Each packet behind it says so; it is sent again once, and later by the timer.
+    /// A packet is missing. Each packet behind it causes a NAK; the missing one is resent once, and later by the timer.
     fn go_back_once(&mut self) {
         if self.went_back_for != Some(self.oldest) {
             self.went_back_for = Some(self.oldest);
@@ -139,7 +139,7 @@ impl Requester {
             return;
         }
         self.rnr_retries += 1;
-        // It answers, so what was lost before was not lost in a row.
+        // It responds, so earlier losses were not in a row.
         self.retries = 0;
         self.go_back();
         self.went_back_for = None;

@@ -1,13 +1,13 @@
-//! The requester of one queue pair: work goes in, requests come out, answers go in, completions come out.
+//! The requester of one queue pair: work goes in, requests come out, responses go in, completions come out.
 //!
-//! Contents: work waiting, and what is sent when (this file), what answers mean (`complete`).
+//! Contents: queued work, and when packets are sent (this file), responses (`complete`).
 //!
 //! Invariants:
 //!
 //! * Work completes in the order in which it was posted, each once, also when the queue pair breaks.
 //! * `oldest <= next <= sent`: packets before `oldest` are acknowledged, those before `sent` have left at least once,
 //!   and `next` leaves next. Going back sets `next` to `oldest`. The first work in the queue holds `oldest`.
-//! * What is posted is less than a quarter of all sequence numbers, so distances are never ambiguous.
+//! * Posted work covers less than a quarter of all sequence numbers, so distances are never ambiguous.
 
 mod complete;
 
@@ -18,13 +18,13 @@ use crate::wire::cm::Mtu;
 use crate::wire::packet::Repr;
 use crate::wire::{Opcode, Psn, Qpn, atomic, reth};
 
-/// An RNR retry count that means "for ever".
+/// An RNR retry count without a limit.
 pub const RNR_RETRY_FOR_EVER: u32 = 7;
 
-/// How a requester works.
+/// Configuration of a requester.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Whom it asks.
+    /// The responder's queue pair.
     pub peer: Qpn,
     /// The path MTU.
     pub mtu: Mtu,
@@ -34,16 +34,16 @@ pub struct Config {
     pub depth: u8,
     /// Packets under way at a time; at least 1.
     pub window_packets: u32,
-    /// After how long without progress packets are sent again.
+    /// The time without progress after which packets are resent.
     pub timeout_ns: u64,
     /// How often in a row that may happen.
     pub retry_count: u32,
-    /// How many RNR NAKs in a row are taken; [`RNR_RETRY_FOR_EVER`] for any number.
+    /// How many RNR NAKs in a row are accepted; [`RNR_RETRY_FOR_EVER`] for any number.
     pub rnr_retry_count: u32,
 }
 
 impl Config {
-    /// A requester with usual limits.
+    /// A requester with default limits.
     pub fn new(peer: Qpn, mtu: Mtu, psn: Psn) -> Config {
         Config {
             peer,
@@ -58,7 +58,7 @@ impl Config {
     }
 }
 
-/// What shall be done.
+/// A work request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Writes bytes.
@@ -67,7 +67,7 @@ pub enum Request {
         key: u32,
         /// The remote address.
         at: u64,
-        /// The bytes; none is fine.
+        /// The bytes; may be empty.
         data: Vec<u8>,
         /// Immediate data.
         immediate: Option<u32>,
@@ -78,7 +78,7 @@ pub enum Request {
         key: u32,
         /// The remote address.
         at: u64,
-        /// How many; none is fine.
+        /// How many; may be 0.
         len_bytes: u32,
     },
     /// Adds to 8 bytes.
@@ -87,33 +87,33 @@ pub enum Request {
         key: u32,
         /// The remote address.
         at: u64,
-        /// What to add.
+        /// The addend.
         add: u64,
     },
-    /// Swaps 8 bytes if they are as they should be.
+    /// Swaps 8 bytes if they have the expected value.
     CompareSwap {
         /// The remote key.
         key: u32,
         /// The remote address.
         at: u64,
-        /// What should be there.
+        /// The expected value.
         compare: u64,
-        /// What to put there.
+        /// The new value.
         swap: u64,
     },
     /// Sends a message.
     Send {
-        /// The bytes; none is fine.
+        /// The bytes; may be empty.
         data: Vec<u8>,
         /// Immediate data.
         immediate: Option<u32>,
-        /// A key that shall be invalid; not together with immediate data.
+        /// A key to invalidate; not together with immediate data.
         invalidate: Option<u32>,
     },
 }
 
 impl Request {
-    /// Whether its answer is more than an acknowledgement.
+    /// Whether its response is more than an acknowledgement.
     fn wants_answer(&self) -> bool {
         !matches!(self, Request::Write { .. } | Request::Send { .. })
     }
@@ -127,13 +127,13 @@ impl Request {
     }
 }
 
-/// Why work is not taken.
+/// Why work is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// Longer than a message may be.
+    /// Longer than the longest message.
     #[error("the message is too long")]
     TooLong,
-    /// Too much is waiting; take completions first.
+    /// Too much is queued; take completions first.
     #[error("too much work is waiting")]
     Full,
     /// Nothing can be sent any more.
@@ -144,13 +144,13 @@ pub enum PostError {
 /// Why work failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// Nobody answered.
+    /// No response.
     #[error("no answer")]
     RetryExceeded,
     /// The other end was not ready too often.
     #[error("the other end was not ready")]
     RnrRetryExceeded,
-    /// The other end says that the request breaks the protocol.
+    /// The other end reports that the request breaks the protocol.
     #[error("invalid request")]
     InvalidRequest,
     /// The key does not allow it.
@@ -159,22 +159,22 @@ pub enum Failure {
     /// The other end failed.
     #[error("remote operational error")]
     Operational,
-    /// The answer does not fit the request.
+    /// The response does not fit the request.
     #[error("an answer that does not fit")]
     BadResponse,
-    /// Earlier work failed, or the queue pair was closed. Whether this was done is not known.
+    /// Earlier work failed, or the queue pair was closed. It is unknown whether this was done.
     #[error("not carried out: the queue pair ended")]
     Flushed,
 }
 
-/// What finished work gives.
+/// The result of finished work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// It is done.
     Done,
     /// The bytes that were read.
     Read(Vec<u8>),
-    /// What was there before.
+    /// The previous value.
     Atomic(u64),
 }
 
@@ -183,11 +183,11 @@ pub enum Outcome {
 pub struct Completion {
     /// The name it was posted with.
     pub id: u64,
-    /// What became of it.
+    /// Its outcome.
     pub result: Result<Outcome, Failure>,
 }
 
-/// What a requester has seen.
+/// Counters of a requester.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets sent.
@@ -198,7 +198,7 @@ pub struct Counters {
     pub timeouts: u64,
     /// RNR NAKs.
     pub not_ready: u64,
-    /// Answers that were not waited for.
+    /// Unexpected responses.
     pub ignored: u64,
 }
 
@@ -209,7 +209,7 @@ struct Work {
     request: Request,
     first: Psn,
     packets: u32,
-    /// What of a READ has arrived.
+    /// The part of a READ that has arrived.
     got: Vec<u8>,
 }
 
@@ -224,19 +224,19 @@ impl Work {
 pub struct Requester {
     config: Config,
     queue: VecDeque<Work>,
-    /// Which of the queue holds `next`.
+    /// The index in the queue of the work with `next`.
     cursor: usize,
     oldest: Psn,
     next: Psn,
     sent: Psn,
-    /// Of work to be posted.
+    /// The first number of the next work to be posted.
     end: Psn,
     deadline_ns: Option<u64>,
     /// The other end is not ready until then.
     waits_until_ns: Option<u64>,
     retries: u32,
     rnr_retries: u32,
-    /// The last `oldest` for which a NAK, or an answer to something later, made it go back.
+    /// The last `oldest` for which a NAK, or a response to something later, made it go back.
     went_back_for: Option<Psn>,
     is_broken: bool,
     completions: VecDeque<Completion>,
@@ -266,7 +266,7 @@ impl Requester {
         }
     }
 
-    /// What it has seen.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -286,11 +286,11 @@ impl Requester {
         self.queue.len()
     }
 
-    /// Takes work, with a name for its completion. It is done after what was posted before, but READs may see what
-    /// later WRITEs do.
+    /// Accepts work, with an id for its completion. It is done after earlier work, but READs may see the effect of
+    /// later WRITEs.
     ///
     /// # Errors
-    /// See [`PostError`]; the work was not taken.
+    /// See [`PostError`]; the work was not accepted.
     pub fn post(&mut self, id: u64, request: Request) -> Result<(), PostError> {
         let packets = self.packets_for(&request)?;
         self.queue.push_back(Work {
@@ -304,7 +304,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Whether [`Requester::post`] would take this.
+    /// Whether [`Requester::post`] would accept this.
     ///
     /// # Errors
     /// As there.
@@ -312,7 +312,7 @@ impl Requester {
         self.packets_for(request).map(drop)
     }
 
-    /// How many sequence numbers it needs, if there are so many.
+    /// How many sequence numbers it needs, if so many are left.
     fn packets_for(&self, request: &Request) -> Result<u32, PostError> {
         if self.is_broken {
             return Err(PostError::Broken);
@@ -334,7 +334,7 @@ impl Requester {
         self.completions.pop_front()
     }
 
-    /// When [`Requester::handle_timeout`] wants to be called.
+    /// When to call [`Requester::handle_timeout`].
     pub fn poll_timeout_ns(&self) -> Option<u64> {
         self.waits_until_ns.or(self.deadline_ns)
     }
@@ -357,7 +357,7 @@ impl Requester {
         }
     }
 
-    /// Sends again what is not acknowledged.
+    /// Resends everything that is not acknowledged.
     fn go_back(&mut self) {
         self.next = self.oldest;
         self.cursor = 0;
@@ -370,7 +370,7 @@ impl Requester {
             return false;
         };
         let is_within = self.next.is_within(self.oldest, self.config.window_packets.max(1));
-        // A READ may hold back what follows, but is not held back by its own length.
+        // A READ may hold back later work, but is not held back by its own length.
         let under_way = || {
             self.queue
                 .iter()
@@ -381,7 +381,7 @@ impl Requester {
         !self.is_broken && self.waits_until_ns.is_none() && is_within && has_room
     }
 
-    /// Appends the next packet, without ICRC; false if there is none that may leave now.
+    /// Appends the next packet, without ICRC; false if none may leave now.
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<u8>) -> bool {
         if !self.has_requests() {
             return false;

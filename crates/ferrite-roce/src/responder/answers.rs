@@ -1,7 +1,7 @@
-//! What a responder has to send: acknowledgements, answers to atomics, and READs of which the next packet is read from
-//! memory when the caller asks for it, which is how the caller paces them.
+//! A responder's output: acknowledgements, responses to atomics, and READs, whose packets are read from memory when the
+//! caller polls, which is how the caller paces them.
 //!
-//! Invariant: the order is that of the requests. Acknowledgements that follow each other become one.
+//! Invariant: the order is that of the requests. Consecutive acknowledgements become one.
 
 use crate::memory::{Memory, Message};
 use crate::wire::aeth::{self, Nak, RnrTimer, Syndrome};
@@ -11,13 +11,13 @@ use crate::wire::{Opcode, Psn};
 use super::resource::Operation;
 use super::{Refusal, Responder};
 
-/// Acknowledgements that wait at most; more are dropped, as if they were lost.
+/// Queued acknowledgements at most; more are dropped, as if the network had lost them.
 const ANSWERS_MAX: usize = 1_024;
 
-/// The rest of an answer to a READ.
+/// The rest of a READ response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream {
-    /// Names the operation.
+    /// Identifies the operation.
     pub(super) first: Psn,
     /// Of the next packet.
     pub(super) psn: Psn,
@@ -36,7 +36,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// The remembered operation that this is the answer to.
+    /// The remembered operation that this responds to.
     pub(super) fn operation(&self) -> Option<Psn> {
         match self {
             Answer::Acknowledge { .. } => None,
@@ -63,16 +63,16 @@ impl Responder {
         }
     }
 
-    /// Answers a request that was executed before.
+    /// Responds again to an executed request.
     pub(super) fn answer_again(&mut self, packet: &Repr<'_>) {
         let psn = packet.bth.psn;
         let opcode = packet.bth.opcode;
         if opcode.is_write() || opcode.is_send() {
-            // Its own number, not the last one: that may belong to an operation whose answer was lost.
+            // Its own number, not the last one: that may belong to an operation whose response was lost.
             self.acknowledge(psn, Syndrome::ACK);
             return;
         }
-        // The newest with it: numbers come again, and one from before may be remembered still.
+        // The newest with it: numbers recur, and an earlier one may still be remembered.
         let mut newest_first = self.resources.iter().rev();
         let resource = newest_first.find(|one| psn.is_within(one.first, one.packets));
         let answer = resource.and_then(|resource| match resource.operation {
@@ -84,7 +84,7 @@ impl Responder {
                 let is_same = executed == opcode && packet.headers.atomic == Some(request);
                 is_same.then_some(Answer::Atomic { psn, original })
             }
-            // The rest of a READ, from a packet on that was lost.
+            // The rest of a READ, from a lost packet on.
             Operation::Read(message) => {
                 let reth = packet.headers.reth?;
                 let skipped = psn.since(resource.first) as u64 * self.config.mtu.bytes() as u64;
@@ -105,7 +105,7 @@ impl Responder {
             self.counters.dropped += 1;
             return;
         };
-        // In place of the one that waits: behind the answers to later requests it would look lost.
+        // Replaces the queued one: behind the responses to later requests it would look lost.
         match self
             .answers
             .iter_mut()
@@ -116,12 +116,12 @@ impl Responder {
         }
     }
 
-    /// Whether there is something to send.
+    /// Whether a packet is ready to be sent.
     pub fn has_answers(&self) -> bool {
         !self.answers.is_empty()
     }
 
-    /// Appends the next packet, without ICRC; false if there is none. Blocks as long as `memory` does.
+    /// Appends the next packet, without ICRC; false if none is ready. Blocks as long as `memory` does.
     pub fn poll(&mut self, memory: &mut impl Memory, out: &mut Vec<u8>) -> bool {
         match self.answers.pop_front() {
             None => return false,
@@ -184,7 +184,7 @@ impl Responder {
         }
     }
 
-    /// Memory that could be read cannot any more.
+    /// Memory that was readable no longer is.
     fn break_in_read(&mut self, psn: Psn, nak: Nak, memory: &mut impl Memory, out: &mut Vec<u8>) {
         self.give_up(memory);
         self.answers.clear();

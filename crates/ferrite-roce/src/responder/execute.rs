@@ -1,7 +1,7 @@
-//! What a request in its turn does.
+//! Execution of a request in its turn.
 //!
 //! Invariants: lengths are checked against the path MTU and the announced length before memory is called. State changes
-//! after memory's call succeeded, so that a request that was put off finds everything as it was.
+//! after memory's call succeeded, so that a deferred request finds everything as it was.
 
 use crate::memory::{Delivery, Memory, Message, Part, Received};
 use crate::wire::aeth::{Nak, Syndrome};
@@ -18,18 +18,18 @@ pub(crate) const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 /// The most packets of a message: far from half of all sequence numbers.
 pub(crate) const MESSAGE_PACKETS_MAX: u32 = 1 << 22;
 
-/// How many packets `len_bytes` are.
+/// How many packets `len_bytes` take.
 pub(crate) fn packets_of(len_bytes: u32, mtu_bytes: usize) -> u32 {
     len_bytes.div_ceil(mtu_bytes as u32).max(1)
 }
 
-/// A message of which more is to come.
+/// An incomplete message.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Write {
         message: Message,
         arrived: u32,
-        /// What has arrived, if it is assembled.
+        /// The bytes that have arrived, if it is assembled.
         whole: Option<Vec<u8>>,
     },
     Send(Vec<u8>),
@@ -127,7 +127,7 @@ impl Responder {
                 return Err(refusal);
             }
             Err(refusal) => {
-                // The packet comes again, or the message is abandoned.
+                // The packet is resent, or the message is abandoned.
                 self.incoming = Some(Incoming::Write {
                     message,
                     arrived,
@@ -140,7 +140,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Begins a WRITE: where it is assembled, if it is.
+    /// Begins a WRITE: returns the buffer in which it is assembled, if it is.
     fn begin(&mut self, message: &Message, memory: &mut impl Memory) -> Result<Option<Vec<u8>>, Refusal> {
         self.messages += 1;
         if message.len_bytes == 0 {
@@ -254,8 +254,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Keeps an operation in place of the oldest. The peer has agreed to have no more under way than are remembered, so
-    /// it has the answer to that one; if it has not, its loss.
+    /// Remembers an operation in place of the oldest. The peer has agreed to have no more under way than are
+    /// remembered, so it has the response to that one; if not, it loses it.
     fn remember(&mut self, resource: Resource) {
         if self.resources.len() == usize::from(self.config.resources)
             && let Some(oldest) = self.resources.pop_front()
@@ -279,7 +279,7 @@ impl Responder {
     }
 }
 
-/// Gives a packet of a WRITE to memory, or puts it with the others of its message.
+/// Passes a packet of a WRITE to memory, or adds it to the others of its message.
 fn deliver(
     packet: &Repr<'_>,
     memory: &mut impl Memory,
@@ -290,7 +290,7 @@ fn deliver(
     let is_last = packet.bth.opcode.place().is_end();
     let immediate = packet.headers.immediate;
     let Some(whole) = whole else {
-        // A WRITE of nothing needs no key: programs send it to see whether the other end lives.
+        // A WRITE of nothing needs no key: programs send it to probe the other end.
         if message.len_bytes > 0 || immediate.is_some() {
             let part = Part {
                 offset_bytes: arrived,

@@ -1,17 +1,17 @@
-//! The responder of one queue pair: requests go in, what they ask for is done once, answers come out.
+//! The responder of one queue pair: requests go in, each is executed once, responses come out.
 //!
-//! Contents: the order of packets (this file), what a request does (`execute`), answers waiting to be sent
-//! (`answers`), operations that may be asked for again (`resource`).
+//! Contents: the order of packets (this file), the effect of a request (`execute`), responses queued for sending
+//! (`answers`), operations that may be requested again (`resource`).
 //!
 //! Invariants:
 //!
-//! * A request is executed in the order of sequence numbers, once. One that comes again is acknowledged again (WRITE,
-//!   SEND), answered from what is remembered (atomics), or read again (READ).
-//! * **An acknowledgement is queued after the memory's call has returned**, so what it covers is durable.
-//! * Of a gap the sender hears once.
-//! * After a NAK that is not about order nothing is executed any more. The NAK is repeated for whatever comes, since it
+//! * A request is executed in the order of sequence numbers, once. A duplicate is acknowledged again (WRITE, SEND),
+//!   answered from memory of the result (atomics), or read again (READ).
+//! * **An acknowledgement is queued after the memory's call has returned**, so everything it covers is durable.
+//! * The sender gets one NAK for a gap.
+//! * After a NAK that is not about order nothing more is executed. The NAK is repeated for every later packet, since it
 //!   may have been lost.
-//! * Answers leave in the order of their requests. What is remembered has a bound.
+//! * Responses leave in the order of their requests. The number of remembered operations is bounded.
 
 mod answers;
 mod execute;
@@ -30,18 +30,18 @@ use execute::Incoming;
 pub(crate) use execute::{MESSAGE_BYTES_MAX, MESSAGE_PACKETS_MAX, packets_of};
 use resource::Resource;
 
-/// How a responder works.
+/// Configuration of a responder.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Its own queue pair.
     pub qpn: Qpn,
-    /// Whom it answers.
+    /// The requester's queue pair.
     pub peer: Qpn,
     /// The path MTU.
     pub mtu: Mtu,
     /// The first number expected.
     pub psn: Psn,
-    /// READs and atomics that are remembered, which is how many the peer may have under way. 0 refuses them.
+    /// READs and atomics that are remembered, which limits how many the peer may have under way. 0 refuses them.
     pub resources: u8,
     /// The longest SEND.
     pub receive_bytes_max: u32,
@@ -50,7 +50,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// A responder with usual limits.
+    /// A responder with default limits.
     pub fn new(qpn: Qpn, peer: Qpn, mtu: Mtu, psn: Psn) -> Config {
         Config {
             qpn,
@@ -64,18 +64,18 @@ impl Config {
     }
 }
 
-/// What a responder has seen.
+/// Counters of a responder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets executed.
     pub executed: u64,
-    /// Packets that came again.
+    /// Duplicate packets.
     pub duplicates: u64,
     /// Packets that came too early.
     pub out_of_order: u64,
-    /// Requests that were put off.
+    /// Requests that were deferred.
     pub not_ready: u64,
-    /// Packets that could not be answered: their operation is forgotten, or the queue pair is broken.
+    /// Packets without a response: their operation is forgotten, or the queue pair is broken.
     pub dropped: u64,
 }
 
@@ -108,7 +108,7 @@ pub struct Responder {
     msn: u32,
     /// The sender knows that it must go back.
     told_of_gap: bool,
-    /// The NAK that ended it, and of which packet.
+    /// The NAK that ended it, and the number of its packet.
     broken: Option<(Psn, Nak)>,
     incoming: Option<Incoming>,
     resources: VecDeque<Resource>,
@@ -134,17 +134,17 @@ impl Responder {
         }
     }
 
-    /// What it has seen.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The NAK that ended it, if one did.
+    /// The NAK that ended it, if any.
     pub fn broken(&self) -> Option<Nak> {
         self.broken.map(|(_, nak)| nak)
     }
 
-    /// Takes a request. Blocks as long as `memory` does.
+    /// Handles a request. Blocks as long as `memory` does.
     pub fn handle(&mut self, packet: &Repr<'_>, memory: &mut impl Memory) {
         let psn = packet.bth.psn;
         if let Some((at, nak)) = self.broken {
@@ -173,7 +173,7 @@ impl Responder {
             Ok(()) => self.counters.executed += 1,
             Err(Refusal::Later { wait_ns }) => {
                 self.counters.not_ready += 1;
-                // What follows is out of order and will be sent again anyway.
+                // Later packets are out of order and will be resent anyway.
                 self.told_of_gap = true;
                 self.acknowledge(psn, Syndrome::RnrNak(RnrTimer::at_least(wait_ns)));
             }
@@ -185,7 +185,7 @@ impl Responder {
         }
     }
 
-    /// Ends it: the memory hears of a message that will not be finished. Call it when the queue pair is removed.
+    /// Ends it: the memory learns of a message that will not be finished. Call it when the queue pair is removed.
     pub fn give_up(&mut self, memory: &mut impl Memory) {
         if let Some(Incoming::Write { message, arrived, .. }) = self.incoming.take() {
             memory.abandon(&message, arrived);

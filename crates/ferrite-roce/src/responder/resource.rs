@@ -1,9 +1,9 @@
-//! What is remembered of READs and atomics, whose answers may be asked for again.
+//! Remembered READs and atomics, whose responses may be requested again.
 
 use crate::memory::Message;
 use crate::wire::{Opcode, Psn, atomic};
 
-/// What a remembered operation was.
+/// A remembered operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     Read(Message),
@@ -14,7 +14,7 @@ pub(super) enum Operation {
     },
 }
 
-/// An operation that may be asked for again.
+/// An operation that may be requested again.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resource {
     pub(super) first: Psn,

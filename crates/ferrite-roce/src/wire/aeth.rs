@@ -1,6 +1,6 @@
 //! The acknowledgement header: a syndrome (1 byte), and how many messages were finished (3 bytes).
 //!
-//! Bits 6 and 5 of the syndrome say what it is: ACK (00) with credits, RNR NAK (01) with a time, NAK (11) with a code.
+//! Bits 6 and 5 of the syndrome give its kind: ACK (00) with credits, RNR NAK (01) with a time, NAK (11) with a code.
 
 use super::{Error, be24, first, put24};
 
@@ -8,7 +8,7 @@ use super::{Error, be24, first, put24};
 pub const BYTES: usize = 4;
 /// The number of messages wraps here.
 pub const MSN_MASK: u32 = 0xff_ffff;
-/// The credits of a responder that counts none: send what you like.
+/// The credits of a responder that counts none: the sender has no limit.
 pub const CREDITS_NOT_COUNTED: u8 = 0x1f;
 
 /// Times of RNR NAKs in microseconds, by code.
@@ -58,7 +58,7 @@ pub enum Nak {
     Operational,
 }
 
-/// What an acknowledgement says.
+/// The meaning of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Syndrome {
     /// Everything up to this packet is done. The code of the credits, 5 bits.
@@ -73,12 +73,12 @@ pub enum Syndrome {
 }
 
 impl Syndrome {
-    /// An ACK of who counts no credits.
+    /// An ACK of a responder that counts no credits.
     pub const ACK: Syndrome = Syndrome::Ack {
         credits: CREDITS_NOT_COUNTED,
     };
 
-    /// What a byte means.
+    /// The meaning of a byte.
     ///
     /// # Errors
     /// `Reserved`.
@@ -121,7 +121,7 @@ impl<'p> Packet<'p> {
         first(bytes).map(Packet)
     }
 
-    /// What it says, as a byte.
+    /// The syndrome, as a byte.
     pub fn syndrome(&self) -> u8 {
         self.0[0]
     }
@@ -135,7 +135,7 @@ impl<'p> Packet<'p> {
 /// The value of an acknowledgement header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repr {
-    /// What it says.
+    /// The syndrome.
     pub syndrome: Syndrome,
     /// How many messages were finished, modulo 2²⁴.
     pub msn: u32,

@@ -1,13 +1,13 @@
-//! The headers of atomic operations, and of their answers.
+//! The headers of atomic operations, and of their responses.
 //!
-//! A request has the address (8 bytes), the key (4), what to swap in or add (8), what to compare with (8). An answer
-//! has, behind its acknowledgement, the 8 bytes that were there before.
+//! A request has the address (8 bytes), the key (4), the value to swap in or add (8), the value to compare with (8). A
+//! response has, behind its acknowledgement, the previous 8 bytes.
 
 use super::{Error, be32, be64, first, put};
 
 /// Length of the header of a request.
 pub const BYTES: usize = 28;
-/// Length of the header of an answer.
+/// Length of the header of a response.
 pub const ACK_BYTES: usize = 8;
 
 /// A view over the header of a request.
@@ -33,12 +33,12 @@ impl<'p> Packet<'p> {
         be32(self.0, 8)
     }
 
-    /// What to swap in, or to add.
+    /// The value to swap in, or to add.
     pub fn swap_or_add(&self) -> u64 {
         be64(self.0, 12)
     }
 
-    /// What to compare with.
+    /// The value to compare with.
     pub fn compare(&self) -> u64 {
         be64(self.0, 20)
     }
@@ -51,9 +51,9 @@ pub struct Repr {
     pub address: u64,
     /// The remote key.
     pub key: u32,
-    /// What to swap in, or to add.
+    /// The value to swap in, or to add.
     pub swap_or_add: u64,
-    /// What to compare with.
+    /// The value to compare with.
     pub compare: u64,
 }
 
@@ -77,7 +77,7 @@ impl Repr {
     }
 }
 
-/// A view over the header of an answer.
+/// A view over the header of a response.
 #[derive(Debug, Clone, Copy)]
 pub struct AckPacket<'p>(&'p [u8; ACK_BYTES]);
 
@@ -90,7 +90,7 @@ impl<'p> AckPacket<'p> {
         first(bytes).map(AckPacket)
     }
 
-    /// What was there before.
+    /// The previous value.
     pub fn original(&self) -> u64 {
         be64(self.0, 0)
     }

@@ -28,7 +28,7 @@ impl<'p> Packet<'p> {
         first(bytes).map(Packet)
     }
 
-    /// The number of the opcode, which may be one that nobody knows.
+    /// The number of the opcode, which may be unknown.
     pub fn opcode(&self) -> u8 {
         self.0[0]
     }
@@ -48,7 +48,7 @@ impl<'p> Packet<'p> {
         be16(self.0, 2)
     }
 
-    /// Whom it is for.
+    /// The destination queue pair.
     pub fn destination(&self) -> Qpn {
         be24(self.0, 5)
     }
@@ -67,7 +67,7 @@ impl<'p> Packet<'p> {
 /// The value of a base header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repr {
-    /// What the packet is.
+    /// The kind of packet.
     pub opcode: Opcode,
     /// The receiver of the message shall wake.
     pub solicited: bool,
@@ -81,7 +81,7 @@ pub struct Repr {
     pub fecn: bool,
     /// A packet the other way met congestion.
     pub becn: bool,
-    /// Whom it is for.
+    /// The destination queue pair.
     pub destination: Qpn,
     /// The sender wants an acknowledgement.
     pub ack_request: bool,

@@ -1,5 +1,5 @@
-//! The messages by which connections are made and ended: REQ, MRA, REJ, REP, RTU, DREQ, DREP (the standard's chapter
-//! 12, tables "Message Contents").
+//! The messages that make and end connections: REQ, MRA, REJ, REP, RTU, DREQ, DREP (the standard's chapter 12, tables
+//! "Message Contents").
 //!
 //! A message is the content of a management datagram ([`mad`]). Fields that only InfiniBand has (local
 //! identifiers, alternate paths, end-to-end contexts) are sent as zeros or as Linux sends them over Ethernet.
@@ -24,24 +24,24 @@ mod attribute {
     pub(super) const DREP: u16 = 0x16;
 }
 
-/// Why a connection is refused: the codes that are told apart here.
+/// The reason for a refusal: the codes that are distinguished here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reason(pub u16);
 
 impl Reason {
-    /// No room for more.
+    /// No resources for more.
     pub const NO_RESOURCES: Reason = Reason(3);
-    /// Nobody answered in time.
+    /// No reply in time.
     pub const TIMEOUT: Reason = Reason(4);
-    /// The message names a connection that there is not.
+    /// The message names an unknown connection.
     pub const INVALID_CONNECTION: Reason = Reason(6);
-    /// Nobody listens there.
+    /// No program listens there.
     pub const INVALID_SERVICE: Reason = Reason(8);
     /// Not a reliable connection.
     pub const INVALID_TRANSPORT: Reason = Reason(9);
-    /// The path MTU is not one of ours.
+    /// The path MTU is unsupported.
     pub const INVALID_MTU: Reason = Reason(26);
-    /// The program behind it does not want to.
+    /// The program refuses.
     pub const BY_PROGRAM: Reason = Reason(28);
 }
 
@@ -52,11 +52,11 @@ pub enum Mtu {
     B256 = 1,
     /// 512 bytes.
     B512 = 2,
-    /// 1024 bytes: what fits into Ethernet's 1500.
+    /// 1024 bytes: the largest that fits into Ethernet's 1500.
     B1024 = 3,
     /// 2048 bytes.
     B2048 = 4,
-    /// 4096 bytes: what fits into 9000.
+    /// 4096 bytes: the largest that fits into 9000.
     B4096 = 5,
 }
 
@@ -85,7 +85,7 @@ impl Mtu {
 pub struct Req {
     /// The sender's name for the connection.
     pub local: u32,
-    /// What shall be reached.
+    /// The requested service.
     pub service: u64,
     /// The sender's adapter.
     pub guid: u64,
@@ -95,7 +95,7 @@ pub struct Req {
     pub responder_resources: u8,
     /// READs and atomics that the sender has under way at a time.
     pub initiator_depth: u8,
-    /// Code of the time that the receiver may take for an answer: 4.096 µs · 2^code.
+    /// Code of the time that the receiver may take for a reply: 4.096 µs · 2^code.
     pub remote_timeout: u8,
     /// Kind of service: 0 is the reliable connection.
     pub transport: u8,
@@ -103,9 +103,9 @@ pub struct Req {
     pub flow_control: bool,
     /// Number at which the receiver's packets shall begin.
     pub psn: Psn,
-    /// Code of the time that the sender takes for an answer.
+    /// Code of the time that the sender takes for a reply.
     pub local_timeout: u8,
-    /// How often the receiver's requester sends again: 3 bits.
+    /// How often the receiver's requester resends: 3 bits.
     pub retry_count: u8,
     /// The partition.
     pub partition: u16,
@@ -123,7 +123,7 @@ pub struct Req {
     pub hop_limit: u8,
     /// Code of the time after which a packet counts as lost: 5 bits.
     pub ack_timeout: u8,
-    /// What programs tell each other.
+    /// Private data of the programs.
     pub private: [u8; REQ_PRIVATE_BYTES],
 }
 
@@ -150,7 +150,7 @@ pub struct Rep {
     pub rnr_retry_count: u8,
     /// The sender's adapter.
     pub guid: u64,
-    /// What programs tell each other.
+    /// Private data of the programs.
     pub private: [u8; REP_PRIVATE_BYTES],
 }
 
@@ -161,13 +161,13 @@ pub struct Rej {
     pub local: u32,
     /// The receiver's.
     pub remote: u32,
-    /// What is refused: 0 a REQ, 1 a REP, 2 nothing in particular.
+    /// The refused message: 0 a REQ, 1 a REP, 2 any other.
     pub refused: u8,
     /// Why.
     pub reason: Reason,
-    /// The sender's adapter, with [`Reason::TIMEOUT`]: a receiver that has not told its name is found by it.
+    /// The sender's adapter, with [`Reason::TIMEOUT`]: it identifies a receiver whose name is unknown.
     pub guid: Option<u64>,
-    /// What programs tell each other.
+    /// Private data of the programs.
     pub private: [u8; REJ_PRIVATE_BYTES],
 }
 
@@ -185,11 +185,11 @@ pub struct Names {
 pub enum Repr {
     /// Asks for a connection.
     Req(Box<Req>),
-    /// "I need longer": the answer comes later.
+    /// "I need longer": the reply comes later.
     Mra {
         /// Of which connection.
         names: Names,
-        /// To what: 0 a REQ, 1 a REP.
+        /// To which message: 0 a REQ, 1 a REP.
         answered: u8,
         /// Code of how much longer: 4.096 µs · 2^code.
         timeout: u8,
@@ -238,7 +238,7 @@ impl Repr {
     /// The message in a management datagram, and its transaction.
     ///
     /// # Errors
-    /// Those of [`mad::Repr::parse`]; `Reserved` if the attribute is no message of these.
+    /// Those of [`mad::Repr::parse`]; `Reserved` if the attribute is none of these messages.
     pub fn parse(packet: &mad::Packet<'_>) -> Result<(u64, Repr), Error> {
         let head = mad::Repr::parse(packet)?;
         let bytes = packet.content();
@@ -355,7 +355,7 @@ impl Req {
         put(bytes, 48, self.partition.to_be_bytes());
         bytes[50] = placed(self.mtu, 0, 4) | placed(self.rnr_retry_count, 5, 3);
         bytes[51] = placed(self.cm_retries, 0, 4);
-        // What Linux has as local identifiers where there are none.
+        // Linux's value for absent local identifiers.
         put(bytes, 52, [0xff; 4]);
         put(bytes, 56, self.local_gid);
         put(bytes, 72, self.remote_gid);

@@ -1,16 +1,16 @@
 //! The invariant CRC: the last four bytes of each packet, little-endian.
 //!
-//! CRC-32 over eight bytes of ones, the IP header, the UDP header and the packet. What routers change counts as ones:
-//! type of service, time to live and checksum of IPv4; traffic class, flow label and hop limit of IPv6; the UDP
+//! CRC-32 over eight bytes of ones, the IP header, the UDP header and the packet. Fields that routers change count as
+//! ones: type of service, time to live and checksum of IPv4; traffic class, flow label and hop limit of IPv6; the UDP
 //! checksum; byte 4 of the base header.
 //!
 //! # The identification of IPv4
 //!
-//! It is covered, and a UDP socket does not show it. We send 0 (a socket that forbids fragments does); other senders
-//! count. CRCs are linear: two packets that differ in these 16 bits alone have CRCs that differ by a linear function of
-//! the difference. So of the 2³² differences between a packet's CRC and that for identification 0, exactly 2¹⁶ have a
-//! packet behind them, and [`Ids::Any`] accepts those. That leaves a check of 16 bits on IPv4, and who needs all 32
-//! takes IPv6, or [`Ids::Zero`] where both ends are ours.
+//! The identification of IPv4 is covered, and a UDP socket does not show it. This sender uses 0 (a socket that forbids
+//! fragments does); others count. CRCs are linear: two packets that differ in these 16 bits alone have CRCs that differ
+//! by a linear function of the difference. So of the 2³² differences between a packet's CRC and that for identification
+//! 0, exactly 2¹⁶ have a packet behind them, and [`Ids::Any`] accepts those. That leaves a check of 16 bits on IPv4; a
+//! user that needs all 32 takes IPv6, or [`Ids::Zero`] if both ends run this code.
 //!
 //! The CRC's register after a byte is the register before, plus the byte, times x⁸ modulo the polynomial. A difference
 //! d of the 16 bits therefore becomes d·x^(8n) when the CRC is done, n counting the bytes from the identification to
@@ -35,7 +35,7 @@ const PREPARED_BYTES: usize = 4096 + 128;
 /// From the identification of IPv4 to the base header.
 const FROM_ID_BYTES: usize = 24;
 
-/// Who sends a packet to whom. Both addresses must be of the same family.
+/// The source and destination of a packet. Both addresses must be of the same family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// The sender.
@@ -47,7 +47,7 @@ pub struct Flow {
 /// Which identifications an IPv4 packet may have had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Ids {
-    /// Zero alone: senders of ours.
+    /// Zero alone: senders that run this code.
     Zero,
     /// Any; see the head of this module for what that costs.
     #[default]
@@ -72,10 +72,10 @@ pub fn verify(flow: &Flow, datagram: &[u8], ids: Ids) -> bool {
     difference == 0 || (ids == Ids::Any && flow.source.is_ipv4() && is_of_an_id(difference, packet.len()))
 }
 
-/// Whether a packet with some identification has a CRC that differs by this from that with 0.
+/// Whether a packet with some identification has a CRC that differs by this from that with identification 0.
 fn is_of_an_id(difference: u32, packet_bytes: usize) -> bool {
     static PREPARED: OnceLock<Vec<u32>> = OnceLock::new();
-    // Packets are a multiple of four bytes long; nobody else asks.
+    // Packets are a multiple of four bytes long; no caller passes another length.
     if !packet_bytes.is_multiple_of(4) || packet_bytes > PREPARED_BYTES {
         return false;
     }
@@ -132,7 +132,7 @@ fn compute(flow: &Flow, packet: &[u8]) -> u32 {
         (IpAddr::V4(source), destination) => {
             let to = match destination {
                 IpAddr::V4(to) => to,
-                // `verify` refuses that; who seals it gets a packet that nobody accepts.
+                // `verify` refuses such a flow; a packet sealed for it is never accepted.
                 IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
             };
             put_ipv4(&mut put, udp_bytes, source, to);

@@ -1,4 +1,4 @@
-//! The four bytes behind some SENDs and WRITEs: immediate data, or a key that shall be invalid from now on.
+//! The four bytes behind some SENDs and WRITEs: immediate data, or a key to invalidate.
 
 use super::{Error, be32, first};
 

@@ -1,4 +1,4 @@
-//! Management datagrams: 24 bytes of header, 232 of content. What travels to queue pair 1.
+//! Management datagrams: 24 bytes of header, 232 of content. They go to queue pair 1.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -50,7 +50,7 @@ impl<'p> Packet<'p> {
         be64(self.0, 8)
     }
 
-    /// What follows the header.
+    /// The content behind the header.
     pub fn content(&self) -> &'p [u8] {
         &self.0[HEADER_BYTES..]
     }

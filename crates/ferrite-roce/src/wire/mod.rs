@@ -1,10 +1,10 @@
-//! The bytes of RoCEv2: one file a header, each with a `Packet`, a checked view over bytes, and a `Repr`, its value.
+//! The bytes of RoCEv2: one file per header, each with a `Packet`, a checked view over bytes, and a `Repr`, its value.
 //!
-//! Contents: nothing that remembers anything. `Repr::parse` and `Repr::emit` undo each other; bits that the
-//! standard reserves are sent as zeros and not looked at. Numbers are big-endian, but for the ICRC.
+//! Contents: stateless code only. `Repr::parse` and `Repr::emit` are inverses; reserved bits are sent as zeros and
+//! ignored. Numbers are big-endian, except for the ICRC.
 //!
 //! Invariant: a view exists only over enough bytes, so that its accessors cannot fail and nothing here panics on any
-//! input. Everybody may call this.
+//! input. It is safe on untrusted input.
 
 pub mod aeth;
 pub mod atomic;
@@ -36,7 +36,7 @@ pub const QPN_MASK: Qpn = 0xff_ffff;
 /// The queue pair for connection management.
 pub const QPN_MANAGEMENT: Qpn = 1;
 
-/// Bytes that are no packet of ours.
+/// Why bytes are no valid packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than the headers have.
@@ -45,10 +45,10 @@ pub enum Error {
     /// The length is not a multiple of four, or smaller than its padding.
     #[error("the packet's length and padding do not agree")]
     Length,
-    /// An opcode that nobody here understands.
+    /// An unsupported opcode.
     #[error("opcode {0:#04x} is not known")]
     Opcode(u8),
-    /// A version of the transport, of management datagrams or of the private data that is not ours.
+    /// An unsupported version of the transport, of management datagrams or of the private data.
     #[error("version {0} is not known")]
     Version(u8),
     /// A code with a reserved meaning.
@@ -64,7 +64,7 @@ pub(crate) fn first<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Error> {
     bytes.first_chunk().ok_or(Error::Truncated)
 }
 
-/// `N` bytes from `at` on; callers have checked that they are there.
+/// `N` bytes from `at` on; callers have checked that they exist.
 pub(crate) fn chunk<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut chunk = [0; N];
     if let Some(found) = bytes.get(at..at + N) {

@@ -1,13 +1,13 @@
-//! What a packet is: the first byte of its base header, and which headers follow.
+//! The kind of a packet: the first byte of its base header, and which headers follow.
 //!
-//! Reliable connections (RC), and of unreliable datagrams (UD) the one that management datagrams travel in.
+//! Reliable connections (RC), and the unreliable datagram (UD) that carries management datagrams.
 
 use super::{Error, aeth, atomic, deth, immediate, reth};
 
 /// Defines the opcodes with their numbers.
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
-        /// What a packet is.
+        /// The kind of a packet.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Opcode { $($(#[$doc])* $name = $number,)* }
@@ -19,7 +19,7 @@ macro_rules! opcodes {
             /// The opcode with this number.
             ///
             /// # Errors
-            /// `Opcode` if there is none, or none that is spoken here.
+            /// `Opcode` if the number is unknown, or unsupported here.
             pub fn from_number(number: u8) -> Result<Opcode, Error> {
                 match number {
                     $($number => Ok(Opcode::$name),)*
@@ -31,7 +31,7 @@ macro_rules! opcodes {
 }
 
 opcodes! {
-    /// The first packet of a SEND that has more.
+    /// The first packet of a longer SEND.
     SendFirst = 0x00,
     /// One between first and last.
     SendMiddle = 0x01,
@@ -43,7 +43,7 @@ opcodes! {
     SendOnly = 0x04,
     /// A SEND of one packet, with immediate data.
     SendOnlyImmediate = 0x05,
-    /// The first packet of a WRITE that has more.
+    /// The first packet of a longer WRITE.
     WriteFirst = 0x06,
     /// One between first and last.
     WriteMiddle = 0x07,
@@ -55,19 +55,19 @@ opcodes! {
     WriteOnly = 0x0a,
     /// A WRITE of one packet, with immediate data.
     WriteOnlyImmediate = 0x0b,
-    /// Asks for bytes; takes as many sequence numbers as the answer has packets.
+    /// Requests bytes; takes as many sequence numbers as the response has packets.
     ReadRequest = 0x0c,
-    /// The first packet of an answer that has more.
+    /// The first packet of a longer response.
     ReadResponseFirst = 0x0d,
     /// One between first and last.
     ReadResponseMiddle = 0x0e,
     /// The last of several.
     ReadResponseLast = 0x0f,
-    /// An answer of one packet.
+    /// A response of one packet.
     ReadResponseOnly = 0x10,
     /// ACK or NAK.
     Acknowledge = 0x11,
-    /// The answer to an atomic operation.
+    /// The response to an atomic operation.
     AtomicAcknowledge = 0x12,
     /// Compares 8 bytes and swaps them.
     CompareSwap = 0x13,
@@ -135,12 +135,12 @@ impl Opcode {
         (Opcode::WriteFirst.number()..=Opcode::WriteOnlyImmediate.number()).contains(&self.number())
     }
 
-    /// A part of the answer to a READ.
+    /// A part of the response to a READ.
     pub fn is_read_response(self) -> bool {
         (Opcode::ReadResponseFirst.number()..=Opcode::ReadResponseOnly.number()).contains(&self.number())
     }
 
-    /// What a responder sends; everything else is for one.
+    /// Whether a responder sends it; all others go to a responder.
     pub fn is_answer(self) -> bool {
         self.is_read_response() || matches!(self, Opcode::Acknowledge | Opcode::AtomicAcknowledge)
     }

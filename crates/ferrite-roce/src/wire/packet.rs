@@ -1,4 +1,4 @@
-//! A whole packet: base header, the headers its opcode has, payload, padding. What a UDP datagram holds before its
+//! A whole packet: base header, the headers of its opcode, payload, padding: the content of a UDP datagram before its
 //! ICRC.
 //!
 //! Invariants: a view has all headers of its opcode and a payload that is not longer than the bytes; only an opcode
@@ -14,7 +14,7 @@ pub struct Packet<'p> {
 }
 
 impl<'p> Packet<'p> {
-    /// A view over all of `datagram`, which ends with an ICRC. Whether that is right is not looked at.
+    /// A view over all of `datagram`, which ends with an ICRC. The ICRC is not verified.
     ///
     /// # Errors
     /// Each of [`Error`]'s but `Class`.
@@ -67,11 +67,11 @@ pub struct Headers {
     pub atomic: Option<atomic::Repr>,
     /// Of answers.
     pub aeth: Option<aeth::Repr>,
-    /// What was there before an atomic operation.
+    /// The value before an atomic operation.
     pub original: Option<u64>,
     /// Immediate data.
     pub immediate: Option<u32>,
-    /// A key that shall be invalid.
+    /// A key to invalidate.
     pub invalidate: Option<u32>,
 }
 
@@ -141,8 +141,8 @@ impl<'p> Repr<'p> {
         bth::BYTES + self.bth.opcode.extended_bytes() + self.payload.len().next_multiple_of(4)
     }
 
-    /// Appends the packet without ICRC. The opcode decides which headers there are: others are left out, missing ones
-    /// are zeros, which as an acknowledgement is an ACK.
+    /// Appends the packet without ICRC. The opcode determines the headers: others are left out, missing ones are zeros,
+    /// which as an acknowledgement is an ACK.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let opcode = self.bth.opcode;
         let end = out.len() + self.len_bytes();

@@ -1,4 +1,4 @@
-//! What rdma_cm puts before the private data of a REQ: 36 bytes that say between which IP addresses a connection runs.
+//! The header that rdma_cm puts before the private data of a REQ: 36 bytes that name the IP addresses of a connection.
 //!
 //! Version (upper half of byte 0: 0), version of IP (upper half of byte 1), source port (2 bytes), source and
 //! destination (16 bytes each; of IPv4 the last four). The destination's port is in the service identifier.

@@ -1,11 +1,11 @@
 //! Packet sequence numbers: 24 bits that wrap.
 //!
 //! Invariant: two numbers are compared by their distance, which is right as long as it is below 2²³. Requester and
-//! responder keep what is under way far below that.
+//! responder keep outstanding packets far below that.
 
 use std::fmt;
 
-/// Numbers there are.
+/// How many numbers exist.
 const COUNT: u32 = 1 << 24;
 
 /// A packet sequence number.

@@ -1,6 +1,6 @@
 //! The RDMA header of WRITE and READ: address (8 bytes), key (4), length (4).
 //!
-//! Of a file the address is the offset; two addresses mean more, see `memory`.
+//! The address is the offset in a file; two addresses have a special meaning, see `memory`.
 
 use super::{Error, be32, be64, first, put};
 

@@ -1,4 +1,4 @@
-//! Two hosts and a network between them, all in one thread, and a memory that watches what is done to it.
+//! Two hosts and a network between them, all in one thread, and a memory that checks all calls.
 //!
 //! Invariant: everything follows from the seed.
 
@@ -23,16 +23,16 @@ pub(crate) struct File {
     pub(crate) bytes: Vec<u8>,
     /// Whether messages are assembled.
     pub(crate) is_whole: bool,
-    /// Appends that were committed: where, and which message.
+    /// Appends that were committed: their offsets and messages.
     pub(crate) committed: BTreeMap<u64, (Qpn, u64, u32)>,
     /// Reservations by FETCH_ADD.
     pub(crate) reserved: Vec<(u64, u64)>,
 }
 
-/// A SEND: to which queue pair, its bytes, immediate data, a key that shall be invalid.
+/// A SEND: the queue pair, its bytes, immediate data, a key to invalidate.
 pub(crate) type Arrived = (Qpn, Vec<u8>, Option<u32>, Option<u32>);
 
-/// A memory that checks what the responder promises.
+/// A memory that checks the responder's guarantees.
 #[derive(Debug)]
 pub(crate) struct Array {
     /// By key.
@@ -45,11 +45,11 @@ pub(crate) struct Array {
     pub(crate) received: Vec<Arrived>,
     /// Immediate data of WRITEs.
     pub(crate) immediates: Vec<(Qpn, u32)>,
-    /// Calls that were put off, in percent.
+    /// Deferred calls, in percent.
     pub(crate) not_ready_percent: u64,
     /// Parts that were written.
     pub(crate) parts: u64,
-    /// Messages abandoned, and what of each had arrived.
+    /// Messages abandoned, and how much of each had arrived.
     pub(crate) abandoned: Vec<(Message, u32)>,
     random: Rng,
 }
@@ -92,7 +92,7 @@ impl Array {
         Ok(&mut bytes[at as usize..end as usize])
     }
 
-    /// Whether nothing is half done.
+    /// Whether no message is incomplete.
     pub(crate) fn is_quiet(&self) -> bool {
         self.under_way.is_empty()
     }
@@ -214,7 +214,7 @@ impl Memory for Array {
     }
 }
 
-/// What the network does to datagrams, in percent.
+/// The network's faults, in percent of the datagrams.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
     /// Lost.
@@ -237,11 +237,11 @@ pub(crate) struct Hosts<M = Array> {
     /// Their memories.
     pub(crate) memories: [M; 2],
     addresses: [SocketAddr; 2],
-    /// What the network does.
+    /// The network's faults.
     pub(crate) weather: Weather,
     /// The time.
     pub(crate) now_ns: u64,
-    /// By when they arrive: where, flow, bytes.
+    /// By arrival time: destination, flow, bytes.
     under_way: BTreeMap<(u64, u64), (usize, Flow, Vec<u8>)>,
     sent: u64,
     /// Datagrams that were changed on their way.
@@ -280,7 +280,7 @@ impl<M: Memory> Hosts<M> {
         }
     }
 
-    /// Where an end is.
+    /// The address of an end.
     pub(crate) fn address(&self, end: usize) -> SocketAddr {
         self.addresses[end]
     }
@@ -309,7 +309,7 @@ impl<M: Memory> Hosts<M> {
         numbers
     }
 
-    /// Sends bytes as the weather has it.
+    /// Sends bytes through the network, with its faults.
     pub(crate) fn send(&mut self, from: usize, flow: Flow, bytes: &[u8]) {
         let copies = 1 + u64::from(self.random.chance(self.weather.duplication));
         for _ in 0..copies {
@@ -335,11 +335,11 @@ impl<M: Memory> Hosts<M> {
         }
     }
 
-    /// What is to be sent is sent.
+    /// Sends everything that is ready.
     fn transmit(&mut self) {
         let mut bytes = Vec::new();
         for end in 0..2 {
-            // A burst, or one end would never let the time go on.
+            // A burst, or one end would never let time advance.
             for _ in 0..64 {
                 let Some(flow) = self.ends[end].poll_transmit(self.now_ns, &mut self.memories[end], &mut bytes) else {
                     break;
@@ -349,7 +349,7 @@ impl<M: Memory> Hosts<M> {
         }
     }
 
-    /// The next event: an arrival or a timeout. False if there is none.
+    /// The next event: an arrival or a timeout. False if none is left.
     pub(crate) fn step(&mut self) -> bool {
         self.transmit();
         let arrival = self.under_way.first_key_value().map(|(&(at_ns, _), _)| at_ns);
