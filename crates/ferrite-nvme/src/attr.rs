@@ -16,7 +16,7 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::blobs::cut_to;
+use crate::blobs::{Place, cut_to};
 use crate::content::Change;
 use crate::core::{Core, Step};
 use crate::format::key;
@@ -47,6 +47,15 @@ fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
         Err(ferrite_blob::Error::NoSpace | ferrite_blob::Error::TooManyPieces) => Ok(()),
         other => other,
     }
+}
+
+/// What a new size leaves to do once it is committed.
+#[derive(Default)]
+struct Resized {
+    /// The blob that the file no longer has.
+    freed: Option<Place>,
+    /// The blob that is longer than the file.
+    cut: Option<Blob>,
 }
 
 impl Core {
@@ -152,59 +161,72 @@ impl Core {
             cut_to(blob, old_size)?;
             preallocate(blob, old_size, size)?;
         }
-        let mut freed = None;
-        let mut cut = None;
-        if let Some(size) = set.size {
-            match &mut node.content {
-                Content::Inline(bytes) => bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX)),
-                Content::Beside(beside) if size < beside.len_bytes.into() => {
-                    let mut bytes = match size {
-                        0 => Vec::new(),
-                        _ => self.small(held.ino, &state.node)?.into_owned(),
-                    };
-                    bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
-                    node.content = self.put_small(&mut step, held.ino, &state.node.content, bytes)?;
-                }
-                Content::Beside(_) => {}
-                // The usual reason to empty a file is to write new content.
-                Content::Blob(place) if size == 0 => {
-                    freed = Some(*place);
-                    step.txn.put(&key::detached(*place), b"")?;
-                    if state.is_ahead {
-                        step.txn.delete(&key::ahead(held.ino))?;
-                    }
-                    node.content = Content::Inline(Vec::new());
-                    node.allocated_bytes = 0;
-                }
-                Content::Blob(_) if size < old_size => {
-                    cut = Some(self.content(held.ino, state)?.clone());
-                    // The next start checks whether it was cut.
-                    step.txn.put(&key::ahead(held.ino), b"")?;
-                }
-                Content::Blob(_) if size > old_size => cut_to(self.content(held.ino, state)?, old_size)?,
-                Content::Blob(_) => {}
-            }
-        }
+        let resized = match set.size {
+            Some(size) => self.resize(&mut step, held, state, &mut node, size)?,
+            None => Resized::default(),
+        };
         left.put(&mut step, held.ino)?;
         step.txn.put(&key::node(held.ino), &node.encode())?;
         let attr = node.attr(held.ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
-        if let Some(place) = freed {
+        self.after_resize(held.ino, state, &node, resized);
+        self.count_small(Some(&state.node.content), Some(&node.content));
+        held.adopt(state, node);
+        Ok(self.attr(held, state))
+    }
+
+    /// Gives the content its new size, in `node` and in the transaction, as far as that may come before the commit.
+    fn resize(&self, step: &mut Step<'_>, held: &Held, state: &State, node: &mut Node, size: u64) -> Result<Resized> {
+        let old_size = state.node.size;
+        let mut resized = Resized::default();
+        match &mut node.content {
+            Content::Inline(bytes) => bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX)),
+            Content::Beside(beside) if size < beside.len_bytes.into() => {
+                let mut bytes = match size {
+                    0 => Vec::new(),
+                    _ => self.small(held.ino, &state.node)?.into_owned(),
+                };
+                bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
+                node.content = self.put_small(step, held.ino, &state.node.content, bytes)?;
+            }
+            Content::Beside(_) => {}
+            // The usual reason to empty a file is to write new content.
+            Content::Blob(place) if size == 0 => {
+                resized.freed = Some(*place);
+                step.txn.put(&key::detached(*place), b"")?;
+                if state.is_ahead {
+                    step.txn.delete(&key::ahead(held.ino))?;
+                }
+                node.content = Content::Inline(Vec::new());
+                node.allocated_bytes = 0;
+            }
+            Content::Blob(_) if size < old_size => {
+                resized.cut = Some(self.content(held.ino, state)?.clone());
+                // The next start checks whether it was cut.
+                step.txn.put(&key::ahead(held.ino), b"")?;
+            }
+            Content::Blob(_) if size > old_size => cut_to(self.content(held.ino, state)?, old_size)?,
+            Content::Blob(_) => {}
+        }
+        Ok(resized)
+    }
+
+    /// Frees what the committed size gives up. A crash before it is harmless: the next start finds the keys `detached`
+    /// and `ahead`.
+    fn after_resize(&self, ino: Ino, state: &mut State, node: &Node, resized: Resized) {
+        if let Some(place) = resized.freed {
             state.blob = std::sync::OnceLock::new();
             state.is_ahead = false;
             self.housekeeper.delete_later(place);
         }
-        if let Some(blob) = cut {
+        if let Some(blob) = resized.cut {
             state.is_ahead = true;
-            let tail = Tail::of(held.ino, &node);
+            let tail = Tail::of(ino, node);
             if let Err(error) = blob.truncate(node.size, Some(&tail.encode())) {
                 // The change is complete as far as any caller can see; the rest is cut before the file grows again.
-                tracing::warn!(ino = held.ino, %error, "a blob could not be cut");
+                tracing::warn!(ino, %error, "a blob could not be cut");
             }
         }
-        self.count_small(Some(&state.node.content), Some(&node.content));
-        held.adopt(state, node);
-        Ok(self.attr(held, state))
     }
 
     fn setattr_dir(

@@ -10,6 +10,7 @@ use ferrite_vfs::volume::{
 };
 use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 
+use crate::core::Core;
 use crate::format::node::Content;
 use crate::open::Options;
 use crate::pool::{self, Parts};
@@ -104,6 +105,55 @@ impl NvmeVolume {
             .map(|data| data.device.display().to_string());
         devices.zip(self.parts.fs.0.blobs.stores.iter().cloned()).collect()
     }
+
+    /// The devices for programs; appends their lines.
+    fn info_of_devices(&self, lines: &mut Vec<InfoLine>) -> Vec<serde_json::Value> {
+        let mut devices = Vec::new();
+        for (name, store) in self.stores() {
+            let Some(store) = store else {
+                lines.push(line("data device", format!("{name}: not available, its files fail")));
+                devices.push(serde_json::json!({ "device": name, "available": false }));
+                continue;
+            };
+            let space = store.space();
+            let capacity_bytes = space.clusters * ferrite_blob::CLUSTER_BYTES;
+            lines.push(line(
+                "data device",
+                format!(
+                    "{name}: {} free of {}, {} blobs",
+                    human_bytes(space.free_bytes),
+                    human_bytes(capacity_bytes),
+                    space.blobs
+                ),
+            ));
+            devices.push(serde_json::json!({
+                "device": name,
+                "available": true,
+                "capacity_bytes": capacity_bytes,
+                "free_bytes": space.free_bytes,
+                "unit_bytes": space.unit_bytes,
+                "blobs": space.blobs,
+            }));
+        }
+        devices
+    }
+}
+
+/// The lines on the metadata store.
+fn info_of_metadata(core: &Core) -> [InfoLine; 2] {
+    let statistics = core.meta.statistics();
+    let keys = format!(
+        "about {} keys, {} stored, {} in memory",
+        statistics.keys_estimated,
+        human_bytes(statistics.stored_bytes),
+        human_bytes(statistics.memory_bytes)
+    );
+    let log = format!(
+        "{} written, synced {} times",
+        human_bytes(statistics.log_bytes),
+        statistics.log_syncs
+    );
+    [line("metadata holds", keys), line("log of metadata", log)]
 }
 
 fn line(name: &str, value: String) -> InfoLine {
@@ -133,83 +183,29 @@ impl Volume for NvmeVolume {
         let (capacity_bytes, free_bytes) = (space.blocks * unit, space.blocks_free * unit);
         let record = core.pool.lock().clone();
         let inodes = core.inodes.load(Ordering::Relaxed);
-        let small = (
-            core.small_files.load(Ordering::Relaxed),
-            core.small_bytes.load(Ordering::Relaxed),
+        let small_files = core.small_files.load(Ordering::Relaxed);
+        let small_bytes = core.small_bytes.load(Ordering::Relaxed);
+        let small = format!(
+            "{small_files} with {} in the metadata; files up to {} are",
+            human_bytes(small_bytes),
+            human_bytes(core.small_bytes_max)
         );
+        let metadata = format!("RocksDB in {}", self.parts.config.metadata_place().display());
+        let space_text = format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes));
+        let checksums = if self.has_data_checksums() { "yes" } else { "no" };
         let mut lines = vec![
             line("pool", self.path.display().to_string()),
             line("uuid", hex(&record.uuid)),
-            line(
-                "metadata",
-                format!("RocksDB in {}", self.parts.config.metadata_place().display()),
-            ),
+            line("metadata", metadata),
             line("durability", DURABILITY.to_owned()),
-            line(
-                "space",
-                format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
-            ),
-            line(
-                "data checksums",
-                if self.has_data_checksums() { "yes" } else { "no" }.to_owned(),
-            ),
+            line("space", space_text),
+            line("data checksums", checksums.to_owned()),
             line("inodes", inodes.to_string()),
-            line(
-                "small files",
-                format!(
-                    "{} with {} in the metadata; files up to {} are",
-                    small.0,
-                    human_bytes(small.1),
-                    human_bytes(core.small_bytes_max)
-                ),
-            ),
+            line("small files", small),
             line("openings", record.epoch.to_string()),
         ];
-        let mut devices = Vec::new();
-        for (name, store) in self.stores() {
-            let Some(store) = store else {
-                lines.push(line("data device", format!("{name}: not available, its files fail")));
-                devices.push(serde_json::json!({ "device": name, "available": false }));
-                continue;
-            };
-            let space = store.space();
-            let capacity_bytes = space.clusters * ferrite_blob::CLUSTER_BYTES;
-            lines.push(line(
-                "data device",
-                format!(
-                    "{name}: {} free of {}, {} blobs",
-                    human_bytes(space.free_bytes),
-                    human_bytes(capacity_bytes),
-                    space.blobs
-                ),
-            ));
-            devices.push(serde_json::json!({
-                "device": name,
-                "available": true,
-                "capacity_bytes": capacity_bytes,
-                "free_bytes": space.free_bytes,
-                "unit_bytes": space.unit_bytes,
-                "blobs": space.blobs,
-            }));
-        }
-        let statistics = core.meta.statistics();
-        lines.push(line(
-            "metadata holds",
-            format!(
-                "about {} keys, {} stored, {} in memory",
-                statistics.keys_estimated,
-                human_bytes(statistics.stored_bytes),
-                human_bytes(statistics.memory_bytes)
-            ),
-        ));
-        lines.push(line(
-            "log of metadata",
-            format!(
-                "{} written, synced {} times",
-                human_bytes(statistics.log_bytes),
-                statistics.log_syncs
-            ),
-        ));
+        let devices = self.info_of_devices(&mut lines);
+        lines.extend(info_of_metadata(core));
         let failed = core.failed.lock().clone();
         if let Some(why) = &failed {
             lines.push(line("failed", why.clone()));
@@ -221,8 +217,8 @@ impl Volume for NvmeVolume {
             "capacity_bytes": capacity_bytes,
             "free_bytes": free_bytes,
             "inodes": inodes,
-            "small_files": small.0,
-            "small_file_bytes": small.1,
+            "small_files": small_files,
+            "small_file_bytes": small_bytes,
             "small_file_bytes_max": core.small_bytes_max,
             "openings": record.epoch,
             "data_checksums": self.has_data_checksums(),

@@ -313,15 +313,7 @@ impl Core {
                 let node = New::of(FileKind::File, new.mode);
                 let Some(own) = step.take() else { break };
                 match self.make(ctx, own, parent, name, &node, |attr| opened(attr, true)) {
-                    Ok((held, attr)) => {
-                        let file = NvmeFile::new(held.clone(), new.open);
-                        let attr = self.give(ctx, held, attr);
-                        return Ok(Opened {
-                            attr,
-                            file: Arc::new(file),
-                            created: true,
-                        });
-                    }
+                    Ok((held, attr)) => return Ok(self.opened(ctx, held, attr, new.open, true)),
                     Err(FsError::Exists) if !new.exclusive => {
                         step = Some(self.step_of(ctx));
                         continue;
@@ -338,20 +330,22 @@ impl Core {
             };
             let own = step.take().unwrap_or_else(|| self.step_of(ctx));
             match self.open_in(ctx, Some(own), &held, new.open, |attr| opened(attr, false)) {
-                Ok(attr) => {
-                    let file = NvmeFile::new(held.clone(), new.open);
-                    let attr = self.give(ctx, held, attr);
-                    return Ok(Opened {
-                        attr,
-                        file: Arc::new(file),
-                        created: false,
-                    });
-                }
+                Ok(attr) => return Ok(self.opened(ctx, held, attr, new.open, false)),
                 Err(FsError::Stale) => step = Some(self.step_of(ctx)),
                 Err(error) => return Err(error),
             }
         }
         Err(FsError::NotFound)
+    }
+
+    /// Hands an open file to the caller of [`Self::create`].
+    fn opened(&self, ctx: &Ctx, held: Held, attr: Attr, mode: OpenMode, created: bool) -> Opened {
+        let file = NvmeFile::new(held.clone(), mode);
+        Opened {
+            attr: self.give(ctx, held, attr),
+            file: Arc::new(file),
+            created,
+        }
     }
 
     /// Opens by number.
