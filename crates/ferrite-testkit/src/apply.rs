@@ -2,7 +2,7 @@
 //!
 //! Invariants: an [`Outcome`] holds no inode number, no cookie and no reading of the engine's clock. A rule that a
 //! single engine can break (an error that changed something, a listing with an entry twice) is checked here, as a
-//! [`Violation`]; what needs two engines is checked in [`crate::model`].
+//! [`Violation`]; rules about two engines are checked in [`crate::model`].
 //!
 //! Where the contract leaves a result open, the runner makes both engines equal again instead of ignoring the attribute
 //! from then on: see `settle_times` and `settle_content_change`.
@@ -53,7 +53,7 @@ impl Stamp {
     }
 }
 
-/// What must be equal in two engines' attributes.
+/// The attributes that must be equal in two engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // As in `Attr`.
 pub struct CanonAttr {
@@ -135,7 +135,7 @@ enum Slot {
     Pinned(Ino),
 }
 
-/// Whoever has no rights but those of the handle: its changes clear setuid and setgid.
+/// A caller with no rights but those of the handle: its changes clear setuid and setgid.
 const UNPRIVILEGED: &Ctx = &Ctx::checked(Cred::new(1000, 1000));
 
 /// Applies operations to one file system. Dropping it closes its handles and releases its pins.
@@ -471,7 +471,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Notes for listings in progress that `name` of `dir` may come and go.
+    /// Tells listings in progress that `name` of `dir` may come and go.
     fn touch(&mut self, dir: Ino, name: &[u8]) {
         for listing in self.listings.iter_mut().flatten().filter(|listing| listing.dir == dir) {
             listing.touched.insert(name.to_vec());
@@ -609,7 +609,8 @@ impl<'a> Runner<'a> {
             .map_err(|error| Stop::Violation(format!("setting times: {error}")))
     }
 
-    /// After `fallocate`: it is left open whether it moves `mtime` when no byte changes, and whether it clears setuid.
+    /// After `fallocate`: the contract leaves open whether it moves `mtime` when no byte changes, and whether it clears
+    /// setuid.
     fn settle_content_change(&self, attr: &Attr) -> Step<()> {
         let set = SetAttr {
             mode: Some(attr.mode & 0o777),
@@ -621,7 +622,7 @@ impl<'a> Runner<'a> {
 
     /// Size of the file `on`, and the first byte at or after `offset` that is not zero; None for no file.
     ///
-    /// The file is read to find it, hole by hole, so the result is exact, whatever the engine reports as a hole.
+    /// Reads the file to find it, hole by hole, so the result is exact, whatever the engine reports as a hole.
     pub fn first_nonzero(&self, on: &Target, offset: u64) -> Option<(u64, Option<u64>)> {
         let ino = self.target_attr(on).ok()?.ino;
         let mode = OpenMode {
@@ -680,7 +681,7 @@ pub fn link_target(len: usize) -> Vec<u8> {
     (0..len).map(|index| b"abc/../"[index % 7]).collect()
 }
 
-/// Whether two attributes are equal, except for what a read or the engine's housekeeping may change.
+/// Whether two attributes are equal, except for those that a read or the engine's housekeeping may change.
 fn same_but_atime(a: &Attr, b: &Attr) -> bool {
     Attr {
         atime: b.atime,

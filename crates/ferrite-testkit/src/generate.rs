@@ -11,7 +11,7 @@ use ferrite_vfs::{FallocateMode, FileKind, NewNode, OpenMode, RenameMode, SetAtt
 use crate::ops::{EXPLICIT_TIME_END, FAR, NAMES, Op, PAGE, Path, SLOTS, Target};
 use crate::rng::Rng;
 
-/// Which operations a sequence favours.
+/// The operations that a sequence favours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
     /// Some of everything.
@@ -53,7 +53,7 @@ impl Profile {
     }
 }
 
-/// What the tree probably looks like.
+/// The probable state of the tree.
 #[derive(Debug, Default)]
 struct Guess {
     nodes: BTreeMap<Path, FileKind>,
@@ -202,7 +202,7 @@ impl OpGenerator {
         }
     }
 
-    /// Whether it is about the content of few files.
+    /// Whether it concerns the content of few files.
     fn is_data(&self) -> bool {
         matches!(self.profile, Profile::Data | Profile::Unaligned)
     }

@@ -1,15 +1,16 @@
-//! What this process and a directory take, for tests that nothing grows by opening, closing, crashing or idling.
+//! Resource usage of this process and a directory, for tests that nothing grows by opening, closing, crashing or
+//! idling.
 
 use std::path::Path;
 
-/// What a process takes of the machine.
+/// Resources of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
     /// Open files.
     pub descriptors: usize,
     /// Threads.
     pub threads: usize,
-    /// Resident memory that is no file's.
+    /// Resident memory that belongs to no file.
     pub memory_bytes: u64,
 }
 
@@ -30,11 +31,11 @@ impl Taken {
         }
     }
 
-    /// It is no more than it was, but for what other tests of the same program may take, and for memory that the
+    /// Asserts that it has not grown, but for the usage of other tests of the same program, and for memory that the
     /// allocator keeps.
     ///
     /// # Panics
-    /// If it is.
+    /// If it has grown.
     pub fn is_no_more_than(self, before: Taken, what: &str) {
         let is_bounded = self.descriptors <= before.descriptors + 40
             && self.threads <= before.threads + 20
@@ -43,13 +44,13 @@ impl Taken {
     }
 }
 
-/// How many files a directory holds, and how many bytes they have.
+/// The number of files in a directory, and the sum of their bytes.
 ///
 /// # Panics
 /// If it cannot be read.
 pub fn files_in(dir: &Path) -> (usize, u64) {
     let entries = std::fs::read_dir(dir).unwrap();
-    // What is removed meanwhile has no length.
+    // A file that is removed meanwhile counts as empty.
     let sizes = entries.map(|entry| entry.unwrap().metadata().map_or(0, |found| found.len()));
     sizes.fold((0, 0), |(files, bytes), size| (files + 1, bytes + size))
 }

@@ -1,12 +1,11 @@
 //! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the project's
 //! design), never from an engine's code.
 //!
-//! Contents: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
-//! and checked ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
-//! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple operation
-//! done thousands of times ([`loops`]); calls that must fail whole ([`whole`]);
-//! what a process takes ([`growth`]); and a network in front of any engine
-//! ([`network`]).
+//! Contents: operations as values ([`ops`]), random sequences of them ([`generate`]) and their application and checks
+//! ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine ([`model`]); a table
+//! of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple operation done thousands of
+//! times ([`loops`]); calls that must fail whole ([`whole`]); resource usage of a process ([`growth`]); and a network
+//! in front of any engine ([`network`]).
 //!
 //! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls
 //! [`model::check_against_reference`], [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of
@@ -33,7 +32,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrite_vfs::FileSystem;
 
-/// An engine on some medium, as the suites need it.
+/// An engine on some medium, for the suites.
 pub trait TestEngine {
     /// The mounted file system.
     fn fs(&self) -> &dyn FileSystem;

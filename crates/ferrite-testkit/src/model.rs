@@ -1,6 +1,6 @@
 //! The comparison of an engine with the in-memory reference, step by step; failing sequences are shrunk.
 //!
-//! Invariants: the engine runs each operation first. If it answers `ENOSPC` (which the reference never does), the
+//! Invariants: the engine runs each operation first. If it returns `ENOSPC` (which the reference never does), the
 //! reference skips the operation, because an operation that failed has changed nothing. Everything else must be equal,
 //! except for the pairs of errors in `either_error` and the holes in `seek_agrees`.
 
@@ -22,12 +22,12 @@ const TREE_EVERY: usize = 100;
 /// Longest time spent on shrinking one failure.
 const SHRINK_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where an engine and the reference diverged.
+/// The point where an engine and the reference diverged.
 #[derive(Debug, Clone)]
 pub struct Divergence {
     /// Index of the operation.
     pub step: usize,
-    /// What differs.
+    /// The difference.
     pub what: String,
 }
 
@@ -121,7 +121,7 @@ fn run_steps(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op], step: &
     let reference = ReferenceEngine::new();
     Runner::new(engine.fs()).settle_root();
     Runner::new(reference.fs()).settle_root();
-    // The remount comes in the middle of what is left after shrinking too, so it need not be an operation.
+    // The remount also comes in the middle of a shrunk sequence, so it need not be an operation.
     let middle = ops.len() / 2;
     for (start, part) in [(0, &ops[..middle]), (middle, &ops[middle..])] {
         {
@@ -183,14 +183,14 @@ fn either_error(op: &Op, a: &Outcome, b: &Outcome) -> bool {
         Op::Link { .. } => one_is(EPERM),
         // Length 0, on a handle that may not write.
         Op::Fallocate { .. } => one_is(EINVAL) && one_is(EBADF),
-        // A size for what has none, together with other faults.
+        // A size for an inode that has none, together with other faults.
         Op::Setattr { .. } => one_is(EINVAL),
         _ => false,
     }
 }
 
-/// `SEEK_DATA` and `SEEK_HOLE` may take a hole for data (inline files, parts of pages, reserved ranges), but
-/// never data for a hole. What they must find is in the POSIX suite.
+/// `SEEK_DATA` and `SEEK_HOLE` may take a hole for data (inline files, parts of pages, reserved ranges), but never data
+/// for a hole. The POSIX suite states the offsets that they must find.
 fn seek_agrees(oracle: &Runner<'_>, op: &Op, outcome: &Outcome) -> bool {
     match (op, outcome) {
         (Op::SeekData { on, offset }, Outcome::Offset(found)) => {
@@ -236,7 +236,7 @@ fn brief(outcome: &Outcome) -> String {
 /// Drops ever smaller parts of a failing sequence as long as it still fails (delta debugging).
 fn shrink(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op], first: Divergence) -> (Vec<Op>, Divergence) {
     let started = Instant::now();
-    // What follows the failing step usually plays no part; but the cut moves the remount, so it must be verified.
+    // Steps after the failing one usually play no part; but dropping them moves the remount, so verify that.
     let cut = &ops[..(first.step + 1).min(ops.len())];
     let (mut best, mut failure) = match run(make_engine, cut) {
         Err(failure) => (cut.to_vec(), failure),

@@ -1,7 +1,7 @@
 //! Every operation of the contract as a value ([`Op`]); [`crate::generate`] makes sequences of them.
 //!
 //! Invariant: an operation names things by path or slot, never by inode number, so that the same sequence means the
-//! same on two engines and stays meaningful when any of its operations is dropped (the shrinker does that).
+//! same on two engines and stays meaningful when the shrinker drops any of its operations.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ impl fmt::Debug for Path {
     }
 }
 
-/// What an operation works on.
+/// The object of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
     /// The inode a path leads to now.

@@ -1,4 +1,4 @@
-//! The suites' random numbers, and what they write.
+//! The suites' random numbers, and the data that they write.
 
 pub use ferrite_measure::Rng;
 

@@ -1,4 +1,4 @@
-//! A whole tree as a value: what must be equal on two engines, and before and after a remount.
+//! A whole tree as a value: the state that must be equal on two engines, and before and after a remount.
 //!
 //! Invariant: capturing changes nothing that a snapshot shows (files are read without touching `atime`), and
 //! reads only through [`FileSystem`]. It is deliberately not shared with any engine's own tools.
@@ -26,7 +26,7 @@ pub struct Node {
     pub xattrs: BTreeMap<Vec<u8>, u64>,
 }
 
-/// Every path of a tree and what it leads to.
+/// Every path of a tree and its inode.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot(pub BTreeMap<Vec<u8>, Node>);
 

@@ -1,8 +1,8 @@
 //! Calls that take more than one step in some engine, each of which must fail whole.
 //!
-//! Contents: the list of calls, the tree they are made on, and the comparison of two trees with content, space,
-//! attributes and times. An engine's tests make each call with the first, second, third ... request of its medium
-//! failing, and with no, one, two ... units of space free, until it succeeds.
+//! Contents: the list of calls, their tree, and the comparison of two trees with content, space, attributes and times.
+//! An engine's tests make each call with the first, second, third ... request of its medium failing, and with no, one,
+//! two ... units of space free, until it succeeds.
 //!
 //! *Invariant:* a call that is refused for lack of space leaves every byte of [`State`] as it was. An error of a device
 //! may leave pages that a call overwrites in place old or new ([`Call::in_place`]), where the engine says so.
@@ -16,17 +16,17 @@ use ferrite_vfs::{
 
 use crate::rng::pattern;
 
-/// Where [`scene`] leaves a hole in the long file.
+/// The hole that [`scene`] leaves in the long file.
 const HOLE: (u64, u64) = (212_992, 393_216);
-/// How long that is.
+/// Length of that file.
 const LONG_BYTES: u64 = 500_000;
 const PAGE: usize = 4096;
 
 /// A call of the list.
 pub struct Call {
-    /// What it does.
+    /// Description of the call.
     pub name: &'static str,
-    /// It changes bytes that are there, and an engine may do that page by page.
+    /// It changes existing bytes, and an engine may do that page by page.
     pub in_place: bool,
     run: Run,
 }
@@ -52,7 +52,7 @@ const fn in_place(name: &'static str, run: Run) -> Call {
     }
 }
 
-/// A call that changes no bytes that are there.
+/// A call that changes no existing bytes.
 const fn apart(name: &'static str, run: Run) -> Call {
     Call {
         name,
@@ -100,7 +100,7 @@ fn node(kind: FileKind) -> NewNode {
     }
 }
 
-/// A caller without privileges: what it writes takes setuid and setgid.
+/// A caller without privileges: its writes clear setuid and setgid.
 fn user(ctx: &Ctx) -> Ctx {
     Ctx {
         cred: Cred::new(1000, 1000),
@@ -266,7 +266,7 @@ pub fn calls() -> Vec<Call> {
     calls
 }
 
-/// Makes the tree that the calls are made on, in an empty file system.
+/// Makes the tree for the calls, in an empty file system.
 ///
 /// # Panics
 /// If the engine refuses.
@@ -312,7 +312,7 @@ struct Seen {
     content: Vec<u8>,
 }
 
-/// A whole tree with what each call may change: content, space, attributes and times (but for those of access).
+/// A whole tree with everything that a call may change: content, space, attributes and times (except access times).
 #[derive(Clone, PartialEq, Eq)]
 pub struct State(BTreeMap<String, Seen>);
 
@@ -361,18 +361,18 @@ fn see(fs: &dyn FileSystem, at: Ino, path: &str, tree: &mut BTreeMap<String, See
     })
     .unwrap();
     for (name, child) in names.into_iter().filter(|(name, _)| name != "." && name != "..") {
-        // What a test fills space with is none of the tree.
+        // Files that a test fills space with do not belong to the tree.
         if !name.starts_with(FILLER) {
             see(fs, child, &format!("{path}/{name}"), tree);
         }
     }
 }
 
-/// Names of files that begin so are not looked at.
+/// The comparison skips files with this prefix.
 pub const FILLER: &str = "filler";
 
 impl State {
-    /// Looks at everything.
+    /// Reads everything.
     ///
     /// # Panics
     /// If something cannot be read.
@@ -382,8 +382,8 @@ impl State {
         State(tree)
     }
 
-    /// How `self` differs from what was there before, if it does. With `after`, which the call would have led to, pages
-    /// of a file may be those of either, and so may its mode and its space; its times may have moved.
+    /// How `self` differs from the state before the call, if it does. With `after`, the state after a successful call,
+    /// pages of a file may be those of either, and so may its mode and its space; its times may have moved.
     pub fn differs(&self, before: &State, after: Option<&State>) -> Option<String> {
         let paths = |state: &State| state.0.keys().cloned().collect::<Vec<_>>();
         if paths(self) != paths(before) {
@@ -396,7 +396,7 @@ impl State {
         })
     }
 
-    /// Whether content, names and attributes are those of another state, whatever the times and the space.
+    /// Whether content, names and attributes equal those of another state, whatever the times and the space.
     pub fn is_alike(&self, other: &State) -> bool {
         let of = |state: &State| {
             let without = |(path, seen): (&String, &Seen)| {

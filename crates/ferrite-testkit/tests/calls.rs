@@ -1,6 +1,7 @@
-//! What an operation costs whoever uses an engine over a network: how many calls, and what becomes of one that fails.
+//! The cost of an operation for a client of an engine over a network: the number of calls, and the fate of one that
+//! fails.
 //!
-//! A call for which nobody waits (`unpin`, `file.close`) is counted, too, but is no round trip.
+//! A call that no caller waits for (`unpin`, `file.close`) is counted, too, but is not a round trip.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ fn remote(conditions: Conditions) -> (MemFs, Arc<Distant>) {
     (engine, Arc::new(Remote::new(below, conditions)))
 }
 
-/// What `work` calls, below `/a/b/c` with a file `f`.
+/// The calls of `work`, below `/a/b/c` with a file `f`.
 fn calls(work: impl FnOnce(&Vfs)) -> BTreeMap<&'static str, usize> {
     let (_, remote) = remote(Conditions::calm());
     let vfs = Vfs::new(remote.clone(), Cred::root());
@@ -114,7 +115,7 @@ fn a_rename_by_path_is_three_calls() {
     assert_eq!(counted, [("rename", 1), ("resolve", 2), ("unpin", 2)].into());
 }
 
-/// Reads are sent again until an answer comes, and leave nothing behind that the caller does not know of.
+/// The client resends reads until a reply comes, and they leave no state behind that the caller does not know of.
 #[test]
 fn lost_reads_are_made_good() {
     let (engine, remote) = remote(Conditions::calm());
@@ -150,7 +151,7 @@ fn lost_reads_are_made_good() {
     );
 }
 
-/// A change is not sent again: the caller sees that it does not know, and both can be the case.
+/// A change is not resent: the caller learns that its outcome is unknown, and both outcomes can be the case.
 #[test]
 fn a_lost_change_happened_or_not() {
     let new = NewFile {
@@ -185,7 +186,7 @@ fn a_lost_change_happened_or_not() {
     }
 }
 
-/// A change with a token is sent again like a read, and happens once.
+/// A change with a token is resent like a read, and happens once.
 #[test]
 fn a_change_with_a_token_is_sent_again() {
     let (engine, remote) = remote(Conditions::calm());
@@ -206,7 +207,7 @@ fn a_change_with_a_token_is_sent_again() {
     assert_eq!(engine.getattr(SYSTEM, ino).unwrap().size, 100);
 }
 
-/// A listing in several answers gives each entry once, and pins what its receiver accepted and nothing else.
+/// A listing in several replies returns each entry once, and pins only entries that its receiver accepted.
 #[test]
 fn a_long_listing_takes_several_answers() {
     let (engine, remote) = remote(Conditions {

@@ -1,5 +1,5 @@
-//! The suites can fail: each of these deliberately broken engines must be caught, by the suite that claims to
-//! protect from its fault.
+//! The suites can fail: each of these deliberately broken engines must be caught, by the suite that claims to protect
+//! from its fault.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,7 +40,7 @@ fn posix_suite_notices() {
         (Fault::ChangeIsTime, "change/"),
         (Fault::LinkNotFollowed, "paths/"),
     ] {
-        // The cases of the area that claims to protect from the fault; any will do for what a remount forgets.
+        // The cases of the area that claims to protect from the fault; any will do for state that a remount forgets.
         let wanted = if area.ends_with('/') { area } else { "links/" };
         let cases: Vec<_> = posix::suite()
             .into_iter()
@@ -85,12 +85,12 @@ fn concurrent_suite_notices() {
         Fault::RenameInTwoSteps,
         Fault::ChecksFirst,
     ] {
-        // On a busy machine the threads of one run may never meet, so it is tried again until it is caught.
+        // On a busy machine the threads of one run may never meet, so the test repeats it until it catches the fault.
         caught(fault, || (0..20).for_each(|_| linear::run_all(maker(fault), 1)));
     }
 }
 
-/// Faults that no short history shows, each by the loop that does the thing alone.
+/// Faults that no short history shows, each caught by the loop that repeats the operation alone.
 #[test]
 fn long_loops_notice() {
     let effort = Effort {

@@ -1,8 +1,8 @@
-//! The shape of the code itself: which module uses which, how long files and lines are, whether each says what it is.
+//! The shape of the code itself: the uses between modules, the lengths of files and lines, and the presence of module
+//! heads.
 //!
-//! What is protected: that a reader can take the house in floor by floor. A circle of modules, an arrow that runs back
-//! up in the engine, a file that has grown beyond a screenful of rooms, a line that no diff shows whole, each fails
-//! here and is named.
+//! Protects readers: they can learn the code base layer by layer. A cycle of modules, a use of a higher layer of the
+//! engine, a file that has grown too large, a line that no diff shows whole, each fails here and is named.
 
 #[path = "house/functions.rs"]
 mod functions;
@@ -25,7 +25,7 @@ const FILE_LINES_MAX: usize = 700;
 /// Lines that a function of the product may have.
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Functions that are longer, and how long each may be. This list only becomes shorter, and so do its numbers.
+/// Functions that are longer, and the limit of each. This list only becomes shorter, and so do its numbers.
 const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[
     ("ferrite-cli/src/daemon.rs", "serve", 111),
     ("ferrite-cli/src/serve/mod.rs", "serve", 78),
@@ -70,16 +70,16 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-rocksdb/src/border/",
 ];
 
-/// Pages whose English is still to be mended, and how many findings each may have. This list only becomes shorter, and
+/// Pages with idioms left to mend, and the number of findings that each may have. This list only becomes shorter, and
 /// so do its numbers.
 const IDIOMS_LEFT: &[(&str, usize)] = &[];
 
 /// Columns of a line of prose.
 const LINE_COLUMNS_MAX: usize = 120;
-/// The same of code, of which rustfmt leaves some words whole.
+/// The same for code: rustfmt does not break some words.
 const CODE_COLUMNS_MAX: usize = 130;
 
-/// The floors of the engine, from the lowest to the highest; those of one line do not use each other.
+/// The layers of the engine, from the lowest to the highest; those of one line do not use each other.
 const ENGINE_FLOORS: &[&[&str]] = &[
     &["error", "options", "planted", "thread", "background"],
     &["format"],
@@ -94,7 +94,7 @@ const ENGINE_FLOORS: &[&[&str]] = &[
     &["engine"],
 ];
 
-/// Crates that are about the PM engine as a whole.
+/// Crates that concern the PM engine as a whole.
 const CRATES_OF_THE_ENGINE: &[&str] = &["ferrite-fs", "ferrite-crash", "ferrite-lab"];
 
 /// Crates that only prove or measure the others.
@@ -193,7 +193,7 @@ fn the_engine_calls_downwards_only() {
     complain("arrows that do not run downwards", &findings);
 }
 
-/// Everything else knows an engine as `FileSystem` and `Volume`, so that a new engine changes nothing there.
+/// All other code knows an engine as `FileSystem` and `Volume`, so that a new engine changes nothing there.
 #[test]
 fn few_files_above_the_engine_name_it() {
     let (mut findings, mut seen) = (Vec::new(), BTreeSet::new());
@@ -236,8 +236,8 @@ fn files_are_short_and_say_what_lives_there() {
     complain("files", &findings);
 }
 
-/// Tables are wide: a row of Markdown is one line. So are links that nobody can break, and a few lines of code that are
-/// one word to rustfmt.
+/// Tables are wide: a row of Markdown is one line. So are unbreakable links, and a few lines of code that rustfmt
+/// treats as one word.
 #[test]
 fn no_line_is_wider_than_a_screen() {
     let mut findings = Vec::new();
@@ -261,7 +261,7 @@ fn no_line_is_wider_than_a_screen() {
     complain("lines that are too wide", &findings);
 }
 
-/// What documents call a source file must be there: `crates/x/src/y.rs`, or the end of such a path.
+/// Source files named in documents must exist: `crates/x/src/y.rs`, or the end of such a path.
 #[test]
 fn documents_name_files_that_exist() {
     let known: BTreeSet<String> = sources()
@@ -328,7 +328,7 @@ fn links_between_documents_lead_somewhere() {
     complain("links that lead nowhere", &findings);
 }
 
-/// Each library and each program says how it stands to `unsafe`: that it has none, or which modules may have it.
+/// Each library and each program declares its use of `unsafe`: none, or the modules that may have it.
 #[test]
 fn crates_say_where_unsafe_may_be() {
     let mut findings = Vec::new();
@@ -343,7 +343,7 @@ fn crates_say_where_unsafe_may_be() {
         roots += 1;
         let text = fs::read_to_string(&root).unwrap();
         let says = |what: &str| text.lines().any(|line| line == what);
-        // A border to another language is nothing else.
+        // A border to another language consists of nothing else.
         let is_border = folder.ends_with("ferrite-leveldb/src");
         if !(says("#![forbid(unsafe_code)]") || says("#![deny(unsafe_code)]") || is_border) {
             findings.push(root.display().to_string());
@@ -438,7 +438,7 @@ fn comments_are_in_plain_english() {
     complain("words", &findings);
 }
 
-/// The paragraphs of a page, rows of tables each alone, without blocks of code.
+/// The paragraphs of a page, with each table row as one, without blocks of code.
 fn paragraphs(text: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut in_block = false;
@@ -452,7 +452,7 @@ fn paragraphs(text: &str) -> Vec<String> {
         if line.is_empty() || in_block || is_first {
             found.push(String::new());
         }
-        // Headings are links, and may ask what a section answers.
+        // Headings are links, and may be phrased as questions.
         if !in_block && !line.starts_with('#') {
             let last = found.last_mut().unwrap();
             last.push_str(line.trim_start_matches(['|', ' ']));
@@ -462,7 +462,7 @@ fn paragraphs(text: &str) -> Vec<String> {
     found
 }
 
-/// `unsafe` stands where the list says, so that a reviewer of memory safety knows what to read.
+/// `unsafe` occurs only where the list says, so that a reviewer of memory safety knows which files to read.
 #[test]
 fn unsafe_code_is_in_the_listed_files() {
     let mut findings = Vec::new();
@@ -531,7 +531,7 @@ const FOR_DEVELOPERS: &[&str] = &[
     "println!",
 ];
 
-/// What of a source file formats something as Rust writes it down, where users read the result.
+/// The places in a source file that use Rust's debug format, in texts for users.
 fn debug_forms(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut statement = String::new();
@@ -586,7 +586,7 @@ fn messages_have_no_debug_forms() {
     assert!(debug_forms("fn f() {\n    assert!(x, \"{name:?}\");\n}").is_empty());
 }
 
-/// The names by which headings are linked to.
+/// The anchors of headings.
 fn headings(text: &str) -> BTreeSet<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix('#'))

@@ -20,7 +20,7 @@ fn concurrent_suite() {
     linear::run_all(make, 1);
 }
 
-/// The reference against itself: what differs here is a fault of the suite (or randomness in the reference).
+/// The reference against itself: any difference here is a fault of the suite (or randomness in the reference).
 #[test]
 fn random_operations() {
     for profile in Profile::ALL {
@@ -30,7 +30,7 @@ fn random_operations() {
     }
 }
 
-/// Each loop, as far as it goes with whatever comes first: what fails here is a loop that asks for what cannot be.
+/// Each loop, over its first turns: a failure here is a loop that asks for the impossible.
 #[test]
 fn loops_mean_something() {
     let effort = Effort {

@@ -40,7 +40,7 @@ fn event(thread: usize, call: Call, answer: Answer, invoked: u64, returned: u64)
     }
 }
 
-/// Overlapping calls may take effect in either order; calls one after the other may not.
+/// Overlapping calls may take effect in either order; sequential calls may not.
 #[test]
 fn search_respects_the_order_of_time() {
     let read = Call::Read {
@@ -73,7 +73,7 @@ fn search_respects_the_order_of_time() {
     assert!(after(&new) && !after(&old), "a stale read");
 }
 
-/// Two appends that both say they went to the same place lost one of the two.
+/// Two appends that both report the same offset have lost one of the two.
 #[test]
 fn search_notices_a_lost_append() {
     let append = |byte| Call::Append {
@@ -91,7 +91,7 @@ fn search_notices_a_lost_append() {
     assert!(!linearizable(&history(2)));
 }
 
-/// Sequences that only meet errors would test little: each operation must succeed often enough in some profile.
+/// Sequences that meet only errors would test little: each operation must succeed often enough in some profile.
 #[test]
 fn every_operation_succeeds_often() {
     use ferrite_testkit::TestEngine;

@@ -1,4 +1,4 @@
-//! The reference engine behind a writer of traces: it must pass whatever it passes alone, and its trace must be
+//! The reference engine behind a writer of traces: it must pass every suite that it passes alone, and its trace must be
 //! readable.
 
 use std::io;
@@ -83,7 +83,7 @@ fn random_operations() {
     }
 }
 
-/// Whatever is recorded is read back, in order, whatever was left out of the lines.
+/// All recorded events can be read back, in order, whichever fields the lines omit.
 #[test]
 fn events_survive_the_text() {
     let seed = ferrite_testkit::seed_from_env().unwrap_or(1);

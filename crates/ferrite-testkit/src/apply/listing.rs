@@ -10,7 +10,7 @@ use ferrite_vfs::{FileKind, FsError, Ino, SYSTEM};
 use super::{Outcome, Runner, Step, Stop};
 use crate::ops::Path;
 
-/// A listing in progress, and what may change during it.
+/// A listing in progress, and the names that may change during it.
 pub(super) struct Listing {
     pub(super) dir: Ino,
     cookie: u64,

@@ -139,7 +139,8 @@ fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
     }
 }
 
-/// Each record is {thread, number, length, bytes}; the file must be these records, whole, each thread's in order.
+/// Each record is {thread, number, length, bytes}; the file must consist of these records, whole, each thread's in
+/// order.
 fn appends(fs: &dyn FileSystem, seed: u64) {
     const THREADS: usize = 4;
     const EACH: u32 = 250;

@@ -69,7 +69,7 @@ pub enum RenameKind {
     Exchange,
 }
 
-/// What a call returned.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Answer {
@@ -259,7 +259,7 @@ pub fn linearizable(events: &[Event]) -> bool {
         }
         let pending = || events.iter().enumerate().filter(|(index, _)| done >> index & 1 == 0);
         let first_return = pending().map(|(_, event)| event.returned).min().unwrap_or(u64::MAX);
-        // Only what was invoked before the first pending return can be next.
+        // Only calls invoked before the first pending return can be next.
         pending()
             .filter(|(_, event)| event.invoked < first_return)
             .any(|(index, event)| {

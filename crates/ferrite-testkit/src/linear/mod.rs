@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 
 /// One concurrent check on a fresh engine; `seed` fixes what its threads do, not how they interleave.
 pub struct Check {
-    /// What it protects.
+    /// The property that it protects.
     pub name: &'static str,
     /// Runs it; panics when the engine breaks the rule.
     pub run: fn(&dyn FileSystem, seed: u64),
@@ -60,8 +60,8 @@ pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>, seed: u64) {
     }
 }
 
-/// Runs `body`; ends the process if it takes so long that it must have deadlocked, because a thread that waits forever
-/// cannot be made to fail otherwise.
+/// Runs `body`; ends the process if it takes so long that it must have deadlocked: a thread that waits forever cannot
+/// be made to fail otherwise.
 fn guarded(name: &str, body: impl FnOnce()) {
     let (done, wait) = channel::<()>();
     std::thread::scope(|scope| {

@@ -10,8 +10,8 @@ use super::data::make_file;
 use super::{Check, together};
 use crate::rng::Rng;
 
-/// Checks that look for rare moments do not look for longer: where a call takes nanoseconds, and where it asks a device
-/// or a server, whose moments are as long as its calls.
+/// Time limits of checks that look for rare moments: for engines whose calls take nanoseconds, and for those that ask a
+/// device or a server, where the moments are as long as the calls.
 const LONGEST: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(4)];
 
 pub(super) fn checks() -> [Check; 7] {
@@ -239,7 +239,7 @@ fn cycles(fs: &dyn FileSystem, _seed: u64) {
     assert_eq!(fs.getattr(SYSTEM, ROOT_INO).expect("getattr").nlink, 2);
 }
 
-/// The way editors save: a new file replaces the old by rename. No reader may ever miss the name or see a part.
+/// Editors save like this: a new file replaces the old by rename. No reader may ever miss the name or see a part.
 fn replace(fs: &dyn FileSystem, _seed: u64) {
     let save = |name: &str, byte: u8| {
         let ino = make_file(fs, ROOT_INO, name);
@@ -285,8 +285,8 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
     });
 }
 
-/// A lookup returns what was true of an inode while the name led there. For an inode that was replaced meanwhile, and
-/// that another thread keeps open, it does not return a link count of 0.
+/// A lookup returns attributes that were true of an inode while the name led there. For an inode that was replaced
+/// meanwhile, and that another thread keeps open, it does not return a link count of 0.
 fn named(fs: &dyn FileSystem, _seed: u64) {
     make_file(fs, ROOT_INO, "name");
     let stop = AtomicBool::new(false);
@@ -294,7 +294,8 @@ fn named(fs: &dyn FileSystem, _seed: u64) {
         if thread == 0 {
             let (began, longest) = (Instant::now(), LONGEST[usize::from(fs.limits().may_block)]);
             for _ in 0..100_000 {
-                // Over an emulated adapter each takes a millisecond, and who takes minutes counts as deadlocked.
+                // Over an emulated adapter each takes a millisecond, and a check that takes minutes counts as
+                // deadlocked.
                 if began.elapsed() > longest {
                     break;
                 }

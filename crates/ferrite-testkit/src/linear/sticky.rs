@@ -1,4 +1,4 @@
-//! In a sticky directory nobody removes another user's file, whoever is faster: the engine checks under the locks under
+//! In a sticky directory no user removes another user's file, in any race: the engine checks under the locks under
 //! which it removes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,11 +44,11 @@ pub(super) fn checks() -> [Check; 3] {
     ]
 }
 
-/// One way for Alice to take away what is at the name.
+/// One way for Alice to remove the file at the name.
 type Take = fn(&dyn FileSystem, &Ctx, Ino) -> Result<()>;
 
-/// Alice has a file at the name. Two threads of hers take it away at once, and as soon as it is gone, Bob makes one
-/// there. What Bob was told he made is there, and his.
+/// Alice has a file at the name. Two threads of hers remove it at once, and as soon as it is gone, Bob makes one there.
+/// A file whose creation Bob saw succeed is there, and belongs to Bob.
 fn race(fs: &dyn FileSystem, take: Take) {
     let dir = fs.mkdir(SYSTEM, ROOT_INO, b"tmp", 0o777).expect("mkdir").ino;
     let sticky = SetAttr {
@@ -58,7 +58,7 @@ fn race(fs: &dyn FileSystem, take: Take) {
     fs.setattr(SYSTEM, dir, &sticky).expect("chmod");
     let (alice, bob) = (Ctx::checked(Cred::new(1000, 1000)), Ctx::checked(Cred::new(1001, 1001)));
     let turn = Barrier::new(3);
-    // What Bob made in this round; 0 for nothing.
+    // The inode that Bob made in this round; 0 for none.
     let made = AtomicU64::new(0);
     let gone = Mutex::new(None);
     together(3, |thread| {

@@ -1,4 +1,4 @@
-//! Loops that rewrite the content of a file. They press: slots and blocks that wait for the mark while the same key
+//! Loops that rewrite the content of a file. Their limits: slots and blocks that wait for the mark while the same key
 //! comes back, space of page logs, moving content into and out of the inode.
 
 use ferrite_vfs::RenameMode;
@@ -7,7 +7,7 @@ use super::{Loop, Pair};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// What `seq 400` prints.
+/// Length of the output of `seq 400`.
 const SEQ_400: usize = 1492;
 
 pub(super) const LOOPS: &[Loop] = &[

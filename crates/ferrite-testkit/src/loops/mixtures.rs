@@ -1,5 +1,5 @@
-//! Random mixtures with a favourite: nine of ten turns go to one file, one name, one page. They press what each of the
-//! other loops presses, in unforeseen orders.
+//! Random mixtures with a favourite: nine of ten turns go to one file, one name, one page. They press the limits of all
+//! the other loops, in unforeseen orders.
 
 use ferrite_vfs::{FallocateMode, RenameMode};
 

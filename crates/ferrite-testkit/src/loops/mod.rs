@@ -1,13 +1,13 @@
 //! Long, simple loops: each does one simple thing thousands of times, and nothing else, between two moments at which an
 //! engine could clean up.
 //!
-//! Contents: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random
-//! operations and crash images test short histories. What an engine frees late (slots that wait for a journal's mark,
-//! for example) piles up only if the same file, name or slot is used again and again meanwhile. At that peak, limits
-//! that a check assumes may be exceeded.
+//! Contents: [`Loop`]s as data ([`all`]), [`LoopEngine`], their requirements on an engine, and [`run`]. Random
+//! operations and crash images test short histories. Resources that an engine frees late (slots that wait for a
+//! journal's mark, for example) pile up only if the same file, name or slot is used again and again meanwhile. At that
+//! peak, limits that a check assumes may be exceeded.
 //!
-//! *Architecture invariant:* a loop knows no engine. An engine reports by [`LoopEngine::mark`] when it can reuse what
-//! was freed, and the numbers of turns follow from that.
+//! *Architecture invariant:* a loop knows no engine. An engine reports by [`LoopEngine::mark`] when it can reuse freed
+//! resources, and the numbers of turns follow from that.
 
 mod data;
 mod mixtures;
@@ -28,15 +28,15 @@ use crate::TestEngine;
 
 /// One simple thing, done again and again.
 pub struct Loop {
-    /// What `FERRITE_LOOP` calls it.
+    /// Its name in `FERRITE_LOOP`.
     pub name: &'static str,
-    /// The limit that it presses: what runs out, wraps or drifts away if it is not released in time.
+    /// The limit that it presses: the resource that runs out, wraps or drifts away if it is not released in time.
     pub presses: &'static str,
     /// Number of threads that run it at once.
     pub threads: u64,
-    /// How many times as long a turn takes as that of a simple loop; the number of turns is divided by it.
+    /// Weight of a turn: its time in units of a simple loop's turn; divides the number of turns.
     pub weight: u64,
-    /// Creates what the turns need.
+    /// Creates the files for the turns.
     pub prepare: fn(&mut Pair<'_>),
     /// Turn number `n`.
     pub turn: fn(&mut Pair<'_>, u64),
@@ -44,16 +44,16 @@ pub struct Loop {
 
 /// An engine that loops run on.
 pub trait LoopEngine: TestEngine {
-    /// Ends the mounted engine as a crash would, checks what that leaves, and mounts it. Panics on findings. An engine
-    /// that keeps nothing does nothing.
+    /// Ends the mounted engine as a crash would, checks the remains, and mounts it. Panics on findings. An engine that
+    /// keeps nothing does nothing.
     fn crash(&mut self);
 
-    /// Changes whenever what was freed before may be reused; constant if that is at once.
+    /// Changes whenever resources freed before may be reused; constant if they may be at once.
     fn mark(&self) -> u64 {
         0
     }
 
-    /// Amounts of free resources, by name: the same before anything was created and after all is removed.
+    /// Amounts of free resources, by name: the same before anything was created and after everything is removed.
     fn free(&self) -> Vec<(&'static str, u64)> {
         let stat = self.fs().statfs(SYSTEM).expect("statfs");
         vec![("blocks", stat.blocks_free), ("inodes", stat.inodes_free)]
@@ -73,7 +73,7 @@ pub fn pages_far_apart() -> Vec<u32> {
 /// The file whose pages are [`Pair::neighbour`]s.
 const NEIGHBOURS: &str = "neighbours";
 
-/// How long loops run.
+/// The length of loops.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     /// The first part ends when the mark has moved this many times...
@@ -104,7 +104,7 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// All loops, grouped by what they press.
+/// All loops, grouped by the limits that they press.
 pub fn all() -> impl Iterator<Item = &'static Loop> {
     [data::LOOPS, space::LOOPS, names::LOOPS, threads::LOOPS, mixtures::LOOPS]
         .into_iter()
@@ -127,9 +127,9 @@ struct Run<'a> {
 /// Runs one loop on an empty engine, which is empty again afterwards.
 ///
 /// First it runs over several moves of the mark. Then, after a crash, it runs as far as it can before the mark moves,
-/// and checks the engine once more there, because that is when most waits to be released. Each time the content is
-/// compared and the engine checked, mounted as it is, after a crash and after a clean unmount. Last, all is removed,
-/// and as much must be free as at the beginning.
+/// and checks the engine once more there, at the peak of unreleased resources. Each time it compares the content and
+/// checks the engine: mounted as it is, after a crash and after a clean unmount. Last, everything is removed, and as
+/// much must be free as at the beginning.
 ///
 /// # Panics
 /// On the first difference.
@@ -159,7 +159,7 @@ pub fn run(engine: &mut dyn LoopEngine, of: &'static Loop, seed: u64, effort: Ef
     run.crash();
 
     progress.enter("at the peak, before the mark moves");
-    // A little less than it took the first time: the mount may have left other things in the journal than mkfs.
+    // A little less than the first time: the mount may have left other things in the journal than mkfs.
     run.turn_in_all(first_move - first_move / 16);
     run.look();
     progress.enter("after a crash at the peak");
@@ -189,7 +189,7 @@ impl Run<'_> {
         )
     }
 
-    /// A new seed whenever turns start again; otherwise they would repeat what was done.
+    /// A new seed whenever turns start again; otherwise they would repeat the earlier ones.
     fn next_seed(&self) -> u64 {
         self.seed.wrapping_add(self.turns << 8)
     }
@@ -199,7 +199,7 @@ impl Run<'_> {
         (turns / self.of.weight).max(64)
     }
 
-    /// Makes turns until the mark has moved often enough; returns how many it took until it moved for the first time.
+    /// Makes turns until the mark has moved often enough; returns the number of turns until the first move.
     fn turn_until_moved(&mut self) -> u64 {
         let (turns_min, turns_max) = (self.fewer(self.effort.turns_min), self.fewer(self.effort.turns_max));
         if self.of.threads > 1 {

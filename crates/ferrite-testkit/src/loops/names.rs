@@ -1,4 +1,4 @@
-//! Loops over names, directories, links and attributes. They press: name slots, inode numbers, blocks of directories
+//! Loops over names, directories, links and attributes. Their limits: name slots, inode numbers, blocks of directories
 //! and room within them, blocks of attributes.
 
 use ferrite_vfs::RenameMode;

@@ -1,7 +1,7 @@
-//! An engine and the reference side by side: each operation goes to both, and both must give the same answer.
+//! An engine and the reference side by side: each operation goes to both, and both must give the same reply.
 //!
-//! Invariant: no operation does more to the engine than its name says. No attribute is read or set besides, so that
-//! only the loop's own records come between two moves of a journal's mark.
+//! Invariant: an operation makes no other calls of the engine than its name says. It reads and sets no further
+//! attribute, so that only the loop's own records come between two moves of a journal's mark.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use ferrite_vfs::{
 use crate::rng::{Rng, pattern};
 use crate::snapshot::Snapshot;
 
-/// What one thread of a loop works with.
+/// The tools of one thread of a loop.
 pub struct Pair<'a> {
     subject: &'a dyn FileSystem,
     oracle: &'a dyn FileSystem,
@@ -53,7 +53,7 @@ impl<'a> Pair<'a> {
         pattern(self.fills, len)
     }
 
-    /// Does the same on both and returns their common answer.
+    /// Makes the same call on both and returns their common reply.
     fn both<T: PartialEq + std::fmt::Debug>(
         &self,
         what: std::fmt::Arguments<'_>,
@@ -152,12 +152,12 @@ impl<'a> Pair<'a> {
         .is_ok()
     }
 
-    /// Whether there is such a name.
+    /// Whether such a name exists.
     pub fn exists(&self, path: &str) -> bool {
         resolve(self.oracle, path).is_ok()
     }
 
-    /// Length of a file, as the reference knows it.
+    /// Length of a file, according to the reference.
     pub fn len(&self, path: &str) -> u64 {
         resolve(self.oracle, path).map_or(0, |ino| self.oracle.getattr(SYSTEM, ino).map_or(0, |attr| attr.size))
     }
@@ -181,7 +181,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Appends such bytes.
+    /// Appends new bytes.
     pub fn append(&mut self, path: &str, len: usize) {
         let data = self.fresh(len);
         self.must(format_args!("append {len} bytes to {path}"), |fs| {
@@ -189,7 +189,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Reads, which may make the engine merge what small writes left.
+    /// Reads, which may make the engine merge small writes.
     pub fn read(&mut self, path: &str, offset: u64, len: usize) {
         self.must(format_args!("read {path} at {offset}, {len} bytes"), |fs| {
             let mut buf = vec![0; len];
@@ -276,7 +276,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A short form of an answer.
+/// A short form of a reply.
 fn short<T: std::fmt::Debug>(answer: &Result<T>) -> String {
     let mut text = format!("{answer:?}");
     if text.len() > 200 {

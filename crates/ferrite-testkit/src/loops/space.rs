@@ -1,4 +1,4 @@
-//! Loops over holes and reservations. They press: the same keys added and removed one by one, mappings with few pages
+//! Loops over holes and reservations. Their limits: the same keys added and removed one by one, mappings with few pages
 //! far apart, nodes of trees that come and go with one page.
 
 use ferrite_vfs::FallocateMode;

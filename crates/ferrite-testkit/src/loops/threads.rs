@@ -1,4 +1,4 @@
-//! Loops of several threads. They press: several parts of the journal whose records free and take the same things;
+//! Loops of several threads. Their limits: several parts of the journal whose records free and take the same resources;
 //! structures shared by all threads (free maps, name table) under contention.
 //!
 //! Invariant: threads touch different names and bytes, so that the outcome does not depend on their order.
@@ -39,7 +39,7 @@ pub(super) const LOOPS: &[Loop] = &[
             let [new, old, oldest] = [mine(n), mine(n.wrapping_sub(1)), mine(n.wrapping_sub(2))];
             pair.create(&new);
             pair.write(&new, 0, 200 + (n % 3) as usize * 2000);
-            // The first turns have none before them.
+            // No turn precedes the first ones.
             if pair.exists(&old) {
                 pair.rename(&old, &format!("{old}.moved"), RenameMode::Replace);
             }

@@ -1,6 +1,6 @@
-//! How each call of the two traits crosses the network.
+//! The passage of each call of the two traits across the network.
 //!
-//! Invariant: which calls may be executed twice is said here, call by call, and nowhere else.
+//! Invariant: only this module says, call by call, which calls may be executed twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::parcel::Parcel;
 use super::wire::Network;
 use super::{Remote, Served};
 
-/// How long a cache may trust an answer: others may use the same service.
+/// How long a cache may trust a reply: other clients may use the same service.
 const TRUST: Duration = Duration::from_millis(1);
 
 /// Whether a change may be sent again, because the engine executes it once however often it comes.
@@ -23,7 +23,7 @@ fn once(ctx: &Ctx) -> bool {
     ctx.once.is_some()
 }
 
-/// An open file behind a network. Dropping it closes the engine's.
+/// An open file behind a network. Dropping it closes the engine's file.
 struct RemoteFile {
     network: Arc<Network>,
     ino: Ino,
@@ -64,16 +64,16 @@ impl<E: Served> Remote<E> {
         }
     }
 
-    /// Drops the pin of an answer that does not arrive, or of an entry that came and that nobody wants. That is no
-    /// call: a service knows what a client has acknowledged.
+    /// Drops the pin of a lost reply, or of an entry that arrived unwanted. That is not a call: a service knows what a
+    /// client has acknowledged.
     fn let_go(&self, ctx: &Ctx, attr: &Attr) {
         if ctx.pins && attr.ino != ROOT_INO {
             self.below().unpin(ctx, attr.ino, 1);
         }
     }
 
-    /// Gathers a listing, answer by answer, and gives it to `take` until that returns false. `ask` asks for entries
-    /// from a cookie on; what was gathered and not taken goes to `leave`.
+    /// Gathers a listing, reply by reply, and passes it to `take` until that returns false. `ask` requests entries from
+    /// a cookie on; entries that were gathered but not taken go to `leave`.
     fn listing<T>(
         &self,
         method: &'static str,
@@ -143,8 +143,8 @@ impl Entry {
     }
 }
 
-/// Methods of an engine whose arguments are copied and whose answer is a value. Each is a `read`, which may be executed
-/// twice, or a `change`; the answer of a `named` one holds a pin if the context asks for that.
+/// Methods of an engine whose arguments are copied and whose reply is a value. Each is a `read`, which may be executed
+/// twice, or a `change`; the reply of a `named` one holds a pin if the context asks for that.
 macro_rules! calls {
     ($($kind:ident $name:ident($($arg:ident: $parcel:ty),*) -> $answer:ty;)*) => {
         $(fn $name(&self, ctx: &Ctx, $($arg: <$parcel as Parcel>::Argument<'_>),*) -> Result<$answer> {
@@ -200,7 +200,7 @@ impl<E: Served> FileSystem for Remote<E> {
         read conflicting_lock(ino: Ino, lock: RecordLock) -> Option<RecordLock>;
     }
 
-    /// The request always arrives, and so does its outcome, which comes from whichever thread settles it.
+    /// The request always arrives, and so does its outcome, from whichever thread settles it.
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
         let (ctx, request) = (ctx.clone(), *request);
         self.network

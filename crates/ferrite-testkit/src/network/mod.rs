@@ -1,11 +1,11 @@
-//! An engine behind a network that does not exist: what a client of a service sees, in one process.
+//! An engine behind an imaginary network: the view of a service's client, in one process.
 //!
-//! Contents: [`Remote`], any engine as seen through a [`Network`]. The network counts the calls, delays them,
-//! lets some overtake others, loses requests and answers, and repeats what may be repeated, as its [`Conditions`] say
-//! (`wire`). How each call of the two traits crosses it is in `engine`, how arguments are copied in `parcel`.
+//! Contents: [`Remote`], any engine as seen through a [`Network`]. The network counts the calls, delays them, lets some
+//! overtake others, loses requests and replies, and repeats calls that allow it, according to its [`Conditions`]
+//! (`wire`). `engine` passes each call of the two traits across it; `parcel` copies arguments.
 //!
-//! Invariant: nothing that a caller owns is used while the engine runs. Arguments are copied before a call, results
-//! after it, and a listing is gathered before its receiver sees an entry.
+//! Invariant: the engine uses nothing that a caller owns. Arguments are copied before a call, results after it, and a
+//! listing is gathered before its receiver sees an entry.
 //!
 //! Invariant: a call that changes something is executed at most once. That includes a pin.
 
@@ -21,7 +21,7 @@ use crate::TestEngine;
 
 pub use wire::{Conditions, Network};
 
-/// What can be put behind a network.
+/// An engine that can be put behind a network.
 pub trait Served: Send + Sync {
     /// The engine.
     fn engine(&self) -> &dyn FileSystem;
@@ -54,7 +54,7 @@ impl<E: Served> Remote<E> {
         }
     }
 
-    /// The network, to ask it what has been called and to change its conditions.
+    /// The network, for reading its counts of calls and changing its conditions.
     pub fn network(&self) -> &Arc<Network> {
         &self.network
     }

@@ -1,4 +1,4 @@
-//! Arguments on their way: copied by who sends, lent to the engine by who receives.
+//! Arguments in transit: the sender copies them, the receiver lends them to the engine.
 
 use ferrite_vfs::locks::{LockOwner, RecordLock, Unlock};
 use ferrite_vfs::{
@@ -7,7 +7,7 @@ use ferrite_vfs::{
 
 /// An argument as it crosses the network: nothing in it belongs to the caller.
 pub trait Parcel: 'static {
-    /// What the traits take.
+    /// The argument in the form of the traits.
     type Argument<'a>;
 
     /// Copies it.

@@ -1,7 +1,7 @@
-//! The network itself: what happens to a request and to its answer on their way.
+//! The network itself: the fate of a request and of its reply in transit.
 //!
-//! Invariant: what is drawn depends on the seed and on the order in which calls arrive, so calls of one thread meet the
-//! same fate in each run with the same seed.
+//! Invariant: all draws depend on the seed and on the order in which calls arrive, so calls of one thread meet the same
+//! fate in each run with the same seed.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -12,40 +12,40 @@ use ferrite_vfs::{FsError, Result};
 
 use crate::rng::Rng;
 
-/// Longest time that a request or an answer is held until others overtake it.
+/// Longest time for which a request or a reply is held until others overtake it.
 const HELD_MAX: Duration = Duration::from_micros(300);
-/// After as many calls of one thread there is nobody who could overtake it.
+/// After this many calls of one thread in a row, no other thread could overtake it.
 const ALONE_CALLS: usize = 32;
-/// How often a call is sent before the caller is told that it failed.
+/// Number of attempts before a call fails.
 const TRIES_MAX: usize = 20;
 
-/// How bad a network is. Percentages are those of calls.
+/// The faults of a network. Percentages are those of calls.
 #[derive(Debug, Clone, Copy)]
 pub struct Conditions {
-    /// What is random is drawn from this.
+    /// Seed of all random draws.
     pub seed: u64,
-    /// Requests and answers that are delayed.
+    /// Requests and replies that are delayed.
     pub delayed_percent: u64,
     /// Longest delay.
     pub delay_max: Duration,
-    /// Requests and answers that are held until calls of other threads have overtaken them.
+    /// Requests and replies that are held until calls of other threads have overtaken them.
     pub overtaken_percent: u64,
     /// Calls whose request is lost, so that nothing happens.
     pub request_lost_percent: u64,
-    /// Calls whose answer is lost, so that the caller does not know what happened.
+    /// Calls whose reply is lost, so that the caller does not know what happened.
     pub answer_lost_percent: u64,
     /// Calls that are executed twice, if they may be.
     pub doubled_percent: u64,
-    /// A call that may be executed twice is sent again when no answer comes, so its caller sees no failure.
+    /// The client resends a call that may be executed twice when no reply comes, so the caller sees no failure.
     pub resends: bool,
-    /// Loses requests and answers of changes, too. Their callers see `TimedOut` or `Disconnected`.
+    /// Loses requests and replies of changes, too. Their callers see `TimedOut` or `Disconnected`.
     pub loses_changes: bool,
-    /// Most entries of a listing in one answer, at least one. A longer listing takes several calls.
+    /// Most entries of a listing in one reply, at least one. A longer listing takes several calls.
     pub entries_max: usize,
 }
 
 impl Conditions {
-    /// A network that does nothing but count.
+    /// A network that only counts.
     pub const fn calm() -> Conditions {
         Conditions {
             seed: 0,
@@ -61,7 +61,8 @@ impl Conditions {
         }
     }
 
-    /// A network that does everything a caller need not notice: delays, overtaking, and losses that are made good.
+    /// A network with all the faults that a caller need not notice: delays, overtaking, and losses made good by
+    /// resending.
     pub const fn rough(seed: u64) -> Conditions {
         Conditions {
             seed,
@@ -77,7 +78,7 @@ impl Conditions {
     }
 }
 
-/// What becomes of a call.
+/// The fate of a call.
 enum Fate {
     Answered,
     Doubled,
@@ -90,15 +91,15 @@ struct State {
     rng: Rng,
     calls: BTreeMap<&'static str, usize>,
     resent: usize,
-    /// Tickets of what is held until it is overtaken.
+    /// Tickets of messages held until others overtake them.
     held: Vec<u64>,
     next_ticket: u64,
-    /// Who called last, and how often in a row.
+    /// The thread of the last call, and the number of its calls in a row.
     last: Option<ThreadId>,
     in_a_row: usize,
 }
 
-/// A network that does not exist. See the head of this module.
+/// An imaginary network. See the head of this module.
 pub struct Network {
     state: Mutex<State>,
     overtaken: Condvar,
@@ -121,21 +122,20 @@ impl Network {
         }
     }
 
-    /// From now on the network is like this.
+    /// Changes the conditions from now on.
     pub fn set_conditions(&self, conditions: Conditions) {
         let mut state = self.lock();
         state.rng = Rng::new(conditions.seed);
         state.conditions = conditions;
     }
 
-    /// How often each method was called since this was asked last. What was sent again counts once. A method of an open
-    /// file is `file.NAME`; `file.close` is the drop of its last clone. Nobody waits for that, nor for `unpin` and
-    /// `forget`.
+    /// Calls of each method since the last call of this. A resent call counts once. A method of an open file is
+    /// `file.NAME`; `file.close` is the drop of its last clone. No caller waits for that, nor for `unpin` and `forget`.
     pub fn take_calls(&self) -> BTreeMap<&'static str, usize> {
         std::mem::take(&mut self.lock().calls)
     }
 
-    /// How often a request was sent again, or executed twice.
+    /// Number of requests that were resent, or executed twice.
     pub fn resent(&self) -> usize {
         self.lock().resent
     }
@@ -144,8 +144,8 @@ impl Network {
         self.lock().conditions.entries_max.max(1)
     }
 
-    /// Makes a call. `repeats` says that it may be executed more than once; `drop_answer` undoes what the engine keeps
-    /// for whoever has an answer that does not arrive.
+    /// Makes a call. `repeats` says that it may be executed more than once; `drop_answer` undoes the state that the
+    /// engine keeps for a client whose reply is lost.
     pub(super) fn call<T>(
         &self,
         method: &'static str,
@@ -184,7 +184,7 @@ impl Network {
         }
     }
 
-    /// Makes a call that nobody waits for. It always arrives: a service drops what a client that is gone held.
+    /// Makes a call that no caller waits for. It always arrives: a service drops the state of a client that is gone.
     pub(super) fn post<T>(&self, method: &'static str, tell: impl FnOnce() -> T) -> T {
         self.count(method);
         self.travel();
@@ -221,13 +221,13 @@ impl Network {
         }
     }
 
-    /// One way of a request or an answer.
+    /// The passage of a request or a reply, one way.
     fn travel(&self) {
         let mut state = self.lock();
         let me = std::thread::current().id();
         state.in_a_row = if state.last == Some(me) { state.in_a_row + 1 } else { 0 };
         state.last = Some(me);
-        // Who is overtaken by this one may go on, and who that is does not depend on who waits longest.
+        // This call overtakes a held one, which may continue; the choice does not depend on which one waits longest.
         if !state.held.is_empty() && state.rng.chance(50) {
             let count = state.held.len() as u64;
             let at = state.rng.below(count) as usize;

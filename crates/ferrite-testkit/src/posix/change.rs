@@ -1,7 +1,7 @@
 //! `Attr::change`: moves with every change of content or attributes, and with nothing else.
 //!
-//! Each step differs from what was there before. What writes the same bytes within a tick of the clock changes nothing,
-//! so an engine may take it for a change or not.
+//! Each step differs from the state before it. A write of the same bytes within a tick of the clock changes nothing, so
+//! an engine may count it as a change or not.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn change(h: &Harness<'_>, ino: Ino) -> u64 {
     h.fs().getattr(SYSTEM, ino).expect("getattr").change
 }
 
-/// Does something to a file that is open.
+/// A step on an open file.
 type Step = fn(&dyn FileSystem, &dyn OpenFile) -> ferrite_vfs::Result<()>;
 
 const PAGE: u64 = 4096;
@@ -126,7 +126,7 @@ fn of_files(h: &Harness<'_>) {
     }
 }
 
-/// What it is called, what is done, and the inodes that it changes.
+/// Its name, the change, and the inodes that it changes.
 type Named<'c> = (&'c str, &'c dyn Fn(), &'c [Ino]);
 
 fn of_names(h: &Harness<'_>) {

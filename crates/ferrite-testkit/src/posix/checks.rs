@@ -1,5 +1,6 @@
-//! Who may do what, when the context asks the engine to check: a table of operations, each tried by root, by the owner
-//! of the file in question, and by a stranger. What is refused changes nothing, and without checks all may do all.
+//! Permissions when the context asks the engine to check: a table of operations, each tried by root, by the owner of
+//! the file in question, and by a stranger. A refused operation changes nothing, and without checks all operations are
+//! allowed.
 
 use ferrite_vfs::{
     Cred, Ctx, FileKind, FileSystem, Ino, NewFile, NewNode, OpenMode, RenameMode, Result, SYSTEM, SetAttr, SetTime,
@@ -13,7 +14,7 @@ pub(super) const CASES: &[Case] = &[Case {
     run: table,
 }];
 
-/// The owner of `f` and `s`, in another group besides the own.
+/// The owner of `f` and `s`, with a supplementary group.
 pub(super) fn alice() -> Cred {
     Cred::new(1000, 100).with_groups(&[200])
 }
@@ -23,8 +24,8 @@ pub(super) fn bob() -> Cred {
     Cred::new(1001, 101)
 }
 
-/// Where an operation is tried: a directory of its own with files `f` and `b`, a directory `s`, and a directory
-/// elsewhere to which everybody may write.
+/// The place of a trial: a directory of its own with files `f` and `b`, a directory `s`, and a directory elsewhere to
+/// which everybody may write.
 struct Place<'h> {
     fs: &'h dyn FileSystem,
     dir: Ino,
@@ -33,10 +34,10 @@ struct Place<'h> {
     elsewhere: Ino,
 }
 
-/// What becomes of an operation by root, Alice and Bob: the name of an error, or nothing.
+/// The results of an operation by root, Alice and Bob: the name of an error, or an empty string.
 type Verdicts = [&'static str; 3];
 
-/// What, permission bits of the directory and of the file, the directory's owner, the operation.
+/// Name, permission bits of the directory and of the file, the directory's owner, the operation.
 type Row = (
     &'static str,
     u32,
@@ -652,7 +653,7 @@ fn table(h: &Harness<'_>) {
             ("root", Ctx::checked(Cred::root()), verdicts[0]),
             ("Alice", Ctx::checked(alice()), verdicts[1]),
             ("Bob", Ctx::checked(bob()), verdicts[2]),
-            // As root, for nobody asks who it is.
+            // As root, because the engine does not check the user.
             ("Bob, unchecked", Ctx::trusted(bob()), verdicts[0]),
         ];
         for (nth, (who, ctx, wanted)) in callers.into_iter().enumerate() {

@@ -1,5 +1,5 @@
 //! Calls that do several things in one step: a creation that opens, a listing with attributes, an open that truncates,
-//! changes of the attributes of an open file; and what a pin that comes with an answer keeps.
+//! changes of the attributes of an open file; and the effect of a pin that comes with a reply.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ fn is_gone(h: &Harness<'_>, ino: Ino) -> bool {
     }
 }
 
-/// The same after a pin was given back, which an engine that may block can do when it has time.
+/// The same after a pin was dropped, which an engine that may block can process when it has time.
 fn is_gone_soon(h: &Harness<'_>, ino: Ino) -> bool {
     let ends = Instant::now() + Duration::from_secs(10);
     while !is_gone(h, ino) {
@@ -198,7 +198,7 @@ fn create_refused(h: &Harness<'_>) {
     h.fs().unpin(SYSTEM, dir.ino, 1);
 }
 
-/// Each call that takes a name keeps what it returns, if it is asked to, until the pin is dropped.
+/// Each call that takes a name pins the inode that it returns, if asked to, until the pin is dropped.
 fn pins(h: &Harness<'_>) {
     let fs = h.fs();
     let pinning = SYSTEM.clone().pinning();
@@ -332,7 +332,7 @@ fn listing(h: &Harness<'_>) {
     for attr in attrs {
         assert_eq!(h.fs().getattr(SYSTEM, attr.ino), Ok(attr));
     }
-    // In parts: what was refused comes first in the next part.
+    // In parts: a refused entry comes first in the next part.
     for count in [1, 7, 64, 65] {
         let (mut all, mut cookie) = (Vec::new(), 0);
         loop {
@@ -387,7 +387,7 @@ fn truncating_open(h: &Harness<'_>) {
     assert_eq!(h.read_at(ino, 4998, 10), b"\0\0y", "what was cut does not come back");
     drop(file);
 
-    // Who may not write may not truncate, whatever else is asked for.
+    // A caller that may not write may not truncate, whatever else it asks for.
     let read = OpenMode {
         truncate: true,
         ..OpenMode::read_only()
@@ -420,7 +420,7 @@ fn attributes_of_open(h: &Harness<'_>) {
     refused!(reader.setattr(&bob, &size(3)), Invalid);
     refused!(reader.setattr(SYSTEM, &size(3)), Invalid);
     assert_eq!(h.stat("f").size, 7);
-    // What the handle was opened for counts, not what the mode says now.
+    // The access of the handle counts, not the current mode.
     h.chmod(ino, 0o400);
     let set = writer.setattr(&bob, &size(3)).expect("setattr");
     assert_eq!((set.ino, set.size), (ino, 3));

@@ -34,8 +34,8 @@ use ferrite_vfs::{
 use crate::TestEngine;
 use crate::snapshot::Snapshot;
 
-/// What a case works with: the file system and shorthands that panic, naming the path, when a step that must
-/// succeed does not.
+/// The tools of a case: the file system and shorthands that panic, naming the path, when a step that must succeed does
+/// not.
 pub struct Harness<'a> {
     fs: &'a dyn FileSystem,
     skipped: RefCell<Option<String>>,
@@ -203,8 +203,8 @@ impl<'a> Harness<'a> {
         self.fs
     }
 
-    /// Whether each call is a message to a service. Bounds of the engine behind it, which take very many calls to
-    /// reach, are then left to that engine's own tests: a service adds nothing to them.
+    /// Whether each call is a message to a service. The suite then leaves bounds of the engine behind it, which take
+    /// very many calls to reach, to that engine's own tests: a service adds nothing to them.
     pub fn is_served(&self) -> bool {
         self.fs().limits().trust.is_zero()
     }

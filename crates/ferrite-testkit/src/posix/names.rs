@@ -131,7 +131,7 @@ fn deep(h: &Harness<'_>) {
 }
 
 fn many(h: &Harness<'_>) {
-    // A service adds listings that take many answers, which this does too.
+    // A service adds listings that take many replies, and this number takes many, too.
     let count = if h.is_served() { 3_000 } else { 20_000 };
     let dir = h.mkdir("d");
     if h.fs().statfs(SYSTEM).expect("statfs").inodes_free < count as u64 + 10 {

@@ -1,4 +1,4 @@
-//! Whole paths in one call: they lead where a walk from name to name does.
+//! Whole paths in one call: they lead to the same file as a walk from name to name.
 
 use ferrite_vfs::{
     Attr, Cred, Ctx, FileKind, FileSystem, FsError, Ino, OpenFlags, ROOT_INO, Result, SYMLOOP_MAX, SYSTEM, Start,
@@ -35,7 +35,7 @@ const READ: OpenFlags = OpenFlags {
     mode: 0o640,
 };
 
-/// The same with one call a name: no pins, for nothing else happens meanwhile.
+/// The same with one call per name: without pins, because nothing else happens meanwhile.
 fn walk(fs: &dyn FileSystem, start: &Start, base: Ino, path: &[u8], follow: bool, links: &mut usize) -> Result<Attr> {
     if path.is_empty() {
         return Err(FsError::NotFound);

@@ -1,4 +1,4 @@
-//! The group and mode of new inodes, setuid and setgid, and who sees which extended attributes. Who may do what is in
+//! The group and mode of new inodes, setuid and setgid, and the visibility of extended attributes. Permissions are in
 //! `checks`.
 
 use ferrite_vfs::{Cred, Ctx, FileKind, NewNode, OpenMode, SYSTEM, SetAttr};
@@ -82,7 +82,7 @@ fn visible_attributes(h: &Harness<'_>) {
     assert_eq!(names(&Ctx::trusted(bob())), both);
 }
 
-/// Changes of content by anybody but root clear both; a chmod by who is not in the group cannot set setgid.
+/// Changes of content by any user but root clear both; a chmod by a user outside the group cannot set setgid.
 fn privileges(h: &Harness<'_>) {
     let fs = h.fs();
     let file = alices_file(h, "f", 0o6777);

@@ -58,7 +58,7 @@ fn part(h: &Harness<'_>, dir: Ino, cookie: u64, count: usize) -> (Vec<String>, u
     (names, next)
 }
 
-/// How often each name comes in a listing of parts of `count`, with `between` run after each part.
+/// The number of times each name comes in a listing of parts of `count`, with `between` run after each part.
 fn tally(h: &Harness<'_>, dir: Ino, count: usize, mut between: impl FnMut(&[String])) -> BTreeMap<String, usize> {
     let (mut seen, mut cookie, mut calls) = (BTreeMap::new(), 0, 0);
     loop {
@@ -143,7 +143,7 @@ fn refused_entry(h: &Harness<'_>) {
 }
 
 fn parts(h: &Harness<'_>) {
-    // Parts of one are as many calls, each with as much of the listing as an answer holds; this is several answers.
+    // Each part is a call, with as much of the listing as a reply holds; this takes several replies.
     let entries = if h.is_served() { 3_000 } else { 10_000 };
     let dir = h.mkdir("d");
     if h.fs().statfs(SYSTEM).expect("statfs").inodes_free < entries as u64 + 10 {
@@ -223,7 +223,7 @@ fn remove_all(h: &Harness<'_>) {
     }
 }
 
-/// Entries renamed meanwhile may come under either name; those that are left alone come once.
+/// Entries renamed meanwhile may come under either name; the others come once.
 fn renames(h: &Harness<'_>) {
     let dir = h.mkdir("d");
     for index in 0..600 {
@@ -249,7 +249,7 @@ fn old_cookies(h: &Harness<'_>) {
         h.file(&format!("d/{index}"));
     }
     let (first, cookie) = part(h, dir, 0, 100);
-    // The very entry after which the cookie continues is removed with all around it, and others take the room.
+    // The very entry after which the cookie continues is removed with its neighbours, and others take the space.
     for name in first.iter().skip(50) {
         h.unlink(&format!("d/{name}"));
     }

@@ -1,4 +1,4 @@
-//! `rename`: every pair of kinds in every mode, link counts, cycles, and what must not change.
+//! `rename`: every pair of kinds in every mode, link counts, cycles, and unchanged attributes.
 
 use ferrite_vfs::{FileKind, ROOT_INO, RenameMode, SYSTEM};
 

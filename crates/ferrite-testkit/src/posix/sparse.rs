@@ -1,6 +1,6 @@
 //! Holes: seeking, punching, zeroing, reserving, and files far larger than the pool.
 //!
-//! Engines may treat small holes as data. What these cases require of `SEEK_HOLE` and `SEEK_DATA` holds for whole
+//! Engines may treat small holes as data. The requirements of these cases on `SEEK_HOLE` and `SEEK_DATA` hold for whole
 //! aligned blocks of files larger than any inline file.
 
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
-//! Which operation moves which time stamp.
+//! The time stamps that each operation moves.
 //!
 //! `atime` and `mtime` are set to the past first, so that a move shows whatever the clock's resolution. For `ctime`,
 //! which cannot be set, [`TICK`] passes first: longer than the coarsest clock an engine may use. The kernel's coarse
-//! clock stands still for longer on a busy machine, so it is waited for, too.
+//! clock stands still for longer on a busy machine, so the cases wait for it, too.
 
 use std::time::{Duration, Instant};
 
@@ -172,7 +172,7 @@ fn reads(h: &Harness<'_>) {
         [NONE],
         "read with O_NOATIME"
     );
-    // A relative policy may leave it, a strict one move it: only that it never goes back is certain.
+    // A relative policy may leave it, a strict one may move it: only that it never goes back is certain.
     h.read_at(ino, 0, 1);
     let first = h.stat("f").atime;
     h.read_at(ino, 0, 1);

@@ -186,7 +186,7 @@ fn set(h: &Harness<'_>, ctx: &Ctx, ino: Ino, set: SetAttr) {
     h.fs().setattr(ctx, ino, &set).expect("setattr");
 }
 
-/// All that changes the content or the owner of a file.
+/// All changes of the content or the owner of a file.
 const TAKING: [(&str, Change); 13] = [
     ("a write", |_, ctx, _, file| {
         file.write(ctx, Position::At(0).into(), b"p").expect("write");
@@ -269,8 +269,8 @@ const TAKING: [(&str, Change); 13] = [
     }),
 ];
 
-/// Whoever makes the change, root as well: the capability was given to what the file held. What else there is of
-/// attributes stays, and a change of something else takes nothing.
+/// For any caller, root as well: the capability was given to the former content of the file. Other attributes stay, and
+/// a change of something else removes nothing.
 fn capability(h: &Harness<'_>) {
     const VALUE: &[u8] = b"\x01\0\0\x02\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let stranger = Ctx::checked(Cred::new(1000, 1000));
@@ -294,7 +294,7 @@ fn capability(h: &Harness<'_>) {
                     let other = h.fs().setxattr(SYSTEM, ino, b"user.other", b"stays", XattrMode::Any);
                     other.expect("setxattr");
                 }
-                // After it was looked for in vain, too.
+                // After a failed search for it, too.
                 file.write(ctx, Position::End.into(), b"!").expect("write");
                 for _ in 0..2 {
                     give();

@@ -13,14 +13,14 @@ use ferrite_vfs::{
     Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, SetTime, Start, StatFs, WriteMode, Written, posix,
 };
 
-/// What is broken.
+/// The fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A directory moved to another parent does not raise the new parent's link count.
     LinkCountAfterRename,
     /// A write that crosses a page edge loses the first byte after it.
     LostByteAtPageEdge,
-    /// A listing that goes on gives one entry again.
+    /// A listing that continues returns one entry again.
     EntryTwice,
     /// Appends do not move `mtime`.
     TimeStandsStill,
@@ -28,7 +28,7 @@ pub(crate) enum Fault {
     ForgottenAtRemount,
     /// The attributes of a file without a name are refused.
     UnlinkedIsGone,
-    /// `SEEK_DATA` starts a page late.
+    /// Attributes of files without a name cannot be read.
     HoleWhereDataIs,
     /// A write of several pages is two.
     TornWrite,
@@ -36,25 +36,25 @@ pub(crate) enum Fault {
     AppendInTwoSteps,
     /// A rename that replaces removes the old file first.
     RenameInTwoSteps,
-    /// Permission to remove is checked first, and the name removed then.
+    /// Permission to remove is checked first, and the name removed afterwards.
     ChecksFirst,
     /// Removals are not checked.
     Unchecked,
     /// A file that `create` returns is not pinned.
     Unpinned,
-    /// The number of the last change is the time of it.
+    /// The change number of an inode is the time of its last change.
     ChangeIsTime,
     /// A listing with attributes pins an entry that was refused, too.
     PinsRefused,
     /// A path is searched without its last link.
     LinkNotFollowed,
-    /// After some hundred removals one gives nothing back.
+    /// After some hundred removals one frees nothing.
     LeakAfterLong,
     /// After some hundred writes one loses its last byte.
     LostByteAfterLong,
 }
 
-/// What "some hundred" are.
+/// The value of "some hundred".
 const LONG: u64 = 400;
 
 const PAGE: usize = 4096;
@@ -168,7 +168,7 @@ impl Layer for Faulty {
             Fault::ChecksFirst if ctx.check => {
                 let (dir, victim) = (self.inner.getattr(ctx, parent)?, self.inner.lookup(ctx, parent, name)?);
                 posix::may_delete(&dir, &victim, &ctx.cred)?;
-                // So long that others come in between even on a machine that is busy.
+                // Long enough for others to come in between even on a busy machine.
                 let calls = self.calls.load(Ordering::Relaxed);
                 std::thread::sleep(Duration::from_micros(40 * (calls % 4)));
                 self.inner.unlink(SYSTEM, parent, name)

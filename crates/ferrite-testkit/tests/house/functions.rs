@@ -1,4 +1,4 @@
-//! How long the functions of a source file are.
+//! The lengths of the functions in a source file.
 //!
 //! Contents: [`functions`]. It relies on rustfmt: a function ends at the first closing brace that stands as far
 //! to the right as its `fn`. Functions inside an inline test module do not count.

@@ -1,14 +1,14 @@
-//! Which module of a crate uses which, read from the sources.
+//! The uses between the modules of a crate, read from the sources.
 //!
-//! Contents: [`Crate`], and [`circle`]. A module is a file. What it uses are the paths that begin with `crate`
-//! or `super`, in `use` lines and elsewhere; a name that the crate's root offers counts as the module it comes from. A
-//! module and those inside it are one room: arrows between them do not count. Tests may use what they like.
+//! Contents: [`Crate`], and [`circle`]. A module is a file. Its uses are the paths that begin with `crate` or `super`,
+//! in `use` lines and elsewhere; a name that the crate's root re-exports counts as the module it comes from. A module
+//! and those inside it count as one: uses between them do not matter. Tests may use anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The modules of a crate, by path (`a::b`; the root is empty), and what each uses.
+/// The modules of a crate, by path (`a::b`; the root is empty), and the uses of each.
 pub(crate) struct Crate {
     pub(crate) name: String,
     pub(crate) uses: BTreeMap<String, BTreeSet<String>>,
@@ -67,21 +67,21 @@ fn collect(folder: &Path, prefix: &str, into: &mut BTreeMap<String, String>) {
                 stem => below(stem),
             };
             let text = without_tests(&fs::read_to_string(&path).unwrap());
-            // A crate with a library and a program has two roots, which offer the same.
+            // A crate with a library and a program has two roots, which re-export the same names.
             into.entry(module).or_default().push_str(&text);
         }
     }
 }
 
-/// Tests stand at the end of a file, by custom; a whole file of them says so at its declaration, and uses what it likes
-/// as well, so it is left out by its parent's attribute.
+/// Tests stand at the end of a file, by custom; a whole file of tests is marked at its declaration, and may use
+/// anything as well; its parent's attribute excludes it.
 pub(crate) fn without_tests(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
     let lines = text[..end].lines().filter(|line| !line.trim_start().starts_with("//"));
     lines.flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Names that the root takes from a module and offers: name, module.
+/// Names that the root re-exports from a module: name, module.
 fn offered_by_root(root: &str, texts: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut offered = BTreeMap::new();
     for statement in root.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next()) {
@@ -192,7 +192,7 @@ fn resolve(path: &str, texts: &BTreeMap<String, String>, offered: &BTreeMap<Stri
     offered.get(parts[0]).cloned().unwrap_or_default()
 }
 
-/// The modules of a circle, if there is one.
+/// The modules of a cycle, if any.
 pub(crate) fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit<'u>(
         module: &'u str,

@@ -1,9 +1,9 @@
-//! Idioms that are no English, and sentences without an actor.
+//! Idioms that are not English, and sentences without an actor.
 //!
 //! Contents: [`idioms`], for prose of documents and comments. Code in backticks does not count. A sentence that
 //! asks may open with a question word.
 
-/// Phrases that have a plain word of the field in their place.
+/// Phrases for which the field has a plain word.
 const PHRASES: &[&str] = &[
     "as ever",
     "as often as wanted",
@@ -24,7 +24,7 @@ const PHRASES: &[&str] = &[
     "told",
 ];
 
-/// Words that open a question, or a sentence whose subject nobody can see.
+/// Words that open a question, or a sentence whose subject is not visible.
 const OPENINGS: &[&str] = &["Who", "Whoever", "What", "That which"];
 
 /// The findings in a paragraph, whose lines are joined by spaces.
@@ -55,7 +55,7 @@ fn has_words(text: &str, phrase: &str) -> bool {
         .any(|(at, _)| !is_part(text[..at].chars().next_back()) && !is_part(text[at + phrase.len()..].chars().next()))
 }
 
-/// The sentences of a paragraph, each with its mark.
+/// The sentences of a paragraph, each with its punctuation mark.
 fn sentences(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
