@@ -6,22 +6,22 @@ use ferrite_vfs::FsError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The engine, or the connection to a server.
+    /// An error of the engine, or of the connection to a server.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// The way to the file: a verb, or too few copies.
+    /// An error on the way to the file: of a verb, or because of too few copies.
     #[error(transparent)]
     Store(Box<dyn std::error::Error + Send + Sync>),
     /// The file holds something else.
     #[error("the file is no log: it is not empty, and does not begin like one")]
     NotALog,
-    /// The file is empty, and no log was to be made.
+    /// The file is empty, and the options do not allow making a log.
     #[error("there is no log in the file: it is empty")]
     Empty,
-    /// Where the log starts cannot be right.
+    /// The start of the log cannot be right.
     #[error("the log is damaged: its start, {start}, is not in the file of {size} bytes")]
     Start {
-        /// What the header says.
+        /// The start according to the header.
         start: u64,
         /// The file's size.
         size: u64,
@@ -29,9 +29,9 @@ pub enum Error {
     /// One append cannot be this long.
     #[error("an append of {len_bytes} bytes is too long for this log: at most {most}")]
     TooLong {
-        /// What was to be appended.
+        /// Bytes of the append.
         len_bytes: u64,
-        /// What may be.
+        /// The maximum.
         most: u64,
     },
     /// The log's capacity is used up.

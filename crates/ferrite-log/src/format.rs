@@ -21,28 +21,28 @@
 //! | 24 | 4 | CRC-32C of the id and the bytes |
 //! | 28 | 4 | CRC-32C of the id and the frame so far |
 //!
-//! Between records may be zeros, and what is left of appends that never returned. The id is in the checksums so that a
+//! Zeros may lie between records, and remains of appends that never returned. The checksums include the id so that a
 //! log that is appended to another one, and torn there, is not taken for records of that one.
 
 use crate::error::{Error, Result};
 
 /// Where records begin. The header's page is never freed by a rewind.
 pub const FIRST_RECORD_AT: u64 = 4096;
-/// What an append takes besides its bytes.
+/// Bytes of an append beyond its data.
 pub const FRAME_BYTES: u64 = 32;
-/// The longest append, if the file takes such.
+/// The longest append, if the file accepts it.
 pub const RECORD_BYTES_MAX: u64 = (8 << 20) - FRAME_BYTES;
 
-/// Where in the header the start is.
+/// Position of the start in the header.
 pub(crate) const START_AT: u64 = 40;
 
 const LOG_MAGIC: &[u8; 8] = b"FERRLOG1";
 const RECORD_MAGIC: &[u8; 4] = b"FLR1";
 const FRAME: usize = FRAME_BYTES as usize;
-/// As much of the header as means something.
+/// Bytes of the header that have a meaning.
 pub(crate) const HEADER: usize = 48;
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) id: [u8; 16],
@@ -122,7 +122,7 @@ impl Frame {
         record
     }
 
-    /// The frame at the beginning of `bytes`, if there is one.
+    /// The frame at the beginning of `bytes`, if any.
     pub(crate) fn read(id: &[u8; 16], bytes: &[u8]) -> Option<Frame> {
         let is_whole = bytes.starts_with(RECORD_MAGIC) && u32_at(bytes, 28)? == sum_of(id, &bytes[..28]);
         let len = u64::from(u32_at(bytes, 4)?);
@@ -140,7 +140,8 @@ impl Frame {
     }
 }
 
-/// Where in `bytes` the next frame may be, from `from` on; where a frame's first bytes may be cut off at the end, too.
+/// The position in `bytes` where the next frame may be, from `from` on; also one where a frame's first bytes may be cut
+/// off at the end.
 pub(crate) fn next_candidate(bytes: &[u8], from: usize) -> usize {
     let mut at = from;
     while at < bytes.len() {

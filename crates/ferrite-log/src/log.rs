@@ -1,8 +1,8 @@
-//! [`Log`]: appending, rewinding, and asking how much there is. Walking is in `walk`.
+//! [`Log`]: appending, rewinding, and reporting the length. Walking is in `walk`.
 //!
 //! Invariants:
-//! * The appends of one [`Log`] are made one after the other, so the numbers of a writer grow along the file. A record
-//!   whose number was met already is a copy of an append that was sent again.
+//! * The appends of one [`Log`] run in sequence, so the numbers of a writer grow along the file. A record with a number
+//!   that a walk has already met is a copy of an append that was resent.
 //! * The header's page is written once; after that only its start changes, and only upwards.
 
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use crate::format::{FIRST_RECORD_AT, FRAME_BYTES, Frame, HEADER, Header, RECORD_
 use crate::store::Store;
 use crate::walk::{self, Walked};
 
-/// How a log is opened.
+/// Options for opening a log.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct LogOptions {
@@ -36,7 +36,7 @@ impl LogOptions {
     }
 }
 
-/// What appends share.
+/// State that appends share.
 struct Writer {
     id: u64,
     /// Of its last append.
@@ -50,15 +50,15 @@ pub struct Log<S> {
     id: [u8; 16],
     capacity: u64,
     writer: Mutex<Writer>,
-    /// Held while the start moves: of two who rewind, the slower one must not move it back.
+    /// Held while the start moves: of two concurrent rewinds, the slower one must not move it back.
     rewinding: Mutex<()>,
 }
 
 impl<S: Store> Log<S> {
-    /// Opens the log in a file; makes one there if that is wanted and the file is empty.
+    /// Opens the log in a file; makes one there if the options ask for that and the file is empty.
     ///
     /// # Errors
-    /// `Empty` and `NotALog` if there is none; what the file says.
+    /// `Empty` and `NotALog` if the file has no log; the errors of the file.
     pub fn open(store: S, options: &LogOptions) -> Result<Log<S>> {
         if store.size()? == 0 {
             if !options.create {
@@ -69,7 +69,7 @@ impl<S: Store> Log<S> {
                 capacity: options.capacity,
                 start: FIRST_RECORD_AT,
             };
-            // At the end: of several who do this at once one is first. The pages of the others are no records.
+            // At the end: of several concurrent callers one is first. The pages of the others are not records.
             store.append(&header.page())?;
         }
         let header = header(&store)?;
@@ -86,8 +86,8 @@ impl<S: Store> Log<S> {
     /// Appends: all of it, or after a crash perhaps nothing. When it returns it is durable.
     ///
     /// # Errors
-    /// `TooLong`; `Full`, which several appenders at once may overlook by what they append at that moment; what the
-    /// file says. After other errors than these two the bytes may be there: not in part, and not twice.
+    /// `TooLong`; `Full`, which several concurrent appenders may miss by the bytes that they append at that moment; the
+    /// errors of the file. After other errors than the first two the bytes may be there: not in part, and not twice.
     pub fn append(&self, data: &[u8]) -> Result<()> {
         self.appendv(&[data])
     }
@@ -109,7 +109,7 @@ impl<S: Store> Log<S> {
         let mut writer = self.writer.lock();
         let record_bytes = len as u64 + FRAME_BYTES;
         if self.capacity > 0 {
-            // Asked each time: others append and rewind, too.
+            // Computed each time: others append and rewind, too.
             let (used, capacity) = (self.tell()?, self.capacity);
             if used + record_bytes > capacity {
                 return Err(Error::Full { used, capacity });
@@ -120,11 +120,11 @@ impl<S: Store> Log<S> {
         self.store.append(&record)
     }
 
-    /// Hands the bytes of all appends that had returned when it was called to `take`, in their order, in chunks of
-    /// `chunk_bytes`; the last may be shorter. 0: all at once, also if there are none. Ends when `take` gives false.
+    /// Passes the bytes of all appends that had returned when it was called to `take`, in their order, in chunks of
+    /// `chunk_bytes`; the last may be shorter. 0: all at once, even if there are none. Ends when `take` returns false.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     pub fn walk(&self, chunk_bytes: usize, mut take: impl FnMut(&[u8]) -> bool) -> Result<Walked> {
         let mut gathered = Vec::new();
         let mut goes_on = true;
@@ -147,22 +147,22 @@ impl<S: Store> Log<S> {
     /// The same, append by append.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     pub fn walk_appends(&self, take: impl FnMut(&[u8]) -> bool) -> Result<Walked> {
         walk::walk(&self.store, &self.id, header(&self.store)?.start, take)
     }
 
-    /// Empties the log. What is appended meanwhile is gone, or is there; afterwards nothing comes back.
+    /// Empties the log. A concurrent append may or may not survive; afterwards no removed record comes back.
     ///
     /// # Errors
-    /// What the file says. The log may be empty all the same, and its space not yet free.
+    /// The errors of the file. The log may be empty all the same, and its space not yet free.
     pub fn rewind(&self) -> Result<()> {
         let _alone = self.rewinding.lock();
         let end = self.store.size()?;
         if end > header(&self.store)?.start {
             self.store.store_word(START_AT, end)?;
         }
-        // Also what a rewind that was cut short has left.
+        // This includes the remains of a rewind that was cut short.
         match end.saturating_sub(FIRST_RECORD_AT) {
             0 => Ok(()),
             len_bytes => self.store.free(FIRST_RECORD_AT, len_bytes),
@@ -172,14 +172,14 @@ impl<S: Store> Log<S> {
     /// Bytes that the log holds, with [`FRAME_BYTES`] for each append.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     pub fn tell(&self) -> Result<u64> {
         let start = header(&self.store)?.start;
         let size = self.store.size()?;
         size.checked_sub(start).ok_or(Error::Start { start, size })
     }
 
-    /// Bytes that it may hold, counted likewise.
+    /// Bytes that it may hold, counted in the same way.
     pub fn nbyte(&self) -> u64 {
         match self.capacity {
             0 => self.store.file_bytes_max().saturating_sub(FIRST_RECORD_AT),

@@ -1,6 +1,6 @@
-//! Logs in files of servers: in one, and in one that has several copies.
+//! Logs in files of servers: in a single file, and in one with several copies.
 //!
-//! Invariant: an append whose connection broke is sent again. If the first one is there, too, walks know it by its
+//! Invariant: an append whose connection broke is resent. If the first one is there, too, walks recognise it by its
 //! number.
 
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// A log in this file. An append is sent again for about this long, if the connection breaks.
+    /// A log in this file. If the connection breaks, it resends an append for about this long.
     pub fn new(file: RemoteFile, patience: Duration) -> RemoteStore {
         RemoteStore { file, patience }
     }
@@ -41,8 +41,8 @@ fn failed(error: RemoteError) -> Error {
     }
 }
 
-/// Whether an append may be there, or may be there when it is tried again. A key that was refused has been replaced;
-/// one that is not given any more is another error.
+/// Whether an append may be there, or may succeed when it is tried again. A key that was refused has been replaced; one
+/// that the server does not give any more is another error.
 fn may_go_well(error: &RemoteError) -> bool {
     match error {
         RemoteError::Unacknowledged => true,

@@ -1,4 +1,4 @@
-//! What a log needs of a file, and that of an engine's file.
+//! The requirements of a log on a file, and their implementation for an engine's file.
 
 use std::sync::Arc;
 
@@ -6,40 +6,40 @@ use ferrite_vfs::{Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMo
 
 use crate::error::{Error, Result};
 
-/// A file that a log lives in. Calls block.
+/// A file that holds a log. Calls block.
 pub trait Store: Send + Sync {
-    /// The file's size. Everything that others have appended before counts.
+    /// The file's size, including everything that others have appended before.
     ///
     /// # Errors
-    /// If it cannot be asked.
+    /// If the size cannot be determined.
     fn size(&self) -> Result<u64>;
 
-    /// Reads at `offset`; less than there is room for only at the end.
+    /// Reads at `offset`; fills `into` only in part at the end.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize>;
 
-    /// Appends behind what others append meanwhile. When it returns, the bytes are there together, and durable. They
-    /// may be there twice, and after an error too, whole or in part.
+    /// Appends at the end, wherever concurrent appends move it. When it returns, the bytes are there together, and
+    /// durable. They may be there twice, and after an error too, whole or in part.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     fn append(&self, data: &[u8]) -> Result<()>;
 
     /// Stores an aligned word of 8 bytes, durably. A crash leaves the old one or the new one.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     fn store_word(&self, offset: u64, word: u64) -> Result<()>;
 
-    /// The bytes of a range are not needed any more, and read as zeros; the size stays.
+    /// Frees a range, whose bytes then read as zeros; the size stays.
     ///
     /// # Errors
-    /// What the file says.
+    /// The errors of the file.
     fn free(&self, offset: u64, len_bytes: u64) -> Result<()>;
 
-    /// The longest append that others see whole.
+    /// The longest append that other readers see whole.
     fn append_bytes_max(&self) -> u64;
 
     /// The longest file.
@@ -92,10 +92,10 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens a file for a log that is written, or only walked.
+    /// Opens a file for a log, for writing or only for walking.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// The errors of opening it.
     pub fn open(fs: &dyn FileSystem, ctx: &Ctx, ino: Ino, writable: bool) -> Result<FileStore> {
         let mode = match writable {
             true => OpenMode::read_write(),
@@ -162,7 +162,7 @@ impl Store for FileStore {
             .file
             .fallocate(&self.ctx, FallocateMode::PunchHole, offset, len_bytes);
         freed.map_err(Error::from)?;
-        // With it what an earlier rewind has stored, and not synced, becomes durable.
+        // This also makes durable what an earlier rewind has stored, and not synced.
         self.sync()
     }
 

@@ -1,9 +1,9 @@
-//! Finding records again.
+//! The search for records.
 //!
-//! Invariants: what is handed out has valid checksums, and was not handed out before in this walk. Where there is no
-//! record each byte may begin one, also behind a valid frame: a crash may have left a part of an append, of any length,
-//! behind which others have gone on. Such a part may hold copies of earlier records, if somebody appends a log to
-//! itself; their numbers were met before.
+//! Invariants: all bytes passed on have valid checksums, and were not passed on before in this walk. Outside records
+//! each byte may begin one, also behind a valid frame: a crash may have left a part of an append, of any length, after
+//! which others have continued. Such a part may hold copies of earlier records, if a client appends a log to itself;
+//! the walk has met their numbers before.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use crate::error::Result;
 use crate::format::{FRAME_BYTES, Frame, HEADER, Header, next_candidate};
 use crate::store::Store;
 
-/// What is read at a time.
+/// Bytes per read.
 const PIECE_BYTES: usize = 1 << 20;
 const FRAME: usize = FRAME_BYTES as usize;
 
-/// What a walk has met.
+/// The findings of a walk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Walked {
@@ -23,27 +23,27 @@ pub struct Walked {
     pub appends: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Copies of appends that were sent again because a connection broke. They were not handed out.
+    /// Copies of appends that were resent because a connection broke. The walk skips them.
     pub copies: u64,
-    /// Bytes between records that are not zeros: what is left of appends that never returned, or damage.
+    /// Bytes between records that are not zeros: remains of appends that never returned, or damage.
     pub skipped_bytes: u64,
     /// The log was rewound meanwhile, and the walk ended there.
     pub is_cut_short: bool,
 }
 
-/// Bytes of the file that are at hand.
+/// Bytes of the file in memory.
 struct Window<'s, S> {
     store: &'s S,
     end: u64,
-    /// Where in the file the bytes are.
+    /// Their position in the file.
     at: u64,
     bytes: Vec<u8>,
-    /// As many of them are done with.
+    /// Number of them that the walk has passed.
     done: usize,
 }
 
 impl<S: Store> Window<'_, S> {
-    /// Has at least `len` bytes, or all up to the end; gives false if some were read.
+    /// Has at least `len` bytes, or all up to the end; returns false if it had to read some.
     fn has(&mut self, len: usize) -> Result<bool> {
         if self.bytes.len() - self.done >= len {
             return Ok(true);
@@ -62,7 +62,7 @@ impl<S: Store> Window<'_, S> {
         let count = self.store.read(from, &mut self.bytes[filled..])?;
         self.bytes.truncate(filled + count);
         if count < wanted {
-            // Cut by somebody else.
+            // Another client has truncated it.
             self.end = from + count as u64;
         }
         Ok(false)
@@ -93,7 +93,7 @@ pub(crate) fn walk(
         if window.has(len)? {
             return Ok(true);
         }
-        // What was read may have been freed before, and look like a gap.
+        // The bytes may have been freed before the read, and look like a gap.
         let mut header = [0; HEADER];
         store.read(0, &mut header)?;
         Ok(Header::read(&header)?.start == start)

@@ -1,7 +1,7 @@
 //! Crashes while a log on a pool is appended to and rewound: each fence, and images that a crash there could leave.
 //!
-//! What is protected: what was appended before the crash is walked, whole; the append that was under way is there whole
-//! or not at all; a rewind that had returned is not undone; and the log goes on.
+//! Protects: a walk returns the appends before the crash, whole; the append in progress is there whole or not at all; a
+//! rewind that had returned is not undone; and the log still works.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn walk(log: &Log<FileStore>) -> Vec<Vec<u8>> {
 struct Run {
     log: Recorded,
     ino: Ino,
-    /// Before the first step and after each. `None`: there is no log yet.
+    /// Before the first step and after each. `None`: no log exists yet.
     states: Vec<Option<Vec<Vec<u8>>>>,
 }
 

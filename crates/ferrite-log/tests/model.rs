@@ -1,8 +1,8 @@
-//! A log against a list: random calls of several who have it open, with what crashes and lost connections leave in
-//! between.
+//! A log against a list: random calls of several users who have it open, with remains of crashes and lost connections
+//! in between.
 //!
-//! What is protected: a walk hands out what was appended, whole, once, in order, in the chunks that were asked for, and
-//! nothing else, whatever lies between the records.
+//! Protects: a walk returns the appended data, whole, once, in order, in chunks of the requested size, and nothing
+//! else, whatever lies between the records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use ferrite_testkit::seed_from_env;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, Ino, NewFile, OpenMode, Position, ROOT_INO, SYSTEM};
 
-/// A file that may append twice, as one whose connection broke.
+/// A file that may append twice, like one whose connection broke.
 struct Twice {
     file: FileStore,
     is_due: Arc<AtomicBool>,
@@ -117,11 +117,11 @@ fn a_log_is_a_list_of_appends() {
                     logs[who].rewind().unwrap();
                     model.clear();
                     assert_eq!(logs[who].tell().unwrap(), 0);
-                    // The header, and the page where the log goes on.
+                    // The header, and the page where the log continues.
                     let blocks = raw.getattr(SYSTEM).unwrap().blocks;
                     assert!(blocks <= 16, "what was rewound takes {blocks} blocks");
                 }
-                // What a crash leaves of an append: a part of one, of any length, with zeros or without.
+                // The remains of an append after a crash: a part of it, of any length, with zeros or without.
                 12 | 13 => {
                     let other = open(&fs, file_of(&fs), 0);
                     other.append(&data).unwrap();
@@ -147,7 +147,7 @@ fn a_log_is_a_list_of_appends() {
                     torn.push(!data.last().unwrap());
                     raw.write(SYSTEM, Position::End.into(), &torn).unwrap();
                 }
-                // What a reservation leaves of who died.
+                // The remains of a reservation by a client that died.
                 14 => drop(raw.write(SYSTEM, Position::End.into(), &vec![0; len]).unwrap()),
                 // A log in a log.
                 15 if !model.is_empty() => {
@@ -225,7 +225,7 @@ fn threads_append_at_once_and_each_keeps_its_order() {
                     data[4..8].copy_from_slice(&number.to_le_bytes());
                     let log = if thread % 2 == 0 { shared } else { &own };
                     log.append(&data).unwrap();
-                    // Its own is there at once.
+                    // Its own are there at once.
                     if number % 50 == 0 {
                         assert!(appends(log).contains(&data));
                     }
@@ -246,7 +246,7 @@ fn threads_append_at_once_and_each_keeps_its_order() {
 fn a_walk_that_is_rewound_meanwhile_ends_and_mixes_nothing() {
     let (fs, ino) = file();
     let (log, other) = (open(&fs, ino, 0), open(&fs, ino, 0));
-    // More than is read at a time.
+    // More than one read returns.
     for number in 0..30 {
         log.append(&pattern(number, 100_000)).unwrap();
     }
@@ -293,7 +293,7 @@ fn a_log_is_full_when_it_is_and_says_what_is_no_log() {
             capacity: 1_000
         })
     ));
-    // Another one who has it open knows, and a capacity is the log's.
+    // Another user who has it open notices, and a capacity belongs to the log.
     open(&fs, ino, 0).append(&[2; 436]).unwrap();
     assert_eq!(log.tell().unwrap(), 1_000);
     assert!(matches!(log.append(b"!"), Err(Error::Full { .. })));

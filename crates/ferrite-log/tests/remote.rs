@@ -1,8 +1,8 @@
-//! Logs in files of servers: over a network that loses, repeats and reorders datagrams, with servers that go and come
-//! back, in one file and in three copies of one.
+//! Logs in files of servers: over a network that loses, repeats and reorders datagrams, with servers that go down and
+//! come back, in one file and in three copies of one.
 //!
-//! What is protected: what was appended is walked, once, each appender's in his order, though nobody heard that it was
-//! done; and all copies of a log are equal.
+//! Protects: a walk returns appended data, once, each appender's in its order, even if no client learned of its
+//! completion; and all copies of a log are equal.
 
 #[path = "../../ferrite-net/tests/common/double.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
@@ -112,7 +112,7 @@ fn open<S: Store>(store: S) -> Log<S> {
     Log::open(store, &LogOptions::default().create(true)).unwrap()
 }
 
-/// An append that says whose it is, and which.
+/// An append that names its appender and its number.
 fn entry(who: u32, number: u32, random: &mut Rng) -> Vec<u8> {
     let mut data = pattern(number, 8 + random.below(9_000) as usize);
     data[..4].copy_from_slice(&who.to_le_bytes());
@@ -120,7 +120,7 @@ fn entry(who: u32, number: u32, random: &mut Rng) -> Vec<u8> {
     data
 }
 
-/// All entries, if each appender's are there from the first on, once and in order; gives how many.
+/// All entries, if each appender's are there from the first on, once and in order; returns their numbers.
 fn check<S: Store>(log: &Log<S>) -> HashMap<u32, u32> {
     let mut next: HashMap<u32, u32> = HashMap::new();
     log.walk_appends(|data| {
@@ -138,7 +138,7 @@ fn check<S: Store>(log: &Log<S>) -> HashMap<u32, u32> {
     next
 }
 
-/// Appends until it is told to stop; gives how many.
+/// Appends until `is_over` is set; returns the number of appends.
 fn busy<S: Store>(log: &Log<S>, who: u32, seed: u64, is_over: &AtomicBool) -> u32 {
     let mut random = Rng::new(seed * 100 + u64::from(who));
     let mut number = 0;
@@ -250,7 +250,7 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
     Arc::into_inner(copies).unwrap().close().unwrap();
     let contents: Vec<Vec<u8>> = hosts.iter().map(Host::content).collect();
     assert!(contents[0] == contents[1] && contents[0] == contents[2]);
-    // Each is the log, by itself.
+    // Each is the log, on its own.
     let one = open(RemoteStore::new(remote(&hosts[2].address, PATIENCE).unwrap(), PATIENCE));
     let found = check(&one);
     assert!(
