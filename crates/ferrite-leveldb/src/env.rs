@@ -1,4 +1,4 @@
-//! LevelDB's files: what the C++ side calls, over [`Vfs`].
+//! LevelDB's files: the calls of the C++ side, over [`Vfs`].
 //!
 //! Invariants: pointers passed out are boxes of [`Reader`], [`Writer`] and [`Lock`], and come back as the same type,
 //! the last time to be closed; the root is a [`Root`] that the database keeps. A writer buffers up to 64 KiB, like
@@ -16,7 +16,7 @@ use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
 /// Size of a writer's buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Databases that are open in this process, by their lock files: address of the file system, inode.
+/// Open databases of this process, by their lock files: address of the file system, inode.
 static LOCKED: Mutex<BTreeSet<(usize, Ino)>> = Mutex::new(BTreeSet::new());
 
 /// The file system of a database.
@@ -48,8 +48,7 @@ struct Writer {
     buffer: Vec<u8>,
 }
 
-/// A lock that is held. It keeps the file open and the file system alive, so that neither number nor address can be
-/// reused.
+/// A held lock. It keeps the file open and the file system alive, so that neither number nor address can be reused.
 struct Lock {
     _file: Arc<dyn OpenFile>,
     _fs: Arc<dyn FileSystem>,
@@ -81,7 +80,7 @@ impl Writer {
     fn flush(&mut self) -> Result<(), FsError> {
         let buffer = std::mem::take(&mut self.buffer);
         let result = self.write(&buffer);
-        // What could not be written is lost, as with LevelDB's own files: it starts another log.
+        // Data that could not be written is lost, as with LevelDB's own files: it starts another log.
         self.buffer = buffer;
         self.buffer.clear();
         result
@@ -111,26 +110,26 @@ fn at_path<T>(
     otherwise: T,
     work: impl FnOnce(&Vfs, &[u8]) -> Result<T, (Kind, String)>,
 ) -> T {
-    // SAFETY: the C++ side passes the root that `Db::open` gave it, which lives as long as the database; the failure
-    // is one of its locals during this call; the path is borrowed for the call.
+    // SAFETY: the C++ side passes the root that it got from `Db::open`, which lives as long as the database; the
+    // failure is one of its locals during this call; the path is borrowed for the call.
     let (root, path, failure) = unsafe { (&*root.cast::<Root>(), path.slice(), &mut *failure) };
     guarded(failure, otherwise, || work(&root.0, path))
 }
 
 /// Runs `work` on an open writer for the C++ side.
 fn on_writer(writer: *mut c_void, failure: *mut Failure, work: impl FnOnce(&mut Writer) -> Result<(), FsError>) {
-    // SAFETY: the C++ side passes what `open_writer` gave it and has not closed it; LevelDB uses a writer from one
-    // thread at a time. The failure is one of its locals.
+    // SAFETY: the C++ side passes a pointer that it got from `open_writer` and has not closed; LevelDB uses a writer
+    // from one thread at a time. The failure is one of its locals.
     let (writer, failure) = unsafe { (&mut *writer.cast::<Writer>(), &mut *failure) };
     guarded(failure, (), || work(writer).map_err(refused));
 }
 
-/// Takes back what [`boxed`] gave out.
+/// Takes back a box from [`boxed`].
 ///
 /// # Safety
-/// `pointer` came from `boxed::<T>`, and nobody uses it again.
+/// `pointer` came from `boxed::<T>`, and no code uses it again.
 unsafe fn unboxed<T>(pointer: *mut c_void) -> Box<T> {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees it.
     unsafe { Box::from_raw(pointer.cast()) }
 }
 
@@ -145,8 +144,8 @@ extern "C" fn open_reader(root: *const c_void, path: Bytes, failure: *mut Failur
 }
 
 extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: usize, failure: *mut Failure) -> usize {
-    // SAFETY: the C++ side passes what `open_reader` gave it and has not closed it, a local failure, and a buffer of
-    // `len` bytes that is its own. The buffer need not be initialised, so it is, before it becomes a slice.
+    // SAFETY: the C++ side passes a pointer that it got from `open_reader` and has not closed, a local failure, and its
+    // own buffer of `len` bytes. The buffer may be uninitialised, so it is initialised before it becomes a slice.
     let (reader, into, failure) = unsafe {
         into.write_bytes(0, len);
         (
@@ -159,7 +158,7 @@ extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: us
 }
 
 extern "C" fn close_reader(reader: *mut c_void) {
-    // SAFETY: `open_reader` gave it, and the C++ side closes it once.
+    // SAFETY: it came from `open_reader`, and the C++ side closes it once.
     let reader = unsafe { unboxed::<Reader>(reader) };
     guarded(&mut Failure::none(), (), || {
         drop(reader);
@@ -202,7 +201,7 @@ extern "C" fn sync(writer: *mut c_void, failure: *mut Failure) {
 
 extern "C" fn close_writer(writer: *mut c_void, failure: *mut Failure) {
     on_writer(writer, failure, Writer::flush);
-    // SAFETY: `open_writer` gave it, and the C++ side closes it once.
+    // SAFETY: it came from `open_writer`, and the C++ side closes it once.
     let writer = unsafe { unboxed::<Writer>(writer) };
     guarded(&mut Failure::none(), (), || {
         drop(writer);
@@ -271,7 +270,7 @@ extern "C" fn lock(root: *const c_void, path: Bytes, failure: *mut Failure) -> *
 }
 
 extern "C" fn unlock(lock: *mut c_void) {
-    // SAFETY: `lock` gave it, and the C++ side gives it back once.
+    // SAFETY: it came from `lock`, and the C++ side gives it back once.
     let lock = unsafe { unboxed::<Lock>(lock) };
     guarded(&mut Failure::none(), (), || {
         LOCKED.lock().remove(&lock.key);

@@ -1,8 +1,8 @@
 //! The interface of the Rust and C++ sides, as in `shim.h`, in the same order.
 //!
-//! Invariants: all of it is plain data; the caller provides the [`Failure`], with kind [`Kind::NONE`]; what a [`Bytes`]
-//! points to is borrowed for the length of the call; nothing unwinds from one side into the other ([`guarded`]). Used
-//! by `db` and `env` only.
+//! Invariants: all of it is plain data; the caller provides the [`Failure`], with kind [`Kind::NONE`]; the target of a
+//! [`Bytes`] is borrowed for the length of the call; no panic or exception unwinds from one side into the other
+//! ([`guarded`]). Used by `db` and `env` only.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,7 +81,7 @@ impl Bytes {
             // The C++ side may pass no address for an empty slice.
             return &[];
         }
-        // SAFETY: the C++ side gives the address of that many bytes, which it leaves alone during the call.
+        // SAFETY: the C++ side passes the address of that many bytes, which it does not modify during the call.
         unsafe { std::slice::from_raw_parts(self.data, self.len_bytes) }
     }
 }
@@ -161,8 +161,8 @@ unsafe extern "C" {
 
 /// Runs `work` for the C++ side. An error or a panic becomes a failure and the value `otherwise`.
 pub(crate) fn guarded<T>(failure: &mut Failure, otherwise: T, work: impl FnOnce() -> Result<T, (Kind, String)>) -> T {
-    // A panic is a bug in the file system, whose locks are not poisoned by it. What it left is what any thread of a
-    // program that links the library would leave, and LevelDB gets an error for the operation.
+    // A panic is a bug in the file system, but it does not poison the locks. It leaves the same state as in any thread
+    // of a program that links the library, and LevelDB gets an error for the operation.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => done,
         Ok(Err((kind, text))) => {

@@ -9,12 +9,12 @@
 //! | `shim.cc` | the C++ side: an `Env` that calls `env`, and a database as functions |
 //!
 //! LevelDB's log gets a record with each write, while its tables are written once and read at random. So the lab uses
-//! it to measure what a mapping means to an application.
+//! it to measure the effect of a mapping on an application.
 //!
 //! *Architecture invariant:* `unsafe` is for the language border and nowhere else; nothing unwinds across it.
 //!
 //! *Architecture invariant:* only the lab uses this crate, and only with the cargo feature `leveldb`: it needs a C++
-//! compiler and LevelDB, which users of the file system need not have.
+//! compiler and LevelDB, which users of the file system may lack.
 
 mod env;
 mod ffi;
@@ -31,14 +31,14 @@ use thiserror::Error;
 use env::Root;
 use ffi::{Bytes, Database, Failure, Kind};
 
-/// Why LevelDB refused. The text names the file if there is one.
+/// Why LevelDB refused. The text names the file if any.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DbError {
-    /// A file is missing that should be there.
+    /// A required file is missing.
     #[error("LevelDB: {0}")]
     NotFound(String),
-    /// What LevelDB read is not what it wrote.
+    /// LevelDB read other bytes than it wrote.
     #[error("LevelDB: {0}")]
     Corruption(String),
     /// Not supported with these options, or on this file system.
@@ -91,10 +91,10 @@ pub struct Db {
 // SAFETY: LevelDB lets any thread use, and close, a database that another one opened; the root is `Send` and `Sync`.
 unsafe impl Send for Db {}
 // SAFETY: LevelDB guards a database's state itself ("safe for concurrent access from multiple threads"); the files
-// below are given out as LevelDB demands of any `Env`.
+// below meet LevelDB's requirements on any `Env`.
 unsafe impl Sync for Db {}
 
-/// What the two `unsafe impl` above rely on.
+/// The premise of the two `unsafe impl` above.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Root>();
@@ -115,8 +115,8 @@ impl Db {
             sync: options.sync,
         };
         let mut failure = Failure::none();
-        // SAFETY: the operations are static; the root lives as long as `Db`, which closes the database before it lets
-        // go of it, or, if this fails, until the end of this function; the rest is borrowed for the call.
+        // SAFETY: the operations are static; the root lives as long as `Db`, which closes the database before it drops
+        // the root, or, if this fails, until the end of this function; the rest is borrowed for the call.
         let database = unsafe {
             ffi::ferrite_leveldb_open(
                 &env::OPS,
@@ -188,7 +188,7 @@ impl Db {
         told(&failure)
     }
 
-    /// Waits until LevelDB's thread has nothing to do for this database. Does not end while others write.
+    /// Waits until LevelDB's thread has no work left for this database. Does not end while others write.
     pub fn settle(&self) {
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_leveldb_settle(self.database.as_ptr()) };
@@ -222,7 +222,7 @@ impl Db {
 
 impl Drop for Db {
     fn drop(&mut self) {
-        // SAFETY: opened by `open`, closed here alone; the root goes after this.
+        // SAFETY: opened by `open`, closed only here; the root is dropped after this.
         unsafe { ffi::ferrite_leveldb_close(self.database.as_ptr()) };
     }
 }

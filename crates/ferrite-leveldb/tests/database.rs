@@ -1,5 +1,5 @@
-//! A real LevelDB on the engine: what goes in comes out, over reopening, compaction and remounting; what the file
-//! system refuses is an error.
+//! A real LevelDB on the engine: it returns the pairs that it stored, over reopening, compaction and remounting;
+//! refusals of the file system are errors.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,8 @@ fn seen(engine: &Engine) -> Vfs {
     Vfs::new(Arc::new(engine.clone()), Cred::root())
 }
 
-/// A killed process is what these tests are about, not a power loss: on a disk, each write would wait for it. And
-/// nobody changes a pool but they: one is copied while it is mounted.
+/// These tests concern a killed process, not a power loss: on a disk, each write would wait for it. And no other
+/// process changes the pool: a test copies it while it is mounted.
 fn mount() -> MountOptions {
     MountOptions::default().cleaner(false).process_durability(true)
 }
@@ -43,7 +43,7 @@ fn value(number: u32, version: u32) -> Vec<u8> {
     format!("{number}.{version}|").into_bytes().repeat(60)
 }
 
-/// Everything that is in a database.
+/// All pairs in a database.
 fn content(db: &Db) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut all = BTreeMap::new();
     let mut before = Vec::new();
@@ -162,7 +162,7 @@ fn tables(vfs: &Vfs) -> Vec<u64> {
         .collect()
 }
 
-/// The engine is dropped as a crash would drop it: what was written is there, and LevelDB recovers from its log.
+/// The engine is dropped as a crash would drop it: written data is there, and LevelDB recovers from its log.
 #[test]
 fn synchronous_writes_survive_a_crash() {
     let dir = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn synchronous_writes_survive_a_crash() {
         db.put(&key(number), &value(number, 1)).unwrap();
     }
     db.settle();
-    // As it lies on the medium now, nothing closed and nothing unmounted.
+    // In its present state on the medium, nothing closed and nothing unmounted.
     let copy = dir.path().join("copy");
     std::fs::copy(&path, &copy).unwrap();
     let after = at(&copy);
@@ -202,7 +202,8 @@ fn a_full_pool_is_an_error_and_what_was_written_stays() {
         "{error}"
     );
     assert!(written > 100);
-    // What did not fit is not there. Compaction may make room for more, or fail too; whatever LevelDB takes, it has.
+    // The pair that did not fit is not there. Compaction may make room for more, or fail too; LevelDB has every pair
+    // that it accepts.
     let mut pairs: Vec<u32> = (0..written).collect();
     assert_eq!(db.get(&key(written)).unwrap(), None);
     for number in written + 1..written + 200 {

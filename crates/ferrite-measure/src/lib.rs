@@ -1,4 +1,4 @@
-//! What tests, benchmarks and the lab share to generate work and to evaluate measurements.
+//! Common tools of tests, benchmarks and the lab: generating work and evaluating measurements.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | `rate` | [`turns_per_second`] of several threads |
 //!
 //! *Architecture invariant:* it depends on nothing, so that tests of any crate can use it; the engine and the library
-//! use nothing of it.
+//! do not use it.
 #![forbid(unsafe_code)]
 
 mod random;

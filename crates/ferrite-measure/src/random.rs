@@ -3,7 +3,7 @@
 //! Invariant: the stream of a seed never changes, so that a seed printed by an old run can always be replayed, and
 //! results of the lab stay comparable (general generators change their streams between versions). Not for secrets.
 
-/// What SplitMix64 adds to its state for each number.
+/// The increment of SplitMix64's state for each number.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A small deterministic generator.
