@@ -67,7 +67,7 @@ pub(crate) struct Fsck {
     /// Say how long it took, as fsck(8) does itself
     #[arg(short = 'r', hide = true)]
     statistics: bool,
-    /// Show no title; there is none
+    /// Show no title; fsck.ferrite has no title
     #[arg(short = 'T', hide = true)]
     no_title: bool,
 }

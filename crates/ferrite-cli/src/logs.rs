@@ -56,7 +56,7 @@ struct Place {
 struct Append {
     #[command(flatten)]
     place: Place,
-    /// Append each line by itself
+    /// Append each line as an entry of its own
     #[arg(long)]
     lines: bool,
     /// Bytes that a new log may hold; else as many as the file

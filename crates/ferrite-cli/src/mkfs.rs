@@ -56,7 +56,7 @@ pub(crate) struct Mkfs {
     /// Of a pool nvme:POOL.toml: directory for its metadata; the file is written, with this and the data devices
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath, requires = "data")]
     meta: Option<PathBuf>,
-    /// Of a pool nvme:POOL.toml: a data device, or a file, which is made with --size if there is none; repeat for more
+    /// Of a pool nvme:POOL.toml: a data device, or a file, which --size makes if it does not exist; repeat for more
     #[arg(long, value_name = "DEVICE", value_hint = clap::ValueHint::AnyPath, requires = "meta")]
     data: Vec<PathBuf>,
     /// Add a data device to the pool nvme:POOL.toml, which must not be mounted

@@ -107,7 +107,7 @@ struct Unbind {
     file: Operand,
 }
 
-/// What all commands that move bytes know.
+/// The arguments of all commands that move bytes.
 #[derive(Debug, Args)]
 struct Moving {
     /// The file: tcp://HOST:PORT/EXPORT:/PATH; several are copies of one

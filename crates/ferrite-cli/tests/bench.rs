@@ -55,7 +55,7 @@ fn directories_pools_and_exports_are_measured() {
     );
 }
 
-/// A signal, a full disk and a place that is none leave nothing behind.
+/// A signal, a full disk and a missing directory leave nothing behind.
 #[test]
 fn what_ends_early_leaves_nothing() {
     let base = tempfile::tempdir().unwrap();

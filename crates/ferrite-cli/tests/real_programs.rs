@@ -170,7 +170,7 @@ fn on_a_server_fsx_finds_nothing() {
     }
 }
 
-/// What a process of fsx does.
+/// Operations of one process of fsx.
 const FSX_OPERATIONS: u32 = 5_000;
 
 /// Reads, writes, truncates, holes and mappings of one file, mixed at random and checked byte by byte.

@@ -51,8 +51,8 @@ enum Command {
         /// Its name, as printed by the search
         #[arg(required_unless_present = "image")]
         name: Option<Name>,
-        /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. What was
-        /// done to it is unknown then, so its content is not checked. The file is only read
+        /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. Its
+        /// history is unknown, so its content is not checked. The file is only read
         #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep"])]
         #[arg(conflicts_with_all = ["mapping", "data_checksum", "held"])]
         image: Option<PathBuf>,

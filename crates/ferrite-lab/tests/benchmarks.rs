@@ -155,7 +155,7 @@ fn a_benchmark_of_files_by_rdma_has_its_rows() {
         ("mr_write_4k", 1),
     ];
     assert_eq!(counts, expected);
-    // What does not depend on the machine: a range is one entry, and a cache of ranges knows a file in few runs.
+    // Values that do not depend on the machine: a range is one entry, and a cache of ranges knows a file in few runs.
     for row in &rows {
         match row["name"].as_str().unwrap() {
             "mr_register" => assert!(row["contents"].as_str().unwrap().contains(", 1 and "), "{row}"),

@@ -1,4 +1,4 @@
-//! What [`Fs`] does with attributes, extended ones included. Those of an open file are in [`crate::file`].
+//! Operations of [`Fs`] on attributes, extended ones included. Those of an open file are in [`crate::file`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;

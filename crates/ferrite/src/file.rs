@@ -38,11 +38,11 @@ pub struct File {
     open: Own<Arc<Open>>,
 }
 
-/// What all clones of a file share.
+/// State shared by all clones of a file.
 pub(crate) struct Open {
     pub(crate) fs: Arc<Parts>,
     pub(crate) file: Arc<dyn OpenFile>,
-    /// As messages show it.
+    /// In the form for messages.
     path: PathBuf,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -253,7 +253,7 @@ impl File {
         self.run(WRITE, |open| open.file.write_at(open.ctx(), offset, data))
     }
 
-    /// All there is from the start on.
+    /// All bytes from the start on.
     pub(crate) fn read_whole(&self) -> Result<Vec<u8>> {
         let grow = |content: &mut Vec<u8>, len_bytes: u64| -> Result<()> {
             let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);

@@ -44,11 +44,11 @@ pub struct Fs {
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) vfs: Vfs,
-    /// `None` for a file system that nobody opened here.
+    /// `None` for a file system that this library did not open from a volume.
     volume: Option<Arc<dyn Volume>>,
     /// Path of the pool; empty for other engines.
     pool: Arc<Path>,
-    /// The path that the directory had where relative paths start, for messages; empty for the root.
+    /// The path of the directory where relative paths start, at its opening, for messages; empty for the root.
     prefix: Arc<Path>,
 }
 
@@ -86,7 +86,7 @@ impl Fs {
         Fs::of_volume(OPEN, pool, || Address::of_pool(pool).open(options))
     }
 
-    /// Opens what an address leads to: `pm:PATH`, or a path alone, see [`Address`]. Otherwise as [`Self::open`].
+    /// Opens the volume at an address: `pm:PATH`, or a path alone, see [`Address`]. Otherwise as [`Self::open`].
     ///
     /// ```
     /// # fn run() -> ferrite::Result<()> {

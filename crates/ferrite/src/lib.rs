@@ -19,11 +19,10 @@
 //! # }
 //! ```
 //!
-//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over
-//! [`ferrite_vfs::Vfs`]. An [`Error`] says which operation failed, on which path, and why; `?` converts it to a
-//! [`std::io::Error`] with the errno. A pool belongs to one process at a time; several processes share one through a
-//! mount. In a forked child every call on a handle opened before the fork fails with an error that says so, and
-//! dropping the handle does nothing.
+//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and their argument and result types, over [`ferrite_vfs::Vfs`].
+//! An [`Error`] says which operation failed, on which path, and why; `?` converts it to a [`std::io::Error`] with the
+//! errno. A pool belongs to one process at a time; several processes share one through a mount. In a forked child every
+//! call on a handle opened before the fork fails with an error that says so, and dropping the handle does nothing.
 //!
 //! The mapping, which finds the pages of files, is chosen when a pool is created:
 //!
@@ -66,7 +65,7 @@ pub use listing::{DirEntry, ReadDir};
 pub use metadata::{FileTimes, Metadata};
 pub use open::OpenOptions;
 
-// What the signatures above name.
+// Types in the signatures above.
 pub use ferrite_fs::{
     AtimePolicy, DramUse, Durability, EngineError, FoldCounts, LastScrub, Mapping, MkfsOptions, MountOptions, PoolInfo,
     RuntimeFinding,

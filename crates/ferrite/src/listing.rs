@@ -45,7 +45,7 @@ impl DirEntry {
         self.ino
     }
 
-    /// Its attributes, if they were listed and could be had; of a symbolic link, its own. See
+    /// Its attributes, if they were listed and available; of a symbolic link, its own. See
     /// [`Fs::read_dir_with_metadata`](crate::Fs::read_dir_with_metadata).
     pub fn metadata(&self) -> Option<&Metadata> {
         self.metadata.as_ref()
@@ -56,9 +56,9 @@ impl DirEntry {
 /// it began, even if that is renamed; [`DirEntry::path`] uses the original path.
 pub struct ReadDir {
     dir: Own<Arc<ferrite_vfs::Dir>>,
-    /// As it was given.
+    /// In the form the caller gave.
     path: Arc<Path>,
-    /// As messages show it.
+    /// In the form for messages.
     full: Arc<Path>,
     with_metadata: bool,
     cookie: u64,
@@ -76,7 +76,7 @@ impl ReadDir {
         path: &Path,
         with_metadata: bool,
     ) -> Result<ReadDir> {
-        // Whatever is wrong with the path shows here, not at the first entry.
+        // Check the path here, so that errors in it do not wait for the first entry.
         let mut listing = ReadDir {
             dir,
             path: path.into(),

@@ -55,7 +55,7 @@ fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
         Bound::Included(&last) => last.checked_sub(start).and_then(|len_bytes| len_bytes.checked_add(1)),
         Bound::Excluded(&end) => end.checked_sub(start),
     };
-    // No length means all that follows, there.
+    // For a `ByteRange`, length 0 means everything from the start on.
     ByteRange::new(start, len_bytes.filter(|&len_bytes| len_bytes > 0).ok_or(EMPTY)?)
 }
 

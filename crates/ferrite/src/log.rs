@@ -27,7 +27,7 @@ use crate::file::File;
 use crate::fs::Fs;
 use crate::open::OpenOptions;
 
-/// A file that a log lives in.
+/// A file that holds a log.
 pub struct LogFile {
     file: File,
     limits: Limits,
@@ -38,7 +38,7 @@ fn failed(error: crate::Error) -> Error {
 }
 
 impl Fs {
-    /// Opens the log in a file, for appending too; with [`LogOptions::create`] one that is missing is made.
+    /// Opens the log in a file, for appending too; with [`LogOptions::create`] it creates a missing one.
     ///
     /// # Errors
     /// Those of opening the file; `NotALog` if it holds something else.
@@ -56,7 +56,7 @@ impl Fs {
 }
 
 impl LogFile {
-    /// Opens a file for a log, and makes it if that is wanted.
+    /// Opens a file for a log, and creates it if requested.
     ///
     /// # Errors
     /// Those of opening a file.
@@ -82,7 +82,7 @@ impl LogFile {
     }
 
     fn sync(&self) -> Result<()> {
-        // As it is now: a server may be followed by one that promises less.
+        // Its present value: a server may be replaced by one that promises less.
         let limits = self.file.run("ask about", |open| Ok(open.fs.vfs.fs().limits()));
         match limits.map_err(failed)?.durable_operations {
             true => Ok(()),
@@ -121,7 +121,7 @@ impl Store for LogFile {
     fn free(&self, offset: u64, len_bytes: u64) -> Result<()> {
         let freed = self.file.allocate(FallocateMode::PunchHole, offset, len_bytes);
         freed.map_err(failed)?;
-        // With it what an earlier rewind has stored, and not synced, becomes durable.
+        // This also makes durable what an earlier rewind has stored, and not synced.
         self.sync()
     }
 

@@ -215,7 +215,7 @@ impl Fs {
         let (from, to) = (from.as_ref(), to.as_ref());
         let source = self.open_file(from)?;
         let found = source.metadata()?;
-        // Never open to more users than the original is, and without setuid before it is whole.
+        // Never open to more users than the original, and without setuid before it is whole.
         let target = OpenOptions::new()
             .write(true)
             .create(true)
@@ -249,7 +249,7 @@ impl Fs {
         self.list(path.as_ref(), false)
     }
 
-    /// As [`Self::read_dir`], with the attributes of each entry: one request for many, where the pool is on a server.
+    /// As [`Self::read_dir`], with the attributes of each entry: one request for many, if the pool is on a server.
     ///
     /// # Errors
     /// As [`Self::read_dir`].

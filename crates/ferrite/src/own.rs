@@ -53,7 +53,7 @@ impl<T: Clone> Clone for Own<T> {
 impl<T: Clone> Drop for Own<T> {
     fn drop(&mut self) {
         if !self.is_ours() {
-            // One clone more that nobody drops: the last one is never dropped, so nothing is closed or unpinned.
+            // One more clone, which is leaked: so the last one is never dropped, and nothing is closed or unpinned.
             std::mem::forget(self.value.clone());
         }
     }

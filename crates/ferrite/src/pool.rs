@@ -1,6 +1,6 @@
 //! The opener of pools: the PM engine as a volume.
 //!
-//! Contents: everything in which this library names the engine, but for the errors that it passes on
+//! Contents: everything in which this library names the engine, except the errors that it passes on
 //! ([`crate::Cause::Pool`]) and the types that it re-exports.
 
 use std::io;
@@ -35,7 +35,7 @@ pub(crate) fn is_left_open(path: &Path) -> bool {
         .is_ok_and(|region| ferrite_fs::identify(&region).is_ok() && !ferrite_fs::is_clean(&region))
 }
 
-/// Makes a pool at `path` and opens it. A file that holds something is refused.
+/// Makes a pool at `path` and opens it. Refuses a file that holds something.
 pub(crate) fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let is_taken = |found: &std::fs::Metadata| found.is_file() && !holds_nothing(path);
     if std::fs::metadata(path).is_ok_and(|found| is_taken(&found)) {
@@ -51,7 +51,7 @@ pub(crate) fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Res
     Ok(Arc::new(Engine::mount(region, &MountOptions::default())?))
 }
 
-/// Layout and state of the pool that `volume` is, if it is one.
+/// Layout and state of the pool behind `volume`, if it is one.
 pub(crate) fn info(volume: &dyn Volume) -> Option<PoolInfo> {
     volume.as_any().downcast_ref().map(Engine::info)
 }

@@ -15,7 +15,7 @@ use crate::fs::bytes;
 /// Entries that are listed at a time.
 const BATCH: usize = 256;
 
-/// Why it could not be done, and where.
+/// The error, and where it occurred.
 pub(crate) struct Failed {
     pub(crate) path: PathBuf,
     pub(crate) error: FsError,
@@ -50,7 +50,7 @@ impl Level {
         if self.batch.as_slice().is_empty() {
             let (mut batch, mut checked) = (Vec::new(), Ok(()));
             self.dir.readdir(self.cookie, &mut |entry| {
-                // It becomes a path from here, and what that leads to is removed.
+                // The name becomes a path from here, whose target is removed.
                 checked = posix::check_name(entry.name);
                 if checked.is_err() {
                     return false;
@@ -82,7 +82,7 @@ pub(crate) fn remove(vfs: &Vfs, path: &Path) -> std::result::Result<(), Failed> 
     })
 }
 
-/// `at`: names that lead from the top to where it failed.
+/// `at`: names from the top to the failed entry.
 fn remove_in(vfs: &Vfs, path: &[u8], at: &mut Vec<Vec<u8>>) -> Result<()> {
     let top = match vfs.open_dir_itself(path) {
         Err(FsError::NotDirectory) if vfs.stat(path, false)?.kind == FileKind::Symlink => return vfs.unlink(path),
@@ -112,12 +112,12 @@ fn remove_in(vfs: &Vfs, path: &[u8], at: &mut Vec<Vec<u8>>) -> Result<()> {
     Ok(())
 }
 
-/// Removes an entry of the directory that `here` starts at; one that is a directory is opened instead.
+/// Removes an entry of the directory where `here` starts; opens a directory instead.
 fn remove_entry(here: &Vfs, entry: &Entry) -> Result<Option<Dir>> {
     if entry.kind == FileKind::Directory {
         match here.open_dir_itself(&entry.name) {
             Ok(dir) => return Ok(Some(dir)),
-            // Something else has its name by now.
+            // Another file has its name by now.
             Err(FsError::NotDirectory) => {}
             Err(error) => return is_gone(Err(error)).map(|()| None),
         }

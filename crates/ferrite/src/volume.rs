@@ -1,9 +1,9 @@
-//! Opening a volume by its address: which engine it is, the address says.
+//! Opening a volume by its address, which determines the engine.
 //!
-//! Contents: [`Address`], and the list of engines that addresses lead to. A new engine is one more line in it.
+//! Contents: [`Address`], and the list of engines that addresses name. A new engine is one more line in it.
 //!
 //! Invariant: a scheme is one of the words in the list, followed by a colon. Everything else is the path of a pool,
-//! whatever colons it has, so that a name with a colon needs no quoting; only `WORD://` is refused, because nobody
+//! whatever colons it has, so that a name with a colon needs no quoting; only `WORD://` is refused, because no user
 //! means a path by it. `./pm:x` is a file whose name begins like an address.
 
 use std::ffi::{OsStr, OsString};
@@ -24,7 +24,7 @@ use crate::pool::{self, MountOptions};
 
 type Open = fn(&Path, &MountOptions) -> Result<Arc<dyn Volume>, VolumeError>;
 
-/// How the addresses of one scheme are opened.
+/// The opener of one scheme's addresses.
 struct Opener {
     scheme: &'static str,
     /// An address of it, for messages.
@@ -37,10 +37,10 @@ struct Opener {
 
 /// The scheme of servers.
 const TCP: &str = "tcp";
-/// The scheme of servers that are reached over libfabric.
+/// The scheme of servers over libfabric.
 const FABRIC: &str = "fabric";
 
-/// Connects to an export. Of the options, only that it is read-only has a meaning; the others are refused.
+/// Connects to an export. Of the options, only read-only access has a meaning; the others are refused.
 #[cfg(feature = "net")]
 fn open_remote(address: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let text = address.to_string_lossy();
@@ -71,7 +71,7 @@ const NVME: &str = "nvme";
 fn open_nvme(path: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let mut wanted = ferrite_nvme::Options::default();
     wanted.read_only = options.read_only;
-    // Who accepts what a loss of power may have left only looks.
+    // A caller that accepts the losses of a power failure only looks.
     wanted.look = options.read_only && options.accept_power_loss;
     wanted.keep_orphans = options.keep_orphans;
     Ok(Arc::new(ferrite_nvme::NvmeVolume::open(path, wanted)?))
@@ -114,7 +114,7 @@ const OPENERS: &[Opener] = &[
     },
 ];
 
-/// Why text is no address of a volume that this build can open.
+/// Why a text is not an address of a volume that this build can open.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
@@ -124,7 +124,7 @@ pub enum AddressError {
         opens()
     )]
     Unknown {
-        /// What stands before the colon.
+        /// The word before the colon.
         scheme: String,
     },
     /// This build lacks the engine.
@@ -134,7 +134,7 @@ pub enum AddressError {
         opens()
     )]
     NotBuilt {
-        /// What stands before the colon.
+        /// The word before the colon.
         scheme: &'static str,
         /// The cargo feature that adds it.
         feature: &'static str,
@@ -142,13 +142,13 @@ pub enum AddressError {
     /// Nothing follows the scheme.
     #[error("a path must follow the colon")]
     Empty,
-    /// It is that of a server, and lacks something.
+    /// It is the address of a server, and lacks something.
     #[cfg(feature = "net")]
     #[error(transparent)]
     Remote(#[from] BadAddress),
 }
 
-/// What this build opens, for messages.
+/// The addresses that this build opens, for messages.
 fn opens() -> String {
     let here = OPENERS.iter().filter(|opener| opener.open.is_some());
     let mut examples: Vec<&str> = here.map(|opener| opener.example).collect();
@@ -191,7 +191,7 @@ impl Address {
     /// Reads an address. Opens nothing.
     ///
     /// # Errors
-    /// A scheme that Ferrite or this build does not know, or nothing behind it.
+    /// A scheme that Ferrite or this build does not know, or nothing after it.
     pub fn parse(text: impl AsRef<OsStr>) -> Result<Address, AddressError> {
         let text = text.as_ref();
         for &Opener {
@@ -207,7 +207,7 @@ impl Address {
                 return Err(AddressError::Empty);
             }
             let place = match scheme {
-                // What follows is no path, and means nothing alone.
+                // The rest is not a path, and means nothing alone.
                 #[cfg(feature = "net")]
                 TCP | FABRIC => {
                     ferrite_net::volume::RemoteAddress::parse(&text.to_string_lossy())?;
@@ -256,8 +256,8 @@ impl Address {
         }
     }
 
-    /// Whether it is a pool in memory or a file that nobody has open, and that was not marked closed by whoever had it
-    /// last: what was not durable then may be lost. False of what this cannot be known of: devices and servers.
+    /// Whether it is a pool in memory or a file that no process has open, and that its last user did not mark closed:
+    /// data that was not durable then may be lost. False for volumes where this is unknown: devices and servers.
     pub fn is_left_open(&self) -> bool {
         self.scheme == OPENERS[0].scheme && pool::is_left_open(self.path())
     }
@@ -288,14 +288,14 @@ impl Address {
     }
 }
 
-/// How much of a file is looked at to tell whether it describes a pool.
+/// Bytes of a file that are read to detect a description of a pool.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
 
 fn is_file(file: &std::fs::File) -> bool {
     file.metadata().is_ok_and(|found| found.is_file())
 }
 
-/// As commands take it: a pool in memory or in a file is its path.
+/// In the form that commands accept: a pool in memory or in a file is its path.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.is_remote() && self.scheme != OPENERS[0].scheme {

@@ -45,11 +45,11 @@ fn times_are_set_as_asked_and_no_others() {
         assert!(stat().accessed() == at(4) && stat().modified() >= start);
         file.set_modified(at(5)).unwrap();
         assert_eq!(file.metadata().unwrap().modified(), at(5));
-        // What no time stamp can hold is the nearest that one can.
+        // A time out of range becomes the nearest valid one.
         file.set_modified(UNIX_EPOCH + Duration::from_secs(1 << 40)).unwrap();
         assert_eq!(stat().modified(), UNIX_EPOCH + Duration::from_nanos(i64::MAX as u64));
 
-        // Now is for who may write, other times for the owner.
+        // Any user with write permission may set the present time, only the owner other times.
         fs.set_mode("/f", 0o666).unwrap();
         let other = fs.as_user(Cred::new(1000, 1000));
         other.set_times("/f", FileTimes::now()).unwrap();
@@ -79,7 +79,7 @@ fn extended_attributes_of_files_links_and_handles() {
             libc::ENODATA
         );
 
-        // The link's own: not the file's, and none of the namespace that is about content.
+        // The link's own: not the file's, and none of the namespace for user data.
         fs.set_xattr_nofollow("/l", "trusted.t", "link", XattrMode::Any)
             .unwrap();
         assert_eq!(fs.get_xattr_nofollow("/l", "trusted.t").unwrap(), b"link");
@@ -103,7 +103,7 @@ fn extended_attributes_of_files_links_and_handles() {
         file.remove_xattr("user.a").unwrap();
         assert_eq!(errno(file.remove_xattr("user.a")), libc::ENODATA);
 
-        // What others may not see they cannot name either.
+        // A user cannot name attributes that it may not see.
         fs.write("/g", "").unwrap();
         fs.set_xattr("/g", "trusted.t", "root's", XattrMode::Any).unwrap();
         let other = fs.as_user(Cred::new(1000, 1000));
@@ -198,12 +198,12 @@ fn an_open_file_has_its_attributes_set_whatever_its_name() {
         assert_eq!((another.mode(), another.uid()), (0o644, 0));
         assert_ne!(another.ino(), found.ino());
 
-        // It counts who the user is, not how the file was opened.
+        // The user counts, not the mode of opening the file.
         let other = fs.as_user(Cred::new(1000, 1000));
         let theirs = other.open_file("/f").unwrap();
         assert_eq!(errno(theirs.set_mode(0o777)), libc::EPERM);
         assert_eq!(errno(theirs.chown(Some(1000), None)), libc::EPERM);
-        // A chown takes setuid away, of who may run it with it.
+        // A chown clears the setuid of an executable file.
         fs.set_mode("/f", 0o4755).unwrap();
         theirs.metadata().unwrap();
         fs.chown("/f", Some(9), None).unwrap();
@@ -268,7 +268,7 @@ fn clones_of_a_file_share_its_position() {
         clone.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "89", "open as long as one clone is");
 
-        // Threads that write by one position take turns.
+        // Threads that write at a shared position take turns.
         const WRITES: usize = 2000;
         let shared = fs.create_file("/shared").unwrap();
         let start = Barrier::new(4);

@@ -1,4 +1,4 @@
-//! What the library's operations cost over a network: how many calls of the engine each makes.
+//! The cost of the library's operations over a network: the number of engine calls that each makes.
 
 use std::io::Write;
 use std::sync::Arc;

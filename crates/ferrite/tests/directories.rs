@@ -1,4 +1,4 @@
-//! Directory handles: the same directory whatever becomes of its name, and every operation relative to it.
+//! Directory handles: the same directory whatever happens to its name, and every operation relative to it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ fn a_directory_stays_the_same_one() {
         sub.write("g", "2").unwrap();
         assert_eq!(fs.read("/moved/f").unwrap(), b"1");
         assert_eq!(fs.read("/moved/sub/g").unwrap(), b"2");
-        // A listing's paths are good for whatever gave it, and so is a removal of all below.
+        // A listing's paths are valid for the handle that returned it, and so is a removal of everything below.
         dir.create_dir("sub/more").unwrap();
         for entry in dir.read_dir("sub").unwrap() {
             let path = entry.unwrap().path();
@@ -104,7 +104,7 @@ fn a_directory_stays_the_same_one() {
         dir.remove_dir_all("sub").unwrap();
         assert!(!fs.exists("/moved/sub") && fs.exists("/a/sub"));
 
-        // Without a name: empty, and nothing can be made in it; and the number is nobody else's.
+        // Without a name: empty, and nothing can be made in it; and no other inode has the number.
         let ino = sub.dir_metadata().unwrap().ino();
         for n in 0..100 {
             fs.create_dir(format!("/new-{n}")).unwrap();
@@ -154,7 +154,7 @@ fn a_handle_is_its_users() {
         let other = fs.as_user(Cred::new(1000, 1000));
         let denied = |error: ferrite::Error| assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{error}");
         denied(other.open_dir("/private").unwrap_err());
-        // The handle gives no right that the user has not got, but for the listing that root was allowed.
+        // The handle gives no right that the user lacks, except for the listing that root was allowed.
         let dir = fs.open_dir("/private").unwrap().as_user(Cred::new(1000, 1000));
         denied(dir.read("f").unwrap_err());
         denied(dir.write("new", "").unwrap_err());

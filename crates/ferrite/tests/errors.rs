@@ -1,4 +1,4 @@
-//! What errors report: the errno, as a program gets it from the kernel, the kind, and the path.
+//! The contents of errors: the errno, as a program gets it from the kernel, the kind, and the path.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use ferrite::{
     MountOptions, OpenFile, OpenOptions, PmError, SpaceOf, Wait, XattrMode,
 };
 
-/// An error of an operation: its errno, its path in the text, and the same errno in what `?` makes of it.
+/// An error of an operation: its errno, its path in the text, and the same errno after conversion by `?`.
 #[track_caller]
 fn is<T: std::fmt::Debug>(result: ferrite::Result<T>, errno: i32, path: &str) {
     let error = result.expect_err(path);
@@ -265,7 +265,7 @@ fn text_that_is_none_is_an_error_with_its_path() {
     assert!(error.to_string().starts_with("cannot read /f: "), "{error}");
 }
 
-/// A file that says it is larger than any memory.
+/// A file that claims to be larger than any memory.
 struct Huge(Arc<dyn OpenFile>);
 
 impl FileLayer for Huge {
@@ -281,7 +281,7 @@ impl FileLayer for Huge {
     }
 }
 
-/// An engine whose files are gone when their attributes are to change, as those of a server can be.
+/// An engine whose files vanish before a change of their attributes, as those of a server can.
 struct Gone(MemFs);
 
 impl Layer for Gone {

@@ -32,7 +32,7 @@ fn a_lock_keeps_other_open_files_out() {
         one.try_lock().unwrap();
         assert_eq!(errno(two.try_lock()), libc::EWOULDBLOCK);
         assert_eq!(errno(two.try_lock_shared()), libc::EWOULDBLOCK);
-        // The name does not matter, nor does the user, nor which clone was asked.
+        // Neither the name nor the user matters, nor the clone.
         fs.hard_link("/f", "/g").unwrap();
         let other = fs.clone().as_user(Cred::new(0, 5));
         assert_eq!(errno(open(&other, "/g").try_lock()), libc::EWOULDBLOCK);
@@ -70,13 +70,13 @@ fn locks_go_with_the_last_handle_of_an_open_file() {
         drop(clone);
         two.try_lock().unwrap();
         assert_eq!(two.conflicting_lock(.., LockKind::Exclusive).unwrap(), None);
-        // A file that was removed and made anew is another one.
+        // A file that was removed and made again is another one.
         fs.remove_file("/f").unwrap();
         open(fs, "/f").try_lock().unwrap();
     });
 }
 
-/// Locks are the engine's, not those of a value that uses it.
+/// Locks belong to the engine, not to a value that uses it.
 #[test]
 fn two_users_of_one_engine_keep_each_other_out() {
     let engine = Arc::new(MemFs::new());
@@ -124,7 +124,7 @@ fn ranges_are_locked_apart() {
         assert_eq!(errno(one.lock_range(19.., shared, Wait::No)), libc::EAGAIN);
         one.lock_range(20.., shared, Wait::No).unwrap();
         two.lock_range(u64::MAX / 2.., shared, Wait::No).unwrap();
-        // Not seen by those of the whole file.
+        // Locks on the whole file do not conflict with it.
         two.try_lock().unwrap();
         // A part is unlocked, or converted.
         one.unlock_range(4..6).unwrap();
@@ -151,7 +151,7 @@ fn two_who_would_wait_for_each_other_are_told() {
         one.lock_range(0..1, LockKind::Exclusive, Wait::No).unwrap();
         two.lock_range(1..2, LockKind::Exclusive, Wait::No).unwrap();
         std::thread::scope(|scope| {
-            // Whichever comes second is refused; the first gets its lock when the second's are gone.
+            // The request that comes second is refused; the first gets its lock when the second's are gone.
             let wait = |file: File, at: u64| {
                 let result = file.lock_range(at..at + 1, LockKind::Exclusive, Wait::AtMost(LONG));
                 drop(file);

@@ -14,22 +14,22 @@ use ferrite::{
 };
 use ferrite_pm::fork::in_child;
 
-/// A child has the locks that other threads held when it was forked, for ever: those of the allocator are freed, those
-/// of `parking_lot` are not. Tests are threads of one process, so one runs at a time; where one forks beside threads of
-/// its own, the child does nothing that waits, or they sleep ([`others_sleep`]).
+/// A child keeps the locks that other threads held at the fork, for ever: the allocator frees its own, `parking_lot`
+/// does not. Tests are threads of one process, so one runs at a time; where one forks beside threads of its own, the
+/// child does nothing that waits, or they sleep ([`others_sleep`]).
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns when all other threads have slept for a while: those of a pool, too, which is just open. So they hold no
-/// lock that others need for a moment.
+/// Returns when all other threads have slept for a while, including those of a pool that was just opened. So they hold
+/// no lock that others need for a moment.
 fn others_sleep() {
     let own = rustix::thread::gettid().as_raw_nonzero().to_string();
     let are_asleep = || {
         std::fs::read_dir("/proc/self/task").unwrap().flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            // Behind the name, which is in brackets.
+            // After the name, which is in brackets.
             let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
             task.file_name() == *own || matches!(state, None | Some('S'))
         })
@@ -43,14 +43,14 @@ fn others_sleep() {
     }
 }
 
-/// Whether a call said that it is not for a forked child; also when an [`std::io::Error`] was made of that.
+/// Whether a call failed because it ran in a forked child; also if that was converted to an [`std::io::Error`].
 fn is_refused<T>(result: Result<T, impl Into<std::io::Error>>) -> bool {
     let Err(error) = result else { return false };
     let error = error.into();
     error.kind() == ErrorKind::ResourceBusy && error.to_string().contains("forked")
 }
 
-/// Tries all that a program can do; true if all of it was refused.
+/// Tries every call of a program; true if all were refused.
 fn all_refused(fs: &Fs, file: &mut File) -> bool {
     let tried = [
         is_refused(fs.write("/new", "child")),
@@ -138,7 +138,7 @@ fn a_forked_child_is_refused_and_the_pool_stays_whole() {
     let (fs, file) = open(&path);
     let mut slot = Some((fs.clone(), file));
     for round in 0..5 {
-        // Both sides write: the child in the middle of what the parent does.
+        // Both sides write: the child in the middle of the parent's writes.
         let (fs, child) = (fs.clone(), &mut slot);
         std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
@@ -149,7 +149,7 @@ fn a_forked_child_is_refused_and_the_pool_stays_whole() {
             let told = in_child(|| {
                 let (fs, mut file) = child.take().unwrap();
                 let refused = all_refused(&fs, &mut file);
-                // The last handles in the child: their end must not end anything of the parent's.
+                // The last handles in the child: dropping them must not end anything of the parent's.
                 drop((fs, file));
                 refused
             });
@@ -180,12 +180,12 @@ fn handles_that_only_the_child_drops_free_nothing() {
     let path = dir.path().join("pool");
     let (fs, mut file) = open(&path);
     let listing = fs.read_dir("/").unwrap();
-    // Alive by its handle only: to close it is to free it.
+    // Only its handle keeps it alive: closing it frees it.
     fs.remove_file("/f").unwrap();
     let mut handles = Some((fs, file, listing));
     let ended = in_child(|| {
         let (fs, file, mut listing) = handles.take().unwrap();
-        // What was fetched before is the child's own.
+        // The child owns the entries that were fetched before.
         let rest = listing.by_ref().find(|entry| entry.is_err());
         drop((fs, file));
         is_refused(rest.unwrap())
@@ -210,7 +210,7 @@ fn a_child_ends_no_directory_and_no_lock_of_its_parents() {
     fs.create_dir_all("/d/sub").unwrap();
     fs.write("/d/g", "parent").unwrap();
     let sub = fs.open_dir("/d/sub").unwrap();
-    // Alive by its handle only: to close it is to free it.
+    // Only its handle keeps it alive: closing it frees it.
     fs.remove_dir("/d/sub").unwrap();
     file.lock().unwrap();
     file.lock_range(0..10, LockKind::Exclusive, Wait::No).unwrap();

@@ -72,7 +72,7 @@ fn directories_and_names() {
     });
 }
 
-/// A directory below is swapped for a symbolic link that leads elsewhere, again and again, while all is removed.
+/// A directory below is swapped for a symbolic link that leads elsewhere, again and again, during the removal.
 #[test]
 fn nothing_outside_a_removed_directory_goes() {
     on_both(|fs| {
@@ -128,8 +128,8 @@ fn a_symbolic_link_goes_and_not_what_it_leads_to() {
     });
 }
 
-/// Where the group may not execute, setgid is a mark of the group's own; who is not in it leaves none on what he
-/// changes.
+/// Where the group may not execute, setgid is a mark of the group's own; a user outside the group leaves none on a file
+/// that it changes.
 #[test]
 fn a_stranger_to_the_group_clears_setgid() {
     const GROUP: u32 = 50;
@@ -186,7 +186,7 @@ fn a_stranger_to_the_group_clears_setgid() {
     });
 }
 
-/// The same files that `ferrite mkfs` takes without `--force`.
+/// The same files that `ferrite mkfs` accepts without `--force`.
 #[test]
 fn a_pool_may_be_made_in_a_file_that_holds_nothing() {
     const SIZE: u64 = 16 << 20;
@@ -208,13 +208,13 @@ fn a_pool_may_be_made_in_a_file_that_holds_nothing() {
     assert_eq!(std::fs::read(&text).unwrap(), b"mine");
 }
 
-/// What is known of inodes that nobody has open any more goes, also when nothing else happens.
+/// The engine forgets inodes that no program has open any more, even if nothing else happens.
 #[test]
 fn a_program_that_closes_its_files_gets_their_memory_back() {
     const FILES: u64 = 60_000;
-    /// What docs/operations.md promises.
+    /// The promise of docs/operations.md.
     const KEPT: u64 = 16_384;
-    // On a disk each of so many operations would wait for it.
+    // On a disk each of these operations would wait for it.
     let in_memory = std::path::Path::new("/dev/shm");
     let dir = match in_memory.is_dir() {
         true => tempfile::tempdir_in(in_memory).unwrap(),

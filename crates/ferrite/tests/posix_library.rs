@@ -1,8 +1,8 @@
-//! The tables of `tests/posix/` on the library: what the kernel does with paths and permissions for a mount, it does
-//! for a program that links it. On the reference engine and on a pool of each mapping, through directory handles.
+//! The tables of `tests/posix/` on the library: it handles paths and permissions for a program that links it, as the
+//! kernel does for a mount. On the reference engine and on a pool of each mapping, through directory handles.
 //!
-//! Lines with calls that the library does not have (flags that no [`OpenOptions`] can say, sizes of buffers) are
-//! skipped and counted.
+//! Lines with calls that the library lacks (flags that [`OpenOptions`] cannot express, sizes of buffers) are skipped
+//! and counted.
 
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -33,7 +33,7 @@ fn told<E: Into<std::io::Error>>(result: Result<String, E>) -> Option<Answer> {
     }))
 }
 
-/// How to open, and whether it must be a directory. `None` where the words say what the library cannot.
+/// The options for opening, and whether it must be a directory. `None` for words that the library cannot express.
 fn open_options(words: &str, mode: u32) -> Option<(OpenOptions, bool)> {
     let mut options = OpenOptions::new();
     options.mode(mode);
@@ -63,7 +63,7 @@ fn id(word: &str) -> Option<u32> {
     u32::try_from(number(word)).ok()
 }
 
-/// `None` for times that no [`SystemTime`] can be.
+/// `None` for times that [`SystemTime`] cannot represent.
 fn system_time(seconds: i64, nanos: i64) -> Option<SystemTime> {
     let nanos = u32::try_from(nanos).ok().filter(|&nanos| nanos < 1_000_000_000)?;
     let whole = Duration::from_secs(seconds.unsigned_abs());
@@ -127,7 +127,7 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What opening a directory is for: asking who may list it.
+/// The purpose of opening a directory here: checking who may list it.
 fn open(dir: &Dir, path: &str, words: &str) -> Option<Answer> {
     let (options, is_dir) = open_options(words, 0o644)?;
     if is_dir {
@@ -183,10 +183,10 @@ fn call(dir: &Dir, umask: u32, words: &[String]) -> Option<Answer> {
             "sock" => node(FileKind::Socket, mode(3)),
             _ => node(FileKind::File, mode(3)),
         },
-        // What `bind` does to the file system.
+        // The effect of `bind` on the file system.
         "bind" => node(FileKind::Socket, 0o777 & !umask),
         "chmod" => done(dir.set_mode(path, octal(word(2)))),
-        // One that changes nothing does not reach the library; the kernel makes a change of times of it.
+        // One that changes nothing does not reach the library; the kernel turns it into a change of times.
         "chown" | "lchown" if id(word(2)).or(id(word(3))).is_none() => None,
         "chown" => done(dir.chown(path, id(word(2)), id(word(3)))),
         "lchown" => done(dir.lchown(path, id(word(2)), id(word(3)))),
@@ -209,7 +209,7 @@ fn call(dir: &Dir, umask: u32, words: &[String]) -> Option<Answer> {
         "lstat" => told(dir.symlink_metadata(path).map(|found| field(&found, word(2)))),
         "chdir" => done(dir.metadata(format!("{path}/."))),
         "ls" => told(list(dir, path)),
-        // The tables mean those of a link itself.
+        // The tables mean the attributes of a link itself.
         "setxattr" => {
             let how = match word(4) {
                 "create" => XattrMode::Create,
@@ -218,7 +218,7 @@ fn call(dir: &Dir, umask: u32, words: &[String]) -> Option<Answer> {
             };
             done(dir.set_xattr_nofollow(path, word(2), word(3), how))
         }
-        // With a size it is about the caller's buffer.
+        // With a size it concerns the caller's buffer.
         "getxattr" if !word(3).is_empty() => None,
         "getxattr" => told(dir.get_xattr_nofollow(path, word(2)).map(text)),
         "removexattr" => done(dir.remove_xattr_nofollow(path, word(2))),

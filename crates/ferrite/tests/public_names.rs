@@ -1,4 +1,4 @@
-//! Every type in a public signature can be named by who uses the library alone: this compiles, or it does not.
+//! A program that uses only this library can name every type in a public signature: this compiles, or it does not.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -78,13 +78,13 @@ fn of_errors(error: &Error) -> Option<SpaceOf> {
     }
 }
 
-/// What a program needs that takes addresses from its user.
+/// The needs of a program that takes addresses from its user.
 fn of_addresses(text: &str) -> std::result::Result<Arc<dyn Volume>, VolumeError> {
     let address: Address = Address::parse(text).map_err(|error: AddressError| VolumeError::from(error))?;
     address.open(&MountOptions::look())
 }
 
-/// What an engine of one's own is made of.
+/// The parts of a custom engine.
 fn of_engines(file: &dyn OpenFile, engine: &dyn FileSystem) -> ferrite::vfs::Result<()> {
     use ferrite::vfs::{DirEntry, OpenMode, SYSTEM, SetAttr};
     let _: Arc<dyn OpenFile> = engine.open(SYSTEM, file.ino(), OpenMode::read_only())?;

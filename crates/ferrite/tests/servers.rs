@@ -1,4 +1,4 @@
-//! Exports of servers as the library opens them: what options mean for them.
+//! Exports of servers as the library opens them: the meaning of options for them.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ fn an_export_that_is_opened_read_only_is_not_changed() {
         for (what, change) in CHANGES {
             let error = change(&fs).expect_err(what);
             let wanted = match what {
-                // As on any file system, the descriptor is looked at first.
+                // As on any file system, the descriptor is checked first.
                 "a change of an open file" => [Some(libc::EROFS), Some(libc::EBADF)],
                 _ => [Some(libc::EROFS), Some(libc::EROFS)],
             };
@@ -95,7 +95,7 @@ fn an_export_that_is_opened_read_only_is_not_changed() {
         let file = fs.open_file("/file").unwrap();
         file.lock_shared().unwrap();
         file.unlock().unwrap();
-        // Where the server is asked for reading alone, an exclusive lock would block those who may write.
+        // On an export for reading alone, an exclusive lock would block those who may write.
         let refused = file.lock().err().and_then(|error| error.raw_os_error());
         assert_eq!(refused, (name == "frozen").then_some(libc::EROFS), "{name}");
         let volume = Address::parse(&export).unwrap().open(&options).unwrap();
@@ -105,7 +105,7 @@ fn an_export_that_is_opened_read_only_is_not_changed() {
     assert!(!volume.open(&MountOptions::default()).unwrap().is_read_only());
 }
 
-/// An option that would be ignored is refused, and named.
+/// An option without effect is refused, and named.
 #[test]
 fn options_of_pools_are_refused() {
     let (_server, address) = serve();

@@ -33,7 +33,7 @@ on this machine that its user lacks.
 
 Holes of sparse files stay holes. Files belong to who runs the command; the server decides which user that is."))]
 pub(crate) struct Cp {
-    /// What to copy, and where to: a name, or a directory, which may take several
+    /// Sources, and the target: a name, or a directory, which may take several
     #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DEST"], value_parser = Operand::parser(),
         value_hint = clap::ValueHint::AnyPath)]
     operands: Vec<Operand>,

@@ -39,7 +39,7 @@ fn each(operands: &[Operand], mut act: impl FnMut(&Fs, &Path, &Place) -> Result<
 #[derive(Debug, clap::Args)]
 #[command(after_help = OPERANDS)]
 pub(crate) struct Rm {
-    /// What to remove
+    /// Files and directories to remove
     #[arg(required = true, value_parser = Operand::parser_in_volume())]
     paths: Vec<Operand>,
     /// Remove directories with all that is in them; symbolic links are never followed
@@ -131,7 +131,7 @@ fn make(fs: &Fs, path: &Path, mode: u32) -> Result<(), Why> {
 #[derive(Debug, clap::Args)]
 #[command(after_help = OPERANDS)]
 pub(crate) struct Mv {
-    /// What to rename, and the new name, or a directory, which may take several
+    /// Files and directories to rename, and the new name, or a directory, which may take several
     #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DEST"], value_parser = Operand::parser_in_volume())]
     operands: Vec<Operand>,
     /// Keep files that are there

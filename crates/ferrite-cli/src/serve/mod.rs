@@ -93,7 +93,7 @@ pub(crate) struct Serve {
     /// Threads that serve connections
     #[arg(long, value_name = "N", default_value_t = plan::THREADS, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
-    /// Seconds without a sign of life after which a client's locks and open files are let go
+    /// Seconds without a sign of life after which the server releases a client's locks and open files
     #[arg(long, value_name = "SECONDS", default_value_t = plan::LEASE_SECONDS)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
@@ -109,8 +109,8 @@ pub(crate) struct Serve {
     /// port is 4791 unless given
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = plan::RDMA, require_equals = true)]
     rdma: Option<String>,
-    /// Allow --rdma at addresses that other machines can reach. What travels by RDMA is neither encrypted nor
-    /// authenticated, whatever keys the exports have: whoever can send packets in a client's name can write its files
+    /// Allow --rdma at addresses that other machines can reach. RDMA is neither encrypted nor authenticated,
+    /// whatever keys the exports have: everybody who can send packets in a client's name can write its files
     #[arg(long, requires = "rdma")]
     rdma_unprotected: bool,
 }
@@ -273,7 +273,7 @@ struct Pools {
     volumes: Vec<Arc<dyn Volume>>,
     /// Each engine, and what is exported of it.
     engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
-    /// What the user reads once the server runs.
+    /// Lines for the user, printed once the server runs.
     said: Vec<String>,
 }
 

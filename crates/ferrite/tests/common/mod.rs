@@ -6,8 +6,7 @@ use std::path::Path;
 use ferrite::{Fs, Mapping, MkfsOptions};
 use ferrite_pm::{Access, Region};
 
-/// The mapping that pools are made with: the one in `FERRITE_MAPPING`, else the default. So every test can be run on
-/// each.
+/// The mapping for new pools: the one in `FERRITE_MAPPING`, else the default. So every test can run on each.
 pub(crate) fn mapping() -> Mapping {
     std::env::var("FERRITE_MAPPING").map_or(Mapping::default(), |name| {
         Mapping::from_name(&name).unwrap_or_else(|| panic!("FERRITE_MAPPING: no mapping is called {name}"))
@@ -20,7 +19,7 @@ pub(crate) fn create(pool: &Path, size_bytes: u64) -> Fs {
     Fs::create_with(pool, size_bytes, &options).unwrap()
 }
 
-/// Runs `test` on a pool, which must be sound behind it, and on the reference engine.
+/// Runs `test` on a pool, which must be sound afterwards, and on the reference engine.
 pub(crate) fn on_both(test: impl Fn(&Fs)) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("pool");

@@ -1,17 +1,17 @@
-//! Tables of system calls, and how they are run on anything that can make such calls: a mount, or the library.
+//! Tables of system calls, and their runner for anything that can make such calls: a mount, or the library.
 //!
 //! A line reads `who: call arguments = expected`. Without `who:` root calls, without `=` the call must succeed. `---
-//! name` opens a case, which starts in an empty directory that everybody may write to. `changes f:mc d: | …` says in
-//! addition which of access (a), modification (m) and change (c) times the call moves; m and c that are not named must
-//! stay. `{255}` is a name of that length, `{path 4095 f}` a path to `f` of that length.
+//! name` opens a case, which starts in an empty directory that everybody may write to. `changes f:mc d: | …` also says
+//! which of access (a), modification (m) and change (c) times the call moves; m and c that are not named must stay.
+//! `{255}` is a name of that length, `{path 4095 f}` a path to `f` of that length.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns once the clock that files' times are taken from has moved, so that a changed time shows. On a busy virtual
-/// machine it can stand still for longer than a tick.
+/// Returns once the clock of file times has moved, so that a changed time shows. On a busy virtual machine it can stand
+/// still for longer than a tick.
 fn wait_for_a_tick() {
     let before = clock_gettime(ClockId::RealtimeCoarse);
     while clock_gettime(ClockId::RealtimeCoarse) == before {
@@ -84,26 +84,26 @@ const ERRORS: [(&str, i32); 27] = [
     ("EOVERFLOW", libc::EOVERFLOW),
 ];
 
-/// What a call returned: text ("ok" where there is nothing to report), or an error number.
+/// The result of a call: text ("ok" if there is nothing to report), or an error number.
 pub(crate) type Answer = Result<String, i32>;
 
 /// Access, modification and change time: seconds and nanoseconds.
 pub(crate) type Times = [(i64, i64); 3];
 
-/// What the tables are run on. Paths are relative to `dir`, a directory of the system under test.
+/// The system that runs the tables. Paths are relative to `dir`, a directory of the system under test.
 pub(crate) trait System {
-    /// Makes one call, as `who`, with umask 0. `None` if there is no such call here, so that the line says nothing.
+    /// Makes one call, as `who`, with umask 0. `None` if the system lacks the call, so that the line asserts nothing.
     fn call(&self, who: &User, dir: &str, words: &[String]) -> Option<Answer>;
 
-    /// Times of a file that is no link's target, `None` if it is missing.
+    /// Times of a file that is not the target of a link, `None` if it is missing.
     fn times(&self, dir: &str, path: &str) -> Option<Times>;
 }
 
-/// How a run went.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) assertions: usize,
-    /// Lines that the system has no call for.
+    /// Lines whose call the system lacks.
     pub(crate) skipped: usize,
     /// Lines that do not hold.
     pub(crate) failures: Vec<String>,
@@ -146,7 +146,7 @@ pub(crate) fn number(text: &str) -> i64 {
     }
 }
 
-/// A time in a table's words: what `utimensat` is given. Seconds and nanoseconds have a dot between.
+/// A time in a table's words: the argument of `utimensat`. A dot separates seconds and nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum GivenTime {
     Omit,
@@ -186,7 +186,7 @@ fn expand(line: &str) -> String {
     text + rest
 }
 
-/// What is wrong with the times after a call, if anything.
+/// The error in the times after a call, if any.
 fn wrong_times(path: &str, expected: &str, before: Times, after: Times) -> Option<String> {
     let moved: String = ['a', 'm', 'c']
         .into_iter()
@@ -197,7 +197,7 @@ fn wrong_times(path: &str, expected: &str, before: Times, after: Times) -> Optio
     (moved != expected).then(|| format!("times of {path}: moved `{moved}`, expected `{expected}`"))
 }
 
-/// Runs one line and counts what it asserts; returns what went wrong.
+/// Runs one line and counts its assertions; returns its failures.
 pub(crate) fn run_line(system: &dyn System, line: &str, dir: &str, run: &mut Run) -> Vec<String> {
     let (changes, line) = match line.strip_prefix("changes ") {
         Some(rest) => rest.split_once('|').unwrap_or_else(|| panic!("no | in {line}")),
@@ -285,7 +285,7 @@ const KINDS: [(&str, &str); 7] = [
     ("blk", "mknod {} blk 0644"),
 ];
 
-/// Lines run one after another in one directory; those that do not hold are noted with what they are about.
+/// Lines run in sequence in one directory; records failed lines with their subject.
 struct Script<'a> {
     system: &'a dyn System,
     dir: String,
@@ -311,8 +311,8 @@ impl Script<'_> {
     }
 }
 
-/// Who may remove, rename and replace what in a sticky directory `t`: every owner of the directory, of the file in it,
-/// every kind of file. `u` tries; `d` is a directory of its own.
+/// Rights to remove, rename and replace in a sticky directory `t`: every owner of the directory, of the file in it,
+/// every kind of file. `u` tries; `d` is a separate directory.
 pub(crate) fn run_sticky(system: &dyn System, base: &str) -> Run {
     let (user, others) = (65534, [65534, 0, 65533]);
     let mut script = Script {
