@@ -3,9 +3,9 @@
 //! A mounted pool is frozen while its file is read ([`super::frost`]), so the copy equals the state after an unmount.
 //! Any other pool is read under its lock; records that a crash left in its journal are replayed into the copy.
 //!
-//! Invariant: under the requested name there is either a whole, durable copy or what was there before. Until it is
-//! whole, the copy has no name or, on file systems that do not support that, a temporary one that is removed when the
-//! command ends.
+//! Invariant: under the requested name lies either a whole, durable copy or the earlier content. Until it is whole, the
+//! copy has no name or, on file systems that do not support that, a temporary one that is removed when the command
+//! ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -413,8 +413,8 @@ fn lost() -> Failure {
     )
 }
 
-/// Replays the journal in the copy, as a mount of the original would; returns how many records were replayed, and what
-/// is damaged.
+/// Replays the journal in the copy, as a mount of the original would; returns the number of replayed records, and the
+/// damage found.
 fn settle(copy: &File) -> Result<(u64, Vec<String>), Failure> {
     let path = through_proc(copy);
     let region = Region::open(&path, Access::ReadWrite)?;

@@ -243,7 +243,7 @@ fn a_frozen_mount_is_read_and_its_file_may_be_copied() {
         waited > Duration::from_millis(500) && waited < Duration::from_secs(20),
         "{waited:?}"
     );
-    // A daemon that has been asked to end first completes the waiting requests.
+    // A daemon that receives a signal to end first completes the waiting requests.
     ok(ferrite().arg("freeze").arg(&test.dir));
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| fs::write(test.path("last"), "x"));

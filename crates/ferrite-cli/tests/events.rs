@@ -137,7 +137,7 @@ fn without_a_log_syslog_is_told() {
         text.starts_with(&head) && text.contains("bytes 8192 to 12287"),
         "{text}"
     );
-    // The mount works on after its syslog has gone.
+    // The mount keeps working without its syslog.
     drop(syslog);
     fs::remove_file(&path).unwrap();
     fails(ferrite().arg("scrub").arg(&test.dir), 4);

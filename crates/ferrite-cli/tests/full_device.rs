@@ -1,4 +1,4 @@
-//! Full pools and huge files: `ENOSPC` in time, nothing damaged, `df` true, and what frees space always works.
+//! Full pools and huge files: `ENOSPC` in time, nothing damaged, `df` correct, and calls that free space always work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

@@ -64,7 +64,7 @@ fn open_flags_holes(test: TestPool) {
         .unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"onetwo");
     assert!(OpenOptions::new().write(true).create_new(true).open(&path).is_err());
-    // Not for reading: a mapping could store where holes are, of which the engine would know nothing.
+    // Not for reading: a mapping could store in the holes, unknown to the engine.
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(b"x", 100_000).unwrap();
     // SAFETY: plain system calls on an open descriptor.

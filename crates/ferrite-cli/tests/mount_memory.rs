@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{TestPool, has_fuse};
 
-/// The daemon's knowledge of files goes when the kernel forgets them, and most of its memory with it.
+/// The daemon drops its data about files when the kernel forgets them, and most of the memory with it.
 #[test]
 fn inodes_that_the_kernel_forgot_are_forgotten() {
     const FILES: u64 = 50_000;

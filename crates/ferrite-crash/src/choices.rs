@@ -50,7 +50,7 @@ pub fn name(choice: Choice) -> String {
     }
 }
 
-/// Reads what [`name`] wrote.
+/// Parses the output of [`name`].
 ///
 // The text is not a choice; the error says why.
 /// In words, if it is not a choice.

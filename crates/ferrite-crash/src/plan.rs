@@ -37,7 +37,7 @@ fn by_chance(turn: u64, seed: u64) -> Name {
     }
 }
 
-/// Short workloads with tokens: each operation alone, and every so many pairs and triples.
+/// Short workloads with tokens: each operation alone, and one in `every` pairs and triples.
 fn short_with_tokens(seed: u64, every: usize) -> impl Iterator<Item = Name> + Send {
     let singles = alphabet().len() as u64;
     let alone = (0..singles).map(move |n| Name::from(Source::Pair(n)).with_tokens(2 * seed));

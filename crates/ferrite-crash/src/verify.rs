@@ -210,7 +210,7 @@ fn count_inodes(engine: &Engine, tree: &Tree) -> Result<(), String> {
     }
 }
 
-/// A little of everything, all of it undone. A full pool may refuse what takes space, nothing else.
+/// A little of everything, all of it undone. A full pool may refuse calls that need space, and no others.
 fn probe(engine: &Engine) -> ferrite_vfs::Result<()> {
     fn unless_full<T>(result: ferrite_vfs::Result<T>) -> ferrite_vfs::Result<Option<T>> {
         match result {

@@ -37,7 +37,7 @@ pub enum Error {
     /// The log's capacity is used up.
     #[error("the log is full: it holds {used} of {capacity} bytes")]
     Full {
-        /// Bytes that it holds, with what frames them.
+        /// Bytes that it holds, including frames.
         used: u64,
         /// Bytes that it may hold.
         capacity: u64,

@@ -162,7 +162,7 @@ impl Store for FileStore {
             .file
             .fallocate(&self.ctx, FallocateMode::PunchHole, offset, len_bytes);
         freed.map_err(Error::from)?;
-        // This also makes durable what an earlier rewind has stored, and not synced.
+        // This also makes durable the unsynced stores of an earlier rewind.
         self.sync()
     }
 

@@ -174,7 +174,7 @@ fn the_engine_calls_downwards_only() {
     for (from, uses) in &engine.uses {
         for to in uses {
             let (from_top, to_top) = (top(from), top(to));
-            // The root only lists what the crate offers.
+            // The root only re-exports names of the crate.
             if from_top == to_top || from.is_empty() || to.is_empty() {
                 continue;
             }

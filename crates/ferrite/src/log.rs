@@ -121,7 +121,7 @@ impl Store for LogFile {
     fn free(&self, offset: u64, len_bytes: u64) -> Result<()> {
         let freed = self.file.allocate(FallocateMode::PunchHole, offset, len_bytes);
         freed.map_err(failed)?;
-        // This also makes durable what an earlier rewind has stored, and not synced.
+        // This also makes durable the unsynced stores of an earlier rewind.
         self.sync()
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// An error once the copy shall end.
+    /// An error if the copy must end.
     pub(super) fn check(&self) -> Result<()> {
         match self.stop.load(Ordering::Relaxed) {
             true => Err(Why::new("interrupted")),

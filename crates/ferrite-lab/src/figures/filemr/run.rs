@@ -28,7 +28,7 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 const WRITE_BYTES: usize = 1024;
 /// Repetitions between two clock reads of an operation that is too short for a clock.
 const BATCH: usize = 64;
-/// Files of a mix, for each file that the plan has for other figures: a cache of pages shall not hold them all.
+/// Files of a mix, for each file that the plan has for other figures: too many for a cache of pages.
 const MIX_FILES: u32 = 4;
 
 fn size_label(bytes: u64) -> String {

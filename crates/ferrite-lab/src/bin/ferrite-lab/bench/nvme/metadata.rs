@@ -122,7 +122,8 @@ impl Files<'_> {
         Ok(self.fs.unlink(SYSTEM, self.dir, format!("file-{name}").as_bytes())?)
     }
 
-    /// Creates and removes so many files with so many threads; nanoseconds of one of each.
+    /// Creates and removes `count` files with `threads` threads; returns the nanoseconds of one creation and one
+    /// removal.
     fn round(&self, threads: usize, count: u64) -> Result<[f64; 2], Failure> {
         let share = count / threads as u64 + 1;
         let first = self.next.fetch_add(share * threads as u64, Ordering::Relaxed);

@@ -25,7 +25,7 @@ pub(super) struct Place {
     pub(super) has_loops: bool,
 }
 
-/// Runs a command for what it prints.
+/// Runs a command and returns its output.
 fn run(command: &mut Command) -> Result<String, Failure> {
     let output = command
         .stdin(Stdio::null())
