@@ -22,7 +22,7 @@ use crate::{FAILED, Failure, USAGE, complain};
 /// The command succeeded, but a copy lacks something.
 pub(crate) const COPY_BEHIND: u8 = 3;
 
-/// Longer than a restarted server, with the leases that servers have, makes a client wait for a lock.
+/// A server that has not replied for so long counts as absent.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The file at a path in an export; `makes` creates it if absent.

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -152,10 +152,6 @@ fn mount_in(
     options: &FuseOptions,
     rings: Result<(), String>,
 ) -> Result<Mounted, FuseError> {
-    let no_rings = |error: io::Error| FuseError::NoRings {
-        why: format!("io_uring cannot be used ({error})"),
-        mend: "see `sysctl kernel.io_uring_disabled`, and what a container forbids".into(),
-    };
     let device = OpenOptions::new()
         .read(true)
         .write(true)
@@ -176,24 +172,7 @@ fn mount_in(
     let readers = service.spare().map_or(options.readers(), Spare::readers);
     let config = config(options, readers);
     let bridge = Bridge::new(service, rings.clone());
-    let mounted = if user.is_root() {
-        // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
-        let dir = std::fs::canonicalize(dir)?;
-        let device = OwnedFd::from(device);
-        kernel_mount(&device, &dir, options)?;
-        let acl = choose_acl(options.allow_other);
-        match Session::from_fd(bridge, device, acl, config) {
-            Ok(session) => Ok((session, Some(dir))),
-            Err(error) => {
-                let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
-                Err(error)
-            }
-        }
-    } else {
-        drop(device);
-        Session::new(bridge, dir, &config).map(|session| (session, None))
-    };
-    let (session, dir) = mounted?;
+    let (session, dir) = start_session(bridge, device, dir, options, config)?;
     let way = match &rings {
         None => Way::Classic(why),
         Some(rings) => {
@@ -218,6 +197,40 @@ fn mount_in(
         way,
         dir,
     })
+}
+
+fn no_rings(error: io::Error) -> FuseError {
+    FuseError::NoRings {
+        why: format!("io_uring cannot be used ({error})"),
+        mend: "see `sysctl kernel.io_uring_disabled`, and what a container forbids".into(),
+    }
+}
+
+/// Mounts, and begins to answer. Returns the directory if this process has to unmount it.
+fn start_session(
+    bridge: Bridge,
+    device: File,
+    dir: &Path,
+    options: &FuseOptions,
+    config: Config,
+) -> Result<(Session<Bridge>, Option<PathBuf>), FuseError> {
+    if rustix::process::geteuid().is_root() {
+        // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
+        let dir = std::fs::canonicalize(dir)?;
+        let device = OwnedFd::from(device);
+        kernel_mount(&device, &dir, options)?;
+        let acl = choose_acl(options.allow_other);
+        match Session::from_fd(bridge, device, acl, config) {
+            Ok(session) => Ok((session, Some(dir))),
+            Err(error) => {
+                let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
+                Err(error.into())
+            }
+        }
+    } else {
+        drop(device);
+        Ok((Session::new(bridge, dir, &config)?, None))
+    }
 }
 
 fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(), FuseError> {

@@ -181,34 +181,23 @@ fn perform(
         }
         Request::FSync { fh } => reply(service.fsync(ctx, fh), payload),
         Request::SetXattr { name, value, flags } => reply(service.setxattr(ctx, ino, name, value, flags), payload),
-        Request::GetXattr { name, len_bytes } => {
-            let value = service.getxattr(ctx, ino, name);
-            reply(value.map(|value| Xattr(value, len_bytes)), payload)
-        }
-        Request::ListXattr { len_bytes } => {
-            let names = service.listxattr(ctx, ino);
-            reply(names.map(|names| Xattr(names, len_bytes)), payload)
-        }
+        Request::GetXattr { name, len_bytes } => xattr(service.getxattr(ctx, ino, name), len_bytes, payload),
+        Request::ListXattr { len_bytes } => xattr(service.listxattr(ctx, ino), len_bytes, payload),
         Request::RemoveXattr(name) => reply(service.removexattr(ctx, ino, name), payload),
         Request::Flush { fh, owner } => reply(service.flush(ctx, ino, fh, owner), payload),
         Request::OpenDir => reply(Ok(service.opendir()), payload),
-        Request::ReadDir { offset, len_bytes } => {
-            let mut list = Reply::within(payload, len_bytes);
+        Request::ReadDir { offset, len_bytes } => list(payload, len_bytes, |entries| {
             service.readdir(ctx, ino, offset, |ino, next, kind, name| {
-                list.dirent(ino, next, kind, name)
-            })?;
-            Ok(list.len_bytes())
-        }
-        Request::ReadDirPlus { offset, len_bytes } => {
-            let mut list = Reply::within(payload, len_bytes);
-            service.readdirplus(ctx, ino, offset, |it| list.dirent_plus(it))?;
-            Ok(list.len_bytes())
-        }
+                entries.dirent(ino, next, kind, name)
+            })
+        }),
+        Request::ReadDirPlus { offset, len_bytes } => list(payload, len_bytes, |entries| {
+            service.readdirplus(ctx, ino, offset, |it| entries.dirent_plus(it))
+        }),
         Request::ReleaseDir => Ok(0),
         Request::FSyncDir => reply(service.fsyncdir(ctx), payload),
         Request::GetLk { owner, wanted } => reply(service.getlk(ctx, ino, owner, wanted), payload),
-        // The caller of this does that.
-        Request::SetLk { .. } => Err(Errno::EIO.into()),
+        Request::SetLk { .. } => Err(Errno::EIO.into()), // the caller of this locks
         Request::Fallocate {
             fh,
             offset,
@@ -218,4 +207,16 @@ fn perform(
         Request::LSeek { fh, offset, whence } => reply(service.lseek(ctx, fh, offset, whence), payload),
         Request::Ioctl => Err(Errno::ENOTTY.into()),
     }
+}
+
+/// Fills the reply with as many entries of a directory as fit.
+fn list<'p>(payload: &'p mut [u8], len_bytes: usize, fill: impl FnOnce(&mut Reply<'p>) -> Answer<()>) -> Answer<usize> {
+    let mut entries = Reply::within(payload, len_bytes);
+    fill(&mut entries)?;
+    Ok(entries.len_bytes())
+}
+
+/// Replies with a value, or with its length if the caller asked for that.
+fn xattr(value: Answer<Vec<u8>>, len_bytes: u32, payload: &mut [u8]) -> Answer<usize> {
+    reply(value.map(|value| Xattr(value, len_bytes)), payload)
 }
