@@ -1,7 +1,7 @@
-//! Appends of several threads at a time, made one step of the engine.
+//! Appends of several threads at a time, combined into one step of the engine.
 //!
-//! A thread that brings an append while another's is under way waits; whoever finds nobody at work takes all that wait,
-//! its own among them, and appends them in one call. So a step's fences are paid once for all.
+//! A thread that brings an append while another's is under way waits; a thread that finds no step under way takes all
+//! queued appends, its own among them, and appends them in one call. So a step's fences are paid once for all.
 //!
 //! Invariants: an append is in one call that succeeds, or in none. Its bytes are durable before [`Appends::append`]
 //! returns. Appends of one thread keep their order, since it waits for each.
@@ -12,12 +12,12 @@ use ferrite_vfs::{FsError, Result};
 
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// Bytes of one step, unless a single append is longer.
+/// Bytes per step, unless a single append is longer.
 const STEP_BYTES_MAX: usize = 1 << 20;
 /// Appends of one step.
 const STEP_PARTS_MAX: usize = 64;
 
-/// Appends that wait.
+/// Queued appends.
 #[derive(Debug, Default)]
 pub(crate) struct Appends {
     queue: Mutex<Queue>,
@@ -28,11 +28,11 @@ pub(crate) struct Appends {
 struct Queue {
     next: u64,
     waiting: Vec<(u64, Vec<u8>)>,
-    /// Where each begins, or why it does not.
+    /// Where each begins, or its error.
     done: HashMap<u64, Result<u64>>,
     /// A thread is appending.
     is_busy: bool,
-    /// Threads that wait for a change. To tell nobody is a system call, too.
+    /// Threads that wait for a change. A notification is a system call even without a waiter.
     sleepers: usize,
 }
 
@@ -60,15 +60,15 @@ impl Drop for Turn<'_> {
 }
 
 impl Appends {
-    /// Appends `data` by `append`, maybe with others, maybe of another thread. Gives where it begins. Blocks for as
-    /// long as the engine takes for the step under way and for those of appends that came before.
+    /// Appends `data` by `append`, maybe with others, maybe of another thread. Returns where it begins. Blocks for as
+    /// long as the engine takes for the step under way and for the steps of earlier appends.
     ///
     /// # Errors
     /// As the engine; nothing was appended then.
     pub(crate) fn append(&self, data: &[u8], append: &dyn Fn(&[&[u8]]) -> Result<u64>) -> Result<u64> {
         let mut queue = lock(&self.queue);
         if !queue.is_busy && queue.waiting.is_empty() {
-            // Nobody to share a step with: no copy.
+            // No other append to share a step with: no copy.
             queue.is_busy = true;
             drop(queue);
             let turn = Turn {
@@ -116,7 +116,7 @@ impl Appends {
                 }
             }
             Err(error) if parts.len() == 1 => results.push((parts[0].0, Err(error))),
-            // Some of them may have room where all have not.
+            // Some of them may fit where all together do not.
             Err(_) => results.extend(parts.iter().map(|(ticket, data)| (*ticket, append(&[data])))),
         }
         turn.tickets.clear();
@@ -124,7 +124,7 @@ impl Appends {
     }
 }
 
-/// The first of those that wait, as many as a step may have, at least one.
+/// The first queued appends, as many as a step may have, at least one.
 fn take_step(waiting: &mut Vec<(u64, Vec<u8>)>) -> Vec<(u64, Vec<u8>)> {
     let mut len_bytes = 0;
     let count = waiting.iter().take(STEP_PARTS_MAX).take_while(|(_, data)| {

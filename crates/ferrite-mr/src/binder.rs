@@ -1,10 +1,10 @@
-//! The room that owns all bound files of a server: who binds, who holds keys, when a binding ends.
+//! The owner of all bound files of a server: it tracks who binds, who holds keys, and when a binding ends.
 //!
 //! Invariants:
 //!
 //! * A file is bound once, however many sessions have keys for it, and is unbound when the last key is gone.
 //! * Binding and unbinding of a file exclude each other (`Slot::work`), and block nothing that packets need.
-//! * No lock of this file is held by who is called from the engine.
+//! * No lock of this file is held by code that the engine calls.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -19,10 +19,10 @@ use crate::memory::FileMemory;
 use crate::room::Room;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
-/// How a binder works.
+/// Options of a binder.
 #[derive(Clone)]
 pub struct Options {
-    /// Threads that ask engines for pages.
+    /// Threads that request pages from engines.
     pub fault_threads: usize,
     /// Bytes of all messages that are being assembled. Longer messages are refused; others wait.
     pub assembled_bytes_max: u64,
@@ -41,37 +41,37 @@ impl Default for Options {
     }
 }
 
-/// A key that was given.
+/// A granted key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Granted {
     /// The filekey.
     pub key: u32,
     /// The file's size.
     pub size: u64,
-    /// Runs that its pages lie in, as far as they are known.
+    /// Runs that its pages lie in, as far as known.
     pub ranges: u64,
     /// The longest WRITE of a key with [`Rights::atomic_writes`].
     pub atomic_bytes_max: u64,
 }
 
-/// A bound file, for who looks after the server.
+/// A bound file, for the server's administrator.
 #[derive(Debug, Clone)]
 pub struct Listed {
-    /// Whose file it is.
+    /// The file's engine.
     pub engine: Weak<dyn FileSystem>,
-    /// Which.
+    /// The file.
     pub ino: Ino,
     /// How it is bound.
     pub binding: Binding,
-    /// Who has keys.
+    /// The holders of keys.
     pub holders: Vec<Holder>,
-    /// What has been done with it.
+    /// Its counters.
     pub status: FileStatus,
 }
 
 struct Slot {
     engine: Weak<dyn FileSystem>,
-    /// Held while the file is bound or unbound. True: this slot is not in the table any more.
+    /// Held while the file is bound or unbound. True: this slot has been removed from the table.
     work: Mutex<bool>,
     bound: Mutex<Option<(Arc<FileMr>, Binding)>>,
 }
@@ -93,7 +93,7 @@ impl Binder {
     /// A binder without files.
     ///
     /// # Errors
-    /// If no threads can be had.
+    /// If no threads are available.
     pub fn new(options: Options) -> std::io::Result<Binder> {
         Ok(Binder {
             room: Arc::new(Room::new(options.fault_threads, options.assembled_bytes_max)?),
@@ -111,11 +111,11 @@ impl Binder {
     /// Gives `session` a key for a file, and binds the file if it is not bound yet. The key can be used when this
     /// returns. Blocks as [`ferrite_vfs::regions::Regions::bind`] does.
     ///
-    /// With [`Ctx::check`] the caller needs the permissions that `rights` stand for.
+    /// With [`Ctx::check`] the caller needs the permissions that `rights` imply.
     ///
     /// # Errors
-    /// As [`ferrite_vfs::regions::Regions::bind`]. `Invalid` for rights to change a file that is bound for reading by
-    /// this call, `Busy` if it was by an earlier one; `NotSupported` if the engine has no regions.
+    /// As [`ferrite_vfs::regions::Regions::bind`]. `Invalid` for rights to change a file that this call binds for
+    /// reading, `Busy` if an earlier one did; `NotSupported` if the engine has no regions.
     pub fn bind(
         &self,
         engine: &Arc<dyn FileSystem>,
@@ -128,7 +128,7 @@ impl Binder {
         if rights.changes() && !binding.writable {
             return Err(FsError::Invalid(BadArgument::NotWritable));
         }
-        // Another file that cannot be sealed is nothing to this one. It stays bound.
+        // Another file that cannot be sealed does not concern this one. It stays bound.
         let _ = self.sweep();
         let id = id_of(engine, ino);
         let holder = Holder {
@@ -152,14 +152,14 @@ impl Binder {
                 .bound(&slot, engine, ctx, id, binding, rights)
                 .and_then(|file| self.grant(&file, holder));
             if result.is_err() {
-                // Its error is the one to tell.
+                // Its error is the one to report.
                 let _ = self.unbind_unused(id, &slot, &mut is_gone);
             }
             return result;
         }
     }
 
-    /// The file of a slot, bound now if it was not. The caller holds the slot's `work`.
+    /// The file of a slot, which this binds if necessary. The caller holds the slot's `work`.
     fn bound(
         &self,
         slot: &Slot,
@@ -192,8 +192,8 @@ impl Binder {
     /// A key for a bound file.
     fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Granted> {
         let key = self.room.keys.grant(file, holder)?;
-        // Asked when the key is known to the file: a change of permissions before this shows in what is asked, one
-        // after it has looked at the key.
+        // Read once the file knows the key: an earlier change of permissions shows in these attributes, and a later one
+        // has checked the key.
         let attr = file.region().ok_or(FsError::Stale).and_then(|region| region.attr());
         let allowed = attr.and_then(|attr| match &key.holder.cred {
             Some(cred) => posix::may_access(&attr, cred, key.holder.rights.access()),
@@ -213,36 +213,37 @@ impl Binder {
         })
     }
 
-    /// A queue pair belongs to `session` from now on: it may use the session's keys.
+    /// Assigns a queue pair to `session`: from now on it may use the session's keys.
     pub fn attach(&self, session: SessionId, qpn: Qpn) {
         self.room.keys.attach(session, qpn);
     }
 
-    /// A queue pair belongs to nobody any more. Its own thread calls this, or has stopped serving it.
+    /// Removes a queue pair from its session. Its own thread calls this, or has stopped serving it.
     pub fn detach(&self, qpn: Qpn) {
         self.room.keys.detach(qpn);
     }
 
-    /// Takes a key back. When this returns no access by it is under way. Unbinds the file if it was the last.
+    /// Revokes a key. When this returns no access by it is under way. Unbinds the file if it was the last.
     ///
     /// # Errors
-    /// `NotFound` if the session has no such key; as [`ferrite_vfs::regions::Region::unbind`], the key being gone.
+    /// `NotFound` if the session has no such key; errors of [`ferrite_vfs::regions::Region::unbind`], the key being
+    /// revoked.
     pub fn release(&self, session: SessionId, key: u32) -> Result<()> {
         let file = self.room.keys.revoke_one(session, key).ok_or(FsError::NotFound)?;
         self.settle(vec![file])
     }
 
-    /// Takes all keys and queue pairs of a session back, as [`Self::release`] does.
+    /// Revokes all keys and detaches all queue pairs of a session, as [`Self::release`] does.
     ///
     /// # Errors
-    /// As [`Self::release`]: the first of them; all keys are gone.
+    /// As [`Self::release`]: the first error; all keys are revoked.
     pub fn end_session(&self, session: SessionId) -> Result<()> {
         self.room.keys.detach_all(session);
         let files = self.room.keys.revoke(|key, _| key.holder.session == session);
         self.settle(files)
     }
 
-    /// Takes all keys of a file back and unbinds it.
+    /// Revokes all keys of a file and unbinds it.
     ///
     /// # Errors
     /// `NotFound` if it is not bound; as [`Self::release`].
@@ -255,7 +256,7 @@ impl Binder {
         self.settle(files)
     }
 
-    /// Takes all keys back and unbinds all files: before engines are closed.
+    /// Revokes all keys and unbinds all files, before engines are closed.
     ///
     /// # Errors
     /// As [`Self::release`].
@@ -264,8 +265,8 @@ impl Binder {
         self.settle(files)
     }
 
-    /// Forgets keys that were revoked by a change of permissions or by the engine, and unbinds files without others.
-    /// Binding does it, too.
+    /// Forgets keys that a change of permissions or the engine has revoked, and unbinds files without others. Binding
+    /// calls this, too.
     ///
     /// # Errors
     /// As [`Self::release`].
@@ -302,7 +303,7 @@ impl Binder {
         listed
     }
 
-    /// Keys that there are.
+    /// Number of keys.
     pub fn keys(&self) -> usize {
         self.room.keys.len()
     }
@@ -312,7 +313,7 @@ impl Binder {
         self.room.assembled_bytes()
     }
 
-    /// Waits for accesses with keys that were revoked, and unbinds files without others.
+    /// Waits for accesses with revoked keys, and unbinds files without others.
     fn settle(&self, files: Vec<Arc<FileMr>>) -> Result<()> {
         let mut result = Ok(());
         for file in files {
@@ -351,7 +352,7 @@ impl Binder {
 
 impl Drop for Binder {
     fn drop(&mut self) {
-        // Nobody is left to tell. A file that could not be sealed is, after the next start.
+        // No caller is left to report to. A file that could not be sealed is sealed after the next start.
         let _ = self.unbind_all();
     }
 }

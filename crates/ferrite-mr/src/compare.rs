@@ -1,6 +1,6 @@
-//! Ranges against pages: what a file costs an adapter to register, and how often its cache knows the answer.
+//! Ranges against pages: the cost of registering a file with an adapter, and the hit rate of its cache.
 //!
-//! Contents: functions for benchmarks. Nothing of the server calls them.
+//! Contents: functions for benchmarks. The server calls none of them.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use crate::counters::Counters;
 use crate::run::{OutOfRange, Run};
 use crate::translate::{Pages, Ranges, RegionId, Translation};
 
-/// What registering a file takes.
+/// The cost of registering a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registration {
-    /// How long it takes.
+    /// The time it takes.
     pub took: Duration,
-    /// Entries that the adapter then has.
+    /// Entries that the adapter has afterwards.
     pub entries: usize,
 }
 
-/// One way of translation against the other.
+/// One method of translation against the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Versus<T> {
     /// As FileMR does it.
@@ -42,7 +42,7 @@ fn register(translation: &mut impl Translation, files: &[Vec<Run>]) -> Result<Re
     })
 }
 
-/// Registers files with both. The pages of each lie in its runs, from the first on and without holes.
+/// Registers files with both. The pages of each lie in its runs, from the first page on and without holes.
 ///
 /// # Errors
 /// If a file has too many pages for one.
@@ -53,12 +53,12 @@ pub fn registration(files: &[Vec<Run>]) -> Result<Versus<Registration>, OutOfRan
     })
 }
 
-/// What a replay has shown.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replay {
-    /// What the cache did.
+    /// The cache's counters.
     pub counters: Counters,
-    /// How long all translations took, of those that it did not know by the table.
+    /// The time of all translations, including the table lookups of misses.
     pub took: Duration,
 }
 
@@ -78,8 +78,7 @@ fn count(
     })
 }
 
-/// Sends accesses to pages of files (number of the file, page), in this order, through both caches, which are empty at
-/// first.
+/// Sends accesses to pages of files (number of the file, page), in this order, through both caches, which start empty.
 ///
 /// # Errors
 /// As [`registration`].

@@ -1,4 +1,4 @@
-//! What a cache has done.
+//! Counters of a cache.
 
 /// Counts of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -7,14 +7,14 @@ pub struct Counters {
     pub hits: u64,
     /// Lookups that did not.
     pub misses: u64,
-    /// Entries that made room for others.
+    /// Entries evicted for others.
     pub evictions: u64,
-    /// Entries that were removed because their pages were.
+    /// Entries removed with their pages.
     pub invalidated: u64,
 }
 
 impl Counters {
-    /// Hits among all lookups; 0 if there were none.
+    /// Hits among all lookups; 0 without lookups.
     pub fn hit_rate(&self) -> f64 {
         let lookups = self.hits + self.misses;
         if lookups == 0 {

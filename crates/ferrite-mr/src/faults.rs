@@ -1,10 +1,10 @@
-//! Range faults: which pages of a file have been asked for, and what became of it.
+//! Range faults: the pages of a file that have been requested, and the outcomes.
 //!
-//! Contents: a short list for each file. [`crate::memory`] puts packets off and has the engine asked, by threads
-//! that may wait.
+//! Contents: a short list for each file. [`crate::memory`] defers packets and lets threads that may wait call the
+//! engine.
 //!
-//! Invariants: a page is asked for once at a time. What failed is told to the next packet that needs it, and forgotten
-//! soon: a later one asks again.
+//! Invariants: each page has at most one request at a time. A failure is reported to the next packet that needs the
+//! page, and forgotten soon: a later packet requests it again.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ use crate::sync::{Mutex, lock};
 
 /// Faults of one file under way.
 const PENDING_MAX: usize = 64;
-/// Failures that are remembered, and how long.
+/// Remembered failures, and for how long.
 const FAILED_MAX: usize = 64;
 const FAILED_FOR: Duration = Duration::from_secs(2);
-/// The first wait of a packet: about what a fault takes. It doubles with each packet that still finds nothing.
+/// The first wait of a packet: about the duration of a fault. It doubles with each packet that still finds nothing.
 const WAIT_NS: u64 = 20_000;
 /// The longest.
 const WAIT_NS_MAX: u64 = 2_000_000;
 
-/// Pages of a file that are needed.
+/// Pages of a file that a packet needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) first: u32,
@@ -38,20 +38,20 @@ impl Wanted {
         self.first < other.end && other.first < self.end
     }
 
-    /// Whether what `other` needs comes with it. Only the first page counts: the rest is asked for in its turn.
+    /// Whether the pages for `other` come with it. Only the first page counts: the rest is requested in its turn.
     fn brings(&self, other: &Wanted) -> bool {
         (self.first..self.end).contains(&other.first) && (self.access == Access::Write || other.access == Access::Read)
     }
 }
 
-/// What a packet is told.
+/// The reply to a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// To be asked for now, by who gets this. The packet waits.
+    /// The receiver of this requests the pages now. The packet waits.
     Ask { wait_ns: u64 },
-    /// Somebody else has.
+    /// Another thread has requested them.
     Wait { wait_ns: u64 },
-    /// It was asked for, and failed.
+    /// The request failed.
     Failed(Fault),
 }
 
@@ -65,7 +65,7 @@ struct Pending {
 #[derive(Debug, Default)]
 struct List {
     pending: Vec<Pending>,
-    /// The engine was frozen when it was last asked.
+    /// The engine was frozen at the last request.
     is_frozen: bool,
     failed: VecDeque<(Wanted, Fault, Instant)>,
 }
@@ -108,14 +108,14 @@ impl Faults {
         lock(&self.list).pending.len() as u64
     }
 
-    /// The engine has answered.
+    /// The engine has replied.
     pub(crate) fn done(&self, wanted: &Wanted, result: Result<(), FsError>) {
         let mut list = lock(&self.list);
         list.pending.retain(|pending| pending.wanted != *wanted);
         list.is_frozen = matches!(result, Err(FsError::Busy));
         match result {
             Ok(()) => list.failed.retain(|(failed, ..)| !failed.overlaps(wanted)),
-            // Nothing has failed: the next packet asks again.
+            // This is no failure: the next packet requests it again.
             Err(FsError::Busy) => {}
             Err(error) => {
                 if list.failed.len() == FAILED_MAX {
@@ -127,7 +127,7 @@ impl Faults {
     }
 }
 
-/// What a queue pair is told of an error of the engine.
+/// The fault that a queue pair gets for an error of the engine.
 pub(crate) fn fault_of(error: &FsError) -> Fault {
     match error {
         FsError::Stale
@@ -136,7 +136,7 @@ pub(crate) fn fault_of(error: &FsError) -> Fault {
         | FsError::ReadOnly
         | FsError::FileTooBig
         | FsError::Invalid(_) => Fault::Access,
-        // The engine is frozen. A thread that waited would keep all its queue pairs waiting.
+        // The engine is frozen. A thread that waited would make all its queue pairs wait.
         FsError::Busy => Fault::NotReady { wait_ns: WAIT_NS_MAX },
         _ => Fault::Operational,
     }
@@ -166,7 +166,7 @@ mod tests {
             faults.want(&wanted(20, 21, Access::Read)),
             Answer::Ask { wait_ns: WAIT_NS }
         );
-        // Reading does not bring pages into holes.
+        // Reading does not allocate pages for holes.
         assert_eq!(
             faults.want(&wanted(20, 21, Access::Write)),
             Answer::Ask { wait_ns: WAIT_NS }
@@ -187,7 +187,7 @@ mod tests {
         );
         assert_eq!(faults.want(&some), Answer::Ask { wait_ns: WAIT_NS });
         faults.done(&some, Err(FsError::Stale));
-        // It worked for another one in between.
+        // Meanwhile it worked for another one.
         faults.want(&some);
         faults.done(&some, Err(FsError::Stale));
         faults.done(&some, Ok(()));

@@ -1,18 +1,23 @@
-//! A file as a memory region: where its pages lie, who may touch them, and the engine's half of it.
+//! A file as a memory region: the location of its pages, access rights, and the engine's half of it.
 //!
-//! Contents: [`FileMr`], the adapter of one bound file, and its *guards*. A guard is the file's lock, taken
-//! beside others; what changes translation takes it alone. So a revocation waits for all guards of the file, not only
-//! for those in its range: a guard lasts for the copy of one packet, and to know who is where would cost every packet
-//! more than the wait costs a revocation. The lock is sharded: threads that take guards share no cache line.
+//! Contents: [`FileMr`], the adapter of one bound file, and its *guards*. A guard holds the file's lock shared; code
+//! that changes translation holds it exclusively.
+//!
+//! So a revocation waits for all guards of the file, not only for those in its range: a guard lasts for the copy of one
+//! packet, and tracking ranges would cost every packet more than the wait costs a revocation. The lock is sharded:
+//! threads that take guards share no cache line.
 //!
 //! Invariants:
 //!
-//! * Pages are touched under a guard only, and the engine is not called under one, but for what is meant for guards.
-//! * A guard of a key that is revoked, or of a file that is not bound any more, is not given. Both are looked at under
-//!   the lock, so who revokes and then takes it alone has waited for all accesses.
+//! * Pages are touched under a guard only, and the engine is not called under one, except for the calls meant for
+//!   guards.
+//! * A revoked key, or a file that is no longer bound, gets no guard. Both are checked under the lock, so a thread that
+//!   revokes and then takes the lock exclusively has waited for all accesses.
 //! * Calls of the engine (append, reserve, atomic writes) are made under [`FileMr::call`], which a revocation by the
-//!   server waits for as well. One by the engine must not: it holds the file's lock, which such a call waits for.
-//! * [`State::epoch`] moves when a page that was known lies elsewhere: what threads remember from before is void.
+//!   server waits for as well. A revocation by the engine must not: it holds the file's lock, which such a call waits
+//!   for.
+//! * [`State::epoch`] moves when a known page changes its place: translations that threads remember from before are
+//!   void.
 
 use std::sync::Arc;
 
@@ -29,9 +34,9 @@ use crate::range_mtt::RangeMtt;
 use crate::run::{Placed, Run};
 use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
 
-/// Pages that are asked for at a time before anybody needs them.
+/// Pages requested at a time before any packet needs them.
 const EXPLORED_PAGES: u32 = 4096;
-/// A fault of a reader brings all of such a part of the file.
+/// A reader's fault brings all of such an aligned part of the file.
 const NEAR_PAGES: u32 = 64;
 
 /// Where a page lies.
@@ -41,17 +46,17 @@ pub(crate) enum Place {
     Run(Placed),
     /// In a run of holes, which read as zeros.
     Hole(Placed),
-    /// Not known: to be asked for.
+    /// Not known: must be requested.
     Unknown,
 }
 
-/// What guards look at.
+/// The state that guards protect.
 #[derive(Default)]
 pub(crate) struct State {
     pages: RangeMtt,
     /// Holes, as runs that lie where they are in the file: neighbours then become one.
     holes: RangeMtt,
-    /// Grows beside guards: bytes behind the end have their place before.
+    /// Grows beside guards: bytes behind the old end have their place before.
     size: AtomicU64,
     epoch: u64,
     region: Option<Arc<dyn Region>>,
@@ -76,12 +81,12 @@ impl State {
             .is_some_and(|end| end <= self.size.load(Ordering::SeqCst))
     }
 
-    /// Moves when what was known is void.
+    /// Moves when earlier translations become void.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Whether just this is known of these pages.
+    /// Whether exactly this is known of these pages.
     fn knows(&self, run: &PageRun) -> bool {
         let (known, page) = match run.page {
             Some(page) => (self.pages.lookup(run.at), page),
@@ -93,7 +98,7 @@ impl State {
         })
     }
 
-    /// The first page from `page` on that is not known.
+    /// The first unknown page from `page` on.
     fn next_unknown(&self, mut page: u32) -> u32 {
         while let Place::Run(known) | Place::Hole(known) = self.place(page) {
             page = known.end();
@@ -116,7 +121,7 @@ pub(crate) struct Guard<'f> {
 }
 
 impl Guard<'_> {
-    /// Where pages lie.
+    /// The location of pages.
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
@@ -124,7 +129,7 @@ impl Guard<'_> {
     /// The pages themselves.
     ///
     /// # Errors
-    /// `Access` if there are none (any more).
+    /// `Access` if the file has none (any more).
     pub(crate) fn region(&self) -> std::result::Result<&dyn Region, Fault> {
         self.state.region.as_deref().ok_or(Fault::Access)
     }
@@ -133,19 +138,19 @@ impl Guard<'_> {
 /// A file of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
-    /// Where the engine is in memory.
+    /// The engine's address in memory.
     pub(crate) engine: usize,
     pub(crate) ino: Ino,
 }
 
-/// A bound file, to its engine.
+/// A bound file, as its engine sees it.
 pub struct FileMr {
     number: u64,
     id: FileId,
-    /// The longest write that the engine makes one step of.
+    /// The longest write that the engine makes in one step.
     atomic_bytes_max: u64,
     state: SharedLock<State>,
-    /// Held beside others during calls of the engine.
+    /// Held shared during calls of the engine.
     calls: SharedLock<()>,
     keys: Mutex<Vec<Arc<Key>>>,
     check: Arc<KeyCheck>,
@@ -156,7 +161,7 @@ pub struct FileMr {
 }
 
 impl FileMr {
-    /// A file that is being bound. `number` is that of no other.
+    /// A file that is being bound. `number` is unique.
     pub(crate) fn new(number: u64, id: FileId, atomic_bytes_max: u64, check: Arc<KeyCheck>) -> FileMr {
         FileMr {
             number,
@@ -208,10 +213,10 @@ impl FileMr {
         Ok(Guard { state })
     }
 
-    /// Calls the engine for who has `key`. The caller holds no guard.
+    /// Calls the engine for the holder of `key`. The caller holds no guard.
     ///
     /// # Errors
-    /// `Access` if the key is revoked, or the binding has ended; as the engine.
+    /// `Access` if the key is revoked, or the binding has ended; errors of the engine.
     pub(crate) fn call<T>(
         &self,
         key: &Key,
@@ -222,7 +227,7 @@ impl FileMr {
         call(&*region).map_err(|error| fault_of(&error))
     }
 
-    /// Appends for who has `key`, maybe together with others.
+    /// Appends for the holder of `key`, maybe together with others.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -235,7 +240,7 @@ impl FileMr {
         &self.faults
     }
 
-    /// Asks the engine for pages. Blocks on the file's lock; the caller holds no guard.
+    /// Requests pages from the engine. Blocks on the file's lock; the caller holds no guard.
     pub(crate) fn serve(&self, wanted: &Wanted) {
         let region = shared(&self.state).region.clone();
         let ask = |first: u32, end: u32| match &region {
@@ -243,7 +248,7 @@ impl FileMr {
             None => Err(FsError::Stale),
         };
         let result = match wanted.access {
-            // Who reads here will most often read nearby, and to look up neighbours costs less than another fault.
+            // A reader most often continues nearby, and looking up neighbours costs less than another fault.
             Access::Read => {
                 let end = wanted.end.checked_next_multiple_of(NEAR_PAGES).unwrap_or(wanted.end);
                 ask(wanted.first / NEAR_PAGES * NEAR_PAGES, end)
@@ -253,7 +258,7 @@ impl FileMr {
         self.faults.done(wanted, result);
     }
 
-    /// The next pages from page `from` on to be asked for before anybody needs them: first and end. `None` when all are
+    /// The next pages from page `from` on to request before any packet needs them: first and end. `None` when all are
     /// known, or the binding has ended.
     pub(crate) fn unknown(&self, from: u32) -> Option<(u32, u32)> {
         let state = shared(&self.state);
@@ -264,8 +269,8 @@ impl FileMr {
         (first < pages).then(|| (first, pages.min(first.saturating_add(EXPLORED_PAGES))))
     }
 
-    /// Asks the engine for pages that nobody waits for; false if it does not answer now. Blocks on the file's lock; the
-    /// caller holds no guard.
+    /// Requests pages from the engine that no packet waits for; false if it does not answer now. Blocks on the file's
+    /// lock; the caller holds no guard.
     pub(crate) fn explore(&self, (first, end): (u32, u32)) -> bool {
         let region = shared(&self.state).region.clone();
         region.is_some_and(|region| region.fault(first, end - first, Access::Read).is_ok())
@@ -274,11 +279,11 @@ impl FileMr {
     /// A new key.
     pub(crate) fn add_key(&self, key: Arc<Key>) {
         let mut keys = lock(&self.keys);
-        // The engine may have looked at the others in the meantime: this one is looked at by who adds it, afterwards.
+        // The engine may have looked at the others in the meantime: the caller that adds this one checks it afterwards.
         keys.push(key);
     }
 
-    /// Forgets keys that are revoked, and tells whether there are others.
+    /// Forgets revoked keys, and returns whether others remain.
     pub(crate) fn has_keys(&self) -> bool {
         let mut keys = lock(&self.keys);
         keys.retain(|key| !key.is_revoked());
@@ -290,8 +295,8 @@ impl FileMr {
         lock(&self.keys).clone()
     }
 
-    /// Waits until whoever had a guard or called the engine when this was called has finished. After keys were revoked
-    /// no access by them is under way then. Not for calls from the engine.
+    /// Waits for all guards and engine calls that were under way when this was called. After keys were revoked no
+    /// access by them is under way then. Must not be called from the engine.
     pub(crate) fn drain(&self) {
         drop(alone(&self.calls));
         drop(alone(&self.state));
@@ -304,7 +309,7 @@ impl FileMr {
         meter
     }
 
-    /// The engine's half; none when the binding has ended.
+    /// The engine's half; `None` when the binding has ended.
     pub(crate) fn region(&self) -> Option<Arc<dyn Region>> {
         shared(&self.state).region.clone()
     }
@@ -319,7 +324,7 @@ impl FileMr {
         shared(&self.state).size.load(Ordering::SeqCst)
     }
 
-    /// What is known of it.
+    /// Its status.
     pub(crate) fn status(&self) -> FileStatus {
         let by_thread: Vec<Counts> = lock(&self.meters).iter().map(|meter| meter.read()).collect();
         let mut total = Counts::default();
@@ -342,7 +347,7 @@ impl FileMr {
 pub struct FileStatus {
     /// Its size.
     pub size: u64,
-    /// Runs that its pages lie in, as far as they are known.
+    /// Runs that its pages lie in, as far as known.
     pub ranges: u64,
     /// Runs of holes.
     pub holes: u64,
@@ -350,7 +355,7 @@ pub struct FileStatus {
     pub revocations: u64,
     /// Range faults under way.
     pub faults: u64,
-    /// What queue pairs did.
+    /// Counts of all queue pairs.
     pub total: Counts,
     /// The same by thread.
     pub by_thread: Vec<Counts>,
@@ -371,7 +376,7 @@ impl Adapter for FileMr {
             }
             state.forget(run.at, end);
             let pages = run.pages;
-            // A run that no file can have is as good as none: its pages are asked for again.
+            // A run that no file can have is ignored: its pages are requested again.
             let _ = match run.page {
                 Some(page) => state.pages.insert(run.at, Run { page, pages }),
                 None => state.holes.insert(run.at, Run { page: run.at, pages }),
@@ -385,7 +390,7 @@ impl Adapter for FileMr {
             return state.size.store(size, Ordering::SeqCst);
         }
         drop(state);
-        // Who has a guard may be behind the new end.
+        // The holder of a guard may be behind the new end.
         alone(&self.state).size.store(size, Ordering::SeqCst);
     }
 
@@ -410,7 +415,7 @@ impl Adapter for FileMr {
         state.epoch = epoch;
         state.has_ended = true;
         drop(state);
-        // The engine's half goes without the lock.
+        // The engine's half is dropped without the lock.
         drop(ended);
     }
 }

@@ -1,8 +1,7 @@
-//! What a thread remembers of keys and ranges, so that most packets look into nothing that threads share but the
-//! file's lock.
+//! Keys and ranges that a thread remembers, so that most packets use no state shared by threads except the file's lock.
 //!
-//! Invariants: only what was found is remembered, so strangers fill nothing. What is remembered is void when its key is
-//! revoked, its queue pair detached, or the epoch of its file has moved; each is looked at before use.
+//! Invariants: only successful lookups are remembered, so unknown peers fill nothing. An entry is void when its key is
+//! revoked, its queue pair detached, or the epoch of its file has moved; each is checked before use.
 
 use std::sync::Arc;
 
@@ -15,18 +14,18 @@ use crate::keys::{Grant, Keys};
 use crate::meter::Meter;
 use crate::range_cache::RangeCache;
 
-/// Keys that are remembered.
+/// Keys remembered at most.
 const GRANTS_MAX: usize = 4_096;
 
-/// A file, to one thread.
+/// A file as one thread sees it.
 struct Local {
-    /// Names the file in the cache, since `epoch`. Entries of earlier ones are never found again.
+    /// Identifies the file in the cache, since `epoch`. Entries of earlier epochs are never found again.
     tag: u32,
     epoch: u64,
     meter: Arc<Meter>,
 }
 
-/// What a thread remembers.
+/// The memory of a thread.
 pub(crate) struct Grants {
     known: FxHashMap<(Qpn, u32), Grant>,
     locals: FxHashMap<u64, Local>,
@@ -52,10 +51,10 @@ impl Grants {
         }
     }
 
-    /// What a queue pair may do with a key.
+    /// The rights of a queue pair with a key.
     ///
     /// # Errors
-    /// `Access` if nothing.
+    /// `Access` if it has none.
     pub(crate) fn find(&mut self, keys: &Keys, qpn: Qpn, key: u32) -> Result<Found<'_>, Fault> {
         let name = (qpn, key);
         if !self.known.get(&name).is_some_and(Grant::is_good) {
@@ -78,7 +77,7 @@ impl Grants {
         })
     }
 
-    /// Forgets what is void, and everything if that is too much.
+    /// Forgets void entries, and everything if too many remain.
     fn tidy(&mut self) {
         self.known.retain(|_, grant| grant.is_good());
         if self.known.len() >= GRANTS_MAX {
@@ -89,7 +88,7 @@ impl Grants {
 }
 
 impl Found<'_> {
-    /// Where a page lies: what the cache knows, or the table.
+    /// Where a page lies: from the cache, or from the table.
     pub(crate) fn place(&mut self, state: &State, page: u32) -> Place {
         let local = &mut *self.local;
         if local.epoch != state.epoch() {
@@ -114,7 +113,7 @@ impl Found<'_> {
     }
 }
 
-/// A tag that nothing in the cache has.
+/// A tag that no entry of the cache has.
 fn next(last: &mut u32, cache: &mut RangeCache) -> u32 {
     if *last == u32::MAX {
         *cache = RangeCache::new();

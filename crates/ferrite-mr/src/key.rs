@@ -1,7 +1,6 @@
-//! A filekey: who may do what with a file from afar.
+//! A filekey: a right to remote access to a file.
 //!
-//! Invariant: a key that is revoked stays so. Its number is not given to another while this one is in the table of
-//! keys.
+//! Invariant: a revoked key stays revoked. Its number is not reused while this one is in the table of keys.
 
 use std::fmt;
 
@@ -10,11 +9,11 @@ use ferrite_vfs::{Attr, Cred};
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// A session: who was given keys, and whose queue pairs may use them.
+/// A session: it is granted keys, and its queue pairs may use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// What a key allows.
+/// The rights of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Rights {
     /// READs.
@@ -29,7 +28,7 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Reading alone.
+    /// Read only.
     pub const READ: Rights = Rights {
         read: true,
         write: false,
@@ -49,7 +48,7 @@ impl Rights {
         self.write || self.append
     }
 
-    /// What permissions a user needs for them.
+    /// The permissions that a user needs for them.
     pub fn access(&self) -> Access {
         Access {
             read: self.read,
@@ -59,22 +58,22 @@ impl Rights {
     }
 }
 
-/// Who holds a key.
+/// The holder of a key.
 #[derive(Debug, Clone)]
 pub struct Holder {
     /// The session.
     pub session: SessionId,
-    /// What the key allows.
+    /// The rights of the key.
     pub rights: Rights,
     /// The user that permissions are checked for; `None`: they are waived.
     pub cred: Option<Cred>,
 }
 
-/// Decides whether a holder keeps its key when permissions or the owner of a file have changed. Called under the
-/// file's lock: it must not call the engine.
+/// Decides whether a holder keeps its key when permissions or the owner of a file have changed. Called under the file's
+/// lock: it must not call the engine. it must not call the engine.
 pub type KeyCheck = dyn Fn(&Holder, &Attr) -> bool + Send + Sync;
 
-/// The usual [`KeyCheck`]: the permission bits.
+/// The default [`KeyCheck`]: the permission bits.
 pub fn may_keep(holder: &Holder, attr: &Attr) -> bool {
     match &holder.cred {
         None => true,
@@ -91,7 +90,7 @@ pub(crate) struct Key {
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The number lets who knows it write: it does not belong into logs.
+        // Anyone who knows the number can write: it must not appear in logs.
         f.debug_struct("Key")
             .field("holder", &self.holder)
             .finish_non_exhaustive()
@@ -111,7 +110,7 @@ impl Key {
         self.is_revoked.load(Ordering::SeqCst)
     }
 
-    /// Who takes a guard after this is refused. Who has one is waited for by [`crate::file::FileMr`].
+    /// Refuses guards from now on. [`crate::file::FileMr`] waits for the existing ones.
     pub(crate) fn revoke(&self) {
         self.is_revoked.store(true, Ordering::SeqCst);
     }

@@ -1,9 +1,9 @@
-//! All filekeys of a server, and which queue pair is whose.
+//! All filekeys of a server, and the sessions of its queue pairs.
 //!
-//! Invariants: a key is good on queue pairs of its session only. Numbers are the system's randomness, so that who has
-//! not been given one has one chance in four billion for each try, and a wrong try ends its connection.
+//! Invariants: a key is valid on queue pairs of its session only. Numbers come from the kernel's random generator, so
+//! an attacker has one chance in four billion per try, and a wrong try ends its connection.
 //!
-//! A thread remembers what it looked up; that a key was revoked or a queue pair detached shows in the entry itself.
+//! A thread remembers its lookups; the entry itself shows that a key was revoked or a queue pair detached.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Whether it may be used as far as is known without a guard.
+    /// Whether it may be used, as far as can be known without a guard.
     pub(crate) fn is_good(&self) -> bool {
         !self.attachment.is_over.load(Ordering::SeqCst) && !self.key.is_revoked()
     }
@@ -58,12 +58,12 @@ impl Keys {
     /// A new key for a file.
     ///
     /// # Errors
-    /// If the system has no randomness.
+    /// If the kernel provides no randomness.
     pub(crate) fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Arc<Key>> {
         loop {
             let number = u32::from_ne_bytes(ferrite_vfs::random()?);
             let mut table = alone(&self.table);
-            // Zero is what forgetful programs send.
+            // Uninitialised programs send zero.
             if number == 0 || table.keys.contains_key(&number) {
                 continue;
             }
@@ -75,7 +75,7 @@ impl Keys {
         }
     }
 
-    /// What a queue pair may do with a key.
+    /// The rights of a queue pair with a key.
     pub(crate) fn look_up(&self, qpn: Qpn, key: u32) -> Option<Grant> {
         let table = shared(&self.table);
         let attachment = table.attached.get(&qpn)?;
@@ -88,7 +88,7 @@ impl Keys {
         (attachment.session == key.holder.session && grant.is_good()).then_some(grant)
     }
 
-    /// A queue pair belongs to a session now, in place of whose it was.
+    /// Assigns a queue pair to a session, taking it from its previous one.
     pub(crate) fn attach(&self, session: SessionId, qpn: Qpn) {
         let attachment = Arc::new(Attachment {
             session,
@@ -99,7 +99,7 @@ impl Keys {
         }
     }
 
-    /// A queue pair belongs to nobody any more.
+    /// Removes a queue pair from its session.
     pub(crate) fn detach(&self, qpn: Qpn) {
         if let Some(before) = alone(&self.table).attached.remove(&qpn) {
             before.is_over.store(true, Ordering::SeqCst);
@@ -117,7 +117,7 @@ impl Keys {
         });
     }
 
-    /// Revokes and removes the keys that `which` picks. Gives their files, each once. The caller drains them.
+    /// Revokes and removes the keys that `which` picks. Returns their files, each once. The caller drains them.
     pub(crate) fn revoke(&self, which: impl Fn(&Key, &FileMr) -> bool) -> Vec<Arc<FileMr>> {
         let mut files: HashMap<u64, Arc<FileMr>> = HashMap::new();
         alone(&self.table).keys.retain(|_, (key, file)| {
@@ -142,7 +142,7 @@ impl Keys {
         Some(file)
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub(crate) fn len(&self) -> usize {
         shared(&self.table).keys.len()
     }

@@ -1,15 +1,15 @@
 //! Files as RDMA memory regions: the adapter's half of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020).
 //!
-//! Contents: [`Binder`], which binds files of any engine with [`ferrite_vfs::regions`] and gives *filekeys* for
-//! them; and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a
-//! call of the file system. `docs/filemr.md` says what each promises.
+//! Contents: [`Binder`], which binds files of any engine with [`ferrite_vfs::regions`] and grants *filekeys* for them;
+//! and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a call of
+//! the file system. `docs/filemr.md` describes the guarantees of each.
 //!
-//! Below that, two ways to translate pages of files, which know no files: FileMR's ([`RangeMtt`], a tree of runs for
-//! each file, behind a [`RangeCache`]) and its rival, what adapters have ([`PageMtt`], an array of pages, behind a
-//! [`PageCache`]). Both caches have 4096 entries, four to a set. [`Ranges`] and [`Pages`] are both as experiments
-//! compare them.
+//! Below that, two methods to translate pages of files, which know no files: FileMR's ([`RangeMtt`], a tree of runs for
+//! each file, behind a [`RangeCache`]) and the usual one of adapters ([`PageMtt`], an array of pages, behind a
+//! [`PageCache`]). Both caches have 4096 entries, four to a set. [`Ranges`] and [`Pages`] combine table and cache, for
+//! experiments that compare them.
 //!
-//! *Architecture invariant:* nothing here knows an engine, sockets, or the service.
+//! *Architecture invariant:* this crate knows no engine, no sockets and no service.
 
 #![forbid(unsafe_code)]
 

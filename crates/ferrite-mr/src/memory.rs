@@ -1,13 +1,13 @@
 //! The memory behind the queue pairs of one thread: packets in, copies to and from pages of bound files.
 //!
-//! Contents: [`FileMemory`], what an RNIC's thread gives its `Endpoint`.
+//! Contents: [`FileMemory`], which an RNIC's thread passes to its `Endpoint`.
 //!
 //! Invariants:
 //!
-//! * A packet is: guard, key, bounds, translation of all its pages, copy, fence, release. Nothing of it is done if one
-//!   page is not translated.
-//! * A call of the engine is made without a guard. Those for pages, which may take long, are made by other threads.
-//! * Each message that was given room gives it back: when it is written, abandoned, or the memory goes.
+//! * A packet takes these steps: guard, key, bounds, translation of all its pages, copy, fence, release. It has no
+//!   effect if one page is not translated.
+//! * Engine calls are made without a guard. Other threads make those for pages, which may take long.
+//! * Each message that was given budget returns it: when it is written, abandoned, or the memory goes.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::key::Rights;
 use crate::planted::{Flaw, planted};
 use crate::room::Room;
 
-/// Pages that are asked for at a time.
+/// Pages requested at a time.
 const AHEAD_PAGES: u64 = 1_024;
-/// Runs that are looked at ahead of a message.
+/// Runs that are checked ahead of a message.
 const AHEAD_RUNS: usize = 64;
-/// How long a message waits for room to be assembled.
+/// How long a message waits for budget to be assembled.
 const ROOM_WAIT_NS: u64 = 500_000;
 
 /// A part of a packet within a page.
@@ -52,18 +52,18 @@ impl Bytes {
         self.at / REGION_PAGE_BYTES
     }
 
-    /// Behind the last. The bytes are in a file, so nothing overflows.
+    /// The page behind the last. The bytes are in a file, so nothing overflows.
     fn end_page(&self) -> u64 {
         (self.at + self.len_bytes).div_ceil(REGION_PAGE_BYTES)
     }
 
-    /// Whether its first packet finds out itself what [`prepare`] would. Most are that short, and to look twice is a
-    /// good part of what such a packet costs.
+    /// Whether its first packet does the work of [`prepare`]. Most are that short, and a second lookup is a good part
+    /// of such a packet's cost.
     fn is_short(&self) -> bool {
         self.len_bytes <= REGION_PAGE_BYTES
     }
 
-    /// Pages from `page` on that are worth asking for, `self` being all of a message.
+    /// Pages from `page` on that are worth requesting, `self` being all of a message.
     fn wanted(&self, page: u64) -> Result<Wanted, Fault> {
         let end = self.end_page().min(page + AHEAD_PAGES);
         Ok(Wanted {
@@ -79,12 +79,12 @@ fn number(page: u64) -> Result<u32, Fault> {
     u32::try_from(page).map_err(|_| Fault::Access)
 }
 
-/// Memory of one RNIC thread. Of SENDs it takes none: who wants them puts a memory of his own in front. Immediate data
-/// is ignored.
+/// Memory of one RNIC thread. It accepts no SENDs: a user that wants them wraps it in a memory of its own. Immediate
+/// data is ignored.
 pub struct FileMemory {
     room: Arc<Room>,
     grants: Grants,
-    /// Room that messages hold.
+    /// Budget that messages hold.
     held: FxHashMap<(Qpn, u64), u64>,
     pieces: Vec<Piece>,
 }
@@ -99,7 +99,7 @@ impl FileMemory {
         }
     }
 
-    /// Does something with a key that has the rights for it, and counts what became of it.
+    /// Does something with a key that has the rights for it, and counts the outcome.
     fn with<T>(
         &mut self,
         qpn: Qpn,
@@ -122,7 +122,7 @@ impl FileMemory {
         result
     }
 
-    /// Takes room for a message that is assembled.
+    /// Takes budget for a message that is assembled.
     fn hold(&mut self, message: &Message) -> Result<Delivery, Fault> {
         let len_bytes = u64::from(message.len_bytes);
         if len_bytes > self.room.assembled_bytes_max() {
@@ -150,8 +150,8 @@ impl Drop for FileMemory {
     }
 }
 
-/// Does something under a guard with pages that are all translated, and fences it: what was stored is durable, and what
-/// was loaded is right. `all` is the message that `bytes` belong to.
+/// Does something under a guard with pages that are all translated, and fences it: stored data is durable, and loaded
+/// data is right. `all` is the message that `bytes` belong to.
 fn access<T>(
     room: &Room,
     found: &mut Found<'_>,
@@ -163,7 +163,7 @@ fn access<T>(
     let early = planted(Flaw::GuardBeforeFence).then(|| file.region()).flatten();
     let guard = file.guard(&found.grant.key)?;
     let region = guard.region()?;
-    // Nobody has looked yet whether all of a short message is in the file.
+    // It has not been checked yet whether all of a short message is in the file.
     let is_first = bytes.access == Access::Write && all.is_short() && bytes.at == all.at;
     let in_file = if is_first { all } else { bytes };
     if !guard.state().has(in_file.at, in_file.len_bytes) {
@@ -192,7 +192,7 @@ fn access<T>(
     }
 }
 
-/// Translates all of `bytes`, or gives a page that must be asked for.
+/// Translates all of `bytes`, or returns a page that must be requested.
 fn translate(
     found: &mut Found<'_>,
     state: &State,
@@ -221,7 +221,7 @@ fn translate(
     Ok(None)
 }
 
-/// Checks that all of a message is in the file, and asks for pages that it will need.
+/// Checks that all of a message is in the file, and requests pages that it will need.
 ///
 /// # Errors
 /// `NotReady` if its first page is one of them.
@@ -251,7 +251,7 @@ fn prepare(room: &Room, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault>
         return Ok(());
     };
     match room.fault(&found.grant.file, all.wanted(page)?) {
-        // The others may be there when their turn comes; if not, they are asked for again.
+        // The others may be there when their turn comes; if not, they are requested again.
         _ if page > all.first_page() => Ok(()),
         fault => Err(fault),
     }

@@ -1,4 +1,4 @@
-//! What queue pairs did with a file, counted by each thread for itself.
+//! Counts of the work of queue pairs with a file, kept by each thread for itself.
 //!
 //! Invariant: one thread adds to a [`Meter`], so adding is a load and a store. Others may read it at any time.
 
@@ -13,14 +13,14 @@ macro_rules! counts {
             $(pub(crate) $name: Count,)*
         }
 
-        /// What queue pairs did with a file.
+        /// Counts of the work of queue pairs with a file.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Meter {
-            /// What has been counted.
+            /// The present counts.
             pub(crate) fn read(&self) -> Counts {
                 Counts { $($name: self.$name.0.load(Relaxed),)* }
             }
@@ -53,22 +53,22 @@ counts! {
     reservations,
     /// WRITEs of atomic mode.
     atomic_writes,
-    /// Packets that were put off, because a page was not translated, or the engine is frozen.
+    /// Packets that were deferred, because a page was not translated, or the engine is frozen.
     faults,
-    /// Packets that were put off, because too many messages are being assembled.
+    /// Packets that were deferred, because too many messages are being assembled.
     put_off,
     /// Packets refused: past the end, or not allowed.
     refused,
     /// Packets that the medium failed.
     failed,
-    /// Translations that the cache knew.
+    /// Translations found in the cache.
     cache_hits,
-    /// Translations that it did not.
+    /// Translations not found in it.
     cache_misses,
 }
 
 impl Counts {
-    /// Hits among all translations; 0 if there were none.
+    /// Hits among all translations; 0 without translations.
     pub fn hit_rate(&self) -> f64 {
         let lookups = self.cache_hits + self.cache_misses;
         if lookups == 0 {

@@ -1,8 +1,8 @@
 //! Models of guards, revocation and appends under many schedules (shuttle).
 //!
-//! Contents: the real [`FileMr`] with an engine of one page, and the real [`Appends`]. The same with mistakes in
-//! how they are used must be noticed; otherwise this would prove nothing. `cargo test -p ferrite-mr --features shuttle
-//! --lib models` runs them. Shuttle treats every atomic instruction as sequentially consistent.
+//! Contents: the real [`FileMr`] with an engine of one page, and the real [`Appends`]. The models must notice mistakes
+//! in how they are used; otherwise they would prove nothing. `cargo test -p ferrite-mr --features shuttle --lib models`
+//! runs them. Shuttle treats every atomic instruction as sequentially consistent.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn is_noticed(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
     assert!(noticed.is_err(), "{name}: not noticed");
 }
 
-/// Two pages of memory. A store is in two steps, so that a page can be taken away in between.
+/// Two pages of memory. A store takes two steps, so that a page can be taken away in between.
 #[derive(Default)]
 struct Pages {
     words: [AtomicU64; 2],
@@ -100,7 +100,7 @@ enum Flaw {
     NoRevocation,
     /// The engine publishes the page before it is copied.
     EarlyPublish,
-    /// A key is revoked, and nobody is waited for.
+    /// A key is revoked without waiting for its accesses.
     NoDrain,
 }
 
@@ -129,7 +129,7 @@ fn file_of(pages: &Arc<Pages>) -> (Arc<FileMr>, Arc<Key>) {
     (file, key)
 }
 
-/// Packets write a page that the engine copies elsewhere. What they were told is written is in the copy.
+/// Packets write a page that the engine copies elsewhere. Writes acknowledged to them are in the copy.
 fn a_page_moves_under_packets(flaw: Flaw) {
     let pages = Arc::new(Pages::default());
     let (file, key) = file_of(&pages);
@@ -184,7 +184,7 @@ fn a_store_never_meets_a_page_that_was_revoked() {
     }
 }
 
-/// A key is taken back while packets use it, by a store and by an append.
+/// A key is revoked while packets use it, by a store and by an append.
 fn a_key_is_taken_back(flaw: Flaw) {
     let pages = Arc::new(Pages::default());
     let (file, key) = file_of(&pages);
@@ -221,7 +221,7 @@ fn a_key_that_was_taken_back_is_not_in_use() {
     is_noticed("nobody is waited for", || a_key_is_taken_back(Flaw::NoDrain));
 }
 
-/// Three threads append a byte each, and two more to whoever comes first. The first step may fail.
+/// Three threads append a byte each, and may share a step. The first step may fail.
 fn appends_are_combined(fails: bool) {
     let state = Arc::new((
         Appends::default(),

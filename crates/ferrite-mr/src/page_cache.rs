@@ -1,4 +1,4 @@
-//! The cache of pages, as adapters have it: an entry for each page of a file.
+//! The cache of pages, as in adapters: an entry for each page of a file.
 
 use crate::counters::Counters;
 use crate::sets::{ENTRIES, SETS, Sets, spread};
@@ -25,7 +25,7 @@ impl Default for PageCache {
     }
 }
 
-/// Pages that follow each other go to sets that do; regions begin at different ones.
+/// Consecutive pages go to consecutive sets; regions begin at different ones.
 fn set_of(region: u32, at: u32) -> usize {
     spread(u64::from(region)).wrapping_add(at as usize) % SETS
 }
@@ -39,7 +39,7 @@ impl PageCache {
         }
     }
 
-    /// The page of memory of page `at`, if it is here. Counts a hit or a miss.
+    /// The page of memory of page `at`, if cached. Counts a hit or a miss.
     pub fn lookup(&mut self, region: u32, at: u32) -> Option<u32> {
         let is_it = |entry: &Entry| entry.region == region && entry.at == at;
         let found = self.sets.find(set_of(region, at), is_it);
@@ -66,7 +66,7 @@ impl PageCache {
         }
     }
 
-    /// What it has done.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }

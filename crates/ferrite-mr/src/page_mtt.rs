@@ -1,10 +1,10 @@
-//! The table of a region by pages: an array with an entry for each page of the file, as adapters have it.
+//! The table of a region by pages: an array with an entry for each page of the file, as in adapters.
 //!
-//! It costs four bytes a page, and a call that registers a file takes as long as the file has pages.
+//! It costs four bytes per page, and registering a file takes time proportional to its pages.
 
 use crate::run::{OutOfRange, Placed, Run};
 
-/// No page. It is no number that a run can have, since runs end before it.
+/// No page. No run can have this number, since runs end before it.
 const ABSENT: u32 = u32::MAX;
 
 /// A table of pages.
@@ -19,7 +19,7 @@ impl PageMtt {
         PageMtt::default()
     }
 
-    /// Puts `run` at page `at` of the file, page by page, in place of what was there. Gives how many pages that were.
+    /// Puts `run` at page `at` of the file, page by page, replacing earlier pages. Returns how many it replaced.
     ///
     /// # Errors
     /// As [`crate::RangeMtt::insert`].
@@ -40,7 +40,7 @@ impl PageMtt {
         Ok(replaced)
     }
 
-    /// Removes `pages` pages from page `at` of the file on. Gives how many there were.
+    /// Removes `pages` pages from page `at` of the file on. Returns how many existed.
     pub fn remove(&mut self, at: u32, pages: u32) -> u32 {
         let len = self.pages.len();
         let end = (at.saturating_add(pages) as usize).min(len);
@@ -54,17 +54,17 @@ impl PageMtt {
         removed as u32
     }
 
-    /// The page of memory that page `page` of the file is in.
+    /// The page of memory of page `page` of the file.
     pub fn lookup(&self, page: u32) -> Option<u32> {
         self.pages.get(page as usize).copied().filter(|page| *page != ABSENT)
     }
 
-    /// Entries, of pages that are not there too: what an adapter has to keep.
+    /// Entries, including absent pages: all that an adapter has to keep.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether there is none.
+    /// Whether it has no entry.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
+//! Deliberate mistakes, to show that the crash explorer finds such mistakes.
 //!
 //! Contents: [`Flaw`], and the switch that turns one on. Without the feature `planted`, the switch is a constant
 //! `false`, and all of them compile to nothing.
@@ -10,7 +10,7 @@ pub enum Flaw {
     AckBeforeFence = 1,
     /// A guard is released before the fence of what was stored under it.
     GuardBeforeFence,
-    /// What threads remember of a page is not void when it lies elsewhere, or nowhere after a truncation.
+    /// A translation that threads remember does not become void when the page moves, or disappears in a truncation.
     StaleTranslation,
 }
 

@@ -1,9 +1,11 @@
 //! The cache of ranges: an entry for each run, however long.
 //!
-//! A cache of pages finds the set of a page by the page. A run has many, so which set is it in? FileMR does not say.
-//! Here runs are put by size: a run of up to 2^c pages (c as small as possible) is in the set of the block of 2^c pages
-//! in which it begins. A page is then in a run that begins in its own block of that size or in the one before, so a
-//! lookup looks into two sets for each size that is there, which an adapter does at once. A run takes one entry.
+//! A cache of pages finds the set of a page by its number. A run has many pages, so which set holds it? FileMR does not
+//! say. Here runs are placed by size: a run of up to 2^c pages (c as small as possible) is in the set of the block of
+//! 2^c pages in which it begins.
+//!
+//! A page is then in a run that begins in its own block of that size or in the one before, so a lookup checks two sets
+//! for each present size, which an adapter does in parallel. A run takes one entry.
 //!
 //! Invariant: entries of a region may overlap, when a run grew after it was cached, and then they agree.
 
@@ -59,7 +61,7 @@ impl RangeCache {
         }
     }
 
-    /// The run with page `page` of the file, if it is here. Counts a hit or a miss.
+    /// The run with page `page` of the file, if cached. Counts a hit or a miss.
     pub fn lookup(&mut self, region: u32, page: u32) -> Option<Placed> {
         for class in (0..CLASSES as u8).rev() {
             if self.of_class[usize::from(class)] == 0 {
@@ -67,7 +69,7 @@ impl RangeCache {
             }
             let block = block_of(page, class);
             let is_it = |entry: &Entry| entry.region == region && entry.class == class && entry.placed.contains(page);
-            // A run of one page goes into no other block.
+            // A run of one page reaches no other block.
             let before = block.checked_sub(1).filter(|_| class > 0);
             for block in [Some(block), before].into_iter().flatten() {
                 if let Some(found) = self.sets.find(set_of(region, class, block), is_it) {
@@ -95,8 +97,8 @@ impl RangeCache {
         }
     }
 
-    /// Forgets runs that have a page from `at` up to `end` of a region; as a whole, the rest is looked up again. Looks
-    /// at every entry.
+    /// Forgets runs that have a page from `at` up to `end` of a region; whole runs, the rest is looked up again. Checks
+    /// every entry.
     pub fn invalidate(&mut self, region: u32, at: u32, end: u32) {
         let is_it = |entry: &Entry| entry.region == region && entry.placed.overlaps(at, end);
         for set in 0..SETS {
@@ -107,7 +109,7 @@ impl RangeCache {
         }
     }
 
-    /// What it has done.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }

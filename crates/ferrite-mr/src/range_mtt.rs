@@ -1,11 +1,11 @@
 //! The table of a region by ranges: a B-tree of runs, by the page of the file where each begins.
 //!
-//! Its leaves are wide: [`LEAF_RUNS`] runs, first the pages where they begin, side by side. A lookup in a table that
-//! the caches do not hold waits for memory at each step down, and the lines of a leaf's beginnings come together. What
-//! is above the leaves is small and stays in the caches: a 64th of all runs.
+//! Its leaves are wide: [`LEAF_RUNS`] runs, whose starting pages come first, side by side. A lookup in a table larger
+//! than the CPU caches waits for memory at each level, and the cache lines of a leaf's starts arrive together. The
+//! level above the leaves is small and stays in the caches: a 64th of all runs.
 //!
 //! Invariants: runs do not overlap and have at least one page. Two that follow each other in file and memory are one.
-//! No leaf is empty, and each is known by where its first run begins.
+//! No leaf is empty, and the start of its first run is its key.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::run::{OutOfRange, Placed, Run};
 
 /// Runs of a leaf, at most.
 const LEAF_RUNS: usize = 64;
-/// A leaf that has become smaller takes in the next one if both have so many together.
+/// A leaf that has shrunk absorbs the next one if both have so many together.
 const MERGED_RUNS: usize = LEAF_RUNS / 2;
 
-/// Runs that follow each other.
+/// Consecutive runs.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 struct Leaf {
@@ -38,7 +38,7 @@ impl Leaf {
     /// How many of its runs begin at `page` or before.
     #[inline]
     fn count_to(&self, page: u32) -> usize {
-        // All of them, since a branch that is guessed wrong costs more than the rest.
+        // All of them, since a mispredicted branch costs more than the rest.
         let count: usize = self.starts.iter().map(|&start| usize::from(start <= page)).sum();
         count.min(self.len)
     }
@@ -54,7 +54,7 @@ impl Leaf {
         (0..self.len).map(|index| self.get(index))
     }
 
-    /// Puts a run before the one at `index`. There must be room.
+    /// Puts a run before the one at `index`. There must be space.
     fn insert(&mut self, index: usize, placed: Placed) {
         self.starts.copy_within(index..self.len, index + 1);
         self.runs.copy_within(index..self.len, index + 1);
@@ -77,7 +77,7 @@ impl RangeMtt {
         RangeMtt::default()
     }
 
-    /// Puts `run` at page `at` of the file, in place of what was there. Gives how many pages that were.
+    /// Puts `run` at page `at` of the file, replacing earlier pages. Returns how many it replaced.
     ///
     /// # Errors
     /// If the run has no pages or goes beyond the last page; nothing has changed then.
@@ -97,11 +97,10 @@ impl RangeMtt {
         Ok(replaced)
     }
 
-    /// Removes `pages` pages from page `at` of the file on. Those that are not there do not matter; gives how many
-    /// there were.
+    /// Removes `pages` pages from page `at` of the file on. Absent ones do not matter; returns how many existed.
     pub fn remove(&mut self, at: u32, pages: u32) -> u32 {
         let end = at.saturating_add(pages);
-        // Most often nothing is there.
+        // Usually none exist.
         let is_any = end > at && self.last_to(end - 1).is_some_and(|last| last.end() > at);
         if is_any { self.take(at, end) } else { 0 }
     }
@@ -117,12 +116,12 @@ impl RangeMtt {
         self.leaves.values().flat_map(|leaf| leaf.each())
     }
 
-    /// How many runs there are: what an adapter has to be told.
+    /// How many runs it has: the number that an adapter must load.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether it has no runs.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -134,11 +133,11 @@ impl RangeMtt {
         Some(leaf.get(leaf.count_to(page).checked_sub(1)?))
     }
 
-    /// Adds a run where none is.
+    /// Adds a run to an empty place.
     fn add(&mut self, new: Placed) {
         self.len += 1;
         let Some((_, leaf)) = self.leaves.range_mut(..=new.at).next_back() else {
-            // Before all others, so the leaf it belongs to gets another name.
+            // Before all others, so the leaf it belongs to gets another key.
             let first = self.leaves.pop_first().map(|(_, leaf)| leaf);
             let runs: Vec<Placed> = std::iter::once(new)
                 .chain(first.iter().flat_map(|leaf| leaf.each()))
@@ -149,7 +148,7 @@ impl RangeMtt {
         if leaf.len < LEAF_RUNS {
             leaf.insert(index, new);
         } else if index == LEAF_RUNS {
-            // Who adds one behind the other fills leaf by leaf.
+            // A caller that adds runs in order fills leaf by leaf.
             self.put(&[new]);
         } else {
             let name = leaf.starts[0];
@@ -160,7 +159,7 @@ impl RangeMtt {
         }
     }
 
-    /// Puts runs, which are counted already, into leaves of their own.
+    /// Puts runs, which are counted already, into new leaves.
     fn put(&mut self, runs: &[Placed]) {
         let leaves = runs.len().div_ceil(LEAF_RUNS).max(1);
         for part in runs.chunks(runs.len().div_ceil(leaves).max(1)) {
@@ -170,7 +169,7 @@ impl RangeMtt {
         }
     }
 
-    /// Makes the run before `new` longer by it, if it follows in memory as well.
+    /// Extends the run before `new` by it, if it follows in memory as well.
     fn grow(&mut self, new: Placed) -> bool {
         let Some((_, leaf)) = self.leaves.range_mut(..new.at).next_back() else {
             return false;
@@ -186,7 +185,7 @@ impl RangeMtt {
         follows
     }
 
-    /// Takes the pages from `at` up to `end` away. Gives how many there were.
+    /// Removes the pages from `at` up to `end`. Returns how many existed.
     fn take(&mut self, at: u32, end: u32) -> u32 {
         let first = self.leaves.range(..=at).next_back();
         let first = first.map_or(at, |(&name, _)| name);

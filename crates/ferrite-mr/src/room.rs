@@ -1,4 +1,4 @@
-//! What the threads of a server share: keys, threads for faults, and room for messages that are assembled.
+//! State shared by the threads of a server: keys, threads for faults, and the budget for messages that are assembled.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::file::FileMr;
 use crate::keys::Keys;
 use crate::sync::{AtomicU64, Ordering};
 
-/// What threads share.
+/// State shared by threads.
 pub(crate) struct Room {
     pub(crate) keys: Keys,
     workers: Workers,
@@ -20,7 +20,7 @@ pub(crate) struct Room {
 
 impl Room {
     /// # Errors
-    /// If no threads can be had.
+    /// If no threads are available.
     pub(crate) fn new(fault_threads: usize, assembled_bytes_max: u64) -> std::io::Result<Room> {
         Ok(Room {
             keys: Keys::new(),
@@ -30,17 +30,17 @@ impl Room {
         })
     }
 
-    /// The most that all messages may hold.
+    /// The budget of all messages.
     pub(crate) fn assembled_bytes_max(&self) -> u64 {
         self.assembled_bytes_max
     }
 
-    /// What messages hold now.
+    /// The budget that messages hold now.
     pub(crate) fn assembled_bytes(&self) -> u64 {
         self.assembled_bytes.load(Ordering::SeqCst)
     }
 
-    /// Takes room for a message; false if there is none now.
+    /// Takes budget for a message; false if too little is left.
     pub(crate) fn hold(&self, len_bytes: u64) -> bool {
         let before = self.assembled_bytes.fetch_add(len_bytes, Ordering::SeqCst);
         let fits = before + len_bytes <= self.assembled_bytes_max;
@@ -50,13 +50,13 @@ impl Room {
         fits
     }
 
-    /// Gives it back.
+    /// Returns it.
     pub(crate) fn let_go(&self, len_bytes: u64) {
         self.assembled_bytes.fetch_sub(len_bytes, Ordering::SeqCst);
     }
 
-    /// Has the engine asked for all pages of a file from page `from` on that are not known, in steps between which
-    /// other files have their turns. Gives up when the engine does not answer: packets then ask for what they need.
+    /// Requests from the engine all unknown pages of a file from page `from` on, in steps between which other files
+    /// have their turns. Gives up when the engine does not answer: packets then request the pages they need.
     pub(crate) fn explore(self: &Arc<Self>, file: &Arc<FileMr>, from: u32) {
         let Some(part) = file.unknown(from) else {
             return;
@@ -66,7 +66,7 @@ impl Room {
             let Some(file) = file.upgrade() else {
                 return;
             };
-            // Who lets go of the room waits for its threads, and so for the engine, unless one of them holds it.
+            // The last owner of this waits for its threads, and so for the engine, unless one of them is that owner.
             if file.explore(part)
                 && let Some(room) = room.upgrade()
             {
@@ -75,7 +75,7 @@ impl Room {
         });
     }
 
-    /// Has the engine asked for pages, unless somebody has already. Gives what to tell the packet.
+    /// Requests pages from the engine, unless another thread has already. Returns the fault for the packet.
     pub(crate) fn fault(&self, file: &Arc<FileMr>, wanted: Wanted) -> Fault {
         let wait_ns = match file.faults().want(&wanted) {
             Answer::Ask { wait_ns } => {

@@ -1,4 +1,4 @@
-//! Runs: pages of memory that follow each other.
+//! Runs: consecutive pages of memory.
 //!
 //! Page and length are 32 bits each, as in FileMR: a file of 16 TiB with pages of 4 KiB.
 
@@ -12,7 +12,7 @@ pub struct OutOfRange {
     pub pages: u32,
 }
 
-/// Pages of memory that follow each other.
+/// Consecutive pages of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Run {
     /// The first page of memory.
@@ -21,7 +21,7 @@ pub struct Run {
     pub pages: u32,
 }
 
-/// A run, and from which page of the file on it is the content.
+/// A run, and the page of the file at which its content begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Placed {
     /// The first page of the file.

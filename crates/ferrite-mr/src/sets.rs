@@ -1,6 +1,6 @@
-//! A set-associative store: what both caches are made of.
+//! A set-associative store: the basis of both caches.
 //!
-//! Invariant: a set holds up to [`WAYS`] entries, the most recently used one first. A full set loses its last.
+//! Invariant: a set holds up to [`WAYS`] entries, the most recently used one first. A full set evicts its last.
 
 /// Entries of a cache, as in FileMR's evaluation.
 pub const ENTRIES: usize = 4_096;
@@ -25,7 +25,7 @@ impl<T: Copy> Sets<T> {
         }
     }
 
-    /// The entry of set `set` that `is_it`, which becomes the most recently used one.
+    /// The entry of set `set` that satisfies `is_it`, which becomes the most recently used one.
     pub(crate) fn find(&mut self, set: usize, is_it: impl Fn(&T) -> bool) -> Option<T> {
         let ways = &mut self.sets[set % SETS];
         let way = ways.iter().position(|entry| entry.as_ref().is_some_and(&is_it))?;
@@ -33,7 +33,7 @@ impl<T: Copy> Sets<T> {
         ways[0]
     }
 
-    /// Puts `entry` into set `set`, as the most recently used one. Gives the one that had to go.
+    /// Puts `entry` into set `set`, as the most recently used one. Returns the evicted one.
     pub(crate) fn insert(&mut self, set: usize, entry: T) -> Option<T> {
         let ways = &mut self.sets[set % SETS];
         let free = ways.iter().position(Option::is_none).unwrap_or(WAYS - 1);
@@ -41,7 +41,7 @@ impl<T: Copy> Sets<T> {
         ways[0].replace(entry)
     }
 
-    /// Removes from set `set` the entries that `is_it`. Gives them.
+    /// Removes from set `set` the entries that satisfy `is_it`. Returns them.
     pub(crate) fn remove(&mut self, set: usize, is_it: impl Fn(&T) -> bool) -> Removed<T> {
         let mut removed = [None; WAYS];
         for (entry, place) in self.sets[set % SETS].iter_mut().zip(&mut removed) {
@@ -53,7 +53,7 @@ impl<T: Copy> Sets<T> {
     }
 }
 
-/// A number that spreads over all sets.
+/// A hash that spreads over all sets.
 pub(crate) fn spread(value: u64) -> usize {
     let mixed = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 32).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as usize

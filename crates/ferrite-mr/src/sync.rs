@@ -1,10 +1,10 @@
-//! Locks and atomics of what the models run: the real ones or, with the feature `shuttle`, those of a scheduler that
-//! tries interleavings.
+//! Locks and atomics of the code under model checking: the real ones or, with the feature `shuttle`, those of a
+//! scheduler that tries interleavings.
 //!
 //! Contents: names. [`crate::file`], [`crate::faults`] and [`crate::appends`] take them from here, so that the
 //! models in `models.rs` run the same code as the server. The feature is for these models alone.
 //!
-//! No lock here is poisoned for good: what they protect is consistent between any two statements.
+//! No lock here is poisoned for good: the protected state is consistent between any two statements.
 
 use std::sync::PoisonError;
 
@@ -39,17 +39,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a notice.
+/// Waits for a notification.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a lock beside others who do so.
+/// Takes a lock shared.
 pub(crate) fn shared<T>(lock: &SharedLock<T>) -> ReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a lock alone.
+/// Takes a lock exclusively.
 pub(crate) fn alone<T>(lock: &SharedLock<T>) -> WriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A table for each region behind a cache for all, in both kinds.
+//! A table for each region behind one cache for all, in both variants.
 
 use std::collections::HashMap;
 
@@ -9,41 +9,41 @@ use crate::range_cache::RangeCache;
 use crate::range_mtt::RangeMtt;
 use crate::run::{OutOfRange, Run};
 
-/// Names a region: what an RDMA key stands for.
+/// Identifies a region, as an RDMA key does.
 pub type RegionId = u32;
 
 /// Translates pages of files to pages of memory.
 pub trait Translation {
-    /// Puts `run` at page `at` of a region, in place of what was there. The region need not have been there.
+    /// Puts `run` at page `at` of a region, replacing earlier pages. The region need not exist yet.
     ///
     /// # Errors
     /// If the run has no pages or goes beyond the last page; nothing has changed then.
     fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange>;
 
-    /// Removes `pages` pages from page `at` on; no lookup finds them any more. Gives how many there were.
+    /// Removes `pages` pages from page `at` on; no lookup finds them any more. Returns how many existed.
     fn remove(&mut self, region: RegionId, at: u32, pages: u32) -> u32;
 
     /// Removes a region.
     fn remove_region(&mut self, region: RegionId);
 
-    /// The pages of memory from page `at` of the file on, as far as one lookup tells: at least one.
+    /// The pages of memory from page `at` of the file on, as far as one lookup finds them: at least one.
     fn translate(&mut self, region: RegionId, at: u32) -> Option<Run>;
 
-    /// Entries of all tables: what an adapter is told and keeps.
+    /// Entries of all tables: all that an adapter loads and keeps.
     fn entries(&self) -> usize;
 
-    /// What the cache has done.
+    /// The cache's counters.
     fn counters(&self) -> Counters;
 }
 
-/// By ranges, as FileMR does it.
+/// By ranges, as in FileMR.
 #[derive(Debug, Default)]
 pub struct Ranges {
     tables: HashMap<RegionId, RangeMtt>,
     cache: RangeCache,
 }
 
-/// By pages, as adapters do it.
+/// By pages, as in adapters.
 #[derive(Debug, Default)]
 pub struct Pages {
     tables: HashMap<RegionId, PageMtt>,
@@ -52,7 +52,7 @@ pub struct Pages {
 
 impl Translation for Ranges {
     fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange> {
-        // The cache knows only what a table had.
+        // The cache knows only pages that a table had.
         if self.tables.entry(region).or_default().insert(at, run)? > 0 {
             self.cache.invalidate(region, at, at + run.pages);
         }
@@ -92,7 +92,7 @@ impl Translation for Ranges {
 
 impl Translation for Pages {
     fn insert(&mut self, region: RegionId, at: u32, run: Run) -> Result<(), OutOfRange> {
-        // The cache knows only what a table had.
+        // The cache knows only pages that a table had.
         if self.tables.entry(region).or_default().insert(at, run)? > 0 {
             self.cache.invalidate(region, at, at + run.pages);
         }

@@ -1,4 +1,4 @@
-//! What registration and a packet's guard cost. Nothing is compared with a time: machines differ. `--ignored` prints.
+//! The cost of registration and of a packet's guard. No assertion on times: machines differ. `--ignored` prints.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use ferrite_roce::memory::Memory;
 
 use crate::double::{message, read, stage, write};
 
-/// The lines that docs/filemr.md has.
+/// The lines for docs/filemr.md.
 #[test]
 #[ignore = "a measurement; run it with --release and --nocapture"]
 fn registration_and_guards() {
@@ -38,7 +38,7 @@ fn registration_and_guards() {
     let memory = &mut stage.binder.memory();
     write(memory, 1, stage.key, 0, &[1; 4096]).unwrap();
     read(memory, 1, stage.key, 0, 1).unwrap();
-    // A READ's check is all of a packet but the copy and the fence.
+    // A READ's check is everything that a packet does except the copy and the fence.
     let asked = message(1, stage.key, 0, 1);
     let rounds = 2_000_000;
     let began = Instant::now();

@@ -31,7 +31,7 @@ fn what_is_written_is_read_here_and_there() {
     assert_eq!(stage.file.read(5_000, data.len()), data);
     assert!(stage.file.faults.load(SeqCst) >= 1, "holes were written");
     assert_eq!(read(memory, 2, key, 5_000, data.len()), Ok(data.clone()));
-    // Pages are somewhere else now.
+    // Pages are elsewhere now.
     let local = pattern(2, 6_000);
     stage.file.write(6_000, &local);
     let both = read(memory, 1, key, 5_000, data.len()).unwrap();
@@ -62,7 +62,7 @@ fn holes_read_as_zeros_and_stay_holes() {
     assert_eq!(stage.engine.arena.free_pages(), free);
 }
 
-/// What is left out when a file is bound comes by itself, so that few packets have to wait for it.
+/// Pages left out when a file is bound arrive in the background, so that few packets have to wait for them.
 #[test]
 fn an_engine_may_tell_the_rest_of_a_file_later() {
     const PAGES: u64 = 10_000;
@@ -88,7 +88,7 @@ fn an_engine_may_tell_the_rest_of_a_file_later() {
     };
     wait_until("all is known", || known(0) == (1, 1));
     assert_eq!(large.faults.load(SeqCst), 3, "a part at a time");
-    // One that was asked in vain is asked by packets.
+    // After a failed request, packets request it again.
     wait_until("it was asked", || frozen.faults.load(SeqCst) == 1);
     assert_eq!(known(1), (0, 1));
     frozen.is_frozen.store(false, SeqCst);
@@ -98,7 +98,7 @@ fn an_engine_may_tell_the_rest_of_a_file_later() {
     assert_eq!((known(1), frozen.faults.load(SeqCst)), ((1, 2), 2));
     // The neighbours came with it.
     assert!(memory.may_read(&message(1, key, 9_990 * PAGE as u64, PAGE)).is_ok());
-    // The binding ends while the engine is asked.
+    // The binding ends during a request to the engine.
     stage.binder.unbind_all().unwrap();
     for _ in 0..50 {
         let session = SessionId(2);
@@ -192,7 +192,7 @@ fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
     assert_eq!(memory.fetch_add(20, appends, RESERVE_AT, 7), Ok(MIB + 1));
     assert_eq!(read(memory, 20, appends, 0, 8), Err(Fault::Access));
     assert_eq!(write(memory, 20, appends, 0, &[1]), Err(Fault::Access));
-    // What a thread remembers does not outlive a queue pair or a key.
+    // Remembered keys do not outlive a queue pair or a key.
     stage.binder.detach(20);
     assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
     stage.binder.attach(SESSION, 20);
@@ -265,14 +265,14 @@ fn permissions_that_go_take_keys_along() {
     assert!(bind(Rights::READ, false).is_ok());
     stage.file.chmod(0o600);
     assert_eq!(read(memory, 1, reads, 0, 1), Err(Fault::Access));
-    // The program itself asks for nobody.
+    // The program itself binds without a user.
     assert_eq!(read(memory, 1, stage.key, 0, 1), Ok(vec![1]));
     binder.sweep().unwrap();
     assert_eq!(binder.keys(), 1);
 }
 
-/// A file lost its last key with a change of permissions, and cannot be sealed. Whoever binds another hears nothing of
-/// that.
+/// A file lost its last key with a change of permissions, and cannot be sealed. The caller that binds another gets no
+/// error.
 #[test]
 fn a_file_that_cannot_be_sealed_is_nothing_to_another() {
     let stage = stage(MIB, Options::default());
@@ -303,7 +303,7 @@ fn faults_that_fail_are_told_and_asked_for_again() {
     assert_eq!(stage.binder.list()[0].status.total.failed, 1);
 }
 
-/// Packets wait for the thaw, and their connections live.
+/// Packets wait for the thaw, and their connections survive.
 #[test]
 fn a_frozen_engine_puts_packets_off() {
     let stage = stage(MIB, Options::default());
@@ -326,14 +326,14 @@ fn a_frozen_engine_puts_packets_off() {
 fn a_packet_that_is_put_off_has_done_nothing() {
     let stage = stage(MIB, Options::default());
     let memory = &mut stage.binder.memory();
-    // The first page is there, the second is a hole; a packet in both.
+    // The first page is there, the second is a hole; a packet covers both.
     write(memory, 1, stage.key, 0, &pattern(1, PAGE)).unwrap();
     stage.file.forget();
     let before = read(memory, 1, stage.key, 0, PAGE).unwrap();
     let begun = message(1, stage.key, PAGE as u64 - 8, PAGE + 16);
     let served = stage.file.faults.load(SeqCst);
     assert_eq!(memory.begin(&begun), Ok(Delivery::Parts));
-    // The second page was asked for ahead.
+    // The second page was requested ahead.
     while stage.file.faults.load(SeqCst) == served {
         std::thread::yield_now();
     }
@@ -390,11 +390,11 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
     let gone = std::mem::replace(memory, stage.binder.memory());
     drop(gone);
     assert_eq!(stage.binder.assembled_bytes(), 0);
-    // What lies behind the end can be written once it is reserved.
+    // Bytes behind the end are writable once they are reserved.
     assert_eq!(memory.fetch_add(1, key, RESERVE_AT, 100), Ok(6_005));
     write(memory, 1, key, 6_055, &[7; 50]).unwrap();
     assert_eq!(stage.file.read(6_005, 100), [[0; 50], [7; 50]].concat());
-    // The end moves from where its writer takes it to be, and from nowhere else; never back.
+    // The end moves from where its writer expects it, and from nowhere else; never back.
     for (from, to, was) in [(6_105, 6_205, 6_105), (6_105, 6_305, 6_205), (6_205, 6_205, 6_205)] {
         assert_eq!(memory.compare_swap(1, key, RESERVE_AT, from, to), Ok(was));
     }

@@ -1,7 +1,7 @@
-//! Both ways to translate against a naive map, and against each other.
+//! Both methods of translation against a naive map, and against each other.
 //!
-//! What is protected: a lookup gives what the last change says, through cache and table; what was removed is not found;
-//! tables keep their shape; a cache that is large enough misses each entry once.
+//! Guarantees under test: a lookup returns the result of the last change, through cache and table; removed pages are
+//! not found; tables keep their shape; a cache that is large enough misses each entry once.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,7 +37,7 @@ fn some_range(random: &mut Rng) -> (u32, u32) {
     (at as u32, pages as u32)
 }
 
-/// Runs of a table: no overlap, and none that should be one with its neighbour.
+/// Runs of a table: no overlap, and no two neighbours that should be one.
 fn check_shape(table: &RangeMtt) {
     let runs: Vec<_> = table.iter().collect();
     for pair in runs.windows(2) {
@@ -58,7 +58,7 @@ fn tables_agree_with_a_map() {
         for _ in 0..400 {
             let (at, len) = some_range(random);
             if random.chance(60) {
-                // Often where it follows its neighbour in memory.
+                // Often one that follows its neighbour in memory.
                 let page = if random.chance(50) {
                     100_000 + at
                 } else {
@@ -89,7 +89,7 @@ fn tables_agree_with_a_map() {
             assert_eq!(found, model.get(&page).copied(), "page {page} by ranges");
             assert_eq!(pages.lookup(page), model.get(&page).copied(), "page {page} by pages");
         }
-        // As few runs as there can be.
+        // As few runs as possible.
         let follows = |(page, to): (&u32, &u32)| {
             page.checked_sub(1).and_then(|page| model.get(&page)) == Some(&to.wrapping_sub(1))
         };
@@ -98,7 +98,7 @@ fn tables_agree_with_a_map() {
     });
 }
 
-/// Tables of many short runs, which are filled and emptied again.
+/// Tables of many short runs, filled and emptied again.
 #[test]
 fn large_tables_agree_with_a_map() {
     const LARGE: u64 = 10_000;
@@ -178,7 +178,7 @@ fn caches_never_give_what_was_removed() {
                 let expected = model.get(&(region, at)).copied();
                 let run = translation.translate(region, at);
                 assert_eq!(run.map(|run| run.page), expected, "region {region}, page {at}");
-                // All that it promises is there.
+                // Everything that it returns exists.
                 if let Some(run) = run {
                     found += 1;
                     let last = run.pages - 1;
@@ -199,7 +199,7 @@ fn caches_never_give_what_was_removed() {
     });
 }
 
-/// A run is one entry, whatever page of it is asked for; a page is one.
+/// A run is one entry, whichever of its pages is looked up; a page is one.
 #[test]
 fn a_cache_that_is_large_enough_misses_once() {
     let mut pages = PageCache::new();
@@ -213,7 +213,7 @@ fn a_cache_that_is_large_enough_misses_once() {
     }
     assert_eq!(pages.counters().misses as usize, ENTRIES);
     assert_eq!(pages.counters().evictions, 0);
-    // One more for the same set, and the oldest of that set goes.
+    // One more for the same set evicts the oldest of that set.
     pages.fill(9, ENTRIES as u32, 1);
     assert_eq!(pages.counters().evictions, 1);
     assert_eq!(pages.lookup(9, 0), None);
@@ -266,12 +266,12 @@ fn the_same_page_of_another_region_is_another() {
     }
 }
 
-/// What FileMR is about: a large file in few runs fits the cache of ranges and not that of pages.
+/// The purpose of FileMR: a large file in few runs fits the cache of ranges and not that of pages.
 #[test]
 fn few_long_runs_hit_and_many_pages_miss() {
     let random = &mut Rng::new(4);
     let (mut ranges, mut pages) = (Ranges::default(), Pages::default());
-    // 16 GiB in runs of 64 MiB that lie apart.
+    // 16 GiB in runs of 64 MiB, not adjacent.
     let (runs, run_pages) = (256u32, 16_384u32);
     for number in 0..runs {
         let run = Run {
@@ -308,7 +308,7 @@ fn runs_that_do_not_fit_are_refused() {
         ranges.remove(1, u32::MAX, u32::MAX) + pages.remove(1, u32::MAX, u32::MAX),
         0
     );
-    // The largest there can be.
+    // The largest possible run.
     let run = Run {
         page: 0,
         pages: u32::MAX,

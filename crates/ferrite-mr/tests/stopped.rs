@@ -1,7 +1,8 @@
-//! Packets that are stopped halfway, while somebody takes back what they use; and what a key must not do.
+//! Packets that are stopped halfway, while another thread revokes what they use; and accesses that a key must not
+//! allow.
 //!
-//! What is protected: who takes a page or a key back waits for the packet that uses it, from its first store until its
-//! fence is over; a change of permissions reaches a key that is just being given.
+//! Guarantees under test: a thread that revokes a page or a key waits for the packet that uses it, from its first store
+//! until its fence is over; a change of permissions reaches a key that is just being granted.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -17,12 +18,12 @@ use ferrite_vfs::{Cred, Ctx, SYSTEM};
 use crate::double::{SESSION, Stage, WRITABLE, message, patiently, read, stage, write};
 
 const SIZE: u64 = 20_000;
-/// What need not wait has long been done.
+/// Actions that need not wait have long been done by then.
 const LONG: Duration = Duration::from_millis(20);
 
 type Taker = (&'static str, fn(&Stage, u32));
 
-/// Everybody who takes something back from packets.
+/// Every operation that revokes something from packets.
 const TAKERS: [Taker; 6] = [
     ("a local write", |stage, _| stage.file.write(4_000, &[3; 200])),
     ("a truncation", |stage, _| stage.file.truncate(4_100)),
@@ -34,7 +35,7 @@ const TAKERS: [Taker; 6] = [
     ("the engine", |stage, _| stage.file.unbind().unwrap()),
 ];
 
-/// A file with pages, and a key of somebody who has no more than permissions.
+/// A file with pages, and a key of a user that has no more than permissions.
 fn prepared() -> (Arc<Stage>, u32) {
     let stage = stage(SIZE, Options::default());
     stage.file.write(0, &pattern(1, SIZE as usize));
@@ -46,16 +47,16 @@ fn prepared() -> (Arc<Stage>, u32) {
     (Arc::new(stage), granted.key)
 }
 
-/// What was taken back in the middle of a call.
+/// The revocation in the middle of a call.
 struct TakenBack {
     thread: JoinHandle<()>,
-    /// Before the call went on.
+    /// Before the call continued.
     is_early: bool,
 }
 
 type Told = Arc<Mutex<Option<TakenBack>>>;
 
-/// Stops the next `call` and has something taken back there.
+/// Stops the next `call` and starts a revocation there.
 fn take_back_at(call: &'static str, stage: &Arc<Stage>, key: u32, taker: Taker) -> Told {
     let told = Told::default();
     let (tells, acting) = (Arc::clone(&told), Arc::clone(stage));
@@ -73,7 +74,7 @@ fn take_back_at(call: &'static str, stage: &Arc<Stage>, key: u32, taker: Taker) 
     told
 }
 
-/// It was taken back after the call, and has been by now.
+/// The revocation came after the call, and is done by now.
 fn waited(told: &Told, what: &str) {
     let taken = told.lock().unwrap().take().expect("the call was made");
     taken.thread.join().unwrap();
@@ -123,7 +124,7 @@ fn who_takes_a_key_back_waits_for_the_append_under_way() {
     }
 }
 
-/// Permissions change after they were asked for, and before the key is known to who asked.
+/// Permissions change after they were read, and before the requester has the key.
 #[test]
 fn permissions_that_go_while_a_key_is_given_take_it_along() {
     let (stage, _) = prepared();
@@ -152,7 +153,7 @@ fn a_message_that_ends_past_the_end_does_nothing() {
     assert_eq!(stage.file.read(0, SIZE as usize), pattern(1, SIZE as usize));
 }
 
-/// An atomic tells what was there.
+/// An atomic returns the previous value.
 #[test]
 fn atomics_need_both_rights() {
     let (stage, _) = prepared();
@@ -175,7 +176,7 @@ fn atomics_need_both_rights() {
     assert_eq!(write(memory, 1, keys[1], 0, &[1]), Ok(()));
 }
 
-/// A number that is given to a queue pair of somebody else, without a word about the first.
+/// A number that is given to a queue pair of another session, without a detach of the first.
 #[test]
 fn a_queue_pair_that_changes_hands_forgets_what_it_could() {
     let (stage, key) = prepared();
@@ -188,7 +189,7 @@ fn a_queue_pair_that_changes_hands_forgets_what_it_could() {
     assert!(read(memory, 1, key, 0, 8).is_ok());
 }
 
-/// What was a hole and is filled by a local write is not known any more, also before it is published.
+/// A hole that a local write fills is unknown afterwards, also before it is published.
 #[test]
 fn a_hole_that_is_filled_is_no_hole() {
     let stage = stage(SIZE, Options::default());

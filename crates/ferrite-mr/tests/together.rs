@@ -1,6 +1,7 @@
 //! Threads of an RNIC and of programs on the same pages, while the engine moves them.
 //!
-//! What is protected: no write of either side is lost or lands elsewhere; the engine's own assertions hold (`double`).
+//! Guarantees under test: no write of either side is lost or lands elsewhere; the engine's own assertions hold
+//! (`double`).
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -13,11 +14,11 @@ use crate::double::{PAGE, SESSION, patiently, read, stage, write};
 
 const PAGES: u64 = 4;
 const WORDS: u64 = PAGES * PAGE as u64 / 8;
-/// Threads that write: the words whose number leaves this remainder belong to each.
+/// Threads that write: each owns the words whose number leaves its remainder.
 const REMOTE: u64 = 2;
 const LOCAL: u64 = 2;
 
-/// Each thread writes words of its own, reads them again, and finds in the end what it wrote last.
+/// Each thread writes its own words, reads them again, and finds its last writes in the end.
 #[test]
 fn no_write_of_either_side_is_lost() {
     let seed = seed_from_env().unwrap_or(1);
@@ -41,7 +42,7 @@ fn no_write_of_either_side_is_lost() {
                             write(&mut memory, qpn, stage.key, at, &value).unwrap();
                             read(&mut memory, qpn, stage.key, at, 8).unwrap()
                         } else {
-                            // A page that is not published again is left to faults.
+                            // Faults bring a page that is not published again.
                             stage.file.publishes.store(random.chance(70), SeqCst);
                             stage.file.write(at, &value);
                             stage.file.read(at, 8)
@@ -110,7 +111,7 @@ fn sums_and_appends_of_many_threads_are_exact() {
     assert!(steps <= parts.len() as u64);
 }
 
-/// When a key was taken back, nothing that it allowed happens any more.
+/// Once a key is revoked, nothing that it allowed happens any more.
 #[test]
 fn a_key_that_was_released_changes_nothing_any_more() {
     for _ in 0..30 {

@@ -152,7 +152,7 @@ fn what_is_not_allowed_is_refused_on_the_wire() {
     }
 }
 
-/// A key is taken back while its message is on its way: a prefix may be there, the rest is refused.
+/// A key is revoked while its message is on its way: a prefix may be there, the rest is refused.
 #[test]
 fn a_message_ends_where_its_key_does() {
     for seed in seeds() {

@@ -1,4 +1,5 @@
-//! What the adapter costs, beside bare UDP on the same sockets' terms: round trips of 1 KiB, and 4 KiB writes a second.
+//! The cost of the adapter, beside bare UDP under the same conditions: round trips of 1 KiB, and 4 KiB writes per
+//! second.
 //!
 //! `cargo run --release -p ferrite-rnic --example cost`
 
@@ -18,7 +19,7 @@ use ferrite_roce::wire::{Opcode, Qpn, reth};
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 20_000;
 
-/// One file without locks: what the adapter costs, not the file.
+/// One file without locks: the measurement covers the adapter, not the file.
 struct Array(Vec<u8>);
 
 impl Array {
@@ -84,7 +85,7 @@ fn median(mut times: Vec<u64>) -> u64 {
     times[times.len() / 2]
 }
 
-/// Round trips of a datagram this long and an answer of 20 bytes. Both ends look without sleeping.
+/// Round trips of a datagram this long and a response of 20 bytes. Both ends poll without sleeping.
 fn bare(len: usize, any: &str) -> u64 {
     let [here, there] = [(); 2].map(|()| UdpSocket::bind(any).unwrap());
     here.connect(there.local_addr().unwrap()).unwrap();
@@ -114,7 +115,7 @@ fn bare(len: usize, any: &str) -> u64 {
     result
 }
 
-/// The same with packets made beforehand, answered by the adapter: what the responder adds.
+/// The same with prepared packets, answered by the adapter: the cost of the responder.
 fn responder(len: usize, rnic: &Rnic) -> u64 {
     let server = rnic.addresses()[0];
     let any = SocketAddr::new(server.ip(), 0);
@@ -178,7 +179,7 @@ fn write(data: &[u8], at: u64) -> Request {
     }
 }
 
-/// Writes of 4 KiB a second, 64 under way.
+/// Writes of 4 KiB per second, 64 under way.
 fn pipelined(rnic: &Rnic) -> f64 {
     let mut initiator = connect(rnic);
     let data = vec![7; 4_096];

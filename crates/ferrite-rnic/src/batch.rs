@@ -1,10 +1,10 @@
-//! What sockets do that safe Rust has no words for: many datagrams in one call, and the options of RoCE.
+//! Socket calls that safe Rust does not offer: many datagrams per call, and the options of RoCE.
 //!
 //! Contents: all `unsafe` of this crate. [`Inbox`] and [`Outbox`] own the memory that the kernel reads and
 //! writes; pointers to it exist during a call only.
 //!
-//! Invariants: the kernel never gets a pointer that outlives its call, nor a length beyond what is behind it. What it
-//! says of lengths is cut to the room there is before it is used.
+//! Invariants: the kernel never gets a pointer that outlives its call, nor a length beyond the memory behind it.
+//! Lengths that it reports are clipped to the buffer before use.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,15 +15,16 @@ use std::ptr;
 
 use ferrite_roce::wire::icrc::Flow;
 
-/// Datagrams in one call, at most.
+/// Most datagrams per call.
 pub(crate) const BATCH: usize = 32;
-/// In a call that is expected to find or send few: what describes a datagram to the kernel is cleared for each call,
-/// and for a whole batch that takes longer than a call that finds nothing. For one there is a call of its own, which
-/// takes some tenths of a microsecond less: it does not look for a second one, and most looks find none at all.
+/// For a call that is expected to find or send few: the structures that describe a datagram to the kernel are cleared
+/// for each call, and for a whole batch that takes longer than a call that finds nothing. A single datagram has a call
+/// of its own, which takes some tenths of a microsecond less: it does not look for a second one, and most polls find
+/// none at all.
 const FEW: usize = 2;
-/// Room for a datagram: a path MTU of 4096, all headers, and some more, so that what is too long is seen.
+/// Buffer for a datagram: a path MTU of 4096, all headers, and some more, to detect datagrams that are too long.
 const ROOM_BYTES: usize = 4096 + 256;
-/// Words of room for what comes beside a datagram: the larger kind of `pktinfo`, with its head.
+/// Words of buffer for a datagram's control data: the larger kind of `pktinfo`, with its head.
 const CONTROL_WORDS: usize = 8;
 
 /// `UDP_NO_CHECK6_RX` of linux/udp.h.
@@ -33,9 +34,9 @@ const UDP_NO_CHECK6_RX: libc::c_int = 102;
 #[derive(Debug)]
 pub(crate) struct Inbox {
     room: Vec<u8>,
-    /// Of each datagram: who sent it, to which address if that is told, its length.
+    /// Of each datagram: its sender, its destination if known, its length.
     got: Vec<(SocketAddr, Option<IpAddr>, usize)>,
-    /// What the last call found.
+    /// Number of datagrams that the last call found.
     found: usize,
 }
 
@@ -48,8 +49,8 @@ impl Inbox {
         }
     }
 
-    /// Takes what has arrived, without waiting; gives how many. There may be more. What was there before is gone. Those
-    /// that were too long or of no known family are left out.
+    /// Receives waiting datagrams without blocking; returns how many. More may be waiting. The previous ones are
+    /// dropped. Those that were too long or of an unknown family come as empty.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         match self.found {
             0 => self.receive_up_to::<1>(socket),
@@ -82,7 +83,7 @@ impl Inbox {
         let count = match N {
             1 => {
                 // SAFETY: the header, and what it points to, live until the end of this function, with the lengths it
-                // says.
+                // gives.
                 let len = unsafe { libc::recvmsg(descriptor, &raw mut (*first).msg_hdr, libc::MSG_DONTWAIT) };
                 headers[0].msg_len = len.max(0) as u32;
                 if len < 0 { -1 } else { 1 }
@@ -104,7 +105,7 @@ impl Inbox {
             let local = local_of(&header.msg_hdr);
             let (source, len) = match source {
                 Some(source) if !is_cut => (source, (header.msg_len as usize).min(ROOM_BYTES)),
-                // Not a packet: it stays in its place, empty, and is counted as malformed.
+                // Not a packet: it keeps its place, empty, and is counted as malformed.
                 source => (source.unwrap_or(NOWHERE), 0),
             };
             self.got.push((source, local, len));
@@ -112,7 +113,7 @@ impl Inbox {
         Ok(self.got.len())
     }
 
-    /// One of those that arrived: who sent it, to which address if that was told, its bytes.
+    /// One of the received datagrams: its sender, its destination if known, its bytes.
     pub(crate) fn get(&self, index: usize) -> (SocketAddr, Option<IpAddr>, &[u8]) {
         let (source, local, len) = self.got[index];
         (source, local, &self.room[index * ROOM_BYTES..][..len])
@@ -143,12 +144,12 @@ fn address_of(name: &MaybeUninit<libc::sockaddr_storage>) -> Option<SocketAddr> 
     }
 }
 
-/// The address that a datagram was sent to, if the kernel tells.
+/// The address that a datagram was sent to, if the kernel reports it.
 fn local_of(header: &libc::msghdr) -> Option<IpAddr> {
-    // SAFETY: the kernel has filled `msg_controllen` bytes behind `msg_control`, which are still there.
+    // SAFETY: the kernel has filled `msg_controllen` bytes behind `msg_control`, which are still valid.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !control.is_null() {
-        // SAFETY: it points to a whole header within the control bytes, says the macro that gave it.
+        // SAFETY: the macro that returned it guarantees a whole header within the control bytes.
         let head = unsafe { &*control };
         // SAFETY: as above; its data follow it.
         let data = unsafe { libc::CMSG_DATA(control) };
@@ -165,7 +166,7 @@ fn local_of(header: &libc::msghdr) -> Option<IpAddr> {
             }
             _ => {}
         }
-        // SAFETY: both are of one message, whose control bytes are still there.
+        // SAFETY: both belong to one message, whose control bytes are still valid.
         control = unsafe { libc::CMSG_NXTHDR(header, control) };
     }
     None
@@ -176,7 +177,7 @@ fn local_of(header: &libc::msghdr) -> Option<IpAddr> {
 pub(crate) struct Outbox {
     datagrams: Vec<Vec<u8>>,
     flows: Vec<Flow>,
-    /// So many of them have left.
+    /// How many of them have left.
     sent: usize,
 }
 
@@ -197,17 +198,18 @@ impl Outbox {
         self.flows.is_empty()
     }
 
-    /// Takes a datagram in exchange for room for the next one. There must be room.
+    /// Takes a datagram in exchange for a buffer for the next one. There must be space.
     pub(crate) fn push(&mut self, flow: Flow, datagram: &mut Vec<u8>) {
         std::mem::swap(&mut self.datagrams[self.flows.len()], datagram);
         self.flows.push(flow);
     }
 
-    /// Sends as many as the socket takes; gives how many left. What waits stays. With `names_source`, each leaves from
-    /// the address in its flow, though the socket has none. With `is_connected` the socket knows where to.
+    /// Sends as many as the socket accepts; returns how many left. The others stay queued. With `names_source`, each
+    /// leaves from the address in its flow, though the socket has none. With `is_connected` the socket knows the
+    /// destination.
     ///
     /// # Errors
-    /// Of the next datagram, which is gone.
+    /// The error of the next datagram, which is dropped.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, names_source: bool, is_connected: bool) -> io::Result<usize> {
         match self.flows.len() - self.sent {
             0 => {
@@ -236,7 +238,7 @@ impl Outbox {
         for index in 0..count {
             let flow = &self.flows[self.sent + index];
             let datagram = &self.datagrams[self.sent + index];
-            // The kernel does not write to what is sent.
+            // The kernel does not write to the bytes it sends.
             bytes[index].iov_base = datagram.as_ptr().cast_mut().cast();
             bytes[index].iov_len = datagram.len();
             let header = &mut headers[index].msg_hdr;
@@ -255,12 +257,13 @@ impl Outbox {
         let (descriptor, first) = (socket.as_raw_fd(), headers.as_mut_ptr());
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent = match count {
-            // SAFETY: the header, and what it points to, live until the end of this function, with the lengths it says.
+            // SAFETY: the header, and what it points to, live until the end of this function, with the lengths it
+            // gives.
             1 => match unsafe { libc::sendmsg(descriptor, &raw const (*first).msg_hdr, flags) } {
                 ..0 => -1,
                 _ => 1,
             },
-            // SAFETY: as above, for as many as there are.
+            // SAFETY: as above, for `count` headers.
             _ => unsafe { libc::sendmmsg(descriptor, first, count as u32, flags) },
         };
         if sent < 0 {
@@ -312,9 +315,9 @@ fn put_address(name: &mut MaybeUninit<libc::sockaddr_storage>, address: &SocketA
     }
 }
 
-/// Says from which address a message leaves, in its control bytes; gives how many of them are used.
+/// Puts the source address of a message into its control bytes; returns how many of them are used.
 fn put_source(header: &libc::msghdr, source: IpAddr) -> usize {
-    // SAFETY: `msg_control` has room for a header and the larger kind of data, aligned as words.
+    // SAFETY: `msg_control` has space for a header and the larger kind of data, aligned as words.
     let control = unsafe { libc::CMSG_FIRSTHDR(header) };
     if control.is_null() {
         return 0;
@@ -331,7 +334,7 @@ fn put_source(header: &libc::msghdr, source: IpAddr) -> usize {
                 ipi_addr: libc::in_addr { s_addr: 0 },
             };
             (head.cmsg_level, head.cmsg_type) = (libc::IPPROTO_IP, libc::IP_PKTINFO);
-            // SAFETY: there is room for it behind the header.
+            // SAFETY: there is space for it behind the header.
             unsafe { data.cast::<libc::in_pktinfo>().write_unaligned(info) };
             finish_control(head, size_of::<libc::in_pktinfo>())
         }
@@ -343,7 +346,7 @@ fn put_source(header: &libc::msghdr, source: IpAddr) -> usize {
                 ipi6_ifindex: 0,
             };
             (head.cmsg_level, head.cmsg_type) = (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO);
-            // SAFETY: there is room for it behind the header.
+            // SAFETY: there is space for it behind the header.
             unsafe { data.cast::<libc::in6_pktinfo>().write_unaligned(info) };
             finish_control(head, size_of::<libc::in6_pktinfo>())
         }
@@ -359,7 +362,7 @@ fn finish_control(head: &mut libc::cmsghdr, data_bytes: usize) -> usize {
 
 /// Sets an option that is a number.
 fn set(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the value is a local variable of the length that is said.
+    // SAFETY: the value is a local variable of the given length.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -375,8 +378,8 @@ fn set(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: lib
     Ok(())
 }
 
-/// Makes a socket's datagrams what RoCE wants: no fragments, so that the identification of IPv4 is 0; and takes those
-/// of adapters, whose UDP checksum on IPv6 is 0.
+/// Sets up a socket for RoCE: no fragments, so that the identification of IPv4 is 0; and it accepts the datagrams of
+/// adapters, whose UDP checksum on IPv6 is 0.
 pub(crate) fn as_roce(socket: BorrowedFd<'_>, is_ipv4: bool, tells_local: bool) -> io::Result<()> {
     if is_ipv4 {
         set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
@@ -398,8 +401,8 @@ pub(crate) fn as_roce(socket: BorrowedFd<'_>, is_ipv4: bool, tells_local: bool) 
     Ok(())
 }
 
-/// Lets the sockets of a group have the datagrams whose destination queue pair, modulo `count`, is their place in it.
-/// Set at one of them it holds for all.
+/// Distributes datagrams over the sockets of a group: each gets those whose destination queue pair, modulo `count`, is
+/// its index. Set on one socket, it holds for all.
 pub(crate) fn divide_by_queue_pair(socket: BorrowedFd<'_>, count: u32) -> io::Result<()> {
     const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
@@ -433,7 +436,7 @@ pub(crate) fn divide_by_queue_pair(socket: BorrowedFd<'_>, count: u32) -> io::Re
     Ok(())
 }
 
-/// Bytes that a packet to whom the socket is connected may have, IP header included.
+/// Largest packet that the path to the socket's peer takes, IP header included.
 pub(crate) fn path_bytes(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<u32> {
     let (level, name) = if is_ipv4 {
         (libc::IPPROTO_IP, libc::IP_MTU)

@@ -1,4 +1,4 @@
-//! Time as state machines have it: nanoseconds since some moment.
+//! Time for the state machines: nanoseconds since some moment.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ impl Clock {
         Clock(Instant::now())
     }
 
-    /// Nanoseconds since it began; never 0, which is no time.
+    /// Nanoseconds since it began; never 0, which stands for no time.
     pub(crate) fn now_ns(&self) -> u64 {
         self.0.elapsed().as_nanos() as u64 + 1
     }

@@ -1,15 +1,15 @@
-//! What an adapter counts.
+//! Counters of an adapter.
 
 use std::ops::AddAssign;
 
 use ferrite_roce::{endpoint, responder};
 
-/// What an adapter has done.
+/// Counters of an adapter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Queue pairs that there are.
+    /// Present queue pairs.
     pub queue_pairs: u64,
-    /// Datagrams that came.
+    /// Datagrams received.
     pub received: u64,
     /// Datagrams sent.
     pub sent: u64,
@@ -17,13 +17,13 @@ pub struct Counters {
     pub not_sent: u64,
     /// Requests carried out: packets of WRITEs, READs, atomics.
     pub executed: u64,
-    /// Requests that came again.
+    /// Duplicate requests.
     pub duplicates: u64,
-    /// Requests that came before those ahead of them.
+    /// Requests that arrived before earlier ones.
     pub out_of_order: u64,
-    /// Requests that were put off (RNR).
+    /// Requests that were deferred (RNR).
     pub not_ready: u64,
-    /// Datagrams that reached no queue pair: damaged, of strangers, for dead queue pairs.
+    /// Datagrams that reached no queue pair: damaged, from unknown senders, for dead queue pairs.
     pub dropped: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What goes wrong at an adapter, with its cause and what helps.
+//! Errors of an adapter, with cause and remedy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,24 +8,24 @@ use ferrite_roce::requester::{Failure, PostError};
 /// Why an adapter does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The address cannot be had.
+    /// The address is unavailable.
     #[error("cannot listen for RDMA on UDP {address}: {source}{}", mend(source))]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The kernel gives no thread, or no means to wake one.
+    /// The kernel refuses a thread, or the means to wake one.
     #[error("cannot start a thread for RDMA: {0}")]
     Thread(#[source] io::Error),
-    /// There is no address to listen on.
+    /// No address to listen on was given.
     #[error("no address to listen on for RDMA was given")]
     NoAddress,
 }
 
 impl StartError {
-    /// Whether somebody else has an address.
+    /// Whether another process uses an address.
     pub fn is_in_use(&self) -> bool {
         matches!(self, StartError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
     }
@@ -44,24 +44,24 @@ fn mend(error: &io::Error) -> &'static str {
 /// Why a verb, or a connection, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket.
+    /// The socket failed.
     #[error("cannot reach {peer} by UDP: {source}; is there a route, and is RDMA allowed on it?")]
     Socket {
-        /// Whom.
+        /// The peer.
         peer: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Nobody listens there.
+    /// No process listens there.
     #[error("nobody listens on UDP {peer}: the server has ended, or was started again without RDMA")]
     Refused {
-        /// Where.
+        /// The peer.
         peer: SocketAddr,
     },
-    /// Nobody answers.
+    /// The peer does not respond.
     #[error("no answer from UDP {peer}: the server is gone, or a firewall drops UDP; open a new queue pair")]
     NoAnswer {
-        /// Where.
+        /// The peer.
         peer: SocketAddr,
     },
     /// The key does not allow it.
@@ -76,25 +76,25 @@ pub enum Error {
     /// One end breaks the protocol.
     #[error("the request or its answer breaks the protocol ({0}); are both ends of the same version?")]
     Protocol(Failure),
-    /// The queue pair ended before this was done; whether it was is not known.
+    /// The queue pair ended before this was done; it is unknown whether it was.
     #[error("the queue pair ended before this was acknowledged; open a new one")]
     Ended,
     /// It took too long.
     #[error("not finished in time; the network may be overloaded")]
     Deadline,
-    /// Too much was asked for before this.
+    /// Too much work was posted before this.
     #[error("too much work is waiting for the queue pair")]
     Full,
-    /// More than a message may have.
+    /// Longer than the longest message.
     #[error("longer than a message may be")]
     TooLong,
-    /// No queue pair can be had.
+    /// No queue pair is available.
     #[error("the adapter has no queue pair left, or has ended")]
     NoQueuePair,
 }
 
 impl Error {
-    /// Whether a new queue pair helps: nothing is wrong with what was asked.
+    /// Whether a new queue pair helps: the request itself was valid.
     pub fn is_of_connection(&self) -> bool {
         !matches!(
             self,
@@ -114,7 +114,7 @@ impl Error {
         }
     }
 
-    /// Why work was not taken.
+    /// Why work was not accepted.
     pub(crate) fn of_post(error: PostError) -> Error {
         match error {
             PostError::TooLong => Error::TooLong,

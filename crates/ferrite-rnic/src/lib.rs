@@ -3,11 +3,12 @@
 //! [`ferrite_roce`] knows packets, queue pairs and connections, and neither sockets nor clocks. This crate has both, at
 //! both ends:
 //!
-//! * [`Rnic`]: threads that answer. Each has its own queue pairs and its own [`Memory`](ferrite_roce::memory::Memory).
-//! * [`Initiator`]: who asks. A queue pair with verbs, driven by whoever calls, for hosts without RDMA hardware.
+//! * [`Rnic`]: threads that respond. Each has its own queue pairs and its own [`Memory`](ferrite_roce::memory::Memory).
+//! * [`Initiator`]: the requesting end. A queue pair with verbs, driven by its caller, for hosts without RDMA hardware.
 //! * [`path`]: which addresses and which packets lead to a peer.
 //!
-//! Invariant: nothing here knows a file. What keys mean is for the memory, who may have a queue pair for who opens it.
+//! Invariant: this crate knows no files. The memory interprets keys, and the program that opens queue pairs decides who
+//! gets one.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! Queue pairs by rdma_cm: a manager of connections, and what it wants of the threads.
+//! Queue pairs by rdma_cm: a connection manager, and its demands on the threads.
 //!
-//! It lives on the thread that gets datagrams for queue pair 1. Queue pairs of its connections live on all threads;
-//! they are asked for by commands, and nobody waits for another thread.
+//! It lives on the thread that gets datagrams for queue pair 1. Queue pairs of its connections live on all threads; it
+//! opens them by commands, and no thread waits for another.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::shared::Shared;
 
 /// READs and atomics at a time, each way.
 const DEPTH: u8 = 16;
-/// A peer may be told that we are not ready without end.
+/// A peer accepts any number of RNR NAKs.
 const RNR_RETRY_FOR_EVER: u8 = 7;
 
 #[derive(Debug)]
@@ -59,9 +59,9 @@ impl Listener {
         self.manager.poll_timeout_ns()
     }
 
-    /// A management datagram came.
+    /// A management datagram arrived.
     pub(crate) fn handle(&mut self, now_ns: u64, local: SocketAddr, peer: IpAddr, datagram: &[u8], shared: &Shared) {
-        // What means nothing is counted as taken; there is nobody to tell.
+        // An ignored message is counted as taken; there is no one to report it to.
         let _ = self.manager.handle(now_ns, local, peer, datagram);
         self.events(now_ns, Some(local), shared);
     }
@@ -71,14 +71,14 @@ impl Listener {
         self.events(now_ns, None, shared);
     }
 
-    /// Datagrams to be sent go to the endpoint.
+    /// Passes outgoing datagrams to the endpoint.
     pub(crate) fn transmit(&mut self, endpoint: &mut Endpoint) {
         while let Some((local, peer, datagram)) = self.manager.poll_transmit() {
             endpoint.send_management(local, peer, datagram);
         }
     }
 
-    /// The queue pair of a request is there.
+    /// The queue pair of a request is open.
     pub(crate) fn accept(&mut self, now_ns: u64, id: Id, shared: &Shared) {
         let Some(pair) = self.pairs.get(&id) else {
             return;
@@ -96,7 +96,7 @@ impl Listener {
         }
     }
 
-    /// A queue pair ended otherwise; its connection does, too.
+    /// A queue pair ended otherwise; so does its connection.
     pub(crate) fn gone(&mut self, now_ns: u64, qpn: Qpn) {
         if let Some(id) = self.by_qpn.remove(&qpn) {
             self.pairs.remove(&id);
@@ -127,7 +127,7 @@ impl Listener {
         }
     }
 
-    /// Asks the service; gives what it says if it does not want to.
+    /// Asks the service; returns its refusal, if any.
     fn admit(&self, id: Id, local: SocketAddr, peer: IpAddr, request: &Req, shared: &Shared) -> Result<Pair, Vec<u8>> {
         let mtu = Mtu::from_code(request.mtu).ok_or_else(Vec::new)?;
         let qpn = shared.numbers.take().ok_or_else(Vec::new)?;
@@ -142,7 +142,7 @@ impl Listener {
             .accept(&asked)
             .inspect_err(|_| shared.numbers.give_back(qpn))?;
         reply.truncate(ferrite_roce::wire::cm::REP_PRIVATE_BYTES);
-        // Each end says where the packets of the other shall begin.
+        // Each end announces where the packets of the other begin.
         let psn = random_psn();
         let resources = request.initiator_depth.clamp(1, DEPTH);
         let mut responder = responder::Config::new(qpn, request.qpn, mtu, psn);

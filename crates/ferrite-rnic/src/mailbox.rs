@@ -1,7 +1,7 @@
-//! What threads of an adapter are told, and how they are woken.
+//! Commands to the threads of an adapter, and how they are woken.
 //!
-//! Invariants: a command is done, or dropped with its answer's channel if the thread has ended; who waits for the
-//! answer then learns that. No command waits for another thread.
+//! Invariants: a command is done, or dropped with its reply channel if the thread has ended; a caller that waits for
+//! the reply then learns that. No command waits for another thread.
 
 use std::fmt;
 use std::io;
@@ -20,30 +20,30 @@ use crate::counters::Counters;
 use crate::error::Error;
 use crate::service::End;
 
-/// What a thread shall do.
+/// A command for a thread.
 pub(crate) enum Command {
-    /// Adds a queue pair, and says so.
+    /// Adds a queue pair, and reports that.
     Open {
         connection: Box<Connection>,
         done: Box<dyn FnOnce() + Send>,
     },
-    /// Removes a queue pair; `end` is told to the service.
+    /// Removes a queue pair; reports `end` to the service.
     Close {
         qpn: Qpn,
         end: Option<End>,
         done: Option<Sender<()>>,
     },
-    /// Asks the peer of a queue pair for something.
+    /// Sends a request to the peer of a queue pair.
     Ask {
         qpn: Qpn,
         request: Box<Request>,
         done: Sender<Result<Outcome, Error>>,
     },
-    /// To the thread with the manager: the queue pair of a request is there.
+    /// To the thread with the manager: the queue pair of a request is open.
     Accept { id: cm::Id },
     /// To the thread with the manager: a queue pair ended.
     Gone { qpn: Qpn },
-    /// Gives what was counted.
+    /// Returns the counters.
     Count { done: Sender<Counters> },
     /// Ends the thread.
     Stop,
@@ -69,7 +69,7 @@ struct Letters {
     is_closed: bool,
 }
 
-/// Commands that wait for a thread.
+/// Commands queued for a thread.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     letters: Mutex<Letters>,
@@ -104,7 +104,7 @@ impl Mailbox {
         self.has_some.load(Ordering::Acquire)
     }
 
-    /// What has come, in its order.
+    /// The queued commands, in order.
     pub(crate) fn take(&self) -> Vec<Command> {
         if !self.has_some() || !self.has_some.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -113,7 +113,7 @@ impl Mailbox {
         std::mem::take(&mut self.letters.lock().commands)
     }
 
-    /// Drops what waits, and what comes.
+    /// Drops queued commands, and later ones.
     pub(crate) fn close(&self) {
         let mut letters = self.letters.lock();
         letters.is_closed = true;
@@ -122,7 +122,7 @@ impl Mailbox {
         drop(dropped);
     }
 
-    /// Readable when something has come.
+    /// Readable when a command is queued.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }

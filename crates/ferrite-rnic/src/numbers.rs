@@ -1,14 +1,14 @@
 //! Numbers of queue pairs, shared by the threads of an adapter.
 //!
-//! A queue pair belongs to the thread whose index is its number modulo the number of threads, since that is how the
-//! kernel hands out datagrams. Numbers are given in a circle: late packets of a dead queue pair meet nobody.
+//! A queue pair belongs to the thread whose index is its number modulo the number of threads, since the kernel
+//! distributes datagrams that way. Numbers are allocated round robin: late packets of a dead queue pair reach none.
 
 use std::collections::HashSet;
 
 use ferrite_roce::wire::{Psn, QPN_MASK, Qpn};
 use parking_lot::Mutex;
 
-/// Smaller ones have a meaning of their own.
+/// Smaller ones have special meanings.
 const FIRST: Qpn = 16;
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ struct State {
     taken: HashSet<Qpn>,
 }
 
-/// Numbers, and which are taken.
+/// All numbers, with those in use.
 #[derive(Debug)]
 pub(crate) struct Numbers {
     state: Mutex<State>,
@@ -37,7 +37,7 @@ impl Numbers {
         }
     }
 
-    /// One that was not given for long; none if too many are taken.
+    /// The number least recently used; `None` if too many are taken.
     pub(crate) fn take(&self) -> Option<Qpn> {
         let mut state = self.state.lock();
         if state.taken.len() >= self.most {
@@ -61,7 +61,7 @@ impl Numbers {
     }
 }
 
-/// Bits that nobody guesses.
+/// Unpredictable bits.
 pub(crate) fn random() -> u32 {
     let mut bytes = [0; 4];
     let mut filled = 0;
@@ -69,7 +69,7 @@ pub(crate) fn random() -> u32 {
         match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
-            // A kernel without it: the address of a variable and the time are what is left.
+            // A kernel without it: the process id and the time must do.
             Err(_) => return std::process::id() ^ std::time::UNIX_EPOCH.elapsed().map_or(0, |it| it.subsec_nanos()),
         }
     }

@@ -1,6 +1,6 @@
-//! Which of our addresses leads to a peer, and how large packets on the way may be.
+//! The local address that leads to a peer, and the largest packets on the way.
 //!
-//! The kernel's routes know both: a UDP socket that is connected sends nothing, and can be asked.
+//! The kernel's routes know both: a connected UDP socket sends nothing, and exposes them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -13,23 +13,23 @@ use crate::batch;
 /// Headers around a payload: UDP, BTH, the longest of the others (RETH and immediate data), ICRC; without IP.
 const HEADER_BYTES: u32 = 8 + 12 + 20 + 4;
 
-/// A way to a peer.
+/// A route to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
-    /// Our address on it.
+    /// The local address on it.
     pub local: IpAddr,
     /// The largest payload that fits.
     pub mtu: Mtu,
 }
 
-/// The way to a peer, as the kernel's routes have it.
+/// The route to a peer, from the kernel's routing table.
 ///
 /// # Errors
-/// If there is none.
+/// If no route exists.
 pub fn to(peer: SocketAddr) -> io::Result<Path> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // Any port will do, and 0 is none.
+    // Any port will do, except 0, which is no port.
     let there = match peer.port() {
         0 => SocketAddr::new(peer.ip(), 9),
         _ => peer,
@@ -42,7 +42,7 @@ pub fn to(peer: SocketAddr) -> io::Result<Path> {
     })
 }
 
-/// The largest payload for packets of so many bytes.
+/// The largest payload for packets of `packet_bytes`.
 fn largest_within(packet_bytes: u32, is_ipv4: bool) -> Mtu {
     let ip_bytes = if is_ipv4 { 20 } else { 40 };
     let room = packet_bytes.saturating_sub(ip_bytes + HEADER_BYTES) as usize;

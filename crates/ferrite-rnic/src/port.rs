@@ -1,4 +1,4 @@
-//! A UDP socket that carries RoCE, with room for what comes and goes.
+//! A UDP socket that carries RoCE, with buffers for both directions.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,12 +11,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsock
 
 use crate::batch::{self, Inbox, Outbox};
 
-/// What is asked for as buffers of a socket; the kernel gives less where it is told to.
+/// Requested size of a socket's buffers; the kernel may be configured to give less.
 const SOCKET_BYTES: usize = 4 << 20;
-/// Looks in a row of who waits: what comes while it does something else is seen later.
+/// Polls in a row while waiting: a datagram that arrives between rounds is seen later.
 const LOOKS: usize = 4;
 
-/// Counted at a socket.
+/// Counters of a socket.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PortCounters {
     pub(crate) received: u64,
@@ -32,11 +32,11 @@ pub(crate) struct Port {
     local: SocketAddr,
     is_connected: bool,
     inbox: Inbox,
-    /// Of the inbox, not yet taken.
+    /// Datagrams of the inbox that were not yet taken.
     arrived: usize,
     outbox: Outbox,
     counters: PortCounters,
-    /// Nobody listens there, said the kernel; so often since something came.
+    /// How often the kernel has reported since the last datagram that no process listens there.
     refusals: u32,
 }
 
@@ -77,13 +77,13 @@ impl Port {
     }
 
     /// `count` sockets at one address. Each gets the datagrams for queue pairs whose number, modulo `count`, is its
-    /// place.
+    /// index.
     pub(crate) fn listen(address: SocketAddr, count: u32) -> io::Result<Vec<Port>> {
         let alone = open(address, false)?;
         if count == 1 {
             return Ok(vec![Port::new(alone, false)?]);
         }
-        // Nobody else has the address, or this had failed. A group could be joined by others without a word.
+        // No other process has the address, or this would have failed. Another could join a group silently.
         let address = SocketAddr::try_from(getsockname(&alone)?).map_err(io::Error::other)?;
         drop(alone);
         let mut ports = Vec::new();
@@ -97,14 +97,14 @@ impl Port {
         Ok(ports)
     }
 
-    /// A socket that speaks with this peer alone, from any port.
+    /// A socket that talks to this peer alone, from any port.
     pub(crate) fn to(local: SocketAddr, peer: SocketAddr) -> io::Result<Port> {
         let socket = open(local, false)?;
         connect(&socket, &peer)?;
         Port::new(socket, true)
     }
 
-    /// Our address; unspecified if it is all of them.
+    /// The local address; unspecified if it listens on all.
     pub(crate) fn local(&self) -> SocketAddr {
         self.local
     }
@@ -121,14 +121,14 @@ impl Port {
         self.refusals
     }
 
-    /// Whether packets from this address leave here.
+    /// Whether packets from this address leave through this socket.
     pub(crate) fn is_from(&self, source: SocketAddr) -> bool {
         let ip = self.local.ip();
         self.local.port() == source.port()
             && (ip == source.ip() || ip.is_unspecified() && ip.is_ipv4() == source.is_ipv4())
     }
 
-    /// Looks what has come, unless something of it was not taken yet. Says whether there is something.
+    /// Polls for datagrams, unless some were not taken yet. Returns whether there are any.
     pub(crate) fn look(&mut self) -> bool {
         if self.arrived == 0 {
             match self.inbox.receive(self.socket.as_fd()) {
@@ -145,17 +145,17 @@ impl Port {
         self.arrived > 0
     }
 
-    /// The same several times, until there is something.
+    /// Polls several times, until there are some.
     pub(crate) fn look_a_while(&mut self) -> bool {
         (0..LOOKS).any(|_| self.look())
     }
 
-    /// Whether something was seen, and not yet taken.
+    /// Whether datagrams were received, and not yet taken.
     pub(crate) fn has_arrived(&self) -> bool {
         self.arrived > 0
     }
 
-    /// Gives each datagram that has come to `take`.
+    /// Passes each received datagram to `take`.
     pub(crate) fn take(&mut self, mut take: impl FnMut(&Flow, &[u8])) {
         for index in 0..std::mem::take(&mut self.arrived) {
             let (source, to, datagram) = self.inbox.get(index);
@@ -168,22 +168,22 @@ impl Port {
         }
     }
 
-    /// Whether there is room for another datagram.
+    /// Whether there is space for another datagram.
     pub(crate) fn has_room(&self) -> bool {
         !self.outbox.is_full()
     }
 
-    /// Whether datagrams wait for the kernel.
+    /// Whether datagrams are queued for the kernel.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Takes a datagram, to be sent with [`Port::flush`] at the latest. There must be room.
+    /// Queues a datagram, to be sent with [`Port::flush`] at the latest. There must be space.
     pub(crate) fn push(&mut self, flow: Flow, datagram: &mut Vec<u8>) {
         self.outbox.push(flow, datagram);
     }
 
-    /// Sends what waits, as much as the kernel takes.
+    /// Sends queued datagrams, as many as the kernel takes.
     pub(crate) fn flush(&mut self) {
         while !self.outbox.is_empty() {
             let names_source = self.local.ip().is_unspecified();
@@ -208,7 +208,7 @@ impl Port {
     }
 }
 
-/// Sleeps until a descriptor is ready, or for so long; says whether one was.
+/// Sleeps until a descriptor is ready, or for `most_ns`; returns whether one was.
 pub(crate) fn sleep(fds: &mut [PollFd<'_>], most_ns: Option<u64>) -> bool {
     let most = most_ns.map(|ns| Timespec {
         tv_sec: (ns / 1_000_000_000) as i64,

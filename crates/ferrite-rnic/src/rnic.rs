@@ -1,7 +1,7 @@
-//! The adapter: threads that answer, and how programs deal with them.
+//! The adapter: threads that respond, and the interface for programs.
 //!
-//! Datagrams come to the thread of their queue pair without passing another one: each thread has a socket of its own at
-//! each address, and a filter in the kernel picks the socket by the number of the destination queue pair
+//! Datagrams come to the thread of their queue pair without passing another one: each thread has its own socket at each
+//! address, and a filter in the kernel picks the socket by the number of the destination queue pair
 //! (`SO_ATTACH_REUSEPORT_CBPF`). So queue pairs share nothing, whatever ports their peers send from.
 
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ use crate::worker::Worker;
 /// Threads of an adapter, at most.
 const THREADS_MAX: usize = 64;
 
-/// An adapter in software. Dropping it ends its threads, and its queue pairs without a word to their peers.
+/// An adapter in software. Dropping it ends its threads, and its queue pairs without notice to their peers.
 pub struct Rnic {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
@@ -45,10 +45,10 @@ impl std::fmt::Debug for Rnic {
 }
 
 impl Rnic {
-    /// Starts an adapter. Each thread has the memory that `memory_of_thread` gives for its index.
+    /// Starts an adapter. Each thread has the memory that `memory_of_thread` returns for its index.
     ///
     /// # Errors
-    /// If an address cannot be had, or no thread. Nothing is left running then.
+    /// If an address or a thread is unavailable. Nothing is left running then.
     pub fn start<M: Memory + Send + 'static>(
         options: &Options,
         service: Arc<dyn Service>,
@@ -98,24 +98,24 @@ impl Rnic {
         Ok(rnic)
     }
 
-    /// Where it listens, with the ports that it has.
+    /// Its listening addresses, with their actual ports.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Adds a queue pair for a peer that has one for us. Packets may come when this returns. Blocks until the thread
-    /// has it.
+    /// Adds a queue pair for a peer that has one for this adapter. Packets may arrive once this returns. Blocks until
+    /// the thread has it.
     ///
     /// # Errors
-    /// `Socket` without a route or an address that it could come to; `NoQueuePair` if there are too many.
+    /// `Socket` without a route, or an address that its packets could reach; `NoQueuePair` if there are too many.
     pub fn open_queue_pair(&self, peer: &Peer) -> Result<QueuePair, Error> {
         self.open(peer, |_| ())
     }
 
-    /// As [`Rnic::open_queue_pair`]; `prepare` is called with the number before any packet can come.
+    /// As [`Rnic::open_queue_pair`]; it calls `prepare` with the number before any packet can arrive.
     ///
     /// # Errors
-    /// As there; whether `prepare` was called is not known then.
+    /// As there; it is unknown then whether `prepare` was called.
     pub fn open(&self, peer: &Peer, prepare: impl FnOnce(Qpn)) -> Result<QueuePair, Error> {
         let failed = |source| Error::Socket {
             peer: peer.address,
@@ -145,7 +145,7 @@ impl Rnic {
         self.shared.mailbox_of(qpn).post(Command::Open {
             connection: Box::new(connection),
             done: Box::new(move || {
-                // Who asked waits for it.
+                // The caller waits for it.
                 let _ = done.send(());
             }),
         });
@@ -156,9 +156,8 @@ impl Rnic {
         Ok(QueuePair { address, qpn, psn, mtu })
     }
 
-    /// Removes a queue pair. When this returns, none of its packets does anything any more. A client of rdma_cm is
-    /// told.
-    /// No effect if there is none.
+    /// Removes a queue pair. When this returns, none of its packets has any effect. A client of rdma_cm is notified. No
+    /// effect if it does not exist.
     pub fn close(&self, qpn: Qpn) {
         let (done, is_done) = mpsc::channel();
         self.shared.mailbox_of(qpn).post(Command::Close {
@@ -166,16 +165,16 @@ impl Rnic {
             end: None,
             done: Some(done),
         });
-        // An error says that the thread has ended, and the queue pair with it.
+        // An error means that the thread has ended, and the queue pair with it.
         let _ = is_done.recv();
         self.shared.mailbox_of_manager().post(Command::Gone { qpn });
     }
 
-    /// Asks the peer of a queue pair for something, as it asks us: to write or read its memory, say. Blocks until that
-    /// is done. An error ends the queue pair, but for `Full` and `TooLong`.
+    /// Sends a request to the peer of a queue pair, as the peer sends them here: to write or read its memory, say.
+    /// Blocks until that is done. An error ends the queue pair, except for `Full` and `TooLong`.
     ///
     /// # Errors
-    /// Why it is not done. `Ended` also if there is no such queue pair.
+    /// Why it was not done. `Ended` also if the queue pair does not exist.
     pub fn ask(&self, qpn: Qpn, request: Request) -> Result<Outcome, Error> {
         let (done, answer) = mpsc::channel();
         self.shared.mailbox_of(qpn).post(Command::Ask {
@@ -186,7 +185,7 @@ impl Rnic {
         answer.recv().unwrap_or(Err(Error::Ended))
     }
 
-    /// What it has done. Blocks until all threads have answered.
+    /// Its counters. Blocks until all threads have replied.
     pub fn counters(&self) -> Counters {
         let (done, counts) = mpsc::channel();
         for mailbox in &self.shared.mailboxes {
@@ -201,14 +200,14 @@ impl Rnic {
         sum
     }
 
-    /// An address that we listen on, of a host that has `ip`, too: of several in a network the route to a peer knows
-    /// one, and the peer, who is told ours, may as well come to another.
+    /// A listening address of a host that also has `ip`: of several addresses in a network the route to a peer gives
+    /// one, and the peer, which learns the local one, may as well use another.
     fn beside(&self, ip: IpAddr) -> Option<SocketAddr> {
         let is_alike = |one: &&SocketAddr| one.is_ipv4() == ip.is_ipv4() && one.ip().is_loopback() == ip.is_loopback();
         self.addresses.iter().find(is_alike).copied()
     }
 
-    /// Where packets for this address of ours must go.
+    /// The listening address for packets to this local address.
     fn local_for(&self, ip: IpAddr) -> Option<SocketAddr> {
         let of = |is_right: &dyn Fn(IpAddr) -> bool| self.addresses.iter().find(|one| is_right(one.ip()));
         let exact = of(&|one| one == ip);
@@ -223,13 +222,13 @@ impl Drop for Rnic {
             mailbox.post(Command::Stop);
         }
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A panicked thread has reported that.
             let _ = thread.join();
         }
     }
 }
 
-/// The usual address: all of both families, at RoCE's port.
+/// The default address: all of both families, at RoCE's port.
 pub fn everywhere() -> Vec<SocketAddr> {
     vec![
         SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), UDP_PORT),

@@ -1,4 +1,4 @@
-//! What the threads of an adapter have in common.
+//! State shared by the threads of an adapter.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::mailbox::Mailbox;
 use crate::numbers::Numbers;
 use crate::service::Service;
 
-/// What threads have in common.
+/// State shared by the threads.
 pub(crate) struct Shared {
     pub(crate) numbers: Numbers,
     pub(crate) service: Arc<dyn Service>,
@@ -20,7 +20,7 @@ impl Shared {
         Arc::clone(&self.mailboxes[qpn as usize % self.mailboxes.len()])
     }
 
-    /// That of the thread which gets management datagrams.
+    /// The mailbox of the thread that gets management datagrams.
     pub(crate) fn mailbox_of_manager(&self) -> Arc<Mailbox> {
         self.mailbox_of(QPN_MANAGEMENT)
     }

@@ -1,12 +1,13 @@
-//! A thread of an adapter: what comes goes to its endpoint, what the endpoint wants to send leaves in batches.
+//! A thread of an adapter: received datagrams go to its endpoint, and the endpoint's output leaves in batches.
 //!
 //! Invariants:
 //!
-//! * A turn takes a batch from each socket before anything is sent, so requests in a row get one acknowledgement.
-//! * A turn sends so many packets at most: a long READ floods neither the network nor other queue pairs.
-//! * A queue pair that was refused stays for a while, to say so again, and then goes. The service hears of it once.
-//! * While the kernel takes no more datagrams, none is made.
-//! * Who asked a peer for something hears what became of it, also if the queue pair goes.
+//! * A turn takes a batch from each socket before it sends, so consecutive requests get one acknowledgement.
+//! * A turn sends a bounded number of packets: a long READ floods neither the network nor other queue pairs.
+//! * A queue pair that was refused stays for a while, to repeat the refusal, and then goes. The service learns of it
+//!   once.
+//! * While the kernel takes no more datagrams, the worker produces none.
+//! * A caller that sent a peer a request learns the outcome, even if the queue pair goes.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,12 +32,12 @@ use crate::port::{self, Port};
 use crate::service::{End, Options};
 use crate::shared::Shared;
 
-/// Packets that a turn sends, at most.
+/// Most packets per turn.
 const BURST: usize = 2 * BATCH;
-/// How long a queue pair that was refused says so.
+/// How long a refused queue pair repeats the refusal.
 const LINGER_NS: u64 = 2_000_000_000;
 
-/// A thread's things.
+/// The state of a thread.
 pub(crate) struct Worker<M> {
     ports: Vec<Port>,
     sockets: Vec<Arc<OwnedFd>>,
@@ -49,12 +50,12 @@ pub(crate) struct Worker<M> {
     spin: Spin,
     /// The service knows that they have ended.
     ended: HashSet<Qpn>,
-    /// When those go.
+    /// When those are removed.
     lingering: VecDeque<(u64, Qpn)>,
-    /// Who waits for what peers were asked for, and the number of the next question.
+    /// Callers that wait for requests to peers, and the number of the next request.
     asked: BTreeMap<(Qpn, u64), Sender<Result<Outcome, Error>>>,
     next_question: u64,
-    /// Counted by queue pairs that are gone.
+    /// Counts of removed queue pairs.
     counters: Counters,
     datagram: Vec<u8>,
 }
@@ -71,7 +72,7 @@ impl<M: Memory> Worker<M> {
         Worker {
             sockets: ports.iter().map(Port::socket).collect(),
             ports,
-            // Numbers come from all threads' common store.
+            // The allocator that all threads share provides the numbers.
             endpoint: Endpoint::new(Ids::Any, 0),
             memory,
             listener: service_port.map(|port| Listener::new(port, options.queue_pairs_max)),
@@ -88,7 +89,7 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// Works until it is told to stop.
+    /// Works until it is stopped.
     pub(crate) fn run(mut self) {
         loop {
             for command in self.mailbox.take() {
@@ -119,7 +120,7 @@ impl<M: Memory> Worker<M> {
         let now_ns = self.clock.now_ns();
         match command {
             Command::Open { connection, done } => {
-                // A number is given once.
+                // Each number is allocated once.
                 if self.endpoint.connect(*connection).is_ok() {
                     done();
                 }
@@ -139,7 +140,7 @@ impl<M: Memory> Worker<M> {
                     self.asked.insert((qpn, self.next_question), done);
                     self.next_question += 1;
                 }
-                // Who does not wait any more needs no answer.
+                // A caller that no longer waits needs no reply.
                 Err(error) => drop(done.send(Err(Error::of_post(error)))),
             },
             Command::Accept { id } => {
@@ -186,7 +187,7 @@ impl<M: Memory> Worker<M> {
         self.ended.remove(&qpn);
     }
 
-    /// Tells those who asked what their peers answered. A queue pair that fails in this is over.
+    /// Reports responses of peers to the callers that wait for them. A queue pair that fails in this has ended.
     fn collect_answers(&mut self) {
         let mut next = self.asked.first_key_value().map(|((qpn, _), _)| *qpn);
         while let Some(qpn) = next {
@@ -208,7 +209,7 @@ impl<M: Memory> Worker<M> {
                 Some(peer) => Error::of(failure, peer),
                 None => Error::Ended,
             });
-            // Who does not wait any more needs no answer.
+            // A caller that no longer waits needs no reply.
             let _ = done.send(result);
         }
     }
@@ -219,7 +220,7 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// Takes what has come; says whether something has.
+    /// Processes received datagrams; returns whether there were any.
     fn receive(&mut self) -> bool {
         let mut has_received = false;
         let mut broken = Vec::new();
@@ -240,7 +241,7 @@ impl<M: Memory> Worker<M> {
                             listener.handle(now_ns, flow.destination, flow.source.ip(), datagram, &self.shared);
                         }
                     }
-                    // What they answer is collected once a turn.
+                    // Responses are collected once per turn.
                     Ok(Taken::Answer(_)) | Err(_) => {}
                 }
             });
@@ -279,7 +280,7 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// Sends what there is, so much at most; says whether there may be more.
+    /// Sends a bounded number of packets; returns whether more may be ready.
     fn transmit(&mut self) -> bool {
         if let Some(listener) = &mut self.listener {
             listener.transmit(&mut self.endpoint);
@@ -311,7 +312,7 @@ impl<M: Memory> Worker<M> {
         if !port.has_room() {
             port.flush();
         }
-        // Else the kernel takes no more; the datagram is lost, as any may be.
+        // Otherwise the kernel takes no more; the datagram is lost, as any may be.
         if port.has_room() {
             port.push(flow, &mut self.datagram);
         }

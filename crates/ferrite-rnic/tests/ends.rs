@@ -1,6 +1,6 @@
-//! Queue pairs that end: refused, closed, with a server that went away, with peers that died; and strangers.
+//! Queue pairs that end: refused, closed, with a server that went away, with peers that died; and unknown peers.
 //!
-//! What is protected: whoever waits learns of it, with a cause; nothing is done for who has no queue pair.
+//! Guarantees under test: every waiting caller learns of it, with a cause; a peer without a queue pair has no effect.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn a_wrong_key_ends_the_queue_pair_and_the_service_hears_once() {
     other.write(KEY, 4, b" too").unwrap();
     assert_eq!(files.bytes()[..8], *b"fine too");
     assert_eq!(*ends.0.lock().unwrap(), [(qpn, End::Refused(Nak::Access))]);
-    // It goes by itself after a while.
+    // After a while it is removed.
     let began = Instant::now();
     while rnic.counters().queue_pairs == 2 {
         assert!(began.elapsed() < Duration::from_secs(20), "a refused queue pair stays");
@@ -63,7 +63,7 @@ fn what_is_closed_does_nothing_any_more() {
     assert!(rnic.counters().dropped >= 4);
 }
 
-/// The kernel says that nobody listens, so nobody waits for the retries.
+/// The kernel reports that no process listens, so no caller waits for the retries.
 #[test]
 fn a_server_that_ended_is_noticed_at_once_and_a_new_one_is_found() {
     let files = Files::with(4_096);
@@ -84,7 +84,7 @@ fn a_server_that_ended_is_noticed_at_once_and_a_new_one_is_found() {
     }
     assert!(began.elapsed() < Duration::from_secs(10));
     let rnic = start(&server.to_string(), 1, &files);
-    // The old queue pair means nothing to it.
+    // The old queue pair is unknown to it.
     let (mut initiator, _) = connect(&rnic, server, asking());
     initiator.write(KEY, 3, b"two").unwrap();
     assert_eq!(files.bytes()[..6], *b"onetwo");
@@ -186,13 +186,13 @@ fn addresses_that_cannot_be_had_are_refused_with_a_hint() {
     ));
     rnic.close(qpn);
     rnic.open_queue_pair(&initiator.offer()).unwrap();
-    // A peer that no address of ours leads to.
+    // A peer that no local address leads to.
     let mut elsewhere = initiator.offer();
     (elsewhere.address, elsewhere.local) = ("[::1]:9".parse::<SocketAddr>().unwrap(), None);
     assert!(matches!(rnic.open_queue_pair(&elsewhere), Err(Error::Socket { .. })));
 }
 
-/// The kernel takes another address for what leaves to a peer than the one that we listen on.
+/// The kernel picks another source address for the route to a peer than the listening one.
 #[test]
 fn of_several_addresses_of_a_host_the_one_that_listens_is_told() {
     let files = Files::with(4_096);
@@ -206,12 +206,12 @@ fn of_several_addresses_of_a_host_the_one_that_listens_is_told() {
     initiator.connect(&queue_pair);
     initiator.write(KEY, 0, b"here").unwrap();
     assert_eq!(files.bytes()[..4], *b"here");
-    // Who insists on an address gets no other.
+    // A peer that insists on an address gets no other.
     offer.local = Some("127.0.0.8".parse().unwrap());
     assert!(matches!(rnic.open_queue_pair(&offer), Err(Error::Socket { .. })));
 }
 
-/// Listening on all addresses, each answer leaves from the one that was asked.
+/// Listening on all addresses, each response leaves from the address of its request.
 #[test]
 fn a_wildcard_answers_from_the_address_that_was_asked() {
     for (listen, asked) in [("0.0.0.0:0", ["127.0.0.1", "127.0.0.9"]), ("[::]:0", ["::1", "::1"])] {

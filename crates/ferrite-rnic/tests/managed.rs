@@ -1,8 +1,8 @@
 //! Clients of rdma_cm, as stock verbs programs are: they send from and to port 4791, and know the server by its address
-//! and a port of a service.
+//! and a service port.
 //!
-//! What is protected: one that the service wants gets a queue pair on whichever thread, and loses it when it says so;
-//! one that it does not want gets none.
+//! Guarantees under test: a client that the service accepts gets a queue pair on whichever thread, and loses it when it
+//! asks to; a refused one gets none.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use ferrite_roce::wire::{Psn, Qpn, UDP_PORT};
 use crate::support::{Ends, Files, KEY};
 
 const SERVICE: u16 = 7_471;
-/// Where the packets of the server shall begin.
+/// Where the server's packets begin.
 const PSN_OF_SERVER: u32 = 100;
 
-/// An address of loopback that no other test has, also of other runs at the same time.
+/// A loopback address that no other test has, including other runs at the same time.
 fn address(index: u8) -> SocketAddr {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     SocketAddr::new([127, 100 + index, high, low.max(1)].into(), UDP_PORT)
@@ -132,7 +132,7 @@ impl Client {
                 local: self.local,
                 peer: self.server,
                 ids: Ids::Any,
-                // Each end says where the packets of the other begin.
+                // Each end announces where the packets of the other begin.
                 requester: requester::Config::new(reply.qpn, Mtu::B1024, reply.psn),
                 responder: responder::Config::new(self.qpn, reply.qpn, Mtu::B1024, Psn::new(PSN_OF_SERVER)),
             })
@@ -193,7 +193,7 @@ fn a_client_connects_works_and_leaves() {
     let mut threads = std::collections::HashSet::new();
     for round in 0..3 {
         let mut client = Client::new(address(1), server);
-        // Names of connections that ended are remembered, so each has its own.
+        // Ended connections are remembered, so each has its own name.
         client.manager = Manager::new(cm::Config {
             seed: 100 * (round + 1),
             ..cm::Config::default()
@@ -238,7 +238,7 @@ fn who_is_not_wanted_gets_no_queue_pair() {
     assert!(ends.0.lock().unwrap().is_empty());
 }
 
-/// The program takes a queue pair away; its client hears of it by rdma_cm.
+/// The program removes a queue pair; its client learns of it by rdma_cm.
 #[test]
 fn a_client_hears_that_its_queue_pair_was_closed() {
     let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
@@ -252,7 +252,7 @@ fn a_client_hears_that_its_queue_pair_was_closed() {
     assert!(ends.0.lock().unwrap().is_empty(), "who closes it needs not be told");
 }
 
-/// A server may ask its clients, too: each queue pair goes both ways.
+/// A server may send requests to its clients, too: each queue pair works both ways.
 #[test]
 fn a_server_writes_and_reads_what_a_client_lends() {
     let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
@@ -287,10 +287,10 @@ fn a_server_writes_and_reads_what_a_client_lends() {
         Ok(Outcome::Read(read)) => assert_eq!(read, data),
         other => panic!("{other:?}"),
     }
-    // It still asks itself.
+    // It still sends requests itself.
     assert_eq!(client.run(write(b"mine")), Outcome::Done);
     assert_eq!(files.bytes()[..4], *b"mine");
-    // What the client refuses ends the queue pair, for whoever comes after it as well.
+    // A refusal by the client ends the queue pair, for later requests as well.
     let foreign = || Request::FetchAdd {
         key: KEY + 1,
         at: 0,
@@ -302,7 +302,7 @@ fn a_server_writes_and_reads_what_a_client_lends() {
     assert!(matches!(rnic.ask(theirs + 1, foreign()), Err(Error::Ended)));
 }
 
-/// A client that died is noticed by who asks it.
+/// A server's request reveals that a client has died.
 #[test]
 fn who_asks_the_dead_hears_of_it() {
     let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));

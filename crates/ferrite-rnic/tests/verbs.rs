@@ -1,7 +1,7 @@
 //! All verbs over real sockets on loopback: both families, every path MTU, long messages, several under way, several
 //! threads.
 //!
-//! What is protected: what is acknowledged is there, whole, and what is read is what was written.
+//! Guarantees under test: acknowledged data is there, whole, and reads return written data.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -76,7 +76,7 @@ fn long_messages_and_many_at_a_time() {
     assert!(read == data);
     initiator.append(KEY, &data[..9 << 20]).unwrap();
     assert!(files.bytes()[24 << 20..] == data[..9 << 20]);
-    // Small ones, all posted before the first is waited for; the second of two READs sees what was written between.
+    // Small ones, all posted before the wait for the first; the second of two READs sees the write in between.
     let mut tickets = Vec::new();
     for index in 0..500_u64 {
         let (key, at) = (KEY, index * 8);
@@ -146,7 +146,7 @@ fn many_queue_pairs_on_several_threads() {
         let wanted: Vec<u8> = (0..count as u8).flat_map(|one| [one; 4]).collect();
         assert_eq!(seen, wanted);
         assert_eq!(rnic.counters().queue_pairs, count);
-        // With a filter that sends datagrams to the wrong thread these would be dropped.
+        // A filter that sends datagrams to the wrong thread would cause drops here.
         assert_eq!(rnic.counters().dropped, 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Verbs through a network that loses, repeats, reorders and damages 5 % of the datagrams each, both ways.
 //!
-//! What is protected: everything completes, and nothing is done twice, half, or in the wrong place.
+//! Guarantees under test: everything completes, and nothing is done twice, half, or in the wrong place.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -19,11 +19,12 @@ use crate::support::{Files, KEY, LOOPBACKS, connect, start};
 /// Of the datagrams.
 const PERCENT: u64 = 5;
 
-/// A host in between. Addresses and ports are covered by the ICRC, so it seals anew what was right, and then is unkind.
+/// A host in between. Addresses and ports are covered by the ICRC, so it reseals correct packets, and then damages or
+/// drops some.
 struct Proxy {
-    /// What the client takes for the server.
+    /// The server's address as the client sees it.
     front: SocketAddr,
-    /// What the server takes for the client.
+    /// The client's address as the server sees it.
     back: SocketAddr,
     is_over: Arc<AtomicBool>,
     damaged: Arc<AtomicU64>,
@@ -123,7 +124,7 @@ impl Way {
     }
 
     fn send(&self, bytes: Option<Vec<u8>>) {
-        // One that finds nobody is lost.
+        // A datagram without a receiver is lost.
         bytes.inspect(|bytes| drop(self.to.send_to(bytes, self.receiver)));
     }
 }
@@ -162,7 +163,7 @@ fn everything_completes_once_in_bad_weather() {
             assert!(counters.sent_again > 0, "{counters:?}");
             damaged += proxy.end();
             assert!(rnic.counters().duplicates > 0);
-            // Who goes the direct way meets none of that.
+            // A client on the direct path meets none of that.
             let (mut direct, _) = connect(&rnic, rnic.addresses()[0], InitiatorOptions::default());
             direct.write(KEY, 0, b"fine").unwrap();
         }

@@ -14,7 +14,7 @@ use crate::support::{APPEND, File, Hosts, Weather};
 
 const PORT: u16 = 4_420;
 
-/// What each end says of its queue pair.
+/// Each end's offer for its queue pair.
 fn offer(qpn: Qpn) -> Offer<'static> {
     Offer {
         qpn,
@@ -26,7 +26,7 @@ fn offer(qpn: Qpn) -> Offer<'static> {
     }
 }
 
-/// What both know when a connection is made.
+/// The state that both ends share once a connection is made.
 struct Peer {
     end: usize,
     ours: Qpn,
@@ -50,7 +50,7 @@ fn connect(hosts: &mut Hosts, peer: &Peer) {
     connected.expect("a number of its own");
 }
 
-/// Carries datagrams and handles what happens, until `is_done`.
+/// Carries datagrams and handles events, until `is_done`.
 fn run(
     hosts: &mut Hosts,
     managers: &mut [Manager; 2],
@@ -182,7 +182,7 @@ fn hosts_connect_work_and_part() {
         assert_eq!(done[0].result, Ok(Outcome::Done));
         assert_eq!(done[1].result, Ok(Outcome::Read(data)));
         if let Some((theirs, _)) = numbers[1] {
-            // A packet says as much as the RTU, which may have been lost.
+            // A packet counts as the RTU, which may have been lost.
             managers[1].data_arrived(theirs);
         }
         managers[0].disconnect(hosts.now_ns, id).unwrap();

@@ -103,7 +103,7 @@ fn every_packet_is_read_as_it_was_written() {
         assert!(icrc::verify(&flow, &bytes, Ids::Zero));
         let again = Repr::parse(&Packet::new_checked(&bytes).unwrap()).unwrap();
         assert_eq!(again, packet);
-        // Any part of it is another packet or none.
+        // Any part of it is another packet or invalid.
         for len in 0..bytes.len() {
             if let Ok(part) = Packet::new_checked(&bytes[..len]) {
                 assert!(part.payload().len() < payload.len());
@@ -131,10 +131,10 @@ fn packets_that_lie_about_their_length_are_refused() {
         Packet::without_icrc(&bytes[..bth::BYTES]),
         Err(Error::Truncated)
     ));
-    // More padding than there is payload.
+    // More padding than payload.
     bytes.truncate(bth::BYTES + reth::BYTES);
     assert!(matches!(Packet::without_icrc(&bytes), Err(Error::Length)));
-    // A payload where there is none.
+    // A payload with an opcode that has none.
     bytes[0] = Opcode::Acknowledge.number();
     bytes[1] = 0;
     assert!(matches!(Packet::without_icrc(&bytes), Err(Error::Length)));
@@ -194,7 +194,7 @@ fn icrcs_of_other_adapters_are_right() {
     }
 }
 
-/// CRC-32 bit by bit: nothing in common with what is tested.
+/// CRC-32 bit by bit: independent of the code under test.
 fn plain_crc(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -203,7 +203,7 @@ fn plain_crc(bytes: &[u8]) -> u32 {
     })
 }
 
-/// What an adapter sends whose IPv4 packets have this identification.
+/// A datagram as sealed by an adapter whose IPv4 packets have this identification.
 fn sealed_with_id(flow: &Flow, packet: &[u8], id: u16) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source.ip(), flow.destination.ip()) else {
         panic!("only IPv4 has identifications");

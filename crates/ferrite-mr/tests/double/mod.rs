@@ -1,6 +1,6 @@
 //! An engine in memory that moves pages, and asserts at each store and load that the page may be touched.
 //!
-//! What is protected: no page is touched that was revoked, freed or never published; nothing stored is left without a
+//! Guarantees under test: no page is touched that was revoked, freed or never published; no store is left without a
 //! fence when its guard is gone. A mistake of the adapter is a panic here, or in a local write that finds it later.
 
 #![allow(dead_code, reason = "each test uses its part")]
@@ -25,7 +25,7 @@ struct Page {
     bytes: Box<[u8; PAGE]>,
     /// An adapter may touch it.
     is_published: bool,
-    /// Stores that no fence has followed.
+    /// Stores that were not fenced yet.
     unfenced: u64,
 }
 
@@ -49,7 +49,7 @@ impl Arena {
         };
         Arena {
             pages: (0..count).map(|_| Mutex::new(page())).collect(),
-            // Neighbours in a file are not often neighbours in memory.
+            // Neighbours in a file are rarely neighbours in memory.
             free: Mutex::new((0..count).map(|at| at.wrapping_mul(7) % count).collect()),
         }
     }
@@ -104,15 +104,15 @@ pub(crate) struct File {
     ino: Ino,
     arena: Arc<Arena>,
     state: Mutex<State>,
-    /// After a local write its pages are published again; else they are left to faults.
+    /// After a local write its pages are published again; otherwise faults bring them.
     pub(crate) publishes: AtomicBool,
-    /// Pages that are told when it is bound.
+    /// Pages that are published when it is bound.
     pub(crate) told_first: AtomicU32,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
     /// It cannot be sealed when its binding ends.
     pub(crate) is_unsealable: AtomicBool,
-    /// Faults and changes are put off.
+    /// Faults and changes are deferred.
     pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
     pub(crate) faults: AtomicU64,
@@ -121,14 +121,14 @@ pub(crate) struct File {
     /// Every part that was appended.
     pub(crate) parts: Mutex<Vec<(u64, Vec<u8>)>>,
     pub(crate) atomic_writes: AtomicU64,
-    /// What happens once where a call is stopped, by its name.
+    /// Actions that happen once in the middle of a call, by its name.
     stops: Mutex<HashMap<&'static str, Stop>>,
 }
 
 type Stop = Box<dyn FnOnce() + Send>;
 
 impl File {
-    /// Lets `act` happen in the middle of the next `store`, `load`, `fence`, `append` or `attr`.
+    /// Runs `act` in the middle of the next `store`, `load`, `fence`, `append` or `attr`.
     pub(crate) fn stop_at(&self, call: &'static str, act: impl FnOnce() + Send + 'static) {
         self.stops.lock().unwrap().insert(call, Box::new(act));
     }
@@ -138,7 +138,7 @@ impl File {
         stop.into_iter().for_each(|stop| stop());
     }
 
-    /// Revokes pages, so that nobody touches them.
+    /// Revokes pages, so that no thread touches them.
     fn revoke(&self, state: &State, first: u32, end: u32) {
         if let Some(adapter) = &state.adapter {
             adapter.revoke(first, end);
@@ -161,7 +161,7 @@ impl File {
             })
             .collect();
         for page in runs.iter().filter_map(|run| run.page) {
-            // Those that are published already may be in use.
+            // Pages that are published already may be in use.
             let mut page = self.arena.pages[page as usize].lock().unwrap();
             page.is_published = true;
         }
@@ -177,7 +177,7 @@ impl File {
         self.revoke(state, first, end);
         for at in first..end {
             let mut bytes = self.page(state, at);
-            // Whoever still writes to the old page loses it.
+            // A thread that still writes to the old page loses that write.
             std::thread::yield_now();
             change(at, &mut bytes);
             let new = self.arena.allocate(&bytes)?;
@@ -253,7 +253,7 @@ impl File {
         }
     }
 
-    /// Forgets what the adapter knows, without a change.
+    /// Forgets everything the adapter knows, without a change.
     pub(crate) fn forget(&self) {
         self.revoke(&self.state.lock().unwrap(), 0, u32::MAX);
     }
@@ -299,7 +299,7 @@ impl File {
     }
 
     fn touch<T>(&self, page: u32, act: impl FnOnce(&mut Page) -> T) -> T {
-        // Whoever has no guard is overtaken here by an engine that moves the page.
+        // A thread without a guard is overtaken here by an engine that moves the page.
         std::thread::yield_now();
         let mut page = self.arena.pages[page as usize].lock().unwrap();
         assert!(page.is_published, "a page is touched that nobody may touch");
@@ -444,7 +444,7 @@ impl Region for File {
     }
 }
 
-/// The engine. What is not about regions goes to another one.
+/// The engine. Calls that are not about regions go to another one.
 pub(crate) struct Double {
     below: MemFs,
     pub(crate) arena: Arc<Arena>,
@@ -584,7 +584,7 @@ pub(crate) fn message(qpn: u32, key: u32, at: u64, len: usize) -> Message {
     }
 }
 
-/// Tries again as long as it is put off, as a sender does.
+/// Retries as long as it is deferred, as a sender does.
 pub(crate) fn patiently<T>(mut act: impl FnMut() -> std::result::Result<T, Fault>) -> std::result::Result<T, Fault> {
     loop {
         match act() {
@@ -597,7 +597,7 @@ pub(crate) fn patiently<T>(mut act: impl FnMut() -> std::result::Result<T, Fault
     }
 }
 
-/// A WRITE, packet by packet, as a responder gives it.
+/// A WRITE, packet by packet, as a responder delivers it.
 pub(crate) fn write(
     memory: &mut FileMemory,
     qpn: u32,

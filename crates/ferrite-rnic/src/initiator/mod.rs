@@ -1,13 +1,13 @@
-//! Who asks: one queue pair with verbs, for hosts without RDMA hardware.
+//! The requesting end: one queue pair with verbs, for hosts without RDMA hardware.
 //!
-//! Contents: the queue pair, its socket, and waiting (this file); verbs that wait (`verbs`).
+//! Contents: the queue pair, its socket, and waiting (this file); blocking verbs (`verbs`).
 //!
-//! An initiator has no thread. Whoever calls it drives it: packets come and go, and time passes for it, while a call
-//! lasts. That is enough, since nobody asks anything of it, and saves two switches of threads for each verb.
+//! An initiator has no thread. Its caller drives it: during a call, packets come and go, and its timers advance. That
+//! is enough, since no peer sends it requests, and saves two thread switches for each verb.
 //!
-//! Invariants: its socket speaks with the server alone, from a port of its own, so server and client may live on one
-//! host. Work completes in the order in which it was posted. After a failure everything else fails, and a new initiator
-//! is needed.
+//! Invariants: its socket talks to the server alone, from a port of its own, so server and client may share a host.
+//! Work completes in the order in which it was posted. After a failure all further work fails, and a new initiator is
+//! needed.
 
 mod verbs;
 
@@ -34,23 +34,23 @@ use crate::path;
 use crate::port::{self, Port};
 use crate::service::{Peer, QueuePair};
 
-/// So often in a row the kernel says that nobody listens until that is believed.
+/// How often in a row the kernel reports that no process listens before the initiator believes it.
 const REFUSALS: u32 = 3;
 
-/// How an initiator works.
+/// Options of an initiator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The largest payload; else what the path takes.
+    /// The largest payload; by default the largest that the path takes.
     pub mtu: Option<Mtu>,
     /// Packets under way at a time.
     pub window_packets: u32,
-    /// After how long without an answer packets are sent again.
+    /// The time without a response after which packets are resent.
     pub retry_after: Duration,
-    /// How often that happens in a row.
+    /// How often in a row that may happen.
     pub retries: u32,
-    /// How long a call that waits may take.
+    /// How long a blocking call may take.
     pub deadline: Duration,
-    /// How long to look for answers before sleeping.
+    /// How long to poll for responses before sleeping.
     pub spin: Duration,
 }
 
@@ -67,26 +67,26 @@ impl Default for Options {
     }
 }
 
-/// What an initiator has seen.
+/// Counters of an initiator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets sent.
     pub sent: u64,
     /// Packets received.
     pub received: u64,
-    /// Packets sent again.
+    /// Packets resent.
     pub sent_again: u64,
-    /// Times without an answer.
+    /// Timeouts without a response.
     pub timeouts: u64,
     /// Times that the server was not ready (RNR).
     pub not_ready: u64,
 }
 
-/// Names work that was posted.
+/// Identifies posted work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// Nobody may ask anything of us.
+/// Peers may send no requests.
 struct NoMemory;
 
 impl Memory for NoMemory {
@@ -125,7 +125,7 @@ impl Memory for NoMemory {
     }
 }
 
-/// A queue pair that asks.
+/// A queue pair that sends requests.
 pub struct Initiator {
     server: SocketAddr,
     options: Options,
@@ -156,7 +156,7 @@ impl Initiator {
     /// An initiator for an adapter at this address, not yet connected. It sends nothing.
     ///
     /// # Errors
-    /// `Socket` if there is no route, or no socket.
+    /// `Socket` if no route exists, or no socket is available.
     pub fn new(server: SocketAddr, options: Options) -> Result<Initiator, Error> {
         let failed = |source| Error::Socket { peer: server, source };
         let path = path::to(server).map_err(failed)?;
@@ -183,7 +183,7 @@ impl Initiator {
         })
     }
 
-    /// What the adapter needs to know.
+    /// Its side of the connection, for the adapter.
     pub fn offer(&self) -> Peer {
         Peer {
             address: self.port.local(),
@@ -195,7 +195,7 @@ impl Initiator {
         }
     }
 
-    /// What the adapter gave for [`Initiator::offer`]. Verbs may be posted from then on.
+    /// Connects it to the adapter's reply to [`Initiator::offer`]. Verbs may be posted from then on.
     pub fn connect(&mut self, queue_pair: &QueuePair) {
         self.mtu = self.mtu.min(queue_pair.mtu);
         let mut requester = requester::Config::new(queue_pair.qpn, self.mtu, self.psn);
@@ -213,13 +213,13 @@ impl Initiator {
         });
     }
 
-    /// How often packets are sent again from now on, without an answer.
+    /// How often packets are resent from now on, without a response.
     pub fn set_retries(&mut self, retries: u32) {
         self.options.retries = retries;
         self.endpoint.set_retry_count(self.qpn, retries);
     }
 
-    /// Where the adapter is.
+    /// The adapter's address.
     pub fn server(&self) -> SocketAddr {
         self.server
     }
@@ -229,14 +229,14 @@ impl Initiator {
         self.mtu
     }
 
-    /// Whether nothing can be asked any more.
+    /// Whether it accepts no more work.
     pub fn is_broken(&self) -> bool {
         self.endpoint
             .get(self.qpn)
             .is_none_or(|(requester, _)| requester.is_broken())
     }
 
-    /// What it has seen.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         let asked = self.endpoint.get(self.qpn).map(|(requester, _)| requester.counters());
         let asked = asked.unwrap_or_default();
@@ -249,11 +249,11 @@ impl Initiator {
         }
     }
 
-    /// Takes work, and sends as much of it as may be under way. Its outcome is kept until [`Initiator::poll`] or
+    /// Accepts work, and sends as much of it as may be under way. Its outcome is kept until [`Initiator::poll`] or
     /// [`Initiator::wait`] takes it.
     ///
     /// # Errors
-    /// `TooLong`; `Ended` if nothing can be asked any more. Blocks while too much is waiting.
+    /// `TooLong`; `Ended` if it accepts no more work. Blocks while too much is queued.
     pub fn post(&mut self, request: Request) -> Result<Ticket, Error> {
         let id = self.next;
         let deadline = Instant::now() + self.options.deadline;
@@ -269,7 +269,7 @@ impl Initiator {
         Ok(Ticket(id))
     }
 
-    /// What became of work, if it is finished. Does not wait.
+    /// The outcome of work, if it is finished. Does not wait.
     pub fn poll(&mut self, ticket: Ticket) -> Option<Result<Outcome, Error>> {
         if !self.done.contains_key(&ticket.0) {
             self.receive();
@@ -283,7 +283,8 @@ impl Initiator {
     /// Waits for work.
     ///
     /// # Errors
-    /// What went wrong. `Deadline`: the queue pair is closed then, since nobody would know what became of the work.
+    /// The error of the work. After `Deadline` the queue pair is closed, since the outcome of the work would stay
+    /// unknown.
     pub fn wait(&mut self, ticket: Ticket) -> Result<Outcome, Error> {
         let deadline = Instant::now() + self.options.deadline;
         loop {
@@ -297,7 +298,7 @@ impl Initiator {
         }
     }
 
-    /// Goes on, and sleeps if there is nothing to do.
+    /// Makes progress, and sleeps if there is nothing to do.
     fn turn(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         self.pass_time();
         self.transmit();
@@ -317,7 +318,7 @@ impl Initiator {
         if self.port.refusals() >= REFUSALS {
             self.close();
         } else if self.port.has_arrived() && self.receive() {
-            // Who waits for this need not wait for a turn more.
+            // A caller waiting for this need not wait another turn.
             self.transmit();
         }
         Ok(())
@@ -346,7 +347,7 @@ impl Initiator {
         );
     }
 
-    /// Takes what has come; says whether something has.
+    /// Processes received packets; returns whether there were any.
     fn receive(&mut self) -> bool {
         if !self.port.look() {
             return false;
@@ -387,7 +388,7 @@ impl Initiator {
         }
     }
 
-    /// Ends the queue pair here: what was not acknowledged fails.
+    /// Ends the queue pair here: unacknowledged work fails.
     fn close(&mut self) {
         for completion in self.endpoint.remove(self.qpn, &mut NoMemory) {
             self.done.insert(completion.id, completion.result);

@@ -1,4 +1,4 @@
-//! Verbs that wait. Long ones are cut into messages of which several are under way.
+//! Blocking verbs. Long ones are split into messages, several of which are under way.
 
 use std::collections::VecDeque;
 
@@ -8,14 +8,14 @@ use ferrite_roce::requester::{Outcome, Request};
 use super::{Initiator, Ticket};
 use crate::error::Error;
 
-/// Bytes of a message into which long WRITEs and READs are cut. READs of this size, so many at a time, fit into the
-/// socket's buffer: nothing is lost for lack of room.
+/// Length of the messages into which long WRITEs and READs are split. So many READs of this size fit into the socket's
+/// buffer: nothing is lost for lack of space.
 const PIECE_BYTES: usize = 128 << 10;
 /// Messages under way at a time.
 const PIECES: usize = 8;
 
 impl Initiator {
-    /// Whether the adapter answers: a WRITE of nothing, which needs no key and reaches no memory.
+    /// Checks that the adapter responds, by an empty WRITE, which needs no key and reaches no memory.
     ///
     /// # Errors
     /// See [`Error`].
@@ -37,7 +37,7 @@ impl Initiator {
         self.write_in_pieces(key, at, data, PIECE_BYTES)
     }
 
-    /// The same in messages of so many bytes at most.
+    /// The same in messages of at most `piece_bytes`.
     ///
     /// # Errors
     /// See [`Error`].
@@ -61,7 +61,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Reads as many bytes as there is room for. All of them must be there.
+    /// Fills `into`. All of its bytes must exist.
     ///
     /// # Errors
     /// See [`Error`]; `Access` also behind the end.
@@ -90,7 +90,7 @@ impl Initiator {
     }
 
     /// Appends as one message, behind what others append; durable when this returns. If the connection ends first, it
-    /// may be there, whole or as a prefix: who must know reserves, and writes.
+    /// may be there, whole or as a prefix: a caller that must know reserves, and writes.
     ///
     /// # Errors
     /// See [`Error`]; `TooLong` beyond 2 GiB.
@@ -104,7 +104,7 @@ impl Initiator {
         self.wait(ticket).map(drop)
     }
 
-    /// Moves the end by so many bytes, durably, and gives where it was. The caller writes there.
+    /// Moves the end by `len_bytes`, durably, and returns where it was. The caller writes there.
     ///
     /// # Errors
     /// See [`Error`].
@@ -112,8 +112,8 @@ impl Initiator {
         self.fetch_add(key, RESERVE_AT, len_bytes)
     }
 
-    /// Moves the end from `from` to `to`, durably, and gives where it was: nothing has happened if that is not `from`.
-    /// `to` must not be less. Done twice it moves once.
+    /// Moves the end from `from` to `to`, durably, and returns where it was: nothing has happened if that is not
+    /// `from`. `to` must not be less. It is idempotent.
     ///
     /// # Errors
     /// See [`Error`].
@@ -121,7 +121,7 @@ impl Initiator {
         self.compare_swap(key, RESERVE_AT, from, to)
     }
 
-    /// Adds to the 8 bytes at `at`, a multiple of 8, and gives what was there.
+    /// Adds to the 8 bytes at `at`, a multiple of 8, and returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -130,7 +130,7 @@ impl Initiator {
         self.await_word(ticket)
     }
 
-    /// Puts `swap` into the 8 bytes at `at`, a multiple of 8, if they are `compare`, and gives what was there.
+    /// Puts `swap` into the 8 bytes at `at`, a multiple of 8, if they are `compare`, and returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].

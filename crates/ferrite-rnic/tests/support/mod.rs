@@ -11,7 +11,7 @@ use ferrite_rnic::{End, Initiator, InitiatorOptions, NoService, Options, Rnic, S
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
 
-/// The key of the file that can be written.
+/// The key of the writable file.
 pub(crate) const KEY: u32 = 7;
 /// Both families.
 pub(crate) const LOOPBACKS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
@@ -21,7 +21,7 @@ pub(crate) const LOOPBACKS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 pub(crate) struct Inner {
     pub(crate) files: HashMap<u32, Vec<u8>>,
     under_way: HashMap<(Qpn, u64), u64>,
-    /// So many calls are put off.
+    /// So many calls are deferred.
     pub(crate) not_ready: u32,
     pub(crate) abandoned: u32,
 }
@@ -182,7 +182,7 @@ pub(crate) fn start(listen: &str, threads: usize, files: &Files) -> Rnic {
     Rnic::start(&options(listen, threads), Arc::new(NoService), |_| files.clone()).unwrap()
 }
 
-/// Patient enough for a busy machine, and not for ever.
+/// Timeouts long enough for a busy machine, but finite.
 pub(crate) fn asking() -> InitiatorOptions {
     InitiatorOptions {
         retry_after: Duration::from_millis(100),
@@ -191,7 +191,7 @@ pub(crate) fn asking() -> InitiatorOptions {
     }
 }
 
-/// An initiator with a queue pair of the adapter; gives its number there, too.
+/// An initiator with a queue pair of the adapter; returns its number there, too.
 pub(crate) fn connect(rnic: &Rnic, server: SocketAddr, options: InitiatorOptions) -> (Initiator, Qpn) {
     let mut initiator = Initiator::new(server, options).unwrap();
     let queue_pair = rnic.open_queue_pair(&initiator.offer()).unwrap();

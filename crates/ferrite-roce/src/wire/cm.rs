@@ -238,7 +238,7 @@ impl Repr {
     /// The message in a management datagram, and its transaction.
     ///
     /// # Errors
-    /// Those of [`mad::Repr::parse`]; `Reserved` if the attribute is none of these messages.
+    /// Those of [`mad::Repr::parse`]; `Reserved` if the attribute is not one of these messages.
     pub fn parse(packet: &mad::Packet<'_>) -> Result<(u64, Repr), Error> {
         let head = mad::Repr::parse(packet)?;
         let bytes = packet.content();

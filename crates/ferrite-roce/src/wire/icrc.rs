@@ -6,11 +6,13 @@
 //!
 //! # The identification of IPv4
 //!
-//! The identification of IPv4 is covered, and a UDP socket does not show it. This sender uses 0 (a socket that forbids
-//! fragments does); others count. CRCs are linear: two packets that differ in these 16 bits alone have CRCs that differ
-//! by a linear function of the difference. So of the 2³² differences between a packet's CRC and that for identification
-//! 0, exactly 2¹⁶ have a packet behind them, and [`Ids::Any`] accepts those. That leaves a check of 16 bits on IPv4; a
-//! user that needs all 32 takes IPv6, or [`Ids::Zero`] if both ends run this code.
+//! The ICRC covers it, and a UDP socket does not show it. This sender uses 0 (a socket that forbids fragments does);
+//! others count. CRCs are linear: two packets that differ in these 16 bits alone have CRCs that differ by a linear
+//! function of the difference.
+//!
+//! So of the 2³² differences between a packet's CRC and that for identification 0, exactly 2¹⁶ have a packet behind
+//! them, and [`Ids::Any`] accepts those. That leaves a check of 16 bits on IPv4; a user that needs all 32 takes IPv6,
+//! or [`Ids::Zero`] if both ends run this code.
 //!
 //! The CRC's register after a byte is the register before, plus the byte, times x⁸ modulo the polynomial. A difference
 //! d of the 16 bits therefore becomes d·x^(8n) when the CRC is done, n counting the bytes from the identification to
