@@ -1,7 +1,7 @@
-//! The classic way: fuser reads a request from `/dev/fuse`, calls back, and writes the reply.
+//! The classic transport: fuser reads a request from `/dev/fuse`, calls back, and writes the reply.
 //!
-//! One callback, one call of [`Service`]. With rings only `INIT`, `FORGET` and what comes before the rings are there
-//! arrive here; the kernel never says which way a request will come, so all are understood.
+//! One callback, one call of [`Service`]. With rings only `INIT`, `FORGET` and requests from before the rings arrive
+//! here; the kernel never says which transport a request will take, so all are understood.
 //!
 //! Invariant: each request that may change something goes through `change!`, so that a freeze holds it back.
 
@@ -29,14 +29,14 @@ use crate::space::{Change, Patience, go_on, is_no_space, when_open};
 use crate::spare::Spare;
 
 thread_local! {
-    /// The buffer from which reads are answered.
+    /// The buffer for the data of reads.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Serves a file system to the kernel.
 pub(crate) struct Bridge {
     service: Arc<Service>,
-    /// The other way, if it may be taken.
+    /// The other transport, if it may be used.
     rings: Option<Arc<Rings>>,
 }
 
@@ -44,8 +44,8 @@ fn ctx(req: &Request) -> ferrite_vfs::Ctx {
     caller::ctx(req.pid(), req.uid(), req.gid())
 }
 
-/// Makes a change with `$make`, and answers with `$reply`: at once, when the mount is thawed, when there is space, or
-/// on a spare thread ([`crate::spare`]). What is borrowed from the request is named, and copied if the change has to
+/// Makes a change with `$make`, and replies with `$reply`: at once, when the mount is thawed, when there is space, or
+/// on a spare thread ([`crate::spare`]). Arguments borrowed from the request are named, and copied if the change has to
 /// wait.
 macro_rules! change {
     ($this:ident, [$($borrowed:ident),*], |$service:ident| $make:expr, |$made:pat_param| $reply:expr) => {{
@@ -75,7 +75,7 @@ macro_rules! change {
     }};
 }
 
-/// Asks with `$ask`, and answers with `$reply`: at once, or on a spare thread. As for [`change!`].
+/// Calls the engine with `$ask`, and replies with `$reply`: at once, or on a spare thread. As for [`change!`].
 macro_rules! ask {
     ($this:ident, [$($borrowed:ident),*], |$service:ident| $ask:expr, |$told:pat_param| $reply:expr) => {{
         match $this.service.spare().map(|spare| (spare, spare.enter())) {
@@ -100,7 +100,7 @@ fn then<T>(answer: Answer<T>, reply: impl FnOnce(Answer<T>)) {
     reply(answer);
 }
 
-/// Has the compiler know early what `reply` takes.
+/// Tells the compiler early the argument type of `reply`.
 fn takes<T, R: FnOnce(Answer<T>)>(_tried: &Option<Answer<T>>, reply: R) -> R {
     reply
 }
@@ -145,13 +145,13 @@ impl Filesystem for Bridge {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before it, and again after it, but not
-            // when the write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a
-            // truncate would not wait for it.
+            // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before and after it, but not when the
+            // write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a truncate would
+            // not wait for it.
         ];
         if self.service.is_direct() {
-            // What is read directly can still be mapped, on kernels that allow it. If others write, too, only
-            // close-to-open holds then.
+            // Directly read files can still be mapped, on kernels that allow it. If others write, too, only
+            // close-to-open consistency holds then.
             let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         }
         for flag in wanted {
@@ -171,7 +171,7 @@ impl Filesystem for Bridge {
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         let _ = config.set_max_background(64);
         if let Some(rings) = &self.rings {
-            // Last: once the kernel has the flag, it asks nothing until the rings are there.
+            // Last: once the kernel has the flag, it sends nothing until the rings are there.
             rings.grant(config.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok());
         }
         Ok(())
@@ -212,7 +212,7 @@ impl Filesystem for Bridge {
             answer!(reply, told, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
         };
         if ino == INodeNo::ROOT {
-            // It is answered soon, whatever the engine does.
+            // This reply comes soon, whatever the engine does.
             return show(self.service.getattr(&ctx, ino.0));
         }
         ask!(self, [], |service| service.getattr(&ctx, ino.0), |told| show(told));
@@ -662,7 +662,7 @@ impl Filesystem for Bridge {
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        // There are none. fuser would write a warning to the log, which users must not be able to fill.
+        // No ioctl exists. fuser would write a warning to the log, which users must not be able to fill.
         reply.error(Errno::ENOTTY);
     }
 

@@ -13,7 +13,7 @@ pub(crate) const BLOCK_BYTES: u32 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) errno: Errno,
-    /// It found none of what files without a name give back when they are freed.
+    /// It lacked space of the kind that nameless files give back when they are freed.
     pub(crate) lacks_space: bool,
 }
 
@@ -31,7 +31,7 @@ impl From<&FsError> for Refused {
         let lacks_space = match error {
             FsError::NoSpace(of) => match of {
                 SpaceOf::Blocks | SpaceOf::MapEntries | SpaceOf::Inodes | SpaceOf::Names => true,
-                // Of one inode, and of the locks that are held.
+                // Of one inode, and of the locks held.
                 SpaceOf::Attributes | SpaceOf::RecordLocks => false,
             },
             _ => false,
@@ -101,9 +101,9 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// How a file is opened of which the kernel keeps pages, from the flags of `open(2)`.
+/// The mode to open a file in whose pages the kernel keeps, from the flags of `open(2)`.
 pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
-    // The kernel reads a page before it changes part of it in a shared mapping, so whoever writes also reads.
+    // The kernel reads a page before it changes part of it in a shared mapping, so a writer also reads.
     OpenMode {
         read: true,
         write: flags.acc_mode() != OpenAccMode::O_RDONLY,
@@ -112,7 +112,7 @@ pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
     }
 }
 
-/// What the flags of `open(2)` ask a permission for, [`open_mode`] aside.
+/// The permissions that the flags of `open(2)` request, [`open_mode`] aside.
 pub(crate) fn asked_mode(flags: OpenFlags) -> OpenMode {
     OpenMode {
         read: flags.acc_mode() != OpenAccMode::O_WRONLY,
@@ -121,9 +121,9 @@ pub(crate) fn asked_mode(flags: OpenFlags) -> OpenMode {
     }
 }
 
-/// What a listing returns for a name whose inode cannot be read. No file is this long: the kernel returns the name,
-/// makes no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and at once forgets the
-/// number, which was never pinned. That does no harm: what cannot be read is not freed either.
+/// The attributes that a listing returns for a name whose inode cannot be read. No file is this long: the kernel
+/// returns the name, makes no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and at
+/// once forgets the number, which was never pinned. That does no harm: an unreadable inode is not freed either.
 pub(crate) fn unknown(ino: Ino, kind: FileKind) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),
@@ -133,7 +133,7 @@ pub(crate) fn unknown(ino: Ino, kind: FileKind) -> FileAttr {
     }
 }
 
-/// What the kernel gets for a name that does not exist; it then caches that.
+/// The reply for a name that does not exist; the kernel then caches that.
 pub(crate) fn absent() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),

@@ -1,11 +1,11 @@
-//! Holding back requests that would change something, without blocking the threads that serve the others.
+//! Holding back requests that may change something, without blocking the threads that serve the others.
 //!
 //! Contents: [`Freezer`]. The bridge asks it before each change; the code that copies the pool closes it.
 //!
 //! Invariants:
 //! * Once [`Freezer::close`] has returned, no change is in progress, and none begins before [`Freezer::open`].
-//! * A request that is held back occupies no thread: all of a mount's threads may be needed for reads. The call to
-//!   [`Freezer::open`] carries it out and answers it, in the order in which the requests came.
+//! * A deferred request occupies no thread: all of a mount's threads may be needed for reads. The call to
+//!   [`Freezer::open`] carries it out and replies to it, in order of arrival.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ struct Shared {
     waiting: Mutex<Vec<Change>>,
 }
 
-/// Holds back the changes of one mount. Cheap to clone; all clones are one.
+/// Holds back the changes of one mount. Cheap to clone; all clones share state.
 #[derive(Clone, Default)]
 pub struct Freezer {
     shared: Arc<Shared>,
 }
 
-/// Keeps the freezer open for as long as it lives.
+/// Keeps the freezer open while it lives.
 pub(crate) struct Passage<'f> {
     _open: RwLockReadGuard<'f, bool>,
 }
@@ -37,7 +37,7 @@ impl Freezer {
         *self.shared.closed.write() = true;
     }
 
-    /// Carries out what was held back, and lets changes proceed. Blocks until that is done.
+    /// Carries out deferred changes, and lets changes proceed. Blocks until that is done.
     pub fn open(&self) {
         *self.shared.closed.write() = false;
         loop {
@@ -64,11 +64,11 @@ impl Freezer {
         (!*open).then_some(Passage { _open: open })
     }
 
-    /// Has `change` carried out when the freezer is opened; at once if that has happened.
+    /// Carries `change` out when the freezer is opened; at once if that has happened.
     pub(crate) fn hold_back(&self, change: impl FnOnce() + Send + 'static) {
         let closed = self.shared.closed.read();
         match *closed {
-            // Under the lock, so that the call that opens finds it.
+            // Under the lock, so that the call to `open` finds it.
             true => self.shared.waiting.lock().push(Box::new(change)),
             false => change(),
         }

@@ -1,8 +1,9 @@
 //! Open files by number: what the kernel calls `fh`.
 //!
 //! Invariants:
-//! * A number names one handle from `insert` to `remove`; a number never given, or taken back, names none.
-//! * An inode counts as mapped from the `insert` of its first handle that a shared mapping can store through to the
+//! * A number names one handle from `insert` to `remove`; a number that was never allocated, or was removed, names
+//!   none.
+//! * An inode counts as mapped from the `insert` of its first handle through which a shared mapping can store to the
 //!   `remove` of its last. The kernel releases a handle only when its last mapping is gone, so such a mapping keeps its
 //!   inode among them, whether its descriptor is closed or not.
 
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
 
-/// An open file, and whether a shared mapping of it can be stored into.
+/// An open file, and whether a shared mapping can store through it.
 struct Handle {
     file: Arc<dyn OpenFile>,
     maps: bool,
@@ -24,7 +25,7 @@ struct Handle {
 struct Shard {
     slots: Vec<Option<Handle>>,
     free: Vec<usize>,
-    /// How many of those there are, by inode. A shard has all handles of its inodes.
+    /// The number of such handles, by inode. A shard has all handles of its inodes.
     mappable: HashMap<Ino, usize>,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Adds a handle that a mapping can store through, or not; returns its number.
+    /// Adds a handle, with whether a mapping can store through it; returns its number.
     pub(crate) fn insert(&self, file: Arc<dyn OpenFile>, maps: bool) -> u64 {
         let ino = file.ino();
         let shard_number = ino as usize % SHARDS;
@@ -59,12 +60,12 @@ impl Handles {
         Some(Arc::clone(&handle.file))
     }
 
-    /// Whether a mapping may have stored what only the kernel has.
+    /// Whether a mapping may have stored data that only the kernel has.
     pub(crate) fn may_be_mapped(&self, ino: Ino) -> bool {
         self.shards[ino as usize % SHARDS].lock().mappable.contains_key(&ino)
     }
 
-    /// How many there are.
+    /// Number of open handles.
     pub(crate) fn count(&self) -> usize {
         let in_shard = |shard: &Mutex<Shard>| {
             let shard = shard.lock();

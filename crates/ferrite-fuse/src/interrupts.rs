@@ -1,17 +1,17 @@
 //! Callers that give up while their request waits for a server.
 //!
-//! Contents: [`waits`], by which an engine asks whether a caller still wants its answer. The kernel would say so
-//! (`FUSE_INTERRUPT`), but fuser 0.18 refuses the notice, and then the kernel asks no more and waits for the answer
-//! whatever happens, even of a process that was killed. So the signals of the caller are looked at in `/proc`, only
-//! while its call waits.
+//! Contents: [`waits`], by which an engine learns whether a caller still wants its reply. The kernel would report that
+//! (`FUSE_INTERRUPT`), but fuser 0.18 rejects the notification, and then the kernel sends no more and waits for the
+//! reply whatever happens, even of a process that was killed. So the mount reads the caller's signals from `/proc`,
+//! only while its call waits.
 //!
 //! A wait ends with a signal that ends the process, and with SIGINT, SIGQUIT, SIGTERM and SIGHUP also if the program
 //! handles them. Other signals that a program handles do not end it: timers and profilers send them all the time, and
-//! few programs expect `EINTR` of a file system. A thread that is exiting does not want the answer to a `close` either.
+//! few programs expect `EINTR` of a file system. An exiting thread does not want the reply to a `close` either.
 
 use ferrite_vfs::{WaitingCaller, Waits};
 
-/// How long the request of a thread may wait. The kernel's own requests have none, and wait as long as it takes.
+/// How long the request of a thread may wait. The kernel's own requests have no thread, and wait as long as it takes.
 pub(crate) fn waits(thread: u32) -> Waits {
     let caller = WaitingCaller { id: thread, gives_up };
     Waits {
@@ -20,7 +20,7 @@ pub(crate) fn waits(thread: u32) -> Waits {
     }
 }
 
-/// Whether a thread, which sleeps until its request is answered, is to end. Of what `/proc` has of a thread, `status`
+/// Whether a thread that sleeps until its request is answered should end. Of a thread's files in `/proc`, `status`
 /// takes no lock that a thread may hold while it waits for this mount; `stat` does, and would wait for ever.
 fn gives_up(thread: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
@@ -31,7 +31,7 @@ const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Those that do nothing, or stop the process, unless a program handles them.
+/// Signals that do nothing, or stop the process, unless a program handles them.
 const HARMLESS: u64 = bit(libc::SIGCHLD)
     | bit(libc::SIGCONT)
     | bit(libc::SIGURG)
@@ -40,7 +40,7 @@ const HARMLESS: u64 = bit(libc::SIGCHLD)
     | bit(libc::SIGTSTP)
     | bit(libc::SIGTTIN)
     | bit(libc::SIGTTOU);
-/// Those by which users and services ask a program to end.
+/// Signals by which users and services request that a program end.
 const REQUESTS: u64 = bit(libc::SIGINT) | bit(libc::SIGQUIT) | bit(libc::SIGTERM) | bit(libc::SIGHUP);
 
 fn has_ending_signal(status: &str) -> bool {
@@ -56,7 +56,7 @@ fn has_ending_signal(status: &str) -> bool {
     pending & REQUESTS != 0 || pending & !caught & !HARMLESS != 0
 }
 
-/// A thread that is exiting has no memory any more when it closes its files.
+/// An exiting thread has no memory left when it closes its files.
 fn is_exiting(status: &str) -> bool {
     !status.is_empty() && !status.contains("\nVmSize:")
 }

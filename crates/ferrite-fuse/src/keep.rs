@@ -1,37 +1,38 @@
 //! For how long the kernel may keep attributes.
 //!
-//! Contents: [`Keep`], the time that goes with attributes in a reply. Nothing else makes one, so no reply can
-//! forget the rule.
+//! Contents: [`Keep`], the time that goes with attributes in a reply. No other code makes one, so no reply can forget
+//! the rule.
 //!
-//! Invariant: of a file that gives rights to those who run it (setuid, setgid) the kernel keeps no attributes: it asks
-//! again for each look and each `exec`.
+//! Invariant: if a file gives rights to its users (setuid, setgid), the kernel keeps none of its attributes: it asks
+//! again for each lookup and each `exec`.
 //!
-//! Why. A change of content takes these rights, and the engine does that as part of the change. The kernel does not
-//! learn of it from every answer:
-//! * `SETATTR` (truncate, `O_TRUNC`, chown) is answered with attributes. Before a write into its own cache, and before
+//! Why. A change of content clears these rights, and the engine does that as part of the change. Not every reply tells
+//! the kernel:
+//! * The reply to `SETATTR` (truncate, `O_TRUNC`, chown) has attributes. Before a write into its own cache, and before
 //!   `fallocate` and `copy_file_range`, the kernel sends an empty `SETATTR` if the mode that it knows has the bits. So
-//!   those need nothing.
-//! * A direct write (`FOPEN_DIRECT_IO`: `-o direct_io`, every mount of a server) is not preceded by that. It says
-//!   `FUSE_WRITE_KILL_SUIDGID`, is answered with a length, and makes the kernel drop what it knows of size and times,
-//!   but not of the mode (`FUSE_STATX_MODSIZE`; so it is in Linux 6.1 to 6.18). `exec` would use the old mode for as
-//!   long as it may be kept.
-//! * Another client's change is recalled before it is made (`vouched`), and drops everything.
+//!   those cases are covered.
+//! * A direct write (`FOPEN_DIRECT_IO`: `-o direct_io`, every mount of a server) has no such prelude. It says
+//!   `FUSE_WRITE_KILL_SUIDGID`, its reply has only a length, and it makes the kernel drop its cached size and times,
+//!   but not the mode (`FUSE_STATX_MODSIZE`; so it is in Linux 6.1 to 6.18). `exec` would use the old mode for as long
+//!   as it may be kept.
+//! * Another client's change recalls the attributes before it is made (`vouched`), and drops everything.
 //!
-//! A notification (`FUSE_NOTIFY_INVAL_INODE`) before the answer would do as well, at a system call a write, since only
-//! the engine knows whether a write took something; and one that could not be sent would leave the old mode. With no
-//! time to live there is nothing to take back, whatever order replies arrive in, and no thread waits for the kernel. It
-//! costs a `GETATTR` for each look at such a file, of which there are few. File capabilities need none of this: the
-//! kernel keeps no extended attributes, and asks for the capability at each `exec`.
+//! A notification (`FUSE_NOTIFY_INVAL_INODE`) before the reply would do as well, at a system call per write, since only
+//! the engine knows whether a write cleared something; and a failed notification would leave the old mode.
 //!
-//! What remains is the kernel's: it ignores attributes that a write on the same mount has overtaken, and an `exec`
-//! whose `GETATTR` meets that goes by the mode that it had. The writer must have closed the file between that and the
-//! moment when `exec` refuses files that are open for writing. `nosuid` excludes it.
+//! With no time to live there is nothing to recall, whatever order replies arrive in, and no thread waits for the
+//! kernel. It costs a `GETATTR` for each lookup of such a file, and such files are few. File capabilities need none of
+//! this: the kernel keeps no extended attributes, and asks for the capability at each `exec`.
+//!
+//! The rest is the kernel's: it ignores attributes that a write on the same mount has overtaken, and an `exec` whose
+//! `GETATTR` meets that uses the old mode. The writer must have closed the file between that and the moment when `exec`
+//! refuses files that are open for writing. `nosuid` excludes it.
 
 use std::time::Duration;
 
 use ferrite_vfs::{Attr, FileKind, posix};
 
-/// For how long the kernel may keep attributes; see the head of this module.
+/// How long the kernel may keep attributes; see the head of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Keep(Duration);
 
@@ -39,7 +40,7 @@ impl Keep {
     /// Not at all.
     pub(crate) const NOT: Keep = Keep(Duration::ZERO);
 
-    /// These attributes, which the engine vouches for during `trust`.
+    /// For these attributes, which the engine vouches for during `trust`.
     pub(crate) fn of(attr: &Attr, trust: Duration) -> Keep {
         let gives_rights = attr.kind == FileKind::File && attr.mode & (posix::S_ISUID | posix::S_ISGID) != 0;
         Keep(if gives_rights { Duration::ZERO } else { trust })

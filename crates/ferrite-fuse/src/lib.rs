@@ -21,22 +21,23 @@
 //! | `vouched` | what the kernel keeps until an engine that others use takes it back |
 //!
 //! Decisions, with reasons:
-//! * Requests run on the thread that read them: waking another costs more than the work. With rings that thread is on
-//!   the caller's CPU, too ([`Rings`]).
-//! * fuser stays below both ways: it mounts, answers `INIT`, and serves what the kernel does not send to rings. Its
-//!   types for requests and replies cannot be made outside of it, so rings decode and encode by themselves.
-//! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, we do not.
-//! * Names, attributes and pages stay cached in the kernel for a day if the engine says that nobody else changes
-//!   anything. If its answers are not to be trusted at all, nothing is cached, and files are read directly. If it
-//!   vouches for them until it takes them back, names and attributes are cached, for a second or two at a time.
-//! * Who moves much data may do without the kernel's copies ([`FuseOptions::direct_io`]).
+//! * Requests run on the thread that read them: waking another costs more than the work. With rings that thread also
+//!   runs on the caller's CPU ([`Rings`]).
+//! * fuser stays below both transports: it mounts, replies to `INIT`, and serves the requests that the kernel does not
+//!   send to rings. Its types for requests and replies cannot be made outside of it, so rings have their own decoder
+//!   and encoder.
+//! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, this crate does not.
+//! * Names, attributes and pages stay cached in the kernel for a day if the engine guarantees that no one else changes
+//!   anything. If its replies must not be trusted at all, nothing is cached, and files are read directly. If it vouches
+//!   for them until it recalls them, names and attributes are cached, for a second or two at a time.
+//! * Users that move much data may bypass the kernel's copies ([`FuseOptions::direct_io`]).
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
-//!   each write. File capabilities are the engine's to clear. The kernel keeps no attributes of files that have setuid
-//!   or setgid, since it does not learn from the answer to a direct write that they are gone.
-//! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel. If the engine has other users,
-//!   [`FuseOptions::engine_locks`] has it keep those of `fcntl`.
+//!   each write. The engine clears file capabilities. The kernel keeps no attributes of files that have setuid or
+//!   setgid, since the reply to a direct write does not tell it that they are gone.
+//! * The kernel keeps `flock` and `fcntl` locks: all users of a mount share one kernel. If the engine has other users,
+//!   [`FuseOptions::engine_locks`] makes it keep those of `fcntl`.
 //!
 //! *Architecture invariant:* this crate knows no engine.
 #![deny(unsafe_code)]

@@ -1,23 +1,24 @@
-//! Locks (`fcntl`, `flock`) that the engine keeps, for a mount whose files others lock too.
+//! Locks (`fcntl`, `flock`) that the engine keeps, for a mount whose files other mounts lock too.
 //!
-//! Contents: [`Locks`], what a mount must know of its locks; the watch over callers that wait.
+//! Contents: [`Locks`], a mount's record of its locks; the watch over waiting callers.
 //!
 //! Invariants:
 //! * A request that waits occupies no thread of the mount: its reply is in the completion.
-//! * The kernel says at each close whose locks end (`flush`), but not for open-file-description locks, whose owner is
-//!   the open file. So the owners that locked through a handle are remembered until they flush it or it is released:
-//!   by then every process has closed it, and the owners that are left are open files.
+//! * The kernel reports at each close whose locks end (`flush`), but not for open-file-description locks, whose owner
+//!   is the open file. So the owners that locked through a handle are remembered until they flush it or it is released:
+//!   by then every process has closed it, and the remaining owners are open files.
 //!
-//! A caller that waits must be killable. The kernel asks for that by an `INTERRUPT` request, which fuser 0.18 does not
-//! pass on, and from then on waits for the answer whatever happens. So the mount looks itself, as long as a request
-//! waits, whether its thread has a signal to handle, and answers `EINTR` then.
+//! A caller that waits must be killable. The kernel requests that by `INTERRUPT`, which fuser 0.18 does not pass on,
+//! and from then on waits for the reply whatever happens. So the mount itself checks, as long as a request waits,
+//! whether its thread has a signal to handle, and replies `EINTR` then.
 //!
-//! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other.
-//! A ring has the flag that tells them apart. fuser 0.18 drops it, but the caller sleeps in the very system call
-//! ([`is_flock`]), and the kernel never says beforehand which way a request will come. A
-//! mount that may not look at every process leaves `flock` to the kernel ([`sees_callers`]); one that may, refuses
-//! what it cannot tell. A `flock` belongs to the handle: the kernel's number for its owner may be the next open
-//! file's before the handle is released.
+//! A `flock` comes as the same request as a record lock on the whole file, and the two must not see each other. A ring
+//! has the flag that distinguishes them. fuser 0.18 drops it, but the caller sleeps in that system call ([`is_flock`]),
+//! and the kernel never says beforehand which transport a request will take.
+//!
+//! A mount that may not inspect every process leaves `flock` to the kernel ([`sees_callers`]); one that may, refuses
+//! requests that it cannot classify. A `flock` belongs to the handle: the kernel's number for its owner may be the next
+//! open file's before the handle is released.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,19 +31,19 @@ use parking_lot::Mutex;
 
 use crate::interrupts;
 
-/// Time between two looks at the signals of callers that wait.
+/// Time between two checks of the signals of waiting callers.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
-/// How often, and how long, is looked whether a caller sleeps.
+/// How often, and for how long, to check whether a caller sleeps.
 const ASLEEP_EVERY: Duration = Duration::from_micros(20);
 const ASLEEP_WITHIN: Duration = Duration::from_secs(5);
-/// How long a server may take to hear that locks have ended.
+/// How long a server may take to learn that locks have ended.
 const RELEASE_WITHIN: Duration = Duration::from_millis(500);
-/// The capability to look at every process.
+/// The capability to inspect every process.
 const CAP_SYS_PTRACE: u32 = 19;
 /// Last byte of a range without an end, in a request.
 const LAST_BYTE: u64 = i64::MAX as u64;
 
-/// A lock in the words of a request.
+/// A lock in the form of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wire {
     pub(crate) start: u64,
@@ -63,12 +64,12 @@ impl Wire {
         ByteRange::new(self.start, len_bytes)
     }
 
-    /// Whether it is about the whole file, as every `flock` is.
+    /// Whether it covers the whole file, as every `flock` does.
     fn is_whole(&self) -> bool {
         (self.start, self.last) == (0, LAST_BYTE)
     }
 
-    /// What is asked for; `None` to unlock.
+    /// The requested lock; `None` to unlock.
     fn record(&self, owner: u64) -> Result<Option<RecordLock>> {
         let kind = match self.kind {
             libc::F_RDLCK => LockKind::Shared,
@@ -101,30 +102,30 @@ impl Wire {
     }
 }
 
-/// Who asks for a lock.
+/// The caller that requests a lock.
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
-    /// Its thread, which sleeps in the kernel until it is answered.
+    /// Its thread, which sleeps in the kernel until the reply.
     pub(crate) thread: u32,
     pub(crate) may_wait: bool,
-    /// Whether it called `flock`, if the request tells.
+    /// Whether it called `flock`, if the request shows that.
     pub(crate) is_flock: Option<bool>,
 }
 
-/// A caller that waits.
+/// A waiting caller.
 struct Waiter {
-    /// Its thread, which sleeps in the kernel until it is answered: the number stays its own.
+    /// Its thread, which sleeps in the kernel until the reply: the number stays its own.
     thread: u32,
     ticket: LockTicket,
     settled: Arc<AtomicBool>,
-    /// A signal was there at the last look.
+    /// The last check found a signal.
     signalled: bool,
 }
 
 #[derive(Default)]
 struct Watch {
     waiters: Vec<Waiter>,
-    /// A thread looks after them.
+    /// Whether the watching thread runs.
     runs: bool,
 }
 
@@ -132,9 +133,9 @@ struct Watch {
 pub(crate) struct Locks {
     fs: Arc<dyn FileSystem>,
     ctx: Ctx,
-    /// Who has locked through a handle, and not flushed it since.
+    /// The owners that have locked through a handle, and not flushed it since.
     owners: Mutex<HashMap<u64, BTreeSet<u64>>>,
-    /// Handles through which somebody called `flock`.
+    /// Handles through which a caller has called `flock`.
     flocked: Mutex<HashSet<u64>>,
     keeps_flock: bool,
     watch: Mutex<Watch>,
@@ -152,12 +153,12 @@ impl Locks {
         })
     }
 
-    /// Whether the kernel is to pass on `flock`, too.
+    /// Whether the kernel should pass on `flock`, too.
     pub(crate) fn keep_flock(&self) -> bool {
         self.keeps_flock
     }
 
-    /// A lock that conflicts; none is `F_UNLCK`.
+    /// A conflicting lock; `F_UNLCK` without a conflict.
     pub(crate) fn get(&self, ctx: &Ctx, ino: Ino, owner: u64, lock: Wire) -> Result<Wire> {
         let free = Wire {
             kind: libc::F_UNLCK,
@@ -171,8 +172,8 @@ impl Locks {
         Ok(found.map_or(free, |found| Wire::of(&found)))
     }
 
-    /// Locks or unlocks through handle `fh`, for a thread that sleeps until it is answered. `done` may come later if it
-    /// is ready to wait.
+    /// Locks or unlocks through handle `fh`, for a thread that sleeps until the reply. `done` may come later if it is
+    /// ready to wait.
     pub(crate) fn set(self: &Arc<Self>, (ino, fh): (Ino, u64), owner: u64, lock: Wire, asker: Asker, done: LockDone) {
         let Asker { thread, may_wait, .. } = asker;
         let is_flock = match asker.is_flock {
@@ -187,7 +188,7 @@ impl Locks {
                 let unseen = format!("/proc does not tell whether thread {thread} called flock or fcntl");
                 return done(Err(FsError::Io(unseen)));
             }
-            // Who cannot be seen any more gives back all that it may mean.
+            // A caller that is no longer visible gives back every lock it may have meant.
             (Ok(None), _) => {
                 let ctx = self.ctx.clone().waiting(interrupts::waits(thread));
                 let flock = || match is_flock {
@@ -226,8 +227,8 @@ impl Locks {
         }
     }
 
-    /// An owner has closed one of its descriptors: all its locks on the file end, as POSIX has it.
-    /// A caller that gives up, or exits, has unlocked all the same.
+    /// An owner has closed one of its descriptors: all its locks on the file end, as POSIX requires. They end even if
+    /// the caller gives up, or exits.
     pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Result<()> {
         let mut owners = self.owners.lock();
         if let Some(of_handle) = owners.get_mut(&fh) {
@@ -242,9 +243,9 @@ impl Locks {
             .unlock(&ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL))
     }
 
-    /// Nobody has the handle any more. Its file must still be open.
+    /// No process has the handle any more. Its file must still be open.
     pub(crate) fn release(&self, ino: Ino, fh: u64) {
-        // Nobody waits for it, and a server that is away is told later.
+        // No caller waits for it, and a server that is away learns of it later.
         let ctx = self.ctx.clone().waiting(Waits::within(RELEASE_WITHIN));
         if self.flocked.lock().remove(&fh) {
             let _ = self.fs.unlock(&ctx, ino, LockOwner(fh), Unlock::Flock);
@@ -258,7 +259,7 @@ impl Locks {
         }
     }
 
-    /// The mount is gone.
+    /// The mount has ended.
     pub(crate) fn end(&self) {
         let ctx = self.ctx.clone().waiting(Waits::within(RELEASE_WITHIN));
         self.fs.release_client(&ctx);
@@ -272,11 +273,11 @@ impl Locks {
         }
         let locks = Arc::clone(self);
         let thread = std::thread::Builder::new().name("ferrite-waiters".into());
-        // Without the thread they wait until they are granted, and the next one that waits tries again.
+        // Without the thread they wait until they are granted, and the next waiting caller tries again.
         watch.runs = thread.spawn(move || while locks.look() {}).is_ok();
     }
 
-    /// Ends the requests whose callers have a signal to handle. False when nobody waits any more.
+    /// Ends the requests whose callers have a signal to handle. False when no caller waits any more.
     fn look(&self) -> bool {
         std::thread::sleep(WATCH_EVERY);
         let mut watch = self.watch.lock();
@@ -289,8 +290,8 @@ impl Locks {
         for waiter in &mut watch.waiters {
             let signals = std::fs::read_to_string(format!("/proc/{}/status", waiter.thread)).unwrap_or_default();
             let there = pending(&signals);
-            // Twice: a signal to the process may be another thread's, which takes it soon. An `EINTR` without a signal
-            // would reach the program as an errno that no program knows.
+            // Twice: a signal to the process may be for another thread, which takes it soon. An `EINTR` without a
+            // signal would reach the program as an errno that no program knows.
             if there && waiter.signalled {
                 gone.push(waiter.ticket);
             }
@@ -304,15 +305,15 @@ impl Locks {
     }
 }
 
-/// Whether we may see in which system call any process of this machine is: of other users, too, and what they do not
-/// show of themselves. Otherwise some would be seen and some not, and their locks would not see each other.
+/// Whether this process may see in which system call any process of this machine is: of other users, too, and those
+/// that hide it. Otherwise some would be visible and others not, and their locks would not see each other.
 fn sees_callers() -> bool {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let capabilities = read("/proc/self/status");
     let is_first_namespace = read("/proc/self/uid_map")
         .split_whitespace()
         .eq(["0", "0", "4294967295"]);
-    // With the highest of Yama's settings nobody may look.
+    // Yama's highest setting forbids it for all.
     let is_forbidden = read("/proc/sys/kernel/yama/ptrace_scope").trim() == "3";
     is_first_namespace && !is_forbidden && may_look(&capabilities)
 }
@@ -323,7 +324,7 @@ fn may_look(status: &str) -> bool {
     mask.is_some_and(|mask| mask >> CAP_SYS_PTRACE & 1 == 1)
 }
 
-/// Whether a thread that sleeps until its request is answered has called `flock`. `None` if that cannot be seen.
+/// Whether a thread that sleeps until the reply has called `flock`. `None` if that is not visible.
 fn is_flock(thread: u32) -> Option<bool> {
     let began = Instant::now();
     while began.elapsed() < ASLEEP_WITHIN {
@@ -337,8 +338,8 @@ fn is_flock(thread: u32) -> Option<bool> {
     None
 }
 
-/// Whether the system call that `/proc` shows is `flock`, of a program of any kind that this machine runs. All that a
-/// lock can be asked for with are `flock` and `fcntl`, so their numbers on 32 and 64 bits cannot be confused.
+/// Whether the system call in `/proc` is `flock`, of a program of any ABI that this machine runs. Only `flock` and
+/// `fcntl` request locks, so their numbers on 32 and 64 bits cannot be confused.
 fn calls_flock(text: &str) -> Option<bool> {
     const OF_32_BITS: i64 = 143;
     // x86-64 with pointers of 32 bits.
@@ -347,7 +348,7 @@ fn calls_flock(text: &str) -> Option<bool> {
     (number >= 0).then(|| [libc::SYS_flock, OF_32_BITS].contains(&(number & !X32)))
 }
 
-/// Whether a thread has a signal to handle, by its status in `/proc`. The kernel queues none that is ignored.
+/// Whether a thread has a signal to handle, by its status in `/proc`. The kernel queues no ignored signal.
 fn pending(status: &str) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -399,7 +400,7 @@ mod tests {
             other.lock()
         });
         let thread = thread.recv().unwrap();
-        // It may sleep in something else on its way there.
+        // It may sleep elsewhere on its way there.
         let start = std::time::Instant::now();
         while is_flock(thread) != Some(true) {
             assert!(start.elapsed() < Duration::from_secs(20), "it waits for its lock");

@@ -24,10 +24,10 @@ use crate::service::Service;
 use crate::spare::Spare;
 use crate::{ring, vouched};
 
-/// By which way a mount gets its requests.
+/// The transport of a mount's requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// FUSE over io_uring, with so many rings: one for each CPU that there could be.
+    /// FUSE over io_uring, with so many rings: one for each possible CPU.
     Rings(usize),
     /// `/dev/fuse`, and why.
     Classic(String),
@@ -46,7 +46,7 @@ impl fmt::Display for Way {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FuseError {
-    /// There is no FUSE on this machine, or no access to it.
+    /// The machine has no FUSE, or denies access to it.
     #[error("FUSE is not available ({0}); load it with `modprobe fuse`, or see `ferrite doctor`")]
     NoFuse(io::Error),
     /// The mount point is unusable.
@@ -54,15 +54,15 @@ pub enum FuseError {
     MountPoint {
         /// The mount point.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         why: String,
     },
-    /// Rings were asked for, and cannot be had.
+    /// Rings were requested, and are unavailable.
     #[error("`rings=on`: {why}; {mend}, or mount with `rings=auto`")]
     NoRings {
         /// The cause.
         why: String,
-        /// What to do about it.
+        /// The remedy.
         mend: String,
     },
     /// The session could not start, or ended with an error.
@@ -75,7 +75,7 @@ pub struct Mounted {
     session: Session<Bridge>,
     freezer: Freezer,
     way: Way,
-    /// Where we mounted it ourselves; fuser's helper undoes its own mounts.
+    /// The directory, if this process mounted it directly; fuser's helper undoes its own mounts.
     dir: Option<PathBuf>,
 }
 
@@ -90,7 +90,7 @@ enum Undo {
 pub struct Unmounter(Undo);
 
 impl Unmounter {
-    /// Unmounts; requests in progress are answered first. Fails while files are in use.
+    /// Unmounts; requests in progress get their replies first. Fails while files are in use.
     pub fn unmount(&self) -> io::Result<()> {
         match &self.0 {
             Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::empty())?),
@@ -98,8 +98,8 @@ impl Unmounter {
         }
     }
 
-    /// Cuts the mount off from its users: what they have open fails from now on, and requests in progress are not
-    /// answered. Needs root.
+    /// Cuts the mount off from its users: their open files fail from now on, and requests in progress get no reply.
+    /// Needs root.
     pub fn cut_off(&self) -> io::Result<()> {
         match &self.0 {
             Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)?),
@@ -108,10 +108,10 @@ impl Unmounter {
     }
 }
 
-/// Why `auto` leaves rings alone.
+/// Why `auto` does not use rings.
 const WAITS: &str = "requests wait for a device or a server, for which that is faster";
 
-/// Mounts `fs` on directory `dir`. The kernel has answered when this returns.
+/// Mounts `fs` on directory `dir`. The kernel has replied when this returns.
 pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Result<Mounted, FuseError> {
     let wrong = |why: &str| FuseError::MountPoint {
         path: dir.to_path_buf(),
@@ -145,7 +145,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     }
 }
 
-/// Mounts with rings, or without, for a reason.
+/// Mounts with rings, or without them and with the reason.
 fn mount_in(
     fs: &Arc<dyn FileSystem>,
     dir: &Path,
@@ -176,7 +176,7 @@ fn mount_in(
     let way = match &rings {
         None => Way::Classic(why),
         Some(rings) => {
-            // It may have been switched off just now.
+            // They may have been switched off just now.
             let not_granted = || io::Error::other("the kernel does not take them");
             let granted = rings.is_granted().then_some(()).ok_or_else(not_granted);
             if let Err(error) = granted.and_then(|()| rings.start(session.as_fd())) {
@@ -215,7 +215,7 @@ fn start_session(
     config: Config,
 ) -> Result<(Session<Bridge>, Option<PathBuf>), FuseError> {
     if rustix::process::geteuid().is_root() {
-        // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
+        // Root mounts directly: the helper would leave out the subtype, by which `mount` and `df` recognise a Ferrite
         let dir = std::fs::canonicalize(dir)?;
         let device = OwnedFd::from(device);
         kernel_mount(&device, &dir, options)?;
@@ -266,7 +266,7 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
     })
 }
 
-/// Makes the kernel refuse changes to what is mounted on `dir`, or accept them again; the other flags stay. Needs root.
+/// Makes the kernel refuse changes to the mount on `dir`, or accept them again; the other flags stay. Needs root.
 /// Refused while files are open for writing. A pool whose daemon opened it read-only refuses changes in any case.
 pub fn remount(dir: &Path, read_only: bool) -> Result<(), FuseError> {
     let wrong = |error: rustix::io::Errno| FuseError::MountPoint {
@@ -322,7 +322,7 @@ fn choose_acl(allow_other: bool) -> SessionACL {
     }
 }
 
-/// How often [`Mounted::when_gone`] looks. A thread that waited for the event would be woken by each request, too.
+/// How often [`Mounted::when_gone`] checks. Each request would also wake a thread that waited for the event.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Whether the kernel has ended the connection of this descriptor.
@@ -333,7 +333,7 @@ fn is_gone(device: &OwnedFd) -> bool {
 }
 
 impl Mounted {
-    /// Tells the kernel of changes that this mount did not make.
+    /// Notifies the kernel of changes that this mount did not make.
     pub fn notifications(&self) -> Notifications {
         Notifications::new(self.session.notifier())
     }
@@ -346,9 +346,9 @@ impl Mounted {
         })
     }
 
-    /// Has `end` called when the kernel has ended the connection, however that came to pass: by an unmount, by `umount
-    /// -f`, or by an administrator. Nobody waits for answers any more then, but [`Self::serve`] returns only when the
-    /// engine has given those that it owes.
+    /// Calls `end` when the kernel has ended the connection, for whatever reason: by an unmount, by `umount -f`, or by
+    /// an administrator. No caller waits for replies any more then, but [`Self::serve`] returns only when the engine
+    /// has given the pending ones.
     pub fn when_gone(&self, end: impl FnOnce() + Send + 'static) -> Result<(), FuseError> {
         let device = self.session.as_fd().try_clone_to_owned()?;
         let watching = std::thread::Builder::new().name("ferrite-gone".into());
@@ -361,7 +361,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// By which way requests come.
+    /// The transport of requests.
     pub fn way(&self) -> &Way {
         &self.way
     }

@@ -1,7 +1,7 @@
-//! What the kernel is told without having asked: that something it remembers has changed.
+//! Unsolicited notifications to the kernel: a cached item has changed.
 //!
-//! For engines with other users than this mount. An engine whose [`ferrite_vfs::Limits::trust`] is zero needs none of
-//! it, because the kernel then remembers nothing.
+//! For engines with users beyond this mount. An engine whose [`ferrite_vfs::Limits::trust`] is zero needs none of it,
+//! because the kernel then remembers nothing.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,10 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 use ferrite_vfs::Ino;
 use fuser::{INodeNo, Notifier};
 
-/// Tells the kernel of changes. Cheap to clone.
+/// Notifies the kernel of changes. Cheap to clone.
 ///
-/// A call waits for requests of the kernel about the same inode or name that are under way. So it must not be made by a
-/// thread that serves one, nor under a lock that serving one needs.
+/// A call waits for the kernel's requests under way on the same inode or name. So it must not run on a thread that
+/// serves one, nor under a lock that serving one needs.
 #[derive(Clone, Debug)]
 pub struct Notifications(Notifier);
 
@@ -34,13 +34,13 @@ impl Notifications {
         unless_unknown(self.0.inval_inode(INodeNo(ino), clamp(offset), clamp(len_bytes)))
     }
 
-    /// A name leads to something else, or to nothing, or is new.
+    /// A name has a new target, or none, or is new.
     pub fn name_changed(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
         unless_unknown(self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name)))
     }
 }
 
-/// What the kernel does not know needs no change.
+/// An item that the kernel does not know needs no invalidation.
 fn unless_unknown(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),

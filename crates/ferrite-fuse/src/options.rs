@@ -1,11 +1,11 @@
-//! What a mount is asked to be.
+//! Options of a mount.
 
 /// Options of a mount.
 #[derive(Debug, Clone)]
 pub struct FuseOptions {
     /// Refuse changes in the kernel.
     pub read_only: bool,
-    /// Have the kernel leave access times alone.
+    /// Make the kernel leave access times alone.
     pub noatime: bool,
     /// Allow other users; needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
@@ -15,23 +15,24 @@ pub struct FuseOptions {
     pub dev: bool,
     /// Refuse to execute programs.
     pub noexec: bool,
-    /// Threads that serve requests in the classic way, or call an engine that may block; 0 means a number that suits.
+    /// Threads that serve requests of the classic transport, or call an engine that may block; 0 picks a suitable
+    /// number.
     pub threads: usize,
-    /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs
+    /// Let the engine keep record locks (`fcntl`) instead of the kernel: for an engine that has other users, too. Costs
     /// a request for each lock, and for each `close`.
     pub engine_locks: bool,
-    /// Have the kernel keep no data of files: each read and write is a request. Long ones are faster, and memory is not
-    /// filled with copies of what is in memory; short reads of what was read before are slower. Linux before 6.6 then
+    /// Keep no data of files in the kernel: each read and write is a request. Long ones are faster, and memory holds no
+    /// second copy of data that is in memory already; short reads of data read before are slower. Linux before 6.6 then
     /// refuses shared mappings (`ENODEV`).
     pub direct_io: bool,
-    /// Whether each CPU's requests are answered on that CPU.
+    /// Whether each CPU's requests are served on that CPU.
     pub rings: Rings,
-    /// What `df` and `/proc/mounts` show as the source.
+    /// The source that `df` and `/proc/mounts` show.
     pub source: String,
 }
 
 impl FuseOptions {
-    /// How many threads read requests in the classic way.
+    /// How many threads read requests of the classic transport.
     pub(crate) fn readers(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -44,11 +45,11 @@ impl FuseOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rings {
     /// If the kernel offers it, which an administrator has to switch on (`fuse.enable_uring`), and the engine never
-    /// waits for a device or a server: what waits does so on a thread of its own, and the way there and back takes
-    /// longer than the classic way.
+    /// waits for a device or a server: waiting calls run on separate threads, and the hand-over takes longer than the
+    /// classic transport.
     #[default]
     Auto,
-    /// Without it there is no mount.
+    /// Fail the mount without it.
     On,
     /// Requests are read from `/dev/fuse`.
     Off,

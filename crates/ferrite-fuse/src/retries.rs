@@ -1,9 +1,9 @@
-//! The thread of a mount that does again what could not be done a moment ago.
+//! The thread of a mount that retries changes that failed a moment ago.
 //!
-//! Contents: [`Retries`]. It knows nothing of what is done; `space` does.
+//! Contents: [`Retries`]. It does not know what it retries; `space` does.
 //!
-//! Invariants: the thread sleeps while nothing is to be done, and outlives what panics. What is left when the mount
-//! goes is dropped.
+//! Invariants: the thread sleeps while no retry is queued, and survives panics. Queued retries are dropped when the
+//! mount ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// From a try to the next.
+/// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Something that is done again.
+/// A retry.
 type Retry = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ struct State {
     is_over: bool,
 }
 
-/// What waits, and the thread.
+/// Queued retries, and the thread.
 #[derive(Default)]
 pub(crate) struct Retries {
     state: Mutex<State>,
@@ -31,12 +31,12 @@ pub(crate) struct Retries {
 }
 
 impl Retries {
-    /// A thread that a ring's thread started would stay on its CPU, so it is there from the first.
+    /// A thread that a ring's thread started would stay on its CPU, so this one is started first.
     pub(crate) fn start() -> Arc<Retries> {
         let retries = Arc::new(Retries::default());
         let served = Arc::clone(&retries);
         let thread = std::thread::Builder::new().name("ferrite-space".to_owned());
-        // Without it nothing is tried again.
+        // Without it nothing is retried.
         retries.state.lock().is_over = thread.spawn(move || served.run()).is_err();
         retries
     }
@@ -45,7 +45,7 @@ impl Retries {
         !self.state.lock().is_over
     }
 
-    /// Has `retry` called a moment later.
+    /// Calls `retry` a moment later.
     pub(crate) fn add(&self, retry: Retry) {
         let mut state = self.state.lock();
         if !state.is_over {
@@ -67,13 +67,13 @@ impl Retries {
             std::thread::sleep(PAUSE);
             let waiting = std::mem::take(&mut self.state.lock().waiting);
             for retry in waiting {
-                // Without the thread the others would wait for good. Whoever panics has said why.
+                // Without the thread the others would wait forever. A panic has reported its reason.
                 let _ = catch_unwind(AssertUnwindSafe(retry));
             }
         }
     }
 
-    /// The mount is gone: nobody waits for answers.
+    /// The mount has ended: no caller waits for replies.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.is_over = true;

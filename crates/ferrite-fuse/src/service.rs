@@ -1,11 +1,12 @@
-//! What the engine is asked for one request: one call, one value.
+//! The engine calls of one request: one call, one value.
 //!
-//! Contents: [`Service`], and the values it answers with. It knows nothing of how a request came or how its
-//! answer goes: that is the business of the edges, `bridge` (fuser's callbacks) and `ring` (FUSE over io_uring).
+//! Contents: [`Service`], and its results. It does not know how a request came or how its reply goes: the transports
+//! do, `bridge` (fuser's callbacks) and `ring` (FUSE over io_uring).
 //!
 //! Invariants: the engine pins every inode whose number a reply gives the kernel, in the call that finds it, and
 //! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
-//! never pinned. Nothing here asks the freezer: an edge calls what may change something only with a passage.
+//! never pinned. Nothing here checks the freezer: a transport makes a call that may change something only with a
+//! passage.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -31,23 +32,23 @@ use crate::options::FuseOptions;
 use crate::retries::Retries;
 use crate::vouched::Vouched;
 
-/// Longest time that the kernel is told to trust an answer: it takes no infinite one.
+/// Longest time to live that the kernel gets: it accepts no infinite one.
 const TRUST_MAX: Duration = Duration::from_secs(86_400);
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
 const FIRST_COOKIE: u64 = 2;
 
-/// What is answered, or why not.
+/// The result of a request, or why it was refused.
 pub(crate) type Answer<T> = std::result::Result<T, Refused>;
 
-/// What a name leads to.
+/// The target of a name.
 pub(crate) struct Entry {
-    /// `None`: there is no such name, which the kernel caches, too.
+    /// `None`: the name does not exist, which the kernel caches, too.
     pub(crate) attr: Option<Attr>,
     pub(crate) name_ttl: Duration,
     pub(crate) keep: Keep,
 }
 
-/// Attributes, and for how long the kernel may keep them.
+/// Attributes, and how long the kernel may keep them.
 pub(crate) struct Known {
     pub(crate) attr: Attr,
     pub(crate) keep: Keep,
@@ -62,42 +63,42 @@ pub(crate) struct Opened {
 /// A name in a listing with attributes.
 pub(crate) struct Listed<'a> {
     pub(crate) ino: Ino,
-    /// Where the next one is.
+    /// The offset of the next one.
     pub(crate) next: u64,
     pub(crate) kind: FileKind,
     pub(crate) name: &'a [u8],
-    /// `None`: the kernel gets no more than the name, see [`crate::convert::unknown`].
+    /// `None`: the kernel gets only the name, see [`crate::convert::unknown`].
     pub(crate) attr: Option<Attr>,
-    /// The name, too.
+    /// Also for the name.
     pub(crate) keep: Keep,
 }
 
-/// One mount's engine, and what is known of its users.
+/// One mount's engine, and the state of its users.
 pub(crate) struct Service {
     fs: Arc<dyn FileSystem>,
     start: Instant,
-    /// When something last lost a name, in milliseconds since `start`; 0 for never.
+    /// When a name was last removed, in milliseconds since `start`; 0 for never.
     removed_ms: AtomicU64,
     retries: Arc<Retries>,
     handles: Handles,
     may_block: bool,
     /// How long the kernel may keep names and attributes.
     trust: Duration,
-    /// What the kernel may do with the data of open files.
+    /// How the kernel may treat the data of open files.
     opened: FopenFlags,
     freezer: Freezer,
-    /// Reads move no access times: the mount is read-only, or asked for that.
+    /// Reads move no access times: the mount is read-only, or has that option.
     no_atime: bool,
-    /// If the engine keeps record locks, and not the kernel.
+    /// If the engine keeps record locks instead of the kernel.
     locks: Option<Arc<Locks>>,
     /// If the engine is a server, which may be away.
     away: Option<Away>,
-    /// If the engine vouches for what it tells, until it takes that back.
+    /// If the engine vouches for its replies until it recalls them.
     vouched: Option<Arc<Vouched>>,
 }
 
 impl Drop for Service {
-    /// Of one that was never mounted.
+    /// Of a service that was never mounted.
     fn drop(&mut self) {
         self.retries.end();
     }
@@ -112,7 +113,7 @@ fn told<T>(result: Result<T>) -> Answer<T> {
 }
 
 /// Whether the kernel, from Linux 6.9 on, keeps writes past its cache apart from mappings of the same file. Only then
-/// may several go on at a time.
+/// may several run at a time.
 fn has_modes() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|release| is_at_least(&release, (6, 9)))
 }
@@ -126,7 +127,7 @@ impl Service {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, options: &FuseOptions) -> Service {
         let limits = fs.limits();
         let vouched = fs.vouching().map(|_| Arc::default());
-        // Others use it, too, so it is somewhere else.
+        // Others use it, too, so it is elsewhere.
         let may_be_away = limits.trust.is_zero() || vouched.is_some();
         let away = may_be_away.then(|| Away::new(&*fs, options.readers() + 1));
         let locks = options.engine_locks.then(|| Locks::new(Arc::clone(&fs)));
@@ -139,7 +140,7 @@ impl Service {
             may_block: limits.may_block,
             trust: limits.trust.min(TRUST_MAX),
             opened: match (limits.trust.is_zero(), options.direct_io) {
-                // Others write to the same files: each read is the engine's.
+                // Others write to the same files: each read goes to the engine.
                 (true, _) => FopenFlags::FOPEN_DIRECT_IO,
                 (false, true) if has_modes() => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
                 (false, true) => FopenFlags::FOPEN_DIRECT_IO,
@@ -153,7 +154,7 @@ impl Service {
         }
     }
 
-    /// What is to be taken back from the kernel, if the engine wants that.
+    /// The entries to recall from the kernel, if the engine wants that.
     pub(crate) fn vouched(&self) -> Option<&Arc<Vouched>> {
         self.vouched.as_ref()
     }
@@ -171,12 +172,12 @@ impl Service {
         !self.trust.is_zero()
     }
 
-    /// Whether operations are durable when they return, as the engine promises now.
+    /// Whether operations are durable when they return, as the engine currently guarantees.
     fn is_durable(&self) -> bool {
         self.fs.limits().durable_operations
     }
 
-    /// Whether files are read and written past the kernel's cache.
+    /// Whether reads and writes of files bypass the kernel's cache.
     pub(crate) fn is_direct(&self) -> bool {
         self.opened.contains(FopenFlags::FOPEN_DIRECT_IO)
     }
@@ -186,7 +187,7 @@ impl Service {
         self.may_block
     }
 
-    /// The mount is gone.
+    /// The mount has ended.
     pub(crate) fn end(&self) {
         if let Some(locks) = &self.locks {
             locks.end();
@@ -216,8 +217,8 @@ impl Service {
     fn insert(&self, file: Arc<dyn OpenFile>, flags: i32) -> Opened {
         let maps = flags & libc::O_ACCMODE == libc::O_RDWR;
         let mut opened = self.opened;
-        // Without a mapping that can be stored into, a close has nothing to flush. With one it must reach us: the
-        // answer tells the program that the daemon lives, and so that what the kernel wrote before has arrived.
+        // Without a mapping that can store, a close has nothing to flush. With one it must reach the daemon: the reply
+        // proves to the program that the daemon lives, and so that the kernel's earlier writes have arrived.
         opened.set(FopenFlags::FOPEN_NOFLUSH, !maps && self.locks.is_none());
         let fh = self.handles.insert(file, maps);
         Opened { fh, flags: opened }
@@ -249,7 +250,7 @@ impl Service {
         self.start.elapsed().as_millis() as u64 + 1
     }
 
-    /// How many files without a name the engine holds, if it knows.
+    /// How many files without a name the engine holds, if known.
     pub(crate) fn unnamed_files(&self) -> Option<u64> {
         self.fs.unnamed_files()
     }
@@ -259,7 +260,7 @@ impl Service {
         unnamed > self.handles.count() as u64
     }
 
-    /// Whether something lost a name in the last `within`. What was removed before has been forgotten, or is in use.
+    /// Whether a name was removed in the last `within`. Files removed earlier have been forgotten, or are in use.
     pub(crate) fn was_removal(&self, within: Duration) -> bool {
         let removed_ms = self.removed_ms.load(Ordering::Relaxed);
         removed_ms > 0 && u128::from(self.now_ms().saturating_sub(removed_ms)) < within.as_millis()
@@ -277,7 +278,7 @@ impl Service {
         }
     }
 
-    /// For how long the kernel may trust attributes that the engine has just reported.
+    /// How long the kernel may trust attributes that the engine has just reported.
     fn trust_in(&self, attr: &Attr) -> Duration {
         match &self.vouched {
             Some(_) => Vouched::attr(&*self.fs, attr),
@@ -285,19 +286,19 @@ impl Service {
         }
     }
 
-    /// `set` as the request has it, of a file that was opened as `fh` if one is given.
+    /// `set` as in the request, of a file that was opened as `fh` if one is given.
     pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<Known> {
         let set = SetAttr {
             mode: set.mode.map(|mode| mode & 0o7777),
             kill_priv: false,
             ..*set
         };
-        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, like
-        // the request that precedes a fallocate), and a truncate by an unprivileged caller.
+        // HANDLE_KILLPRIV_V2 makes this the daemon's task: any chown (also one that changes nothing, which arrives
+        // empty, like the request that precedes a fallocate), and a truncate by an unprivileged caller.
         let chown = set.uid.is_some() || set.gid.is_some() || set == SetAttr::default();
         let kill_priv = set.mode.is_none() && (chown || (set.size.is_some() && !ctx.cred.is_root()));
         let set = SetAttr { kill_priv, ..set };
-        // Who has a file open for writing may set its size, whatever its mode has become.
+        // A caller that has a file open for writing may set its size, whatever its mode has become.
         let file = fh.filter(|_| set.size.is_some()).and_then(|fh| self.handles.get(fh));
         let made = match file.map(|file| file.setattr(ctx, &set)) {
             // `O_TRUNC` without `O_WRONLY` is one, too.
@@ -335,7 +336,7 @@ impl Service {
         self.entry(self.fs.symlink(ctx, parent, name, target))
     }
 
-    /// `flags` as `renameat2` has them.
+    /// `flags` as for `renameat2`.
     pub(crate) fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Answer<()> {
         let mode = match flags {
             0 => RenameMode::Replace,
@@ -358,8 +359,8 @@ impl Service {
     fn open_mode(&self, flags: i32) -> OpenMode {
         let mode = match self.is_trusted() {
             true => open_mode(OpenFlags(flags)),
-            // Others have it, too, and may check again what this kernel has checked: nothing but that is asked for. It
-            // reads no page to write a part of it, since it keeps none.
+            // Others have it, too, and may check again what this kernel has checked: request nothing else. It reads no
+            // page to write a part of it, since it keeps none.
             false => OpenMode {
                 truncate: false,
                 ..asked_mode(OpenFlags(flags))
@@ -371,7 +372,7 @@ impl Service {
         }
     }
 
-    /// The context of what reads without an open file.
+    /// The context of reads without an open file.
     fn reading<'c>(&self, ctx: &'c Ctx) -> Cow<'c, Ctx> {
         match self.no_atime {
             true => Cow::Owned(Ctx {
@@ -382,11 +383,12 @@ impl Service {
         }
     }
 
-    /// `flags` as `open` has them.
+    /// `flags` as for `open`.
     pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Answer<Opened> {
         let mode = self.open_mode(flags);
         let opened = match self.fs.open(ctx, ino, mode) {
-            // An engine that checks callers lets only owners leave access times alone, and the caller did not ask.
+            // An engine that checks callers lets only owners leave access times alone, and the caller did not request
+            // that.
             Err(FsError::NotPermitted) if mode.no_atime && flags & libc::O_NOATIME == 0 => {
                 let no_atime = false;
                 self.fs.open(ctx, ino, OpenMode { no_atime, ..mode })
@@ -403,7 +405,8 @@ impl Service {
         mode: u32,
         flags: i32,
     ) -> Answer<(Known, Opened)> {
-        // Without O_EXCL: the kernel looked the name up before it asked, so if it is taken, another caller was faster.
+        // Without O_EXCL: the kernel looked the name up before this request, so if it is taken, another caller was
+        // faster.
         let new = NewFile {
             mode: mode & 0o7777,
             open: self.open_mode(flags),
@@ -427,8 +430,8 @@ impl Service {
         Ok((self.known(made.attr, self.trust), opened))
     }
 
-    /// Does for a file that was there before what the kernel leaves out for one that it believes to be new: checks
-    /// permissions, and truncates. Returns its attributes then.
+    /// Does for an existing file what the kernel omits for one that it believes to be new: checks permissions, and
+    /// truncates. Returns its attributes then.
     fn enter_existing(&self, ctx: &Ctx, made: &ferrite_vfs::Opened, flags: i32) -> Result<Attr> {
         let asked = asked_mode(OpenFlags(flags));
         posix::may_open(&made.attr, &ctx.cred, asked)?;
@@ -446,7 +449,7 @@ impl Service {
         }
     }
 
-    /// Reads into `into`; how much there was.
+    /// Reads into `into`; returns how many bytes.
     pub(crate) fn read(&self, ctx: &Ctx, fh: u64, offset: u64, into: &mut [u8]) -> Answer<usize> {
         told(self.handle(fh).and_then(|file| file.read_at(ctx, offset, into)))
     }
@@ -459,10 +462,10 @@ impl Service {
         how: WriteFlags,
         flags: i32,
     ) -> Answer<u32> {
-        // Where the end is, the engine knows best. Pages of a mapping have their place, however the file was opened.
+        // The engine knows best where the end is. Pages of a mapping have their place, however the file was opened.
         let is_call = !how.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = is_call && flags & libc::O_APPEND != 0;
-        // `O_SYNC` has this bit, too. Where the kernel keeps a file's data it asks for the sync itself.
+        // `O_SYNC` has this bit, too. Where the kernel keeps a file's data it requests the sync itself.
         let syncs = is_call && flags & libc::O_DSYNC != 0 && self.is_direct() && !self.is_durable();
         let mode = WriteMode {
             position: if appends { Position::End } else { Position::At(offset) },
@@ -479,7 +482,7 @@ impl Service {
     pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Answer<()> {
         match &self.locks {
             Some(locks) => told(locks.flush(ctx, ino, fh, owner)),
-            // Nothing is to be done. `ENOSYS` would have the kernel ask no more, and answer for us when we are gone.
+            // Nothing to do. After `ENOSYS` the kernel would send no more, and reply itself when the daemon is gone.
             None => Ok(()),
         }
     }
@@ -489,8 +492,8 @@ impl Service {
         told(locks.get(ctx, ino, owner, wanted))
     }
 
-    /// Locks or unlocks. `done` may be called later, by another thread. Locks change nothing on the medium, so no
-    /// freeze holds them back.
+    /// Locks or unlocks. Another thread may call `done` later. Locks change nothing on the medium, so no freeze defers
+    /// them.
     pub(crate) fn setlk(
         &self,
         file: (Ino, u64),
@@ -506,7 +509,7 @@ impl Service {
         locks.set(file, owner, wanted, asker, done);
     }
 
-    /// Before [`Self::release`]: ends the locks of a handle, which no freeze holds back.
+    /// Before [`Self::release`]: ends the locks of a handle, which no freeze defers.
     pub(crate) fn release_locks(&self, ino: Ino, fh: u64) {
         if let Some(locks) = &self.locks {
             locks.release(ino, fh);
@@ -518,8 +521,8 @@ impl Service {
         drop(self.handles.remove(fh));
     }
 
-    /// Answered though all may be durable already: after `ENOSYS` the kernel would ask no more, and report success for
-    /// what it could not write when the daemon is gone.
+    /// Has a reply though everything may be durable already: after `ENOSYS` the kernel would send no more, and report
+    /// success for data that it could not write when the daemon is gone.
     pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Answer<()> {
         told(self.handle(fh).and_then(|file| file.fsync(ctx)))
     }
@@ -528,7 +531,7 @@ impl Service {
         told(self.fs.sync(ctx))
     }
 
-    /// Directories are known by their inodes.
+    /// Inodes identify directories.
     pub(crate) fn opendir(&self) -> Opened {
         Opened {
             fh: 0,
@@ -536,7 +539,7 @@ impl Service {
         }
     }
 
-    /// Lists `.` and `..`, which engines do not; false if there was no room.
+    /// Lists `.` and `..`, which engines do not; false if they did not fit.
     fn list_dots(&self, ino: Ino, offset: u64, mut add: impl FnMut(Ino, u64, &[u8]) -> bool) -> bool {
         if offset == 0 && !add(ino, 1, b".") {
             return false;
@@ -544,7 +547,7 @@ impl Service {
         offset > 1 || add(self.fs.parent(SYSTEM, ino).unwrap_or(ino), FIRST_COOKIE, b"..")
     }
 
-    /// Lists until `add` (inode, where the next one is, kind, name) says that there is no room.
+    /// Lists until `add` (inode, offset of the next one, kind, name) reports that the space is used up.
     pub(crate) fn readdir(
         &self,
         ctx: &Ctx,
@@ -561,7 +564,7 @@ impl Service {
         }))
     }
 
-    /// Lists with attributes until `add` says that there is no room.
+    /// Lists with attributes until `add` reports that the space is used up.
     pub(crate) fn readdirplus(
         &self,
         ctx: &Ctx,

@@ -1,16 +1,16 @@
-//! Changes that find no space, and are tried again.
+//! Changes that find no space, and are retried.
 //!
-//! A file without a name has its space until the kernel forgets it. It says so on `/dev/fuse`, and on rings nothing
-//! keeps removals from being faster than who reads that. So what finds no space while there are such files, after
-//! something was removed, is tried again for a while.
+//! A file without a name has its space until the kernel forgets it. The kernel reports that on `/dev/fuse`, and with
+//! rings removals may be faster than the reader of those reports. So a change that finds no space while there are such
+//! files, after a removal, is retried for a while.
 //!
-//! Contents: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which do that;
+//! Contents: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which retry it;
 //! [`Patience`], for how long.
 //!
 //! Invariants:
-//! * Nothing waits for space on a thread that takes requests, nor with a passage of the freezer: what frees the space
-//!   may need both.
-//! * Each change ends, and is answered once.
+//! * Nothing waits for space on a thread that takes requests, nor with a passage of the freezer: whatever frees the
+//!   space may need both.
+//! * Each change ends, and gets one reply.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,18 +19,18 @@ use fuser::Errno;
 
 use crate::service::{Answer, Service};
 
-/// The longest that a change is tried again while there are files that the kernel is about to forget.
+/// The longest time that a change is retried while the kernel is about to forget files.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The same if there may be none: all that have no name may be open, or the engine does not say.
+/// The same if there may be none: all files without a name may be open, or the engine does not report them.
 const LONGEST_BLIND: Duration = Duration::from_millis(500);
 
 /// A change that can be tried more than once.
 pub(crate) trait Attempt: Send + 'static {
-    /// Tries. The caller has a passage.
+    /// Tries once. The caller has a passage.
     fn attempt(&mut self, service: &Service);
     /// Whether the last try found no space.
     fn found_no_space(&self) -> bool;
-    /// Answers with what came of the last try.
+    /// Replies with the result of the last try.
     fn answer(self);
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn is_no_space<T>(made: &Answer<T>) -> bool {
     matches!(made, Err(refused) if refused.lacks_space)
 }
 
-/// A change as two closures: one tries, the other answers.
+/// A change as two closures: one tries, the other replies.
 pub(crate) struct Change<T, M, R> {
     made: Answer<T>,
     make: M,
@@ -47,7 +47,7 @@ pub(crate) struct Change<T, M, R> {
 }
 
 impl<T, M, R> Change<T, M, R> {
-    /// One that was tried, with what came of it; or not yet.
+    /// A change with the result of its first try, if any.
     pub(crate) fn new(tried: Option<Answer<T>>, make: M, reply: R) -> Change<T, M, R> {
         let made = tried.unwrap_or(Err(Errno::EIO.into()));
         Change { made, make, reply }
@@ -73,16 +73,16 @@ where
     }
 }
 
-/// How long a change may be tried again.
+/// How long a change may be retried.
 #[derive(Default)]
 pub(crate) struct Patience {
-    /// When it first found no space, which may be long after it came: a freeze may have held it back.
+    /// When it first found no space, which may be long after it came: a freeze may have deferred it.
     began: Option<Instant>,
     is_last: bool,
 }
 
 impl Patience {
-    /// Whether to try again what has found no space just now.
+    /// Whether to retry a change that has just found no space.
     pub(crate) fn lasts(&mut self, service: &Service) -> bool {
         let unnamed = service.unnamed_files();
         let longest = match unnamed {
@@ -99,7 +99,7 @@ impl Patience {
     }
 }
 
-/// Answers a change that was tried, or has it tried again.
+/// Replies to a change that was tried, or queues a retry.
 pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut patience: Patience) {
     if !change.found_no_space() || !patience.lasts(&service) {
         return change.answer();
@@ -108,7 +108,7 @@ pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut patience: P
     retries.add(Box::new(move || when_open(service, change, patience)));
 }
 
-/// Tries a change, and goes on with it: at once, or when the mount is thawed.
+/// Tries a change, and replies or retries: at once, or when the mount is thawed.
 pub(crate) fn when_open(service: Arc<Service>, mut change: impl Attempt, patience: Patience) {
     let freezer = service.freezer().clone();
     if let Some(passage) = freezer.pass() {
@@ -134,7 +134,7 @@ mod tests {
     use crate::freezer::Freezer;
     use crate::options::FuseOptions;
 
-    /// Has no space as long as a file without a name is held, and no room for attributes; is asked so many times.
+    /// Has no space as long as a file without a name is held, and none for attributes; counts the calls.
     struct Full {
         below: MemFs,
         unnamed: AtomicU64,
@@ -187,7 +187,7 @@ mod tests {
         (fs, Arc::new(service))
     }
 
-    /// Starts to make a directory; how to wait for whether that worked.
+    /// Starts to make a directory; returns a closure that waits for the result.
     fn mkdir(service: &Arc<Service>) -> impl FnOnce() -> bool + use<> {
         let (told, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
@@ -202,7 +202,7 @@ mod tests {
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
         let made = mkdir(&service);
         std::thread::sleep(Duration::from_millis(50));
-        // A freeze need not wait for it, and holds it back.
+        // A freeze need not wait for it, and defers it.
         service.freezer().close();
         service.forget(ROOT_INO + 1, 1);
         std::thread::sleep(Duration::from_millis(50));
@@ -218,20 +218,20 @@ mod tests {
         assert_eq!(fs.tries.swap(0, Ordering::SeqCst), 1);
         let began = Instant::now();
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
-        // The one that is left is open, as far as is known.
+        // The remaining one is open, as far as known.
         let file = service
             .create(SYSTEM, (ROOT_INO, b"open"), 0o644, libc::O_RDWR)
             .unwrap();
         fs.unnamed.store(1, Ordering::SeqCst);
         assert!(!mkdir(&service)());
         assert!(fs.tries.load(Ordering::SeqCst) > 1);
-        // Removals are noted by the millisecond.
+        // Removals are recorded to the millisecond.
         let least = LONGEST_BLIND - Duration::from_millis(1);
         assert!((least..LONGEST).contains(&began.elapsed()));
         service.release(file.1.fh);
     }
 
-    /// The room for the attributes of a file is its own.
+    /// The space for the attributes of a file is its own.
     #[test]
     fn what_no_freed_file_gives_back_is_not_waited_for() {
         let (fs, service) = full();

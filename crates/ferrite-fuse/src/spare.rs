@@ -1,12 +1,12 @@
-//! Threads for the requests that would otherwise take the last thread that reads requests.
+//! Threads for the requests that would otherwise occupy the last thread that reads requests.
 //!
-//! Contents: [`Spare`]. A mount of a server has as many readers as were asked for, and one more. Each serves the
-//! request that it has read, and may wait for the server while it does. Where all but one wait, the last one passes its
-//! request on to a thread from here, and reads the next. So a request that need not wait for the server, such as
-//! `statfs`, is answered also while many others wait.
+//! Contents: [`Spare`]. A mount of a server has the configured number of readers, and one more. Each serves the request
+//! that it has read, and may wait for the server while it does. Where all but one wait, the last one passes its request
+//! on to a thread from here, and reads the next. So a request that need not wait for the server, such as `statfs`, gets
+//! its reply also while many others wait.
 //!
-//! Invariants: a request is passed on once, and done once. There are at most [`THREADS_MAX`] threads; where all are
-//! taken, requests queue, and [`Spare::is_full`] says so. A thread without work ends after [`IDLE`].
+//! Invariants: a request is passed on once, and done once. There are at most [`THREADS_MAX`] threads; when all are
+//! busy, requests queue, and [`Spare::is_full`] reports that. A thread without work ends after [`IDLE`].
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,14 +56,14 @@ impl Drop for Busy<'_> {
 }
 
 impl Busy<'_> {
-    /// Whether nobody else reads requests now.
+    /// Whether no other thread reads requests now.
     pub(crate) fn is_last(&self) -> bool {
         self.is_last
     }
 }
 
 impl Spare {
-    /// For so many readers.
+    /// For `readers` readers.
     pub(crate) fn new(readers: usize) -> Spare {
         Spare {
             readers,
@@ -72,7 +72,7 @@ impl Spare {
         }
     }
 
-    /// How many readers there are.
+    /// Number of readers.
     pub(crate) fn readers(&self) -> usize {
         self.readers
     }
@@ -86,13 +86,13 @@ impl Spare {
         }
     }
 
-    /// Whether all threads are taken, and more work waits.
+    /// Whether all threads are busy, and more work waits.
     pub(crate) fn is_full(&self) -> bool {
         let queue = self.shared.queue.lock();
         queue.threads >= THREADS_MAX && !queue.work.is_empty()
     }
 
-    /// Has `work` done by a thread; by the caller, if no thread can be had.
+    /// Runs `work` on a thread; on the caller's, if no thread is available.
     pub(crate) fn pass_on(&self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.shared.queue.lock();
         queue.work.push_back(Box::new(work));
@@ -125,8 +125,8 @@ impl Shared {
         loop {
             if let Some(work) = queue.work.pop_front() {
                 drop(queue);
-                // Without an answer the caller would wait for good; a reply that is dropped is one. The panic was
-                // reported when it happened.
+                // Without a reply the caller would wait forever; a dropped reply counts as one. The panic was reported
+                // when it happened.
                 let _ = catch_unwind(AssertUnwindSafe(work));
                 queue = self.queue.lock();
                 continue;
@@ -162,7 +162,7 @@ mod tests {
         assert!(!spare.enter().is_last());
     }
 
-    /// Each waits for the next one, so that there must be a thread for each.
+    /// Each waits for the next one, so each needs a thread.
     #[test]
     fn what_waits_does_not_keep_the_others() {
         let spare = Spare::new(1);

@@ -1,19 +1,18 @@
-//! What the kernel keeps as long as the engine vouches for it, and how that is taken back.
+//! Entries that the kernel keeps as long as the engine vouches for them, and their recall.
 //!
-//! Contents: [`Vouched`]: for how long the kernel is told to keep attributes and names, and the names that must
-//! be dropped if the engine takes them back. For engines that others use, too, and that know when
-//! ([`ferrite_vfs::Vouching`]).
+//! Contents: [`Vouched`]: how long the kernel may keep attributes and names, and the names that must be dropped if the
+//! engine recalls them. For engines that other mounts use, too, and that know when ([`ferrite_vfs::Vouching`]).
 //!
 //! Invariants:
-//! * A name is noted before the engine is asked whether it vouches for it. So what is taken back after it has vouched
-//!   is found here.
-//! * A reply that is on its way while its inode is taken back does no harm. Attributes are vouched for in answers to
-//!   `GETATTR` only: the kernel knows the inode then, and gives attributes up that are older than the notification. For
-//!   a name it drops the entry itself, so that a time which comes late belongs to nothing.
-//! * A name that this mount moves takes along what the kernel keeps of it, so its new place is noted before it moves.
-//! * The kernel drops a name under the lock of its directory, which a change of that directory has. That change may
-//!   wait for the server, and there for what is being taken back. So names are vouched for briefly, and nobody waits
-//!   longer for the kernel than that; and in a directory that others change none is, for a while.
+//! * A name is noted before the engine is asked whether it vouches for it. So a recall after it has vouched finds the
+//!   name here.
+//! * A reply that is on its way while its inode is recalled does no harm. Only replies to `GETATTR` vouch for
+//!   attributes: the kernel knows the inode then, and drops attributes that are older than the notification. For a name
+//!   it drops the entry itself, so a time that arrives late belongs to nothing.
+//! * A name that this mount moves takes along the kernel's entry, so its new place is noted before it moves.
+//! * The kernel drops a name under the lock of its directory, which a change of that directory holds. That change may
+//!   wait for the server, which may wait for this recall. So names are vouched for briefly, and no thread waits longer
+//!   for the kernel than that; and for a while there are none in a directory that others change.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -27,23 +26,23 @@ use parking_lot::Mutex;
 
 use crate::notify::Notifications;
 
-/// Longest time that a name is kept.
+/// Longest time that the kernel keeps a name.
 const NAME_TTL: Duration = Duration::from_secs(1);
-/// After it the kernel does not keep a name any more, also if the reply took its time.
+/// After it the kernel keeps a name no longer, even if the reply was slow.
 const NAME_GONE: Duration = Duration::from_secs(2);
-/// How long no names of a directory are vouched for that somebody else has changed.
+/// How long no names are vouched for in a directory that another client has changed.
 const QUIET: Duration = Duration::from_secs(5);
 /// Names at a time.
 const NAMES_MAX: usize = 200_000;
-/// With more, those directories are forgotten whose time is over.
+/// With more, expired directories are forgotten.
 const QUIET_MAX: usize = 10_000;
 
 #[derive(Default)]
 struct Names {
-    /// By directory; until when the kernel may keep each.
+    /// By directory; until when the kernel may keep each name.
     told: HashMap<Ino, HashMap<Box<[u8]>, Instant>>,
     count: usize,
-    /// Directories that others change, and until when nothing is told of them.
+    /// Directories that others change, and until when the kernel may keep none of their names.
     quiet: HashMap<Ino, Instant>,
 }
 
@@ -54,12 +53,12 @@ pub(crate) struct Vouched {
 }
 
 impl Vouched {
-    /// For how long attributes may be kept that the engine has just told.
+    /// How long the kernel may keep attributes that the engine has just reported.
     pub(crate) fn attr(fs: &dyn FileSystem, attr: &Attr) -> Duration {
         fs.vouching().map_or(Duration::ZERO, |vouching| vouching.attr(attr))
     }
 
-    /// For how long may be kept what the engine has just told of a name.
+    /// How long the kernel may keep a name that the engine has just reported.
     pub(crate) fn name(&self, fs: &dyn FileSystem, dir: Ino, name: &OsStr, found: Option<Ino>) -> Duration {
         match fs.vouching() {
             Some(vouching) if self.names.lock().note(dir, name.as_bytes(), Instant::now()) => {
@@ -69,13 +68,13 @@ impl Vouched {
         }
     }
 
-    /// A name is about to be moved there by this mount. The kernel moves with it what it keeps of the old one.
+    /// Notes a name to which this mount is about to move another. The kernel moves its entry of the old one with it.
     pub(crate) fn moves(&self, dir: Ino, name: &OsStr) {
         self.names.lock().insert(dir, name.as_bytes(), Instant::now());
     }
 
-    /// Has the kernel drop what it keeps of an inode; false if it may keep it still. Blocks as long as a name is kept
-    /// at most.
+    /// Makes the kernel drop its entries of an inode; false if it may still keep them. Blocks for at most the time that
+    /// a name is kept.
     pub(crate) fn take_back(&self, notifications: &Notifications, ino: Ino) -> bool {
         if let Err(error) = notifications.attributes_changed(ino) {
             tracing::debug!("the kernel cannot be told of a change: {error}");
@@ -89,7 +88,7 @@ impl Vouched {
         // It may have to wait for a change of the directory that waits for this.
         let dropping = std::thread::Builder::new().name("ferrite-names".into()).spawn(move || {
             let dropped = names.iter().all(|name| notifications.name_changed(ino, name).is_ok());
-            // Nobody listens any more if it took too long.
+            // The receiver is gone if it took too long.
             let _ = done.send(dropped);
         });
         let left = gone.saturating_duration_since(Instant::now());
@@ -104,7 +103,7 @@ impl Vouched {
 }
 
 impl Names {
-    /// Notes a name that is about to be told; false if it must not be kept.
+    /// Notes a name about to be reported; false if the kernel must not keep it.
     fn note(&mut self, dir: Ino, name: &[u8], now: Instant) -> bool {
         if let Some(&until) = self.quiet.get(&dir) {
             if until > now {
@@ -132,8 +131,8 @@ impl Names {
         self.count += usize::from(names.insert(name.into(), now + NAME_GONE).is_none());
     }
 
-    /// Takes the names of a directory that the kernel may keep, and until when; `None` if there are none. From now on
-    /// nothing is told of it for a while.
+    /// Takes the names of a directory that the kernel may keep, and until when; `None` if it has none. If any were
+    /// noted, the kernel may keep no new ones for a while.
     fn take(&mut self, dir: Ino, now: Instant) -> Option<(Vec<Box<[u8]>>, Instant)> {
         let names = self.told.remove(&dir)?;
         self.count -= names.len();
@@ -147,7 +146,7 @@ impl Names {
     }
 }
 
-/// Has the engine take back from the kernel what it has vouched for.
+/// Lets the engine recall from the kernel what it has vouched for.
 pub(crate) fn watch(fs: &dyn FileSystem, vouched: &Arc<Vouched>, notifications: Notifications) {
     if let Some(vouching) = fs.vouching() {
         let vouched = Arc::clone(vouched);
@@ -175,7 +174,7 @@ mod tests {
         );
         assert!(names.note(7, b"a", start + QUIET));
         assert!(names.take(7, start + QUIET + NAME_GONE).is_none(), "it is over");
-        // What is moved there is kept, whoever else changes the directory.
+        // A moved name is kept, whoever else changes the directory.
         names.insert(7, b"moved", start + QUIET + NAME_GONE);
         assert!(names.take(7, start + QUIET + NAME_GONE).is_some());
     }

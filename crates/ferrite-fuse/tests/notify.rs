@@ -1,4 +1,4 @@
-//! The kernel is told of changes that others make, and forgets what it knew.
+//! The kernel is notified of changes that others make, and forgets its entries.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn told(rings: Rings) {
 
     file.write_at(SYSTEM, 0, b"after, and longer").unwrap();
     make(&*fs, b"new", b"");
-    // It trusts this engine, which says that nobody else changes anything.
+    // It trusts this engine, which guarantees that no one else changes anything.
     assert_eq!((content(), size()), (b"before".to_vec(), 6));
     assert!(!dir.path().join("new").exists());
 

@@ -1,10 +1,10 @@
-//! FUSE requests as they lie in a ring's memory.
+//! FUSE requests as laid out in a ring's memory.
 //!
-//! Contents: the layouts of the kernel's `linux/fuse.h` (protocol 7.42) that requests have, [`Request`] and
-//! [`decode`]. No request is carried out here, and replies are written by [`super::reply`].
+//! Contents: the layouts of the kernel's `linux/fuse.h` (protocol 7.42) that requests have, [`Request`] and [`decode`].
+//! This module carries out no request, and [`super::reply`] writes replies.
 //!
-//! Invariant: nothing that a message holds makes this panic; what makes no sense is `EIO`, an opcode that is not known
-//! `ENOSYS`, after which the kernel does without it.
+//! Invariant: no content of a message makes this panic; an invalid message is `EIO`, an unknown opcode `ENOSYS`, after
+//! which the kernel does without it.
 //!
 //! An entry has three parts: the request's header, which the reply's replaces; the opcode's own header, 128 bytes of
 //! which it uses as many as it needs; and the payload, which has everything else. In a reply everything but its header
@@ -41,7 +41,7 @@ pub(crate) struct EntryHeader {
     in_out: [u8; 128],
     op: [u8; OP_BYTES],
     flags: u64,
-    /// Names the request when it is answered.
+    /// Identifies the request in its reply.
     pub(crate) commit_id: u64,
     /// Bytes of the payload that are used.
     pub(crate) payload_bytes: u32,
@@ -50,13 +50,13 @@ pub(crate) struct EntryHeader {
 }
 
 impl EntryHeader {
-    /// That of the request.
+    /// The request's header.
     pub(crate) fn request(&self) -> InHeader {
-        // There is room for it: the error cannot be.
+        // The buffer is large enough: the error cannot occur.
         InHeader::read_from_prefix(&self.in_out).map_or_else(|_| InHeader::new_zeroed(), |(header, _)| header)
     }
 
-    /// Makes it the header of a reply with so many bytes of payload.
+    /// Makes it the header of a reply with `outcome` bytes of payload.
     pub(crate) fn answer(&mut self, unique: u64, outcome: Result<usize, Errno>) {
         let (payload_bytes, error) = match outcome {
             Ok(len) => (len as u32, 0),
@@ -81,7 +81,7 @@ struct OutHeader {
     unique: u64,
 }
 
-/// What is asked for.
+/// A request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
     Lookup(&'a [u8]),
@@ -193,7 +193,7 @@ pub(crate) enum Request<'a> {
         offset: i64,
         whence: i32,
     },
-    /// There are none.
+    /// No ioctl exists.
     Ioctl,
 }
 
@@ -301,7 +301,7 @@ struct LkIn {
     _padding: u32,
 }
 
-/// `struct fuse_fallocate_in`; the first two fields are also all that `struct fuse_lseek_in` begins with.
+/// `struct fuse_fallocate_in`; `struct fuse_lseek_in` begins with the same two fields.
 #[repr(C)]
 #[derive(FromBytes)]
 struct FallocateIn {
@@ -329,14 +329,14 @@ fn op<T: FromBytes>(header: &EntryHeader) -> Result<T, Errno> {
         .map_err(|_| Errno::EIO)
 }
 
-/// A name up to its zero byte, and what comes after that.
+/// A name up to its zero byte, and the rest.
 fn name(payload: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
     let end = payload.iter().position(|&byte| byte == 0).ok_or(Errno::EIO)?;
     let (name, rest) = payload.split_at_checked(end).ok_or(Errno::EIO)?;
     Ok((name, rest.get(1..).unwrap_or_default()))
 }
 
-/// An offset in a file, which is signed for its callers.
+/// An offset in a file, which is signed for callers.
 fn offset(offset: u64) -> Result<u64, Errno> {
     i64::try_from(offset).map(|_| offset).map_err(|_| Errno::EINVAL)
 }
@@ -382,7 +382,7 @@ pub(crate) fn changes(opcode: u32) -> bool {
     )
 }
 
-/// Whether only the owner of a mount that is his alone may ask for it. The kernel asks for the others by itself, too.
+/// Whether only the owner of a private mount may request it. The kernel also sends the others on its own.
 pub(crate) fn is_users(opcode: u32) -> bool {
     use opcode::*;
     !matches!(
@@ -391,17 +391,17 @@ pub(crate) fn is_users(opcode: u32) -> bool {
     )
 }
 
-/// Whether the engine is asked, which may take its time.
+/// Whether it calls the engine, which may take time.
 pub(crate) fn asks_engine(opcode: u32) -> bool {
     !matches!(opcode, opcode::OPENDIR | opcode::RELEASEDIR | opcode::IOCTL)
 }
 
-/// Whether there is an answer even while the engine gives none.
+/// Whether it gets a reply even while the engine gives none.
 pub(crate) fn is_answered_in_any_case(asked: &InHeader) -> bool {
     asked.opcode == opcode::STATFS || asked.opcode == opcode::GETATTR && asked.ino == ferrite_vfs::ROOT_INO
 }
 
-/// Understands a request, whose payload is all of `payload`.
+/// Decodes a request, whose payload is all of `payload`.
 pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;
     match header.request().opcode {
@@ -444,7 +444,7 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
         RMDIR => Request::RmDir(first),
         RENAME | RENAME2 => {
             let [to, flags] = op::<[u64; 2]>(header)?;
-            // The bytes at that place in a `RENAME` are not its own.
+            // The bytes at that place in a `RENAME` belong to another field.
             let flags = if opcode == RENAME2 { flags as u32 } else { 0 };
             let (new, _) = name(rest)?;
             Request::Rename {

@@ -1,4 +1,4 @@
-//! FUSE over io_uring: each CPU's requests are answered on that CPU.
+//! FUSE over io_uring: each CPU's requests are served on that CPU.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -8,18 +8,19 @@
 //! | `abi`, `reply` | the kernel's layouts: requests decoded, replies encoded |
 //! | `uring` | the shared memory and the io_uring |
 //!
-//! What a request costs in the classic way is mostly that a thread on another CPU has to wake. The kernel queues a
-//! request at the ring of the CPU where it was asked, and the thread there is pinned to it.
+//! The cost of a request on the classic transport is mostly that a thread on another CPU has to wake. The kernel queues
+//! a request at the ring of the calling CPU, and the thread there is pinned to it.
 //!
 //! Decisions, with reasons:
-//! * The kernel takes rings once every CPU that there could ever be has one; until then all requests wait. So the rings
-//!   are made before the mount, and if one cannot be had, the kernel is not told that there will be any.
+//! * The kernel accepts rings once every possible CPU has one; until then all requests wait. So the rings are made
+//!   before the mount, and if one is unavailable, the mount does not announce any to the kernel.
 //! * A queue has up to [`DEPTH_MAX`] slots of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but
-//!   the kernel gives a request that found no slot to the next one that is *answered*, not to one that is added. So
-//!   where others wait for a lock or a thaw, a request must find a slot when it is asked. That is 64 MiB of addresses
-//!   for each CPU; memory is had as it is touched, and the kernel takes the slot that came back last, so most stay
+//!   the kernel gives a request that found no slot to the next slot whose reply is committed, not to one that is added.
+//!   So where others wait for a lock or a thaw, a request must find a slot on arrival. That is 64 MiB of addresses for
+//!   each CPU; memory is allocated as it is touched, and the kernel takes the slot that came back last, so most stay
 //!   empty. Slots are added while some are away.
-//! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as the classic way.
+//! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as on the classic
+//!   transport.
 //! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
 
 mod abi;
@@ -43,27 +44,27 @@ use crate::service::Service;
 
 /// Largest write request. The engine takes each as one atomic step.
 pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// Memory of a slot for everything but headers. The kernel wants room for the largest write, for as many pages as a
+/// Memory of a slot for everything but headers. The kernel wants space for the largest write, for as many pages as a
 /// request may have (fuser derives that from the largest write and read-ahead), and for 8 KiB.
 const PAYLOAD_BYTES: usize = MAX_WRITE_BYTES as usize;
-/// Slots of a queue at first, where there are few CPUs.
+/// Initial slots of a queue, on machines with few CPUs.
 const DEPTH_MAX: usize = 64;
-/// And where there are many.
+/// And on machines with many.
 const DEPTH_MIN: usize = 4;
-/// Slots of all queues at first, if that is enough for [`DEPTH_MIN`] each. One takes two pages.
+/// Initial slots of all queues, if that is enough for [`DEPTH_MIN`] each. One takes two pages.
 const SLOTS_AT_FIRST: usize = 2048;
 /// Threads for an engine that may block, at least.
 const WORKERS_MIN: usize = 8;
 /// The switch.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-/// What to do about it.
+/// The remedy.
 const MEND: &str = "as root: `echo 1 > /sys/module/fuse/parameters/enable_uring`, and for good \
     `echo options fuse enable_uring=1 > /etc/modprobe.d/fuse-uring.conf`";
 
-/// Whether the kernel offers rings to mounts that are made now; if not, why, and what to do about it.
+/// Whether the kernel offers rings to new mounts; if not, the reason and the remedy.
 ///
 /// # Errors
-/// The reason and the mend.
+/// The reason and the remedy.
 pub fn rings_offered() -> Result<(), (String, String)> {
     match std::fs::read_to_string(SWITCH) {
         Ok(value) if matches!(value.trim(), "Y" | "1") => Ok(()),
@@ -75,7 +76,7 @@ pub fn rings_offered() -> Result<(), (String, String)> {
     }
 }
 
-/// How many CPUs there could ever be, by the kernel's list of them.
+/// How many CPUs are possible, by the kernel's list of them.
 fn count_cpus(list: &str) -> Option<u16> {
     let mut count = 0u16;
     for range in list.trim().split(',') {
@@ -103,13 +104,13 @@ pub(crate) struct Rings {
 impl Rings {
     /// Starts the threads, which make their rings.
     ///
-    /// `only` is the only user who may ask. An engine that may block is called by as many threads as `workers` says; 0
-    /// stands for a number that suits.
+    /// `only` is the only user allowed to send requests. `workers` threads call an engine that may block; 0 picks a
+    /// suitable number.
     pub(crate) fn prepare(service: &Arc<Service>, workers: usize, only: Option<u32>) -> io::Result<Arc<Rings>> {
         let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
         let count = count_cpus(&list).ok_or_else(|| io::Error::other(format!("possible CPUs: {}", list.trim())))?;
         let workers = match (service.may_block(), workers) {
-            // What a server answers has threads as they are needed.
+            // An engine on a server starts threads as needed.
             (_, _) if service.spare().is_some() => None,
             (false, _) => None,
             (true, 0) => Some(Workers::start(WORKERS_MIN.max(usize::from(count)))?),
@@ -134,7 +135,7 @@ impl Rings {
             let handle = std::thread::Builder::new()
                 .name(format!("ferrite-ring-{cpu}"))
                 .spawn(move || queue::run(&task, &tell, &device))?;
-            // Dropping what was made so far ends it.
+            // Dropping the rings made so far ends them.
             let inbox = told.recv().map_err(|_| io::Error::other("a ring's thread ended"))??;
             rings.threads.lock().push(Thread {
                 handle,
@@ -146,7 +147,7 @@ impl Rings {
         Ok(Arc::new(rings))
     }
 
-    /// The kernel takes rings, or does not.
+    /// Whether the kernel accepts rings.
     pub(crate) fn grant(&self, is_granted: bool) {
         self.is_granted.store(is_granted, Ordering::Release);
     }
@@ -155,13 +156,13 @@ impl Rings {
         self.is_granted.load(Ordering::Acquire)
     }
 
-    /// How many there are.
+    /// Number of rings.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Has the kernel send requests to the rings, after `INIT` was answered on this device. They are served when this
-    /// returns. After an error the mount is of no use.
+    /// Makes the kernel send requests to the rings, once `INIT` was answered on this device. They are served when this
+    /// returns. After an error the mount is useless.
     pub(crate) fn start(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         let mut threads = self.threads.lock();
         for thread in threads.iter_mut() {
@@ -179,7 +180,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Ends the threads. Blocks until they have ended.
+    /// Ends the threads, and waits for them.
     pub(crate) fn end(&self) {
         for thread in self.threads.lock().drain(..) {
             drop(thread.device);

@@ -1,13 +1,13 @@
 //! The thread of one CPU: it takes requests from its ring, and passes replies back.
 //!
-//! Contents: [`run`], the thread; [`Inbox`], by which others give back slots that they have answered.
+//! Contents: [`run`], the thread; [`Inbox`], through which other threads return slots with their replies.
 //!
 //! Invariants:
-//! * The thread never waits for anything but its ring: what may take time is the workers', and what has to wait (for a
+//! * The thread waits only for its ring: workers do work that may take time, and a request that has to wait (for a
 //!   lock, for space, for a thaw) keeps its slot, but not the thread.
-//! * However many slots are away, half as many as there were at first wait for requests: more are registered as they
-//!   are needed, up to [`SLOTS_MAX`]. With more requests waiting than that, or more than wait for them in one instant,
-//!   others of the same CPU have to wait, too.
+//! * However many slots are away, half as many as there were at first wait for requests: more are registered as needed,
+//!   up to [`SLOTS_MAX`]. If more requests wait than that, or more in one instant than slots wait for them, others of
+//!   the same CPU have to wait, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,12 +30,12 @@ use crate::service::Service;
 
 /// Slots of one queue.
 const SLOTS_MAX: usize = 4096;
-/// How often a thread that is on another CPU tries to get back, after its own was away.
+/// How often a thread on a wrong CPU tries to get back, after its own was offline.
 const PIN_EVERY: Duration = Duration::from_secs(1);
-/// Errors of the ring in a row that are put up with, a while apart.
+/// Pause after an error of the ring, before the next try.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// Where slots that others have answered wait for their thread.
+/// Where slots with replies from other threads wait for their thread.
 pub(crate) struct Inbox {
     answered: Mutex<Vec<Slot>>,
     wake: Arc<Wake>,
@@ -47,7 +47,7 @@ impl Inbox {
     fn give(&self, slot: Slot) {
         let mut answered = self.answered.lock();
         answered.push(slot);
-        // The thread itself looks without being woken, and one call wakes it for all.
+        // The thread itself looks without a wake-up, and one call wakes it for all.
         let is_told = answered.len() > 1 || std::thread::current().id() == self.owner;
         drop(answered);
         if !is_told {
@@ -55,22 +55,22 @@ impl Inbox {
         }
     }
 
-    /// Has the thread end.
+    /// Ends the thread.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         self.wake.wake();
     }
 }
 
-/// What a thread is for.
+/// The parameters of a thread.
 pub(crate) struct Task {
     pub(crate) service: Arc<Service>,
-    /// Threads for what may take its time; without them the engine never waits.
+    /// Threads for work that may take time; without them the engine never waits.
     pub(crate) workers: Option<Arc<Workers>>,
     pub(crate) cpu: u16,
-    /// The only user who may ask, if there is only one.
+    /// The only user allowed to send requests, if restricted.
     pub(crate) only: Option<u32>,
-    /// Slots at first.
+    /// Initial number of slots.
     pub(crate) depth: usize,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
         is_over: AtomicBool::new(false),
     });
     let _ = told.send(Ok(Arc::clone(&inbox)));
-    // Nobody sends if the kernel does not want it, or fuser could not mount.
+    // The sender is dropped if the kernel refuses rings, or fuser could not mount.
     let Ok(device) = device.recv() else { return };
     let mut pinned = Pinned::new(task.cpu);
     let registered = Uring::new(ring, (device, task.cpu), wake, PAYLOAD_BYTES).and_then(|mut uring| {
@@ -110,7 +110,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
     let mut events = Vec::new();
     while !queue.is_over() {
         if let Err(error) = queue.uring.wait(&mut events) {
-            // No memory, perhaps; requests wait for us, so that we must not give up.
+            // No memory, perhaps; requests wait for this thread, so it must not give up.
             tracing::debug!(%error, "a ring of the mount");
             std::thread::sleep(RETRY_AFTER);
         }
@@ -125,7 +125,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
     }
 }
 
-/// Registers the first slots, and sees that the kernel took them.
+/// Registers the first slots, and checks that the kernel took them.
 fn register(uring: &mut Uring, depth: usize) -> io::Result<()> {
     for _ in 0..depth {
         uring.register(false)?;
@@ -154,7 +154,7 @@ impl Queue<'_> {
         self.inbox.is_over.load(Ordering::Acquire) || (self.is_gone && self.uring.waiting() == 0)
     }
 
-    /// Deals with an event, after which `left` others wait.
+    /// Handles an event, after which `left` others wait.
     fn take(&mut self, event: Event, left: usize) -> io::Result<()> {
         match event {
             Event::Asked(slot) => match self.serve(slot) {
@@ -169,12 +169,12 @@ impl Queue<'_> {
             Event::Woken => {}
             Event::Ended(error) => self.ended(&error)?,
         }
-        // A request may have answered others: one that unlocks does.
+        // A request may have answered others: an unlock does.
         self.empty_inbox()?;
         match left {
             // The next wait passes it on.
             0 => Ok(()),
-            // The reply need not wait until the others are done.
+            // The reply need not wait for the other requests.
             _ => self.uring.submit(),
         }
     }
@@ -187,13 +187,13 @@ impl Queue<'_> {
         }
         let inbox = Arc::clone(&self.inbox);
         let (spare, workers) = (self.task.service.spare(), &self.task.workers);
-        // Where all threads wait for a server, what needs none must not wait for them.
+        // Where all threads wait for a server, requests that need none must not wait for them.
         let is_at_hand = spare.is_some_and(|spare| abi::is_answered_in_any_case(&asked) && spare.is_full());
         if spare.is_none() && workers.is_none() || is_at_hand || !abi::asks_engine(asked.opcode) {
             return serve(&self.task.service, slot, move |slot| inbox.give(slot));
         }
         let service = Arc::clone(&self.task.service);
-        // The number of these is that of the slots.
+        // The number of slots bounds these.
         let work = move || {
             let later = Arc::clone(&inbox);
             if let Some(slot) = serve(&service, slot, move |slot| later.give(slot)) {
@@ -219,7 +219,7 @@ impl Queue<'_> {
             self.is_gone = true;
             return Ok(());
         }
-        // Another slot takes its place: without any, requests of this CPU would wait for good.
+        // Another slot takes its place: without any, requests of this CPU would wait forever.
         tracing::warn!(%error, "the kernel gave a request of the mount up");
         match self.uring.slots() < SLOTS_MAX {
             true => self.uring.register(false),
@@ -244,7 +244,7 @@ impl Pinned {
         pinned
     }
 
-    /// A CPU that is offline, or not ours to use, is served from another.
+    /// An offline or forbidden CPU is served from another.
     fn pin(&self) {
         let mut cpus = CpuSet::new();
         if self.cpu < CpuSet::MAX_CPU {
@@ -253,7 +253,7 @@ impl Pinned {
         }
     }
 
-    /// A CPU that went offline pushed its threads away for good: comes back what was pushed.
+    /// A CPU that went offline pushed its threads away for good: this moves the thread back.
     fn look(&mut self) {
         if sched_getcpu() != self.cpu && self.tried.elapsed() > PIN_EVERY {
             self.tried = Instant::now();

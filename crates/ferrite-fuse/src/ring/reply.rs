@@ -1,9 +1,9 @@
 //! Replies, as the kernel reads them from an entry's payload.
 //!
-//! Contents: the layouts of `linux/fuse.h` that replies have, [`Encode`] for what the service answers, and
-//! [`Reply`] for listings, which end where there is no room.
+//! Contents: the layouts of `linux/fuse.h` for replies, [`Encode`] for the service's results, and [`Reply`] for
+//! listings, which end when the space does.
 //!
-//! Invariant: nothing is written past the payload; what does not fit is an error, or not in the list.
+//! Invariant: nothing is written past the payload; a reply that does not fit is an error, or absent from the list.
 
 use std::time::Duration;
 
@@ -166,14 +166,14 @@ fn kind_bits(kind: FileKind) -> u32 {
     }
 }
 
-/// Writes a reply's payload, which may be no longer than what it is given.
+/// Writes a reply's payload, which is bounded by the given buffer.
 pub(crate) struct Reply<'a> {
     payload: &'a mut [u8],
     len_bytes: usize,
 }
 
 impl Reply<'_> {
-    /// One of at most `max_bytes`.
+    /// A reply of at most `max_bytes`.
     pub(crate) fn within(payload: &mut [u8], max_bytes: usize) -> Reply<'_> {
         let end = max_bytes.min(payload.len());
         Reply {
@@ -182,7 +182,7 @@ impl Reply<'_> {
         }
     }
 
-    /// Adds all of it, or nothing; whether there was room.
+    /// Adds all of it, or nothing; returns whether it fit.
     fn push(&mut self, bytes: &[u8]) -> bool {
         let end = self.len_bytes + bytes.len();
         match self.payload.get_mut(self.len_bytes..end) {
@@ -242,7 +242,7 @@ impl Reply<'_> {
 
 /// A value that a reply consists of.
 pub(crate) trait Encode {
-    /// Writes it; how long it is. `EIO`: there is no room, which is never so if the buffers are large enough.
+    /// Writes it; returns its length. `EIO`: it does not fit, which cannot happen if the buffers are large enough.
     fn encode(self, payload: &mut [u8]) -> Result<usize, Errno>;
 }
 
@@ -342,7 +342,7 @@ impl Encode for Vec<u8> {
     }
 }
 
-/// An extended attribute for a caller with room for so many bytes; 0: he asks for the length.
+/// An extended attribute for a caller with a buffer of so many bytes; 0: the caller asks for the length.
 pub(crate) struct Xattr(pub(crate) Vec<u8>, pub(crate) u32);
 
 impl Encode for Xattr {
@@ -423,7 +423,7 @@ mod tests {
         let words: Vec<u64> = (0..5).map(|n| word(&payload, 8 * n)).collect();
         assert_eq!(words, [0x11, 0xaa, 8, 10, 9 | 11 << 32]);
         let attr: Vec<u64> = (5..11).map(|n| word(&payload, 8 * n)).collect();
-        // The time before the epoch: a second below, and almost one above that.
+        // A time before the epoch: a second below, and almost one above that.
         assert_eq!(attr, [0x11, 6, 7, u64::MAX, 1, 0]);
         let rest: Vec<u32> = (22..32).map(|n| half(&payload, 4 * n)).collect();
         assert_eq!(rest, [999_999_999, 2, 3, 0o41755, 2, 3, 4, 5, 4096, 0]);
@@ -446,7 +446,7 @@ mod tests {
     fn lists_end_where_there_is_no_room() {
         let mut payload = vec![0; 4096];
         let mut list = Reply::within(&mut payload, 100);
-        // 24 bytes and a name, in eights.
+        // 24 bytes and a name, in multiples of eight.
         assert!(list.dirent(1, 2, FileKind::File, b"a") && list.dirent(2, 3, FileKind::File, b"12345678"));
         assert_eq!(list.len_bytes(), 64);
         assert!(

@@ -1,9 +1,9 @@
 //! A request in a slot becomes its reply.
 //!
-//! Contents: [`serve`]: which request may be carried out now, and which later.
+//! Contents: [`serve`]: which requests are carried out now, and which later.
 //!
-//! Invariant: each slot is answered exactly once: it is returned with its reply in it, or it is passed to `later`, also
-//! if who was to answer forgets it or panics. Without an answer its caller would wait for good.
+//! Invariant: each slot gets exactly one reply: it is returned with its reply in it, or it is passed to `later`, also
+//! if the code that owes the reply forgets it or panics. Without a reply its caller would wait forever.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::locks::Asker;
 use crate::service::{Answer, Service};
 use crate::space::{Attempt, Patience, go_on, is_no_space, when_open};
 
-/// A slot that is to be answered and passed on.
+/// A slot that needs a reply before it is passed on.
 struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
 
 impl<F: FnOnce(Slot)> Owed<F> {
@@ -41,7 +41,7 @@ impl<F: FnOnce(Slot)> Drop for Owed<F> {
 }
 
 /// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets
-/// it when it is answered, perhaps at once, perhaps by another thread.
+/// it with its reply, perhaps at once, perhaps on another thread.
 pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(Slot) + Send + 'static) -> Option<Slot> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
@@ -121,14 +121,14 @@ impl<F: FnOnce(Slot) + Send + 'static> Attempt for Change<F> {
     }
 }
 
-/// Carries a request out, which has its reply in it then, unless that is an error.
+/// Carries a request out; its reply is in it then, unless that is an error.
 fn perform_in(service: &Service, slot: &mut Slot) -> Answer<usize> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
     let ctx = caller::ctx(asked.pid, asked.uid, asked.gid);
     let used = payload.len().min(header.payload_bytes as usize);
     let perform = || perform(service, &ctx, asked.ino, header, (payload, used));
-    // A thread that is gone would leave its CPU without any. Whoever panics has said why.
+    // A missing thread would leave its CPU without any. A panic has reported its reason.
     catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
 }
 
@@ -136,8 +136,8 @@ fn reply<T: Encode>(answer: Answer<T>, payload: &mut [u8]) -> Answer<usize> {
     Ok(answer?.encode(payload)?)
 }
 
-/// Carries out a request whose payload is the first `used` bytes, and overwrites it with that of the reply; how long
-/// that is.
+/// Carries out a request whose payload is the first `used` bytes, and overwrites it with that of the reply; returns its
+/// length.
 fn perform(
     service: &Service,
     ctx: &Ctx,

@@ -1,11 +1,12 @@
-//! The memory that the kernel shares, and the io_uring that passes it to and fro. The only module of this crate with
+//! The memory shared with the kernel, and the io_uring that passes it to and fro. The only module of this crate with
 //! `unsafe`.
 //!
 //! Contents: [`Slot`], one entry's memory; [`Uring`], the ring of one queue; [`Wake`], which ends its wait.
 //!
-//! Invariant: a slot is with the kernel or with us. [`Uring::register`] and [`Uring::commit`] take it away from its
-//! holder, and [`Uring::wait`] gives it back. Memory that the kernel may still write to is never freed: what is with
-//! the kernel when the ring goes stays mapped for good, which happens only if a mount ends before it is unmounted.
+//! Invariant: a slot is with the kernel or with this process. [`Uring::register`] and [`Uring::commit`] take it away
+//! from its holder, and [`Uring::wait`] returns it. Memory that the kernel may still write to is never freed: slots
+//! that the kernel has when the ring is dropped stay mapped for good, which happens only if a mount ends before it is
+//! unmounted.
 #![allow(unsafe_code, reason = "the kernel reads and writes memory that it is told of once")]
 
 use std::io;
@@ -19,21 +20,21 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::abi::EntryHeader;
 use crate::service::Answer;
 
-/// In front of the payload: the header, and the two vectors that tell the kernel of both.
+/// In front of the payload: the header, and the two vectors that describe both to the kernel.
 const HEADER_BYTES: usize = 4096;
 /// Where the vectors are.
 const VECTORS_AT: usize = 2048;
 const _: () = assert!(size_of::<EntryHeader>() == 288 && size_of::<EntryHeader>() <= VECTORS_AT);
-/// What a spare slot keeps of a large request once that is answered.
+/// Bytes of a large request that a spare slot keeps after the reply.
 const KEPT_BYTES: usize = 4096;
 
 /// `FUSE_IO_URING_CMD_REGISTER`.
 const REGISTER: u32 = 1;
 /// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
 const COMMIT_AND_FETCH: u32 = 2;
-/// Submissions at a time; more are passed on at once.
+/// Submissions at a time; more are submitted at once.
 const SUBMISSIONS: u32 = 64;
-/// The number of the wait for [`Wake`], where slots have their index.
+/// The user data of the wait for [`Wake`], where slots have their index.
 const WOKEN: u64 = u64::MAX;
 /// Where `struct io_uring_sqe` has `len`.
 const SQE_LEN_AT: usize = 24;
@@ -43,13 +44,13 @@ const _: () = assert!(size_of::<squeue::Entry128>() == 128);
 pub(crate) struct Slot {
     map: MmapMut,
     index: usize,
-    /// Of the request, which the reply overwrites.
+    /// Of the request; the reply overwrites it in the header.
     unique: u64,
     is_spare: bool,
 }
 
 impl Slot {
-    /// Memory for one of `payload_bytes`, which is had as it is used.
+    /// Memory for a slot of `payload_bytes`, allocated as it is used.
     fn new(index: usize, payload_bytes: usize, is_spare: bool) -> io::Result<Slot> {
         let mut map = MmapOptions::new()
             .len(HEADER_BYTES + payload_bytes)
@@ -73,8 +74,8 @@ impl Slot {
 
     /// The header of the request.
     pub(crate) fn header(&self) -> &EntryHeader {
-        // SAFETY: the mapping begins with a page, of which any bytes are a header, and the kernel does not have it:
-        // else nobody had the slot.
+        // SAFETY: the mapping begins with a page, any bytes of which are a header, and the kernel does not have it:
+        // otherwise no code would hold the slot. else nobody had the slot.
         unsafe { &*self.map.as_ptr().cast() }
     }
 
@@ -85,7 +86,7 @@ impl Slot {
         (unsafe { &*header.as_ptr().cast() }, payload)
     }
 
-    /// Makes it a reply, of which so many bytes are in the payload.
+    /// Makes it a reply, with `outcome` bytes in the payload.
     pub(crate) fn answer(&mut self, outcome: Answer<usize>) {
         let asked_bytes = self.header().payload_bytes as usize;
         let outcome = outcome
@@ -98,7 +99,7 @@ impl Slot {
         let is_short = outcome.is_ok_and(|len| len <= KEPT_BYTES) || outcome.is_err();
         if self.is_spare && is_short && asked_bytes > 16 * KEPT_BYTES {
             let (from, len) = (HEADER_BYTES + KEPT_BYTES, self.map.len() - HEADER_BYTES - KEPT_BYTES);
-            // SAFETY: private memory without references into it; of what is dropped, nobody needs anything.
+            // SAFETY: private memory without references into it; the dropped content is no longer needed.
             let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, len) };
         }
     }
@@ -113,7 +114,7 @@ impl Wake {
     }
 
     pub(crate) fn wake(&self) {
-        // It fails if the count is full, and then it wakes in any case.
+        // It fails if the count is full, which also wakes the thread.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -122,11 +123,11 @@ impl Wake {
     }
 }
 
-/// What ends a wait.
+/// An event that ends a wait.
 pub(crate) enum Event {
-    /// A request.
+    /// A request arrived.
     Asked(Slot),
-    /// Somebody called [`Wake::wake`].
+    /// A thread called [`Wake::wake`].
     Woken,
     /// The kernel takes no more from this slot.
     Ended(io::Error),
@@ -139,7 +140,7 @@ pub(crate) struct Uring {
     queue: u16,
     wake: Arc<Wake>,
     payload_bytes: usize,
-    /// By index, those that are with the kernel.
+    /// By index, the slots that are with the kernel.
     slots: Vec<Option<Slot>>,
     with_kernel: usize,
 }
@@ -148,7 +149,7 @@ pub(crate) struct Uring {
 pub(crate) fn ring() -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
     IoUring::builder()
         .setup_single_issuer()
-        // What the kernel has to do for a request is done when we wait, not when it likes.
+        // The kernel does its work for a request when this thread waits, not at any time.
         .setup_defer_taskrun()
         .build(SUBMISSIONS)
 }
@@ -173,12 +174,12 @@ impl Uring {
         Ok(uring)
     }
 
-    /// How many slots there are, wherever they are.
+    /// Number of slots, wherever they are.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many slots wait for requests.
+    /// Number of slots that wait for requests.
     pub(crate) fn waiting(&self) -> usize {
         self.with_kernel
     }
@@ -197,7 +198,7 @@ impl Uring {
         self.push(&poll.build().user_data(WOKEN).into())
     }
 
-    /// Has the kernel put requests into one slot more. It is refused by an [`Event::Ended`].
+    /// Gives the kernel one more slot to put requests into. An [`Event::Ended`] reports a refusal.
     pub(crate) fn register(&mut self, is_spare: bool) -> io::Result<()> {
         let slot = Slot::new(self.slots.len(), self.payload_bytes, is_spare)?;
         self.slots.push(None);
@@ -206,7 +207,7 @@ impl Uring {
         self.give(slot, REGISTER, Some(vectors), 0)
     }
 
-    /// Passes a reply on, and has the kernel put the next request into its slot.
+    /// Passes a reply on, and gives the slot back for the next request.
     pub(crate) fn commit(&mut self, slot: Slot) -> io::Result<()> {
         let commit_id = slot.header().commit_id;
         self.give(slot, COMMIT_AND_FETCH, None, commit_id)
@@ -232,7 +233,7 @@ impl Uring {
         self.push(&entry)
     }
 
-    /// Passes on what was given.
+    /// Submits the queued entries.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         loop {
             match self.ring.submit() {
@@ -242,7 +243,7 @@ impl Uring {
         }
     }
 
-    /// Passes on what was given, and waits for something to happen, which is added to `events`. May add nothing.
+    /// Submits the queued entries, and waits for an event, which is added to `events`. May add nothing.
     pub(crate) fn wait(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
@@ -252,7 +253,7 @@ impl Uring {
         Ok(())
     }
 
-    /// What has happened.
+    /// The events so far.
     pub(crate) fn reap(&mut self, events: &mut Vec<Event>) {
         let mut woken = false;
         for done in self.ring.completion() {
@@ -276,7 +277,7 @@ impl Uring {
         if woken {
             self.wake.clear();
             events.push(Event::Woken);
-            // Without it, what others answer would wait for the next request; the queue is never that full.
+            // Without it, replies from other threads would wait for the next request; the queue is never that full.
             let _ = self.watch_wake();
         }
     }
@@ -285,7 +286,7 @@ impl Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         for slot in self.slots.drain(..).flatten() {
-            // The kernel lets go of it some time after the ring is closed.
+            // The kernel releases it some time after the ring is closed.
             std::mem::forget(slot);
         }
     }

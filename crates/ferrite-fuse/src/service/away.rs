@@ -1,10 +1,10 @@
-//! What is answered while the server of a mount is away, so that not everything that looks at the mount waits for it.
+//! Replies while the server of a mount is away, so that not everything that looks at the mount waits for it.
 //!
-//! Contents: [`Away`], for engines that others use, too. A program that lists all mounts of a machine (`df`, a
-//! monitor, a desktop) asks each for its space and for the attributes of its root. While the server does not answer,
-//! it gets what was last known. Everything else waits, until the caller gives up ([`crate::interrupts`]).
+//! Contents: [`Away`], for engines that other mounts use, too. A program that lists all mounts of a machine (`df`, a
+//! monitor, a desktop) asks each for its space and for the attributes of its root. While the server does not respond,
+//! it gets the last known values. Everything else waits, until the caller gives up ([`crate::interrupts`]).
 //!
-//! Invariant: what is kept here is an answer only after the server was asked, and was silent.
+//! Invariant: a value kept here is a reply only after the server was asked, and was silent.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use super::{Answer, Known, Service, told};
 use crate::spare::Spare;
 
-/// How long the server may take to answer.
+/// How long the server may take to respond.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
-/// How long once it was silent, until it answers again.
+/// How long once it was silent, until it responds again.
 const STILL_SILENT: Duration = Duration::from_millis(100);
 
 /// See the head of this module.
@@ -29,7 +29,7 @@ pub(super) struct Away {
 }
 
 impl Away {
-    /// For a mount with so many readers; asks the engine what may be needed later.
+    /// For a mount with so many readers; reads the values that may be needed later.
     pub(super) fn new(fs: &dyn FileSystem, readers: usize) -> Away {
         let away = Away {
             spare: Spare::new(readers),
@@ -38,13 +38,13 @@ impl Away {
             root: Mutex::new(None),
         };
         let ctx = ferrite_vfs::SYSTEM;
-        // Without them the first answers are errors, should the server be away by then.
+        // Without them the first replies are errors, should the server be away by then.
         let _ = away.ask(ctx, &away.space, |ctx| fs.statfs(ctx));
         let _ = away.ask(ctx, &away.root, |ctx| fs.getattr(ctx, ROOT_INO));
         away
     }
 
-    /// Asks, for a while, and keeps the answer in `last`; or returns the one before.
+    /// Calls the engine, for a while, and keeps the reply in `last`; or returns the previous one.
     fn ask<T: Copy>(&self, ctx: &Ctx, last: &Mutex<Option<T>>, ask: impl FnOnce(&Ctx) -> Result<T>) -> Result<T> {
         let known = || last.lock().ok_or(FsError::TimedOut);
         if self.spare.is_full() {
@@ -71,7 +71,7 @@ impl Away {
 }
 
 impl Service {
-    /// Threads for requests that would keep the last reader, if the engine may be away.
+    /// Threads for requests that would occupy the last reader, if the engine may be away.
     pub(crate) fn spare(&self) -> Option<&Spare> {
         self.away.as_ref().map(|away| &away.spare)
     }

@@ -1,12 +1,12 @@
-//! Pages that a shared mapping has made dirty, of which the engine knows nothing before the kernel writes them.
+//! Dirty pages of a shared mapping, which the engine does not know before the kernel writes them.
 //!
-//! Contents: the answers that would deny such pages: where data and holes are, and that a file has no blocks at
-//! all. Programs that copy (`cp`, `tar -S`) believe both, and would leave out what was stored.
+//! Contents: the replies that would deny such pages: where data and holes are, and that a file has no blocks at all.
+//! Programs that copy (`cp`, `tar -S`) believe both, and would leave out the stored data.
 //!
 //! Invariant: while a handle of an inode is open for reading and writing, which a shared mapping needs to be stored
 //! into, no part of its file is called a hole, and its block count is not 0. The kernel releases such a handle after
-//! the last mapping made through it, so what it has not written by then does not exist. Only this mount's handles
-//! count: no other kernel's pages can be read here either.
+//! the last mapping made through it, so by then every stored page is written. Only this mount's handles count: no other
+//! kernel's pages can be read here either.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::keep::Keep;
 const BLOCK_BYTES: u64 = 512;
 
 impl Service {
-    /// Where the next data or the next hole begins. POSIX allows an answer that calls the whole file data.
+    /// Where the next data or the next hole begins. POSIX allows a reply that calls the whole file data.
     pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
         let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
         let file = told(self.handle(fh))?;
@@ -37,8 +37,8 @@ impl Service {
         })
     }
 
-    /// Attributes as the kernel is told of them, and for how long it may keep them. A file that is all holes may become
-    /// one that a mapping writes to at any time, and the other way round, so its attributes are not kept.
+    /// Attributes as the kernel gets them, and how long it may keep them. A mapping may write to a file that is all
+    /// holes at any time, and vice versa, so its attributes are not kept.
     pub(super) fn shown(&self, mut attr: Attr, trust: Duration) -> (Attr, Keep) {
         if attr.blocks != 0 || attr.size < BLOCK_BYTES || attr.kind != FileKind::File {
             return (attr, Keep::of(&attr, trust));

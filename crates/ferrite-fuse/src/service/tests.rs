@@ -1,4 +1,4 @@
-//! What a mount asks its engine for, as far as the kernel leaves it to the service.
+//! The engine calls of a mount, as far as the kernel leaves them to the service.
 
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Cred, Layer, Limits, Start};
@@ -9,12 +9,12 @@ const OWNER: u32 = 1000;
 const OTHER: u32 = 1001;
 const TEXT: &[u8] = b"text";
 
-/// A caller as a mount has them: its kernel has checked.
+/// A caller as on a mount: its kernel has checked permissions.
 fn user(uid: u32) -> Ctx {
     Ctx::trusted(Cred::new(uid, uid)).pinning()
 }
 
-/// A service of an engine with a file of [`OWNER`] that has a text.
+/// A service of an engine with a file of [`OWNER`] that has some content.
 fn with_file(mode: u32) -> (Arc<MemFs>, Service) {
     let fs = Arc::new(MemFs::new());
     let service = Service::new(
@@ -35,8 +35,8 @@ fn attr_of_file(fs: &MemFs) -> Attr {
     fs.resolve(SYSTEM, &Start::default(), b"f", true).unwrap()
 }
 
-/// Another client's file that came after the kernel's lookup: the kernel believes that it made it itself, so it asks
-/// for no truncation.
+/// Another client's file that came after the kernel's lookup: the kernel believes that the call created it, so it
+/// requests no truncation.
 #[test]
 fn a_create_that_meets_a_file_truncates_it() {
     for (flags, size) in [
@@ -60,7 +60,7 @@ fn a_create_that_meets_a_file_truncates_it() {
     }
 }
 
-/// Nor does the kernel check a file that it believes to be its own.
+/// Nor does the kernel check a file that it believes to be new.
 #[test]
 fn a_create_that_meets_a_file_needs_the_permission_to_open_it() {
     let denied = [
@@ -76,7 +76,7 @@ fn a_create_that_meets_a_file_needs_the_permission_to_open_it() {
         let made = service.create(&user(OTHER), (ROOT_INO, b"f"), 0o644, flags | libc::O_CREAT);
         assert_eq!(made.err(), Some(Errno::EACCES.into()), "{mode:o} {flags:o}");
         assert_eq!(attr_of_file(&fs), before);
-        // Nobody has it any more: the owner's pin, and no other.
+        // No process has it any more: the owner's pin, and no other.
         service.unlink(&user(OWNER), ROOT_INO, b"f").unwrap();
         service.forget(before.ino, 1);
         assert_eq!(
@@ -92,8 +92,7 @@ fn a_create_that_meets_a_file_needs_the_permission_to_open_it() {
     }
 }
 
-/// An engine that others use, too, and that checks what it is asked. With a file of [`OWNER`], which is open as `flags`
-/// say.
+/// An engine that other mounts use, too, and that checks its callers. With a file of [`OWNER`], opened with `flags`.
 fn checking(mode: u32, flags: i32) -> (Ctx, Service, Ino, u64) {
     struct OfOthers(MemFs);
 
@@ -134,7 +133,7 @@ fn who_has_a_file_open_for_writing_may_set_its_size() {
     assert_eq!(service.setattr(&ctx, ino, Some(fh), &set).unwrap().attr.size, 5);
 }
 
-/// A second check of what the kernel did not ask for would refuse what it has allowed.
+/// A second check of something the kernel did not request would refuse what it has allowed.
 #[test]
 fn an_engine_that_checks_is_asked_for_no_more_than_the_program_wants() {
     for (mode, flags) in [(0o200, libc::O_WRONLY), (0o400, libc::O_RDONLY), (0o600, libc::O_RDWR)] {
@@ -161,7 +160,7 @@ fn releases_are_compared_by_number() {
     }
 }
 
-/// After `ENOSYS` the kernel never asks again, and answers for a daemon that is gone.
+/// After `ENOSYS` the kernel never sends the request again, and replies itself for a daemon that is gone.
 #[test]
 fn what_reports_lost_writes_is_always_answered() {
     let (_, service) = with_file(0o644);
@@ -180,8 +179,8 @@ fn what_reports_lost_writes_is_always_answered() {
     assert_eq!(service.fsync(&ctx, fh), Ok(()));
 }
 
-/// Of all that a mount is asked for, nothing is answered with `ENOSYS`, however wrong it is: see the table "What the
-/// kernel remembers of a daemon" in docs/semantics.md.
+/// No request to a mount gets `ENOSYS`, however wrong it is: see the table "What the kernel remembers of a daemon" in
+/// docs/semantics.md.
 #[test]
 fn nothing_makes_the_kernel_stop_asking() {
     const BAD: u64 = 1 << 40;
@@ -226,7 +225,7 @@ fn nothing_makes_the_kernel_stop_asking() {
     assert_eq!((service.fsyncdir(ctx), service.statfs(ctx).is_ok()), (Ok(()), true));
 }
 
-/// A mapping may have stored into pages of which the engine knows nothing yet.
+/// A mapping may have stored into pages that the engine does not know yet.
 #[test]
 fn a_file_that_may_be_mapped_has_no_holes() {
     const LEN: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Any bytes are read without a panic, and what the kernel lays out is read as it is.
+//! Any bytes decode without a panic, and the kernel's layouts decode correctly.
 
 use proptest::prelude::*;
 
