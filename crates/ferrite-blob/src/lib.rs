@@ -4,31 +4,31 @@
 //! Contents: [`BlobStore`] and [`Blob`]; the devices below them ([`device`]: io_uring, memory, and layers that
 //! record, fail or slow down); the format on the device (`format`, byte by byte in `docs/format-blob.md`).
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | `page` | pages in memory, aligned as devices want them |
 //! | `device` | the trait [`device::Device`], and all devices |
 //! | `format` | superblock and metadata pages |
-//! | `slots` | where the metadata of blobs is |
-//! | `space` | which clusters, slots and overflow pages are free |
-//! | `units` | which parts of clusters are, where blobs share them |
+//! | `slots` | the places of blobs' metadata |
+//! | `space` | free clusters, slots and overflow pages |
+//! | `units` | free parts of clusters, where blobs share them |
 //! | `ring` | writes that must not tear, on devices that tear pages |
-//! | `ranges` | who reads and who overwrites which pages of a blob |
-//! | `overlay` | a device as it would be with the ring's pages in place, for those who only look |
+//! | `ranges` | readers and writers of a blob's pages take turns |
+//! | `overlay` | a device as it would be with the ring's pages in place, for read-only opening |
 //! | `sums` | checksums of data, a layer over the device |
 //! | `core` | a store's parts, and how a blob's metadata is loaded and stored |
 //! | `blob` | reading and writing |
 //! | `overwrite` | writing in place |
 //! | `clear` | zeroing a range |
-//! | `submitted` | the same without waiting, where nothing but the device is in the way |
+//! | `submitted` | the same without waiting, where only the device has to be waited for |
 //! | `superblocks` | the two superblocks, and whether the device still has its end |
 //! | `scan` | reading all slots, when a store is opened |
 //! | `store` | making, opening, closing; blobs as a whole |
-//! | `verify` | looking for damage in data |
-//! | `digest` | what one slot adds to the digest of a close |
-//! | `proof` | what a close proves of slots, and blobs of which only an older state is left |
-//! | `untangle` | blobs that name what is another's |
-//! | `planted` | mistakes on purpose, for tests |
+//! | `verify` | finding damage in data |
+//! | `digest` | one slot's contribution to the digest of a close |
+//! | `proof` | the proof that a close leaves of its slots, and blobs with only an older state left |
+//! | `untangle` | blobs that name another's units |
+//! | `planted` | deliberate mistakes, for tests |
 //! | `check` | every structure against every other |
 //!
 //! *Architecture invariant:* every change is on the device when a call returns. A blob's metadata changes by one write

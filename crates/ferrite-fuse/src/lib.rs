@@ -1,24 +1,24 @@
 //! Mounts any [`FileSystem`] through FUSE.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `options` | [`FuseOptions`]: what a mount is asked to be |
+//! | `options` | [`FuseOptions`]: options of a mount |
 //! | `mount` | [`mount`], [`Mounted`]: the session and its end |
-//! | `service` | one FUSE request = one call of the engine: what is answered, however it was asked |
-//! | `bridge` | the classic way: fuser's callbacks |
-//! | `ring` | FUSE over io_uring: requests answered on the CPU where they were asked |
-//! | `caller` | who makes a request |
-//! | `convert` | attributes and errors, ours to theirs |
+//! | `service` | one FUSE request = one call of the engine, whatever the transport |
+//! | `bridge` | the classic transport: fuser's callbacks |
+//! | `ring` | FUSE over io_uring: requests served on the CPU of their caller |
+//! | `caller` | the caller of a request |
+//! | `convert` | attributes and errors, from the engine's to the kernel's |
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `interrupts` | callers that give up while their request waits for a server |
 //! | `handles` | open files by the numbers the kernel knows |
-//! | `keep` | for how long the kernel may keep attributes |
+//! | `keep` | how long the kernel may keep attributes |
 //! | `locks` | record locks that the engine keeps |
-//! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
-//! | `retries` | a thread that does again what could not be done |
-//! | `space` | changes that find no space, and are tried again |
-//! | `spare` | threads for the requests that would keep the last one that reads them |
-//! | `vouched` | what the kernel keeps until an engine that others use takes it back |
+//! | `notify` | notifying the kernel of changes by others: [`Notifications`] |
+//! | `retries` | a thread that retries changes that failed |
+//! | `space` | changes that find no space, and are retried |
+//! | `spare` | threads for requests that would occupy the last reader |
+//! | `vouched` | entries that the kernel keeps until the engine recalls them |
 //!
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work. With rings that thread also
@@ -35,7 +35,7 @@
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
 //!   each write. The engine clears file capabilities. The kernel keeps no attributes of files that have setuid or
-//!   setgid, since the reply to a direct write does not tell it that they are gone.
+//!   setgid, since the reply to a direct write does not show that they are gone.
 //! * The kernel keeps `flock` and `fcntl` locks: all users of a mount share one kernel. If the engine has other users,
 //!   [`FuseOptions::engine_locks`] makes it keep those of `fcntl`.
 //!

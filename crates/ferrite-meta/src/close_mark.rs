@@ -7,8 +7,8 @@
 //!
 //! | line | |
 //! | --- | --- |
-//! | `ferrite closed 1` | what it is, and its version |
-//! | `CURRENT NAME` | the manifest that RocksDB goes by |
+//! | `ferrite closed 1` | kind and version of the file |
+//! | `CURRENT NAME` | the manifest that RocksDB uses |
 //! | `NAME BYTES` | a log, or the manifest; any number of them |
 //! | `crc HEX` | CRC-32C of the lines before |
 //!

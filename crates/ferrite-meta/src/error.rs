@@ -42,7 +42,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// Whether the store cannot be trusted any more: it is damaged, or the outcome of the last commit is unknown.
-    /// Opening it again shows. Opening it again shows.
+    /// Opening it again shows.
     pub fn is_fatal(&self) -> bool {
         matches!(self, Error::Corruption(_) | Error::Io(_))
     }

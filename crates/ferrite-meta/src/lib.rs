@@ -1,14 +1,14 @@
 //! Metadata of the NVMe engine: ordered keys with pessimistic transactions.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | `store` | the traits [`MetaStore`] and [`Transaction`], and why no deadlock is possible above them |
-//! | `error` | why a store refused |
-//! | `memory`, `locks` | [`MemoryStore`], for tests and for engines that shall forget |
+//! | `error` | errors of a store |
+//! | `memory`, `locks` | [`MemoryStore`], for tests and for engines that need no persistence |
 //! | `rocks` | `RocksStore`, with the cargo feature `rocksdb` |
-//! | `close_mark`, `log_check`, `shelf` | what tells damage of RocksDB's logs from the torn tail of a crash |
-//! | `salvage` | copies: of what can be read of a damaged store, dumps, and stores that come from dumps |
-//! | `home` | RocksDB's files without a kernel's file system: on `Blobs` |
+//! | `close_mark`, `log_check`, `shelf` | telling damage of RocksDB's logs from the torn tail of a crash |
+//! | `salvage` | copies: the readable part of a damaged store, dumps, and stores restored from dumps |
+//! | `home` | RocksDB's files without a kernel file system: on `Blobs` |
 //!
 //! *Architecture invariant:* the public interface exposes nothing of RocksDB. A store on several machines must be
 //! possible behind the same traits.

@@ -70,7 +70,7 @@ pub struct Holder {
 }
 
 /// Decides whether a holder keeps its key when permissions or the owner of a file have changed. Called under the file's
-/// lock: it must not call the engine. it must not call the engine.
+/// lock: it must not call the engine.
 pub type KeyCheck = dyn Fn(&Holder, &Attr) -> bool + Send + Sync;
 
 /// The default [`KeyCheck`]: the permission bits.

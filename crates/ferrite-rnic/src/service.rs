@@ -89,8 +89,7 @@ pub struct Asked<'a> {
     pub private: &'a [u8],
 }
 
-/// The program behind an adapter. The adapter's threads call it, and wait for it: it must not call the adapter. it must
-/// not call the adapter.
+/// The program behind an adapter. The adapter's threads call it, and wait for it: it must not call the adapter.
 pub trait Service: Send + Sync {
     /// Decides about a client of rdma_cm, and returns private data for it: up to 196 bytes, the rest is cut.
     ///

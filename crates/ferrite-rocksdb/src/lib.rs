@@ -1,8 +1,8 @@
 //! RocksDB's pessimistic transactions, on a directory of the machine or on files behind a trait.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `files` | [`Files`], what RocksDB needs of a file system |
+//! | `files` | [`Files`], the file system that RocksDB needs |
 //! | `border` | the language border: `db` the safe interface ([`Db`], [`Txn`]), `env` RocksDB's files over [`Files`], `ffi` the interface of Rust and C++ |
 //! | `border/*.cc` | the C++ side: a database as functions, and a `rocksdb::FileSystem` that calls `env` |
 //!

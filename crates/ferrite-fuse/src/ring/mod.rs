@@ -1,8 +1,8 @@
 //! FUSE over io_uring: each CPU's requests are served on that CPU.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `mod` | [`Rings`]: all queues of a mount, from before it is mounted until it is gone |
+//! | `mod` | [`Rings`]: all queues of a mount, from before the mount until its end |
 //! | `queue` | the thread of one CPU |
 //! | `serve` | a request in a slot becomes its reply |
 //! | `abi`, `reply` | the kernel's layouts: requests decoded, replies encoded |

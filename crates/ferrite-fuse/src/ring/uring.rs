@@ -75,7 +75,7 @@ impl Slot {
     /// The header of the request.
     pub(crate) fn header(&self) -> &EntryHeader {
         // SAFETY: the mapping begins with a page, any bytes of which are a header, and the kernel does not have it:
-        // otherwise no code would hold the slot. else nobody had the slot.
+        // otherwise no code would hold the slot.
         unsafe { &*self.map.as_ptr().cast() }
     }
 

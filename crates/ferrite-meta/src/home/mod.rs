@@ -1,12 +1,12 @@
 //! A backend for RocksDB's files without a kernel file system: each file is a blob, and one blob, the root, holds their
 //! names.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `blobs` | [`Blobs`], what a home needs of a device, and [`MemoryBlobs`] |
+//! | `blobs` | [`Blobs`], a backend's interface to its device, and [`MemoryBlobs`] |
 //! | `format` | the bytes of the root, and of a file's metadata |
 //! | `names` | the table of names, written alternately to two places |
-//! | `tail` | what was appended to a file and is not on the device yet |
+//! | `tail` | appended bytes of a file that are not on the device yet |
 //! | `cache` | blocks of 256 KiB for random reads (RUFS, §2.5) |
 //! | `files` | [`BlobFiles`]: all that together, as RocksDB wants it |
 //! | `below` | the same files for a second database beside the first |

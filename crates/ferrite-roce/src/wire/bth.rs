@@ -1,13 +1,13 @@
 //! The base transport header: 12 bytes that each packet begins with.
 //!
-//! | bytes | what |
+//! | bytes | field |
 //! | --- | --- |
 //! | 0 | opcode |
 //! | 1 | solicited event (bit 7), migration state (6), padding (5, 4), version (3 to 0), which is 0 |
 //! | 2, 3 | partition key |
 //! | 4 | FECN (bit 7), BECN (6), reserved; not covered by the ICRC |
 //! | 5 to 7 | destination queue pair |
-//! | 8 | a wish for an acknowledgement (bit 7), reserved |
+//! | 8 | acknowledgement request (bit 7), reserved |
 //! | 9 to 11 | packet sequence number |
 
 use super::{DEFAULT_PARTITION, Error, Opcode, Psn, Qpn, be16, be24, first, put, put24};

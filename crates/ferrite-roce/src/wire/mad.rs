@@ -1,14 +1,14 @@
 //! Management datagrams: 24 bytes of header, 232 of content. They go to queue pair 1.
 //!
-//! | bytes | what |
+//! | bytes | field |
 //! | --- | --- |
 //! | 0 | version of the header: 1 |
 //! | 1 | class: 7, connections |
 //! | 2 | version of the class: 2 |
 //! | 3 | method: 3, send |
-//! | 4 to 7 | status, and what the class likes: 0 |
-//! | 8 to 15 | transaction: an answer has that of its request |
-//! | 16, 17 | attribute: which message it is |
+//! | 4 to 7 | status, and class-specific: 0 |
+//! | 8 to 15 | transaction: a reply has that of its request |
+//! | 16, 17 | attribute: the kind of message |
 //! | 18 to 23 | 0 |
 
 use super::{Error, be16, be64, put};
