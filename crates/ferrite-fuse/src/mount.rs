@@ -215,7 +215,8 @@ fn start_session(
     config: Config,
 ) -> Result<(Session<Bridge>, Option<PathBuf>), FuseError> {
     if rustix::process::geteuid().is_root() {
-        // Root mounts directly: the helper would leave out the subtype, by which `mount` and `df` recognise a Ferrite
+        // Root mounts directly: the helper would leave out the subtype, by which `mount` and `df` recognise a
+        // Ferrite mount.
         let dir = std::fs::canonicalize(dir)?;
         let device = OwnedFd::from(device);
         kernel_mount(&device, &dir, options)?;

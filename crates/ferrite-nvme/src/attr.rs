@@ -49,7 +49,7 @@ fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
     }
 }
 
-/// What a new size leaves to do once it is committed.
+/// The work that a new size leaves for after its commit.
 #[derive(Default)]
 struct Resized {
     /// The blob that the file no longer has.
