@@ -34,7 +34,7 @@ pub(crate) struct Found {
     pub(crate) generations: Vec<u64>,
     /// Slots with one unreadable page, whose other page is readable or blank.
     pub(crate) suspects: Vec<u32>,
-    /// Slots with two unreadable pages.
+    /// Whether a slot has two unreadable pages.
     pub(crate) is_one_lost: bool,
 }
 

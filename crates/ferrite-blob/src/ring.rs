@@ -212,8 +212,8 @@ pub(crate) struct Prepared {
 /// Pages to be written in place: where, and their content.
 pub(crate) type Pending = Vec<(u64, Box<[u8]>)>;
 
-/// The pages that may not be in place, the oldest first, and the number of the next entry; `is_right` returns whether
-/// an entry's blob has its generation, and may be written. Writes nothing.
+/// The pages that are possibly not in place yet, the oldest first, and the number of the next entry; `is_right` returns
+/// whether an entry's blob has its generation, and may be written. Writes nothing.
 pub(crate) fn pending(
     device: &dyn Device,
     layout: &Layout,
@@ -257,8 +257,8 @@ pub(crate) fn pending(
     Ok((pending, next))
 }
 
-/// Writes in place the pages that may not be. Then writes an empty entry, so that none of these counts again: later
-/// writes may be newer than they are. Returns the next number.
+/// Writes these pages in place. Then writes an empty entry, so that none of these counts again: later writes may be
+/// newer than they are. Returns the next number.
 pub(crate) fn replay(
     device: &dyn Device,
     layout: &Layout,

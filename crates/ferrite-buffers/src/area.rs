@@ -27,8 +27,8 @@ impl Area {
         // SAFETY: the kernel chooses the address, so the mapping overlaps nothing.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len_bytes, access, kind) };
         let base: NonNull<u8> = NonNull::new(base.ok()?.cast())?;
-        // Touching 4 MiB in small pages costs twice as much. It also works without huge pages. SAFETY: advice on a
-        // mapping of this crate, which does not change its content.
+        // Touching 4 MiB in small pages costs twice as much. It also works without huge pages.
+        // SAFETY: advice on a mapping of this crate, which does not change its content.
         let _ = unsafe { madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxHugepage) };
         Some(Area { base, len_bytes })
     }

@@ -7,11 +7,11 @@
 //! small_files = "32K"           # content of files up to this length is there, too
 //!
 //! [reactor]
-//! busy_us = 0                   # look for so long before sleeping
+//! busy_us = 0                   # poll for so long before sleeping
 //!
 //! [[data]]
 //! device = "/dev/nvme0n1"       # or a file
-//! whole_pages = true            # believe that 4 KiB are written whole; else the device is asked
+//! whole_pages = true            # trust that 4 KiB are written whole; by default the device reports it
 //! ```
 //!
 //! Relative paths start at the file's directory. Unknown words are refused: a misspelt one might be the one that

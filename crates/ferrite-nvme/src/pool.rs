@@ -5,7 +5,8 @@
 //!
 //! Invariants: a pool is open in one process, or in several that only read. The file that describes it is locked
 //! meanwhile; devices and RocksDB also have locks of their own. A device belongs to the pool because the description
-//! names it: it changes last, when the device is ready; the next opening for changes counts it in the pool's record.
+//! names it: the description changes last, when the device is ready; the next opening for changes counts it in the
+//! pool's record.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! missing. So
 //!
 //! * a record that no file owns a blob is dropped if the blob holds something: the step that gave it to a file may be
-//!   what was lost, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
+//!   the lost one, and the next opening would delete it. A check finds it without a name, and a repair keeps it;
 //! * inode numbers and counters of changes continue above all that blobs and nodes know;
 //! * without the pool's record there is a new one, and names get new places, as the key of their hash is lost;
 //! * without a root directory there is an empty one.

@@ -37,7 +37,7 @@ impl Numbers {
         }
     }
 
-    /// The number least recently used; `None` if too many are taken.
+    /// A number that was not used for long; `None` if too many are taken.
     pub(crate) fn take(&self) -> Option<Qpn> {
         let mut state = self.state.lock();
         if state.taken.len() >= self.most {

@@ -1,4 +1,4 @@
-//! The damage that a torn write of an entry may do: never to a later entry of a page while an earlier one counts.
+//! A torn write of an entry never costs a later entry of a page while an earlier one counts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

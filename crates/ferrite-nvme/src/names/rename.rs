@@ -116,7 +116,7 @@ struct Inodes<'i> {
     victim: Option<(&'i Held, Writing<'i>)>,
 }
 
-/// New numbers of links of the directories, where they change. Within one directory, only `from` counts.
+/// New numbers of links of the directories, where they change. Within one directory, `from` holds it.
 #[derive(Clone, Copy)]
 struct Links {
     from: Option<u32>,
