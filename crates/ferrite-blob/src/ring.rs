@@ -5,10 +5,11 @@
 //!
 //! Invariants, which make it harmless to write an entry in place again:
 //! - An entry's number grows, and its place is its number modulo the ring's length. It records which entries before it
-//!   have all been written in place (`low`), and entries below the largest `low` are ignored. A place is reused only
-//!   when a durable entry says so of its old one: several are written at once, in any order, each maybe torn. So if an
-//!   entry counts, every later one of the same page does, too; and the entry that says so stays until a later one says
-//!   more.
+//!   have all been written in place (`low`), and entries below the largest `low` are ignored.
+//!
+//!   A place is reused only when a durable entry says so of its old one: several are written at once, in any order,
+//!   each maybe torn. So if an entry counts, every later one of the same page does, too; and the entry that says so
+//!   stays until a later one says more.
 //! - A blob's metadata changes only while none of its pages is being written in place, and an entry names the
 //!   generation that makes it valid: the present one, or the one that the same write is about to store. So no entry
 //!   reaches a cluster that was given to another blob, or cut and grown again, in between.

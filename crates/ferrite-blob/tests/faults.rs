@@ -31,7 +31,7 @@ fn byte_of(cluster: u64) -> u8 {
     (cluster % 250) as u8 + 1
 }
 
-/// Every second cluster has a byte in front; so has `more`.
+/// Every second cluster has a byte in front, and so has cluster `more`.
 fn holds(blob: &Blob, pieces: u64, more: Option<u64>, what: &str) {
     for cluster in 0..2 * pieces + 2 {
         let mut byte = [0; 2];

@@ -265,7 +265,7 @@ fn permissions_that_go_take_keys_along() {
     assert!(bind(Rights::READ, false).is_ok());
     stage.file.chmod(0o600);
     assert_eq!(read(memory, 1, reads, 0, 1), Err(Fault::Access));
-    // The program itself binds without a user.
+    // The program's own key stands for no user.
     assert_eq!(read(memory, 1, stage.key, 0, 1), Ok(vec![1]));
     binder.sweep().unwrap();
     assert_eq!(binder.keys(), 1);

@@ -386,7 +386,7 @@ impl Image {
     }
 }
 
-/// The image after a power loss behind `cut` events, and how many steps had returned. `None`: not even a pool.
+/// The image if power is lost after `cut` events, and how many steps had returned. `None`: not even a pool.
 fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
     let mut images = run.bases.clone();
     let grain = if run.tears { SECTOR_BYTES } else { PAGE_BYTES };

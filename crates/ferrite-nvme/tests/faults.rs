@@ -208,7 +208,7 @@ fn misdirected_data_is_found_where_data_has_checksums() {
     }
 }
 
-/// Without checksums the check does not find it. The write hits the victim's bytes, and its own bytes stay as they
+/// Without checksums the check does not find it. The write hits the victim's bytes, and the intended bytes stay as they
 /// were.
 #[test]
 fn misdirected_data_is_not_found_without_checksums() {

@@ -16,6 +16,7 @@
 //!   before the mount, and if one is unavailable, the mount does not announce any to the kernel.
 //! * A queue has up to [`DEPTH_MAX`] slots of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but
 //!   the kernel gives a request that found no slot to the next slot whose reply is committed, not to one that is added.
+//!
 //!   So where others wait for a lock or a thaw, a request must find a slot on arrival. That is 64 MiB of addresses for
 //!   each CPU; memory is allocated as it is touched, and the kernel takes the slot that came back last, so most stay
 //!   empty. Slots are added while some are away.

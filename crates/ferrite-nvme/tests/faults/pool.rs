@@ -351,7 +351,7 @@ fn path(name: &str) -> Vec<u8> {
     format!("/{name}").into_bytes()
 }
 
-/// Bytes that identify their position.
+/// Bytes that identify their number.
 pub(crate) fn content(number: u64, len: usize) -> Vec<u8> {
     pattern(number as u32 + 1, len)
 }

@@ -4,7 +4,7 @@
 //! ignored. Numbers are big-endian, except for the ICRC.
 //!
 //! Invariant: a view exists only over enough bytes, so that its accessors cannot fail and nothing here panics on any
-//! input. It is safe on untrusted input.
+//! input. Any code may call it.
 
 pub mod aeth;
 pub mod atomic;
