@@ -79,7 +79,21 @@ fn line(child: &mut Child) -> String {
 }
 
 fn ends(child: &mut Child) -> bool {
-    becomes_so(SOON, || child.try_wait().unwrap().is_some())
+    let has_ended = becomes_so(SOON, || child.try_wait().unwrap().is_some());
+    if !has_ended {
+        // `status` and `wchan` take no lock that a waiting process may hold.
+        let show = |path: String| eprintln!("{path}:\n{}", std::fs::read_to_string(&path).unwrap_or_default());
+        show(format!("/proc/{}/status", child.id()));
+        show(format!("/proc/{}/wchan", child.id()));
+        for task in std::fs::read_dir(format!("/proc/{}/task", child.id()))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            show(format!("{}/syscall", task.path().display()));
+        }
+    }
+    has_ended
 }
 
 /// Ends the processes that wait for the server at this port, if a test has failed.
