@@ -2,7 +2,7 @@
 //! compared with the reference engine, and concurrent histories.
 
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ferrite_fs::{Durability, Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
@@ -12,6 +12,7 @@ use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::network::{Conditions, Remote};
 use ferrite_testkit::{TestEngine, linear, posix, two_at_a_time};
 use ferrite_vfs::FileSystem;
+use rustix::fs::SeekFrom;
 use tempfile::TempPath;
 
 /// The size of a suite's pool.
@@ -110,26 +111,33 @@ fn make_engine_in(
 /// page: the copy has the word of its new block, but the checksum of the old content. Bytes that two reads find equal
 /// were there between them.
 fn at_one_moment(path: &TempPath) -> Vec<u8> {
-    let mut image = std::fs::read(path).unwrap();
+    let file = File::open(path).unwrap();
+    let mut image = vec![0; file.metadata().unwrap().len() as usize];
+    read_again(&file, &mut image);
     for _ in 0..100 {
-        if !read_again(path, &mut image) {
+        if !read_again(&file, &mut image) {
             return image;
         }
     }
     panic!("nobody uses the pool, and still it changes");
 }
 
-/// Returns whether the file differs from `image`, and updates `image`.
-fn read_again(path: &TempPath, image: &mut [u8]) -> bool {
-    let mut file = File::open(path).unwrap();
+/// Returns whether the file differs from `image`, and updates `image`. Holes are not read: they are zeros in both.
+fn read_again(file: &File, image: &mut [u8]) -> bool {
     let mut found = [0; 64 << 10];
     let mut differs = false;
-    for seen in image.chunks_mut(found.len()) {
-        let found = &mut found[..seen.len()];
-        file.read_exact(found).unwrap();
-        if seen != found {
-            seen.copy_from_slice(found);
-            differs = true;
+    let mut end = 0;
+    while let Ok(start) = rustix::fs::seek(file, SeekFrom::Data(end)) {
+        end = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap();
+        let (mut at, data) = (start, &mut image[start as usize..end as usize]);
+        for seen in data.chunks_mut(found.len()) {
+            let found = &mut found[..seen.len()];
+            file.read_exact_at(found, at).unwrap();
+            at += seen.len() as u64;
+            if seen != found {
+                seen.copy_from_slice(found);
+                differs = true;
+            }
         }
     }
     differs
