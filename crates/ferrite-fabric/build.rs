@@ -1,6 +1,6 @@
 //! Compiles the C half of the feature `fabric` (`csrc/shim.c`), which loads libfabric when it is used.
 //!
-//! What is missing on the machine is named with its Debian package, before a compiler's message could bury it.
+//! The build names each missing dependency with its Debian package, before a compiler's message could bury it.
 
 fn main() {
     println!("cargo:rerun-if-changed=csrc/shim.c");
@@ -14,7 +14,7 @@ mod fabric {
     use std::process::{Command, Stdio, exit};
 
     const SOURCE: &str = "csrc/shim.c";
-    /// Stands where the headers are and are of the version that the shim needs.
+    /// Compiles where the headers are present and of the version that the shim needs.
     const PROBE: &str = "#include <rdma/fabric.h>\n#if FI_VERSION_LT(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), \
         FI_VERSION(1, 17))\n#error too old\n#endif\n";
 

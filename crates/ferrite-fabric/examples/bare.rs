@@ -1,6 +1,6 @@
-//! Round trips of a provider with nothing of ours around them:
-//! `cargo run --features fabric --example bare -- shm 4096`. A third argument says how many; a fourth, over which
-//! address of this host.
+//! Round trips over a provider alone, without this crate's transport:
+//! `cargo run --features fabric --example bare -- shm 4096`. A third argument gives their number; a fourth, the address
+//! of this host to use.
 
 fn main() {
     let mut arguments = std::env::args().skip(1);

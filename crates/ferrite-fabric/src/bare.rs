@@ -1,7 +1,7 @@
-//! What a provider does by itself: round trips with nothing of ours around them.
+//! The baseline of a provider: round trips without this crate's transport.
 //!
-//! Contents: [`ping_pong`], against which a transport is measured, and which tells whether a provider works at
-//! all on this machine.
+//! Contents: [`ping_pong`], the baseline for a transport, which also shows whether a provider works on this machine at
+//! all.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::ofi::{Completion, Endpoint, Kind, PeerId, Provider, Reach};
 
 /// How long the other side may be silent.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Messages under way.
+/// Messages in flight.
 const DEPTH: usize = 16;
 
 struct Side {
@@ -84,13 +84,14 @@ impl Side {
     }
 }
 
-/// Time of a round trip of `bytes` there and back between two threads, the mean of `rounds`. `host` is an address of
-/// this host; `verbs` needs one of an adapter.
+/// The mean time of a round trip of `bytes` each way between two threads, over `rounds`. `host` is an address of this
+/// host; `verbs` needs an adapter's.
 pub fn ping_pong(provider: Provider, host: &str, bytes: usize, rounds: u32) -> Result<Duration, FabricError> {
     exchange(provider, host, (bytes, bytes), rounds, || {})
 }
 
-/// The same with so many bytes there and so many back. The other thread calls `begin` first, which may choose its core.
+/// The same with separate sizes for the two directions. The other thread calls `begin` first, which may choose its
+/// core.
 pub fn exchange(
     provider: Provider,
     host: &str,
@@ -103,7 +104,7 @@ pub fn exchange(
     let to_there = here.endpoint.insert(&there.endpoint.name()?)?;
     let to_here = there.endpoint.insert(&here.endpoint.name()?)?;
     let message = vec![7; bytes_there.max(bytes_back)];
-    // The first makes connections.
+    // The first round trip makes connections.
     let all = rounds + 1;
     std::thread::scope(|scope| {
         let (there, answer) = (&mut there, &message[..bytes_back]);
@@ -123,7 +124,7 @@ pub fn exchange(
             }
         }
         let taken = began.elapsed();
-        // What it still has under way needs its own turns, not ours.
+        // The other endpoint finishes its operations in its own turns, without this one's help.
         other.join().unwrap_or(Err(FabricError::Closed))?;
         Ok(taken / rounds.max(1))
     })

@@ -1,8 +1,8 @@
-//! The client's end of a connection: threads that send, and one at a time that receives.
+//! The client's end of a connection: any number of threads send, one at a time receives.
 //!
-//! Contents: [`Connection`], which any thread sends through. Its other half, [`Receiver`], belongs to one thread
-//! at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins as TCP, and
-//! may go on over a fabric ([`Fabric`]) if it is not encrypted.
+//! Contents: [`Connection`], which any thread sends through. Its other half, [`Receiver`], belongs to one thread at a
+//! time. Both block. If both ends encrypt, each half has the state of its direction. A connection begins as TCP, and
+//! may move to a fabric ([`Fabric`]) if it is not encrypted.
 
 use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
@@ -31,9 +31,9 @@ use crate::{
 pub use crate::receiver::Receiver;
 pub use crate::spin::SPIN;
 
-/// A frame with such a body and no data is sent in one piece.
+/// A frame without data and with a body up to this length is sent in one piece.
 const SHORT_BYTES: usize = 256;
-/// How often a receiver that waits looks up.
+/// How often a waiting receiver wakes up to check.
 const RECEIVE_TICK: Duration = Duration::from_millis(250);
 
 /// How a client uses a fabric.
@@ -41,9 +41,9 @@ const RECEIVE_TICK: Duration = Duration::from_millis(250);
 pub struct Fabric {
     /// Name of the provider: `shm`, `verbs` or `tcp`. `None`: the best that both ends have.
     pub provider: Option<String>,
-    /// Memory for bulk data on its way.
+    /// Memory for bulk data in flight.
     pub buffers_bytes: usize,
-    /// How long who waits for an answer looks for it again and again before it sleeps.
+    /// How long a waiting thread polls for an answer before it sleeps.
     pub spin: Duration,
 }
 
@@ -68,18 +68,18 @@ pub struct Connection {
     line: Option<Arc<Line>>,
 }
 
-/// What it takes to send encrypted.
+/// The state that encrypted sending needs.
 #[derive(Debug)]
 struct Sending {
     sealer: Sealer,
-    /// The content of a record that comes from several places.
+    /// The content of a record, gathered from several places.
     content: Vec<u8>,
     sealed: Vec<u8>,
 }
 
 impl Connection {
-    /// Connects to `HOST:PORT`, trying each address that the name has for at most `limit`, and opens the connection
-    /// with what the client brings. Blocks.
+    /// Connects to `HOST:PORT`, trying each address of the name for at most `limit`, and opens the connection with the
+    /// client's credentials. Blocks.
     pub fn open(
         address: &str,
         credentials: &Credentials,
@@ -99,7 +99,7 @@ impl Connection {
         let mut last = bad(io::ErrorKind::NotFound.into());
         for candidate in address.to_socket_addrs().map_err(bad)? {
             match TcpStream::connect_timeout(&candidate, limit) {
-                // Without a listener on a port that the system also gives to clients, a connection may meet itself.
+                // Without a listener on a port of the ephemeral range, a connection may connect to itself.
                 Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                     last = FabricError::Unreachable {
                         address: address.to_owned(),
@@ -154,12 +154,12 @@ impl Connection {
         self.stream.peer_addr()
     }
 
-    /// Whether what travels is encrypted.
+    /// Whether the traffic is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.is_encrypted
     }
 
-    /// Whether the other end puts an answer's data straight where it belongs, so that its length does not matter.
+    /// Whether the other end places an answer's data directly at its destination, so that its length does not matter.
     pub fn places_data(&self) -> bool {
         #[cfg(feature = "fabric")]
         return self.line.is_some();
@@ -167,14 +167,14 @@ impl Connection {
         false
     }
 
-    /// Sends a frame. Blocks while the peer takes nothing; after an error the connection is of no more use, because
-    /// part of the frame may have been sent.
+    /// Sends a frame. Blocks while the peer takes nothing. After an error the connection is unusable, because part of
+    /// the frame may have been sent.
     pub fn send(&self, body: &[u8], data: &[u8]) -> Result<(), FabricError> {
         self.ask(body, data, 0)
     }
 
-    /// The same for a request whose answer may have up to `answer_bytes` of data, which then can come by the shortest
-    /// way. The first eight bytes of the body are in the answer's, too, and in no other's that is under way.
+    /// The same for a request whose answer may have up to `answer_bytes` of data, which can then take the shortest way.
+    /// The answer repeats the first eight bytes of the body; no other request in flight has the same.
     pub fn ask(&self, body: &[u8], data: &[u8], answer_bytes: usize) -> Result<(), FabricError> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &self.line {
@@ -189,7 +189,7 @@ impl Connection {
         .encode();
         let mut sends = self.sends.lock();
         match &mut *sends {
-            // The system takes one piece in less time than several.
+            // One piece costs the system less time than several.
             None if data.is_empty() && body.len() <= SHORT_BYTES => {
                 let mut frame = [0; PREFIX_BYTES + SHORT_BYTES];
                 let frame = &mut frame[..PREFIX_BYTES + body.len()];
@@ -202,7 +202,7 @@ impl Connection {
         }
     }
 
-    /// Sends whole frames that lie behind each other. Otherwise as [`Self::send`].
+    /// Sends whole, contiguous frames. Otherwise as [`Self::send`].
     pub fn send_frames(&self, frames: &[u8]) -> Result<(), FabricError> {
         let mut sends = self.sends.lock();
         #[cfg(feature = "fabric")]
@@ -223,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// Records are made and sent under one lock, so that they arrive in order.
+    /// One lock covers making and sending records, so that they arrive in order.
     fn send_sealed(&self, sending: &mut Sending, parts: [&[u8]; 3]) -> Result<(), FabricError> {
         let Sending {
             sealer,
@@ -282,7 +282,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends it: the receiver and all that send get errors.
+    /// Ends the connection: the receiver and all senders get errors.
     pub fn close(&self) {
         #[cfg(feature = "fabric")]
         if let Some(line) = &self.line {
@@ -293,15 +293,15 @@ impl Connection {
     }
 }
 
-/// To be called before a connection is opened that is to go on over a fabric: what libfabric does once in a process
-/// takes longer than some servers wait. Blocks for tenths of a second, at most once.
+/// Initializes libfabric, once in a process. Call it before opening a connection that is to move to a fabric: it takes
+/// longer than some servers wait. Blocks for tenths of a second, at most once.
 pub fn begin_fabrics() {
     #[cfg(feature = "fabric")]
     crate::ofi::begin();
 }
 
-/// Goes on over a fabric with a connection that has just been opened. Tries all providers that are there, if none was
-/// asked for. Blocks, up to about `limit`.
+/// Moves a connection that has just been opened to a fabric. Tries all available providers if the caller names none.
+/// Blocks, up to about `limit`.
 #[cfg(feature = "fabric")]
 pub fn upgrade(
     (mut connection, mut receiver): (Connection, Receiver),
@@ -338,7 +338,7 @@ pub fn upgrade(
             name,
         };
         connection.send(&introduction.encode(), &[])?;
-        // From here on it is the server that is waited for, and not a busy machine of our own.
+        // From here on the client waits for the server, no longer for a busy machine of its own.
         let ends = Instant::now() + limit;
         let refused = |why: &str| FabricError::NoFabric {
             address: address.to_owned(),
@@ -349,7 +349,7 @@ pub fn upgrade(
                 Ok(Some((body, _))) => break Reply::decode(body)?,
                 Ok(None) if Instant::now() < ends => {}
                 Ok(None) => return Err(refused("it does not answer")),
-                // One that knows nothing of all this takes it for garbage.
+                // A server that does not know this request takes it for garbage.
                 Err(FabricError::Closed) => return Err(refused("it closed the connection")),
                 Err(error) => return Err(error),
             }
@@ -368,7 +368,7 @@ pub fn upgrade(
     Err(last)
 }
 
-/// The same for a build without any.
+/// The same for a build without any fabric.
 #[cfg(not(feature = "fabric"))]
 pub fn upgrade(
     _: (Connection, Receiver),
@@ -379,7 +379,8 @@ pub fn upgrade(
     Err(FabricError::NotBuilt)
 }
 
-/// The providers to try, the best first. TCP through libfabric is slower than without: it is for who asks for it.
+/// The providers to try, the best first. TCP through libfabric is slower than without, so only an explicit request
+/// selects it.
 #[cfg(feature = "fabric")]
 fn candidates(here: IpAddr, there: IpAddr) -> Vec<Provider> {
     let is_one_host = here == there || there.is_loopback();
@@ -390,13 +391,13 @@ fn candidates(here: IpAddr, there: IpAddr) -> Vec<Provider> {
     };
     let mut wanted: Vec<Provider> = Provider::ALL.into_iter().filter(is_candidate).collect();
     if wanted.is_empty() {
-        // Its error says what is missing.
+        // The error of this provider names what is missing.
         wanted.push(Provider::Verbs);
     }
     wanted
 }
 
-/// What to wait for ([`crate::watch`]).
+/// The descriptor to wait for ([`crate::watch`]).
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()

@@ -1,4 +1,4 @@
-//! What goes wrong between hosts.
+//! Errors of communication between hosts.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::secure::KeyId;
 
-/// Why a server and a client did not come together.
+/// Why a server and a client could not connect.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
@@ -21,7 +21,7 @@ pub enum HandshakeError {
         /// Name of the key.
         key: KeyId,
     },
-    /// The server lets nobody in who has no key.
+    /// The server admits no client without a key.
     #[error("the server lets nobody in without a key; give that of the export: `tcp://HOST:PORT/EXPORT?key=FILE`")]
     KeyWanted,
     /// The server has not shown that it has the key.
@@ -33,30 +33,30 @@ pub enum HandshakeError {
         /// Name of the key.
         key: KeyId,
     },
-    /// The server opens connections in another way.
+    /// The server speaks another version of the handshake.
     #[error(
         "the server speaks version {theirs} of the handshake, this client version {ours}; bring both to the same \
          version of Ferrite"
     )]
     OtherVersion {
-        /// That of the server.
+        /// Version of the server.
         theirs: u8,
-        /// That of this client.
+        /// Version of this client.
         ours: u8,
     },
-    /// The server has as many connections as it takes.
+    /// The server has reached its limit of connections.
     #[error("the server has as many connections as it takes; try again later")]
     Full,
-    /// What answers is no server of ours.
+    /// The peer is not a Ferrite server.
     #[error("what answers there is no Ferrite server, or one of another version")]
     Foreign,
-    /// It ended too early.
+    /// The peer closed the connection too early.
     #[error("the connection was closed before anything was said; is it a Ferrite server of the same version?")]
     Closed,
-    /// Nothing, or not enough, came.
+    /// Nothing, or not enough, arrived in time.
     #[error("the server has not answered within {0:.1?}")]
     Silent(Duration),
-    /// Encryption was asked for, and cannot be.
+    /// Encryption was requested, but is impossible without a key.
     #[error("encryption needs a key: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`")]
     NothingToEncryptWith,
     /// Anything else.
@@ -64,7 +64,7 @@ pub enum HandshakeError {
     Io(#[from] io::Error),
 }
 
-/// Why a message could not be moved.
+/// Why a message could not be transferred.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -73,23 +73,23 @@ pub enum FabricError {
     Unreachable {
         /// Host and port.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The address is none.
+    /// The address is malformed.
     #[error("`{address}` is no address: {source}; an address is HOST:PORT")]
     BadAddress {
-        /// What was given.
+        /// The address as given.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The server and the client did not come together.
+    /// The server and the client could not connect.
     #[error("{address}: {why}")]
     Handshake {
         /// Host and port.
         address: String,
-        /// Why.
+        /// The reason.
         why: HandshakeError,
     },
     /// The peer closed the connection.
@@ -98,7 +98,7 @@ pub enum FabricError {
     /// The peer takes nothing.
     #[error("the other side took no data for {} s", .0.as_secs_f64())]
     Stuck(Duration),
-    /// The peer announced a frame that no peer of ours sends.
+    /// The peer announced a frame longer than any valid one.
     #[error(
         "the other side sent a frame of {body_bytes} + {data_bytes} bytes, which is too long; is it a Ferrite server?"
     )]
@@ -108,22 +108,22 @@ pub enum FabricError {
         /// Of the data.
         data_bytes: usize,
     },
-    /// The peer sent something that is no message.
+    /// The peer sent something that is not a message.
     #[error("the other side does not speak our protocol; is it a Ferrite server?")]
     Foreign,
-    /// libfabric, or the provider of it that was asked for, does not do what it should.
+    /// libfabric, or the requested provider of it, failed.
     #[error("fabric provider `{provider}`: {step} failed: {text}; {trouble}")]
     Provider {
         /// Its name in addresses.
         provider: &'static str,
-        /// What was being done.
+        /// The operation that failed.
         step: String,
-        /// What libfabric says.
+        /// libfabric's message.
         text: String,
-        /// What to do about it.
+        /// The likely cause, and its remedy.
         trouble: Trouble,
     },
-    /// The server talks TCP alone, or not this provider.
+    /// The server supports TCP alone, or not this provider.
     #[error(
         "{address} does not serve fabric://: {why}; start it with `ferrite serve --listen fabric://…`, or use tcp:// \
          instead"
@@ -131,13 +131,13 @@ pub enum FabricError {
     NoFabric {
         /// Host and port.
         address: String,
-        /// What it says.
+        /// The server's reason.
         why: String,
     },
     /// Text that names no provider.
     #[error("`{0}` is no provider: there are auto, shm (one host), verbs (RDMA) and tcp (for tests)")]
     UnknownProvider(String),
-    /// The program was built without it.
+    /// The program was built without the feature `fabric`.
     #[error("this build has no fabric://; build it with the cargo feature `fabric`, or use tcp:// instead")]
     NotBuilt,
     /// Anything else.
@@ -145,15 +145,15 @@ pub enum FabricError {
     Io(#[from] io::Error),
 }
 
-/// What usually is behind an error of a provider, and what mends it.
+/// The usual cause of a provider's error, and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// There is no such provider, or no device for it.
+    /// The provider is absent, or has no device.
     Absent(&'static str),
-    /// More memory would be locked than may be.
+    /// Locking more memory would exceed the limit.
     Memlock,
-    /// There is no peer.
+    /// The peer is unreachable.
     Unreachable,
     /// The adapter's queues are too short.
     Queues,

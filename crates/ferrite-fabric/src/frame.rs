@@ -1,21 +1,21 @@
-//! Frames: how messages are told apart in a stream of bytes.
+//! Frames: how messages are delimited in a stream of bytes.
 //!
 //! A frame is the length of its body (32 bits), the length of its data (32 bits), the body and the data. Numbers are
 //! little-endian.
 
 use crate::FabricError;
 
-/// What precedes each frame.
+/// The head of each frame.
 pub const PREFIX_BYTES: usize = 8;
-/// Longest body. The largest that anything of ours has is an extended attribute with two names.
+/// Longest body. The largest of Ferrite's own is an extended attribute with two names.
 pub const BODY_BYTES_MAX: usize = 128 << 10;
 /// Most data beside a body: a buffer's worth.
 pub const DATA_BYTES_MAX: usize = ferrite_buffers::BUFFER_BYTES_MAX;
-/// Up to this length data is taken from the bytes that were received with its body. More is received straight into a
-/// buffer of its own.
+/// Data up to this length is taken from the bytes received with its body. More is received straight into a buffer of
+/// its own.
 pub const INLINE_BYTES_MAX: usize = 32 << 10;
 
-/// Requests and answers with this number are the transport's own.
+/// The transport's own requests and answers have this number.
 pub(crate) const OWN_ID: [u8; 8] = [0xff; 8];
 
 /// The lengths of a frame.

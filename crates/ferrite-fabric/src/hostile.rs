@@ -1,7 +1,7 @@
-//! Clients over fabrics that mean no good, against a server that has others: each costs itself its connection at most.
+//! Adversarial clients over fabrics, against a server that has others: each costs itself its connection at most.
 //!
-//! Contents: tests alone. They are in the crate because they need what no client of ours offers: an endpoint
-//! that sends whatever it likes.
+//! Contents: tests alone. They are in the crate because they need what no regular client offers: an endpoint that sends
+//! arbitrary bytes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -27,10 +27,10 @@ use crate::secure::handshake;
 const LIMIT: Duration = Duration::from_secs(20);
 const REGION_BYTES: u64 = 4 << 20;
 
-/// Answers each message with its body and its data; a body that asks for it, with much data of no content.
+/// Answers each message with its body and its data; the body [`MUCH`], with much data of no content.
 struct Echo(Pool);
 
-/// The body that does.
+/// The body that asks for much data.
 const MUCH: &[u8] = b"12345678much";
 const MUCH_BYTES: usize = 1 << 20;
 
@@ -98,7 +98,7 @@ impl Site {
         upgrade(opened, &self.address, &fabric, LIMIT)
     }
 
-    /// Whether a client is answered that comes now.
+    /// Whether the server answers a client that comes now.
     fn serves(&self) -> bool {
         let Ok((connection, mut receiver)) = self.try_open() else {
             return false;
@@ -112,7 +112,7 @@ impl Site {
     }
 }
 
-/// One who does nothing wrong, and must not notice anything.
+/// A client that does nothing wrong, and must not notice anything.
 struct Bystander(Connection, Receiver);
 
 impl Bystander {
@@ -137,7 +137,7 @@ impl Bystander {
     }
 }
 
-/// A client that has been let in, with an endpoint of its own.
+/// An admitted client, with an endpoint of its own.
 struct Attacker {
     stream: TcpStream,
     endpoint: Endpoint,
@@ -145,7 +145,7 @@ struct Attacker {
     server: PeerId,
     number: u64,
     next: u32,
-    /// Of its own endpoint, and of the server's.
+    /// The names of its own endpoint, and of the server's.
     names: [Vec<u8>; 2],
 }
 
@@ -157,7 +157,7 @@ fn plain(site: &Site) -> TcpStream {
     stream
 }
 
-/// Sends a frame over TCP; what comes back, if anything does.
+/// Sends a frame over TCP; returns the answer, if any.
 fn tell(mut stream: &TcpStream, body: &[u8]) -> Option<Vec<u8>> {
     let lengths = Lengths {
         body_bytes: body.len(),
@@ -173,7 +173,7 @@ fn tell(mut stream: &TcpStream, body: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Attacker {
-    /// `key` is what it says the key of its memory is; its own if `None`.
+    /// `region` is the memory that it claims as its own; its real one if `None`.
     fn new(site: &Site, region: Option<Remote>) -> Attacker {
         let stream = plain(site);
         let pool = Pool::new(REGION_BYTES as usize).expect("memory");
@@ -206,7 +206,7 @@ impl Attacker {
         }
     }
 
-    /// Sends bytes as one message, whatever they are.
+    /// Sends arbitrary bytes as one message.
     fn send(&mut self, bytes: &[u8]) {
         let began = Instant::now();
         while began.elapsed() < LIMIT {
@@ -243,7 +243,7 @@ impl Attacker {
         let head = self.head(self.number, self.next, 0, 0);
         self.next += 1;
         self.send(&[&head, piece].concat());
-        // A server that sleeps hears of it.
+        // This wakes a server that sleeps.
         let _ = (&self.stream).write(&[0]);
     }
 
@@ -254,7 +254,7 @@ impl Attacker {
             .set_read_timeout(Some(Duration::from_millis(20)))
             .expect("set");
         while began.elapsed() < LIMIT {
-            // What comes here are bells.
+            // Only bells come here.
             match (&self.stream).read(&mut [0; 64]) {
                 Ok(0) => return true,
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return true,
@@ -308,7 +308,7 @@ fn introductions_that_make_no_sense_are_refused() {
             );
             bystander.goes_on();
         }
-        // Names that no endpoint has are refused or good for nothing.
+        // Names that no endpoint has are refused, or useless.
         for name in [&b""[..], b"x", b"fi_shm://", b"fi_shm://../../etc/passwd", &[0xff; 256]] {
             let stream = plain(&site);
             if let Some(answer) = tell(&stream, &introduction(own, name)) {
@@ -326,7 +326,7 @@ fn messages_that_make_no_sense_cost_their_sender_the_connection() {
     for site in sites() {
         let (connection, receiver) = site.open();
         let mut bystander = Bystander(connection, receiver);
-        // Of nobody: dropped, and their sender goes on.
+        // Messages for no connection: dropped, and their sender stays connected.
         let mut attacker = Attacker::new(&site, None);
         let number = attacker.number;
         for message in [
@@ -341,14 +341,14 @@ fn messages_that_make_no_sense_cost_their_sender_the_connection() {
             }
         }
         bystander.goes_on();
-        // More than a connection may have under way, of the same kind: nobody's buffers are used up by it.
+        // More of one kind than a connection may have in flight: this uses up no other client's buffers.
         for _ in 0..200 {
             attacker.send(&attacker.head(number ^ 1, 0, 0, 0));
         }
         bystander.goes_on();
         drop(attacker);
         bystander.goes_on();
-        // Of itself, and impossible.
+        // Of its own connection, and malformed.
         let (body, huge) = (BODY_BYTES_MAX + 1, DATA_BYTES_MAX + 1);
         let lengths = |body_bytes, data_bytes| Lengths { body_bytes, data_bytes };
         let far = Descriptor {
@@ -400,7 +400,7 @@ fn number_only(it: &Attacker) -> Vec<u8> {
     it.number.to_le_bytes().to_vec()
 }
 
-/// A client that names memory which is not its own, or nobody's: what cannot be fetched costs it the connection.
+/// A client names memory that is not its own, or does not exist: a failed fetch costs it the connection.
 #[test]
 fn memory_that_is_not_there_costs_its_client_the_connection() {
     for site in sites() {
@@ -417,7 +417,7 @@ fn memory_that_is_not_there_costs_its_client_the_connection() {
                 key: 0xdead_beef,
             },
         ] {
-            // To be fetched from there, and to be put there.
+            // Data to fetch from there, and data to put there.
             let ways = [(&MUCH[..8], MUCH_BYTES), (MUCH, 0)];
             // Over shm it takes long to notice the latter.
             for (body, data_bytes) in ways.into_iter().take(if region.key == 0 { 2 } else { 1 }) {
@@ -440,7 +440,7 @@ fn memory_that_is_not_there_costs_its_client_the_connection() {
     }
 }
 
-/// A client that asks for much, takes nothing, and is gone: what was on its way to it does not stay with it.
+/// A client asks for much, takes nothing, and leaves: the server frees the data in flight to it.
 #[test]
 fn who_leaves_with_data_on_its_way_keeps_nothing() {
     for site in sites() {
@@ -454,7 +454,7 @@ fn who_leaves_with_data_on_its_way_keeps_nothing() {
                 offset: 0,
                 len_bytes: MUCH_BYTES as u32,
             };
-            // To be put there, or to be fetched from there.
+            // Data to put there, or to fetch from there.
             let (body, data_bytes) = if turn % 2 == 0 {
                 (MUCH, 0)
             } else {
@@ -468,7 +468,7 @@ fn who_leaves_with_data_on_its_way_keeps_nothing() {
                 attacker.stream(&[&prefix(lengths, true)[..], body, &place.encode()].concat());
             }
             bystander.goes_on();
-            // As if its process were gone: its endpoint neither answers nor says that it ends.
+            // As if its process had died: its endpoint neither answers nor announces its end.
             attacker.stream.shutdown(Shutdown::Both).expect("shut");
             gone.push(attacker);
             bystander.goes_on();
@@ -486,10 +486,10 @@ fn who_leaves_with_data_on_its_way_keeps_nothing() {
     }
 }
 
-/// For the process that dies: the server's address, the server's process, and whose lock it takes.
+/// For the process that dies: the server's address, the server's process, and the owner of the lock it takes.
 const DIES: &str = "FERRITE_TEST_DIES_WITH";
 
-/// Not a test: a client that takes a lock over shm, and is killed with it.
+/// Not a test: a client that takes a lock over shm, and is killed holding it.
 #[test]
 fn who_dies() {
     let Ok(what) = std::env::var(DIES) else {
@@ -519,7 +519,7 @@ fn who_dies() {
         std::thread::yield_now();
     }
     if takes_own {
-        // The answer to this makes the server come for the lock.
+        // The answer to this makes the server take the lock.
         let message = [&it.head(it.number, it.next, 0, 0)[..], &frame(b"12345678")].concat();
         assert!(it.endpoint.inject(it.server, &message).expect("sent"));
     }
@@ -528,8 +528,8 @@ fn who_dies() {
     std::thread::sleep(LIMIT * 10);
 }
 
-/// Killed at the wrong moment, a client leaves the server's lock locked, or its own, for which the server waits with
-/// everything else that it does. Others are served again soon.
+/// Killed at the wrong moment, a client leaves the server's lock locked, or its own, on which the server's thread
+/// blocks with all its other work. The server soon serves the other clients again.
 #[test]
 fn who_dies_with_a_lock_does_not_keep_the_server() {
     if !Provider::Shm.is_there() || crate::ofi::library_version() != (1, 17) {
@@ -555,14 +555,14 @@ fn who_dies_with_a_lock_does_not_keep_the_server() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if whose == "own" {
-                    // It does not even notice.
+                    // This bystander does not even notice.
                     bystander.goes_on();
                 } else {
                     // Its connection ends with the endpoint.
                     drop(bystander);
                 }
-                // One that comes while the server waits may be let in to the endpoint that is closed then. Clients that
-                // lose a connection come again.
+                // A client that comes while the server waits may be admitted to the endpoint that is closed then.
+                // Clients that lose a connection reconnect.
                 while !site.serves() {
                     std::thread::yield_now();
                 }
@@ -571,7 +571,7 @@ fn who_dies_with_a_lock_does_not_keep_the_server() {
                 done.send(()).expect("awaited");
             });
             if ends.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                // A thread that waits in libfabric cannot be made to fail otherwise, and this is not kept from view.
+                // A thread that waits in libfabric cannot be made to fail in another way, so the test reports it.
                 let _ = writeln!(
                     std::io::stderr(),
                     "the server waits for a lock that a dead client has ({whose})"

@@ -1,11 +1,11 @@
-//! Shared memory that processes have left behind.
+//! Shared memory that dead processes have left behind.
 //!
-//! Contents: [`begin`], which names the endpoints of this process over shm and removes what processes that are
-//! gone had. An endpoint is a file of 16 MiB in /dev/shm, which the provider removes when it is closed; a process that
-//! was killed closes nothing.
+//! Contents: [`begin`], which names the endpoints of this process over shm and removes those of dead processes. An
+//! endpoint is a file of 16 MiB in /dev/shm, which the provider removes when it is closed; a killed process closes
+//! nothing.
 //!
-//! Invariant: what is removed belonged to a Ferrite of this namespace of processes that is not alive. A /dev/shm may be
-//! shared with others, whose processes cannot be told dead from here: so the name says which namespace it is from.
+//! Invariant: a removed file belonged to a dead Ferrite process of this PID namespace. A /dev/shm may be shared with
+//! other namespaces, whose processes cannot be seen dead from here: so the name carries the namespace.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use rustix::process::{Pid, getpid, test_kill_process};
 
 pub(crate) const DIR: &str = "/dev/shm";
 
-/// What the names of this process's endpoints begin with. The first call removes what dead processes left.
+/// The prefix of the names of this process's endpoints. The first call removes the files of dead processes.
 pub(crate) fn begin() -> &'static str {
     static BEGIN: OnceLock<String> = OnceLock::new();
     BEGIN.get_or_init(|| {
@@ -24,27 +24,27 @@ pub(crate) fn begin() -> &'static str {
     })
 }
 
-/// What the names of all endpoints of Ferrite in this namespace of processes begin with.
+/// The prefix of the names of all Ferrite endpoints in this PID namespace.
 fn namespace() -> String {
     let link = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let number: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
     format!("ferrite-{number}-")
 }
 
-/// The process that an endpoint of this name is of, if it is one of Ferrite in this namespace of processes.
+/// The process that owns the endpoint of this name, if it is a Ferrite process of this PID namespace.
 pub(crate) fn process_of(name: &[u8]) -> Option<Pid> {
     let name = std::str::from_utf8(name).ok()?;
     owner(name.strip_prefix("fi_shm://")?, &namespace())
 }
 
-/// The process that an endpoint's file is of. The provider appends `:USER:NUMBER`.
+/// The process that owns an endpoint's file. The provider appends `:USER:NUMBER`.
 fn owner(name: &str, namespace: &str) -> Option<Pid> {
     let (process, _) = name.strip_prefix(namespace)?.split_once(':')?;
     let process: u32 = process.parse().ok()?;
     Pid::from_raw(process.try_into().ok()?)
 }
 
-/// Endpoints over shm in `dir` whose processes are gone: those of Ferrite, and of this namespace of processes.
+/// Endpoints over shm in `dir` whose processes are dead: those of Ferrite, and of this PID namespace.
 pub fn dead_endpoints(dir: &Path) -> Vec<PathBuf> {
     dead_in(dir, &namespace())
 }
@@ -63,7 +63,7 @@ fn dead_in(dir: &Path, namespace: &str) -> Vec<PathBuf> {
 
 fn sweep(dir: &Path, namespace: &str) {
     for path in dead_in(dir, namespace) {
-        // Another user's is not ours to remove; another process may just have done it.
+        // Another user's file may not be removed from here; another process may just have removed it.
         if std::fs::remove_file(&path).is_ok() {
             tracing::debug!("{} of a process that is gone was removed", path.display());
         }

@@ -2,9 +2,9 @@
 //!
 //! Contents: the frames in which messages travel over a stream ([`frame`]); keys, the handshake that opens a
 //! connection, and encryption ([`secure`]); the client's end of a connection ([`connection`]), and waiting for its end
-//! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), what it writes to ([`outbox`]),
-//! and where its peers come from ([`source`]). With the feature `fabric` connections go on over libfabric, where both
-//! ends can. What messages mean is none of this crate's business: `ferrite-net` says that.
+//! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), its send queue ([`outbox`]),
+//! and where its peers come from ([`source`]). With the feature `fabric` connections move to libfabric, where both ends
+//! can. The meaning of messages is not this crate's concern: `ferrite-net` defines it.
 //!
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![deny(unsafe_code)]

@@ -1,10 +1,10 @@
 //! How other threads reach the thread that owns a connection.
 //!
-//! Contents: [`Link`], a connection as others see it, with its mailbox; [`Waker`], through which a thread that
-//! waits for sockets is told of mail, and of connections that another has accepted for it. Used by `reactor` only.
+//! Contents: [`Link`], a connection as other threads see it, with its mailbox; [`Waker`], which notifies a thread that
+//! waits for sockets of mail, and of connections that another thread has accepted for it. Used by `reactor` only.
 //!
-//! Invariant: whoever puts something into an inbox rings afterwards, and the owner stops the ringing before it looks.
-//! So nothing stays in an inbox unseen.
+//! Invariant: a thread that puts something into an inbox rings afterwards, and the owner stops the ringing before it
+//! looks. So nothing stays in an inbox unseen.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -25,10 +25,10 @@ pub(crate) struct Waker {
     rung: AtomicBool,
 }
 
-/// What came for a thread.
+/// The mail and the connections for a thread.
 #[derive(Default)]
 pub(crate) struct Inbox {
-    /// Connections that are its own from now on.
+    /// Connections that the thread owns from now on.
     pub(crate) accepted: Vec<(TcpStream, SocketAddr)>,
     /// Connections with mail, or to be closed.
     pub(crate) mail: Vec<u64>,
@@ -43,7 +43,7 @@ impl Waker {
         })
     }
 
-    /// What to wait for.
+    /// The descriptor to wait for.
     pub(crate) fn event(&self) -> &OwnedFd {
         &self.event
     }
@@ -54,7 +54,7 @@ impl Waker {
         self.ring();
     }
 
-    /// Takes what came.
+    /// Takes the content.
     pub(crate) fn take(&self) -> Inbox {
         // Before the inbox is emptied: what is put into it later rings again.
         let mut count = [0; 8];
@@ -77,13 +77,13 @@ struct LinkState {
     waker: Arc<Waker>,
     mailbox: Mutex<Outbox>,
     is_closed: AtomicBool,
-    /// How often somebody wanted to know whether all that the client has sent is read.
+    /// How often a caller has asked whether everything that the client has sent is read.
     asked: AtomicU64,
-    /// The last of these that was answered: at some moment after it, nothing was left unread.
+    /// The last such question that was answered: at some moment after it, nothing was left unread.
     drained: AtomicU64,
 }
 
-/// A connection as other threads see it: they can answer through it, and close it.
+/// A connection as other threads see it, to answer through it, and to close it.
 #[derive(Clone)]
 pub struct Link(Arc<LinkState>);
 
@@ -99,12 +99,13 @@ impl Link {
         }))
     }
 
-    /// Whether both are of one connection.
+    /// Whether both belong to one connection.
     pub fn is_same(&self, other: &Link) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Has the connection's thread read what the client has sent. Returns the number to ask [`Self::is_drained`] with.
+    /// Makes the connection's thread read everything that the client has sent. Returns the number to pass to
+    /// [`Self::is_drained`].
     pub fn drain(&self) -> u64 {
         let number = self.0.asked.fetch_add(1, Ordering::AcqRel) + 1;
         self.ring();
@@ -123,17 +124,17 @@ impl Link {
         (asked > self.0.drained.load(Ordering::Relaxed)).then_some(asked)
     }
 
-    /// What [`Self::is_to_drain`] returned has been done since.
+    /// Records that the drain which [`Self::is_to_drain`] returned is done.
     pub(crate) fn mark_drained(&self, number: u64) {
         self.0.drained.store(number, Ordering::Release);
     }
 
-    /// Moves the mail to where it is sent from.
+    /// Moves the mail to the queue that is sent.
     pub(crate) fn take_mail(&self, out: &mut Outbox) {
         out.append(&mut self.0.mailbox.lock());
     }
 
-    /// Its connection is gone.
+    /// Marks that the connection is gone.
     pub(crate) fn mark_closed(&self) {
         self.0.is_closed.store(true, Ordering::Release);
     }

@@ -3,9 +3,9 @@
 //! Contents: [`Endpoint`], which owns every buffer that a provider may read or write until it says that it is
 //! done with it. The C half (`csrc/shim.c`) wraps the inline functions of libfabric's headers.
 //!
-//! Invariants: a buffer that was given to the provider is in `given`, and reaches nobody before its completion. The
-//! endpoint is closed before any of them is dropped. Only the peers that are told the key of the pool can reach it, and
-//! only if it was registered for them ([`Reach::Remote`]).
+//! Invariants: a buffer that the provider has is in `given`, and nothing else touches it before its completion. The
+//! endpoint is closed before any of them is dropped. Only peers that have the key of the pool can reach it, and only if
+//! it was registered for them ([`Reach::Remote`]).
 #![allow(unsafe_code, reason = "libfabric is a library in C")]
 
 mod guard;
@@ -32,7 +32,7 @@ pub(crate) use guard::Guard;
 pub(crate) use orphans::Page;
 pub(crate) use orphans::PeerLocks;
 
-/// What the shim keeps.
+/// The shim's state.
 #[repr(C)]
 struct Raw {
     _opaque: [u8; 0],
@@ -95,40 +95,40 @@ unsafe extern "C" {
 
 /// "Try again": queues are full, or a peer is being connected to.
 const EAGAIN: isize = -11;
-/// Completions taken at once.
+/// Completions taken at once, at most.
 const COMPLETIONS: usize = 16;
-/// So many looks in a row that find nothing show that nothing is left: ofi_rxm takes one of its own completions at a
-/// look, and tells us of few of them.
+/// So many empty polls in a row show that nothing is left: ofi_rxm takes one of its own completions at a poll, and
+/// reports few of them.
 const QUIET_LOOKS: u32 = 256;
-/// Who is sent more all the time does not look for ever.
+/// This bounds polling while peers keep sending.
 const LOOKS_MAX: u32 = 16 * QUIET_LOOKS;
 /// Longest name of an endpoint.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
-/// Keys that this process has asked for. Providers that choose their own ignore them.
+/// Keys that this process has requested. Providers that choose their own ignore them.
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
-/// Endpoints are opened and closed, and peers made known, one at a time in a process: providers keep lists that all of
-/// their endpoints share.
+/// One endpoint at a time in a process is opened or closed, or adds a peer: providers keep lists that all of their
+/// endpoints share.
 static LISTS: Mutex<Lists> = Mutex::new(Lists {
     known: BTreeMap::new(),
     closing: Vec::new(),
 });
 
-/// Who knows whom over shm. Endpoints of one process use each other's memory as it lies there, not a mapping of their
-/// own as others do: libfabric 1.17 would go on with it, and look at it, after it is unmapped. So an endpoint is closed
-/// when no other one of this process knows it any more.
+/// The endpoints over shm that know each other. Endpoints of one process use each other's memory in place, without the
+/// mapping of their own that other processes have: libfabric 1.17 would go on using it after it is unmapped. So an
+/// endpoint is closed only when no other one of this process knows it any more.
 struct Lists {
-    /// Names of endpoints, and how many of this process know them.
+    /// Names of endpoints, and how many endpoints of this process know them.
     known: BTreeMap<Vec<u8>, usize>,
     closing: Vec<Closing>,
 }
 
-/// An endpoint that nobody uses, but others of this process know.
+/// An endpoint without a user, which others of this process still know.
 struct Closing {
     raw: NonNull<Raw>,
     name: Vec<u8>,
-    /// What the provider may still read or write.
+    /// Buffers that the provider may still read or write.
     _given: Vec<Option<Given>>,
     _pool: Pool,
 }
@@ -137,13 +137,13 @@ struct Closing {
 unsafe impl Send for Closing {}
 
 impl Lists {
-    /// Closes what nobody knows any more.
+    /// Closes the endpoints that no other knows any more.
     fn sweep(&mut self) {
         let known = &self.known;
         let is_free = |it: &mut Closing| !known.contains_key(&it.name);
         for closing in self.closing.extract_if(.., is_free) {
-            // SAFETY: opened by `Endpoint::open`, left to this list by its `drop`, and closed here alone. With it ends
-            // every operation, so that what is dropped after this is nobody else's.
+            // SAFETY: opened by `Endpoint::open`, left to this list by its `drop`, and closed here alone. Closing ends
+            // every operation, so that the provider no longer uses the buffers dropped after this.
             unsafe { ferrite_ofi_close(closing.raw.as_ptr()) }
         }
     }
@@ -170,7 +170,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// All there are, the fastest first.
+    /// All providers, the fastest first.
     pub const ALL: [Provider; 3] = [Provider::Shm, Provider::Verbs, Provider::Tcp];
 
     /// Its name in addresses.
@@ -182,12 +182,12 @@ impl Provider {
         }
     }
 
-    /// The one with this name.
+    /// The provider with this name.
     pub fn named(name: &str) -> Option<Provider> {
         Provider::ALL.into_iter().find(|provider| provider.name() == name)
     }
 
-    /// What libfabric calls it.
+    /// Its name in libfabric.
     fn of_library(self) -> &'static CStr {
         match self {
             Provider::Shm => c"shm",
@@ -204,8 +204,8 @@ impl Provider {
     }
 }
 
-/// Has the library look for its providers, which it does once in a process. That takes tenths of a second, or seconds
-/// on a busy machine: too long for who is waited for.
+/// Makes the library look for its providers, which it does once in a process. That takes tenths of a second, or seconds
+/// on a busy machine: too long while a peer waits.
 pub(crate) fn begin() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -220,13 +220,13 @@ pub fn library_version() -> (u32, u32) {
     (version >> 16, version & 0xffff)
 }
 
-/// Who may reach the pool.
+/// The endpoints that may reach the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// This endpoint alone.
+    /// Only this endpoint.
     Local,
-    /// Peers that know its key, too. They may change any byte of it at any time: nothing but data on its way may be in
-    /// it.
+    /// Also peers that have its key. They may change any byte of it at any time: it must hold nothing but data in
+    /// flight.
     Remote,
 }
 
@@ -234,7 +234,7 @@ pub(crate) enum Reach {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerId(u64);
 
-/// What a provider has done.
+/// The kind of a completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Received,
@@ -243,13 +243,13 @@ pub(crate) enum Kind {
     Written,
 }
 
-/// Something that is done, or failed.
+/// An operation that is done, or has failed.
 #[derive(Debug)]
 pub(crate) struct Completion {
     pub(crate) kind: Kind,
-    /// What it was given with the operation.
+    /// The caller's tag of the operation.
     pub(crate) tag: u64,
-    /// The buffer. What was received is as long as the message.
+    /// The buffer. A received one is as long as the message.
     pub(crate) buffer: Buffer,
     pub(crate) is_ok: bool,
 }
@@ -276,17 +276,17 @@ pub(crate) struct Endpoint {
     /// By context.
     given: Vec<Option<Given>>,
     free: Vec<u32>,
-    /// What [`Self::drain`] found.
+    /// Completions that [`Self::drain`] found.
     drained: Vec<Completion>,
     /// Peers over shm, by name.
     known: Vec<(PeerId, Vec<u8>)>,
     inject_bytes: usize,
-    /// The read that was given last.
+    /// The read that was posted last.
     reading: Option<u64>,
 }
 
-// SAFETY: libfabric's objects may be used by any thread (they were asked for with FI_THREAD_SAFE), and everything else
-// is `Send`. It is not `Sync`: all calls take it exclusively.
+// SAFETY: libfabric's objects may be used by any thread (they were opened with FI_THREAD_SAFE), and everything else is
+// `Send`. It is not `Sync`: all calls take it exclusively.
 unsafe impl Send for Endpoint {}
 
 fn text(error: c_int) -> String {
@@ -307,7 +307,7 @@ fn failed(provider: Provider, step: &str, error: isize) -> FabricError {
 
 impl Endpoint {
     /// Opens an endpoint for `depth` messages each way, and registers a pool. `node` is an address of this host, for
-    /// providers that have any.
+    /// providers that have addresses.
     pub(crate) fn open(
         provider: Provider,
         node: Option<&str>,
@@ -325,8 +325,8 @@ impl Endpoint {
         let mut step = c"beginning".as_ptr();
         let is_remote = c_int::from(reach == Reach::Remote);
         // SAFETY: the texts end with zero bytes and outlive the call, which copies them; the region is the pool's area,
-        // which stays where it is as long as `pool` in the new value lives, and that is longer than the registration
-        // (`drop`). The last two point to variables of ours.
+        // which stays in place as long as `pool` in the new value lives, and that is longer than the registration
+        // (`drop`). The last two point to local variables.
         let result = unsafe {
             ferrite_ofi_open(
                 provider.of_library().as_ptr(),
@@ -364,7 +364,7 @@ impl Endpoint {
         self.provider
     }
 
-    /// By which peers reach it.
+    /// The name by which peers reach it.
     pub(crate) fn name(&self) -> Result<Vec<u8>, FabricError> {
         let mut name = vec![0; NAME_BYTES_MAX];
         let mut len = name.len();
@@ -390,19 +390,20 @@ impl Endpoint {
         Remote { address, key }
     }
 
-    /// Makes a peer known by its name.
+    /// Adds a peer by its name.
     pub(crate) fn insert(&mut self, name: &[u8]) -> Result<PeerId, FabricError> {
-        // Providers read as much as their names have, whatever the length of this one. Zeros end all that are texts.
+        // Providers read a name of their own length, whatever the length of this one. Zeros end all those that are
+        // texts.
         let mut room = [0; NAME_BYTES_MAX + 1];
         let Some(start) = room[..NAME_BYTES_MAX].get_mut(..name.len()) else {
             return Err(FabricError::Foreign);
         };
         start.copy_from_slice(name);
-        // Only shm has lists of peers that endpoints share. For others to wait here would be to wait for all who are
-        // opening endpoints, which takes them long.
+        // Only shm has lists of peers that endpoints share. Elsewhere the lock would make this wait for all endpoints
+        // that are being opened, which takes long.
         let mut lists = (self.provider == Provider::Shm).then(|| LISTS.lock());
         let mut peer = 0;
-        // SAFETY: no provider of ours has longer names than `room`, and texts end in it. The endpoint is open.
+        // SAFETY: no provider in use has longer names than `room`, and texts end in it. The endpoint is open.
         let result = unsafe { ferrite_ofi_insert(self.raw.as_ptr(), room.as_ptr().cast(), &raw mut peer) };
         match result {
             0 => {
@@ -433,7 +434,7 @@ impl Endpoint {
     }
 
     fn take_out(&mut self, peer: PeerId) {
-        // SAFETY: the endpoint is open; a peer that it does not know is an error, not more.
+        // SAFETY: the endpoint is open; removing an unknown peer is an error and nothing worse.
         let result = unsafe { ferrite_ofi_remove(self.raw.as_ptr(), peer.0) };
         if result != 0 {
             tracing::debug!("forgetting a peer: {}", text(result));
@@ -453,7 +454,7 @@ impl Endpoint {
         self.inject_bytes
     }
 
-    /// Operations under way, receiving apart.
+    /// Operations in flight, without receives.
     pub(crate) fn busy(&self) -> usize {
         let busy = self.given.iter().flatten();
         busy.filter(|given| given.kind != Kind::Received).count()
@@ -478,14 +479,14 @@ impl Endpoint {
     }
 
     fn leave(&mut self, context: u64) -> Option<Given> {
-        // Zero is the context of what was injected.
+        // Zero is the context of injected messages.
         let at = context.checked_sub(1)?;
         let given = self.given.get_mut(at as usize)?.take()?;
         self.free.push(at as u32);
         Some(given)
     }
 
-    /// Gives the provider a buffer of this pool for an operation. It comes back if the provider is busy.
+    /// Gives the provider a buffer of this pool for an operation. A busy provider returns it.
     fn give(
         &mut self,
         (kind, tag, buffer): (Kind, u64, Buffer),
@@ -507,7 +508,7 @@ impl Endpoint {
         }
     }
 
-    /// Lends the provider a buffer for a message to come.
+    /// Lends the provider a buffer for a future message.
     pub(crate) fn receive(&mut self, buffer: Buffer) -> Result<Option<Buffer>, FabricError> {
         self.give(
             (Kind::Received, 0, buffer),
@@ -519,7 +520,7 @@ impl Endpoint {
         )
     }
 
-    /// Sends the content of a buffer as one message. `Some` gives it back: the provider is busy.
+    /// Sends the content of a buffer as one message. `Some` returns the buffer: the provider is busy.
     pub(crate) fn send(&mut self, peer: PeerId, buffer: Buffer, tag: u64) -> Result<Option<Buffer>, FabricError> {
         self.give((Kind::Sent, tag, buffer), "sending", |raw, address, len, context| {
             // SAFETY: as in `receive`.
@@ -549,11 +550,11 @@ impl Endpoint {
         let mut reading = 0;
         let given = self.give((Kind::Read, tag, buffer), "reading", |raw, address, len, context| {
             reading = context;
-            // SAFETY: as in `receive`. What is not the peer's to give fails there.
+            // SAFETY: as in `receive`. If the peer may not give this memory, the read fails there.
             unsafe { ferrite_ofi_read(raw, address, len, peer.0, from.address, from.key, context) }
         })?;
         if given.is_none() && self.provider == Provider::Shm {
-            // It mostly is done already. libfabric 1.17 does not say which one has failed, so it is to be asked now.
+            // Usually the read is already done. libfabric 1.17 does not say which one has failed, so poll now.
             self.reading = Some(reading);
             let mut drained = std::mem::take(&mut self.drained);
             let looked = self.look_until_quiet(&mut drained);
@@ -568,22 +569,23 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Gives back the buffer of a read or write whose peer was removed, and whose completion may never come: providers
-    /// with connections have closed that to this peer. Over shm it is the peer that takes what is written from there,
-    /// and what it takes after this is of no use to it; a read that is not done yet stays. True if that was done.
+    /// Returns the buffer of a read or write whose peer was removed, and whose completion may never come. Providers
+    /// with connections have closed the one to this peer. Over shm the peer itself copies the data of a write, and data
+    /// that it copies after this is of no use to it; a read that is not done yet stays. True if the buffer was
+    /// returned.
     pub(crate) fn let_go(&mut self, tag: u64) -> bool {
         let mut given = self.given.iter_mut().flatten();
         let is_closed = self.provider != Provider::Shm;
         let may_go = |kind| kind == Kind::Written || (kind == Kind::Read && is_closed);
         let found = given.find(|given| may_go(given.kind) && given.tag == tag);
         match found {
-            // What was given keeps its number: nothing else gets a completion that comes after all.
+            // The operation keeps its number, so that no other one gets a completion that comes after all.
             Some(given) => given.buffer.take().is_some(),
             None => false,
         }
     }
 
-    /// Puts the content of a buffer into the memory of a peer.
+    /// Writes the content of a buffer to the memory of a peer.
     pub(crate) fn write(
         &mut self,
         peer: PeerId,
@@ -597,8 +599,9 @@ impl Endpoint {
         })
     }
 
-    /// Takes what has come, before a peer is forgotten. libfabric 1.17 (ofi_rxm) first closes the way to the peer, and
-    /// then looks at the completions that are left; for each message among them it uses what it has just freed.
+    /// Takes all completions before a peer is forgotten. libfabric 1.17 (ofi_rxm) first closes the connection to the
+    /// peer, and then looks at the completions that are left; for each message among them it uses memory that it has
+    /// just freed.
     fn drain(&mut self) {
         if self.provider == Provider::Shm {
             return;
@@ -615,7 +618,7 @@ impl Endpoint {
         self.drained = drained;
     }
 
-    /// Drives the provider, and appends what is done. True if anything was. Does not block.
+    /// Drives the provider, and appends completed operations. True if there were any. Does not block.
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let had_drained = !self.drained.is_empty();
         done.append(&mut self.drained);
@@ -624,7 +627,7 @@ impl Endpoint {
 
     fn look(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let mut entries = [RawCompletion::default(); COMPLETIONS];
-        // SAFETY: there is room for as many, and the endpoint is open.
+        // SAFETY: `entries` holds that many, and the endpoint is open.
         let count = unsafe { ferrite_ofi_poll(self.raw.as_ptr(), entries.as_mut_ptr(), COMPLETIONS) };
         let Ok(count) = usize::try_from(count) else {
             return Err(failed(self.provider, "looking for completions", count));
@@ -641,7 +644,7 @@ impl Endpoint {
                 buffer: Some(mut buffer),
             }) = self.leave(context)
             else {
-                // Of an injected message, or of one who is gone: nobody waits for it.
+                // Of an injected message, or for a peer that is gone: no thread waits for it.
                 continue;
             };
             if !is_ok {
@@ -662,7 +665,7 @@ impl Endpoint {
 }
 
 impl Drop for Endpoint {
-    /// Closes it, or leaves it to the last of this process that knows it.
+    /// Closes it, or leaves it to the last endpoint of this process that knows it.
     fn drop(&mut self) {
         self.drain();
         let name = match self.provider {

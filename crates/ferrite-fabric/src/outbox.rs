@@ -1,8 +1,8 @@
-//! Frames on their way out of a server.
+//! Frames queued to leave a server.
 //!
-//! Contents: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many,
-//! and sends large data from the buffer it lies in. What an engine lends from its own memory is sent at once, from
-//! where it lies; what the socket does not take then is copied into a buffer, and waits there.
+//! Contents: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many, and
+//! sends large data from the buffer that holds it. Data that an engine lends from its own memory is sent at once, in
+//! place; the rest that the socket does not take is copied into a buffer, and waits there.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,22 +16,22 @@ use ferrite_buffers::lent::{Lent, Sent};
 
 use crate::frame::{Lengths, PREFIX_BYTES};
 
-/// Parts given to one system call.
+/// Parts passed to one system call.
 const PARTS_MAX: usize = 16;
 /// An empty queue keeps no more memory than this.
 const KEPT_BYTES: usize = 16 << 10;
-/// A thread keeps so many longer ones for whichever queue needs one next, up to this length each.
+/// A thread keeps so many longer ones for the next queues that need one, up to this length each.
 const SPARES: usize = 2;
 const SPARE_BYTES_MAX: usize = 512 << 10;
 
 thread_local! {
-    /// Memory of queues that were sent: to have it anew for each would take longer than to fill it.
+    /// Memory of queues that were sent: allocating it anew would take longer than filling it.
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
 enum Part {
     Bytes(Vec<u8>),
-    /// Data of a frame, and how much of it, at the end of the part before, may still go apart from it.
+    /// Data of a frame, and how many bytes of it, at the end of the part before, may still travel apart from it.
     Buffer(
         Buffer,
         #[cfg_attr(not(feature = "fabric"), expect(dead_code, reason = "a stream sends all"))] usize,
@@ -40,11 +40,11 @@ enum Part {
 
 /// Where frames are sent.
 pub(crate) trait Sink {
-    /// Sends as much as it takes of some parts, one after the other; returns how much that was.
+    /// Sends as much of the parts as it takes, in order; returns how much that was.
     fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize>;
 }
 
-/// What is to be sent next, for a transport that moves large data by itself.
+/// The next piece to send, for a transport that moves large data on its own.
 #[cfg(feature = "fabric")]
 pub(crate) enum Next<'o> {
     Nothing,
@@ -61,7 +61,7 @@ impl Part {
         }
     }
 
-    /// What is behind its first bytes.
+    /// The part after its first `skipped` bytes.
     fn behind(&self, skipped: usize) -> Sent<'_> {
         match self {
             Part::Bytes(bytes) => Sent::Bytes(&bytes[skipped..]),
@@ -74,17 +74,17 @@ impl Part {
 #[derive(Default)]
 pub struct Outbox {
     parts: VecDeque<Part>,
-    /// How much of the first part is sent.
+    /// How much of the first part was sent.
     sent: usize,
     queued_bytes: usize,
     /// Bytes that have left.
     gone_bytes: u64,
-    /// Where lent data is sent at once.
+    /// The stream for lent data, which is sent at once.
     stream: Option<Arc<TcpStream>>,
 }
 
 impl Outbox {
-    /// The queue of a stream, to which what is lent goes at once.
+    /// The queue of a stream that receives lent data at once.
     pub(crate) fn that_lends(stream: &Arc<TcpStream>) -> Outbox {
         Outbox {
             stream: Some(Arc::clone(stream)),
@@ -97,7 +97,7 @@ impl Outbox {
         self.stream.is_some()
     }
 
-    /// Lends no more.
+    /// Stops lending.
     pub(crate) fn stop_lending(&mut self) {
         self.stream = None;
     }
@@ -112,17 +112,17 @@ impl Outbox {
         self.gone_bytes
     }
 
-    /// Bytes that were put here so far.
+    /// Bytes that were queued so far.
     pub fn put_bytes(&self) -> u64 {
         self.gone_bytes + self.queued_bytes as u64
     }
 
-    /// Whether some of it lies in buffers.
+    /// Whether some of the queue lies in buffers.
     pub fn has_buffers(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::Buffer(..)))
     }
 
-    /// Begins a frame; its body is what is appended to [`Frame::body`].
+    /// Begins a frame; its body is everything appended to [`Frame::body`].
     pub fn frame(&mut self) -> Frame<'_> {
         if !matches!(self.parts.back(), Some(Part::Bytes(_))) {
             self.parts.push_back(Part::Bytes(Vec::new()));
@@ -147,7 +147,7 @@ impl Outbox {
         self.parts.append(&mut other.parts);
     }
 
-    /// Sends as much as `sink` takes. True if nothing is left.
+    /// Sends as much as `sink` takes. True if the queue is empty.
     pub(crate) fn send(&mut self, sink: &mut impl Sink) -> io::Result<bool> {
         while self.queued_bytes > 0 {
             let mut sent: [Sent<'_>; PARTS_MAX] = std::array::from_fn(|_| Sent::Bytes(&[]));
@@ -167,7 +167,7 @@ impl Outbox {
         Ok(true)
     }
 
-    /// Sends what is queued and then `data`, as much as the stream takes; returns how much of `data` that was.
+    /// Sends the queue and then `data`, as much as the stream takes; returns how much of `data` that was.
     fn send_with(&mut self, data: &Lent) -> usize {
         let Some(stream) = self.stream.clone() else {
             return 0;
@@ -195,14 +195,14 @@ impl Outbox {
                     sent += taken - queued;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Full, or broken, which the owner finds out when it sends what is left.
+                // Full, or broken; the owner learns which when it sends the rest.
                 Err(_) => break,
             }
         }
         sent
     }
 
-    /// What is to be sent next.
+    /// The next piece to send.
     #[cfg(feature = "fabric")]
     pub(crate) fn next(&mut self) -> Next<'_> {
         while self.parts.len() > 1 && self.parts[0].len() == self.sent {
@@ -226,13 +226,13 @@ impl Outbox {
         }
     }
 
-    /// So much of the bytes that were next is sent.
+    /// Counts so many of the next bytes as sent.
     #[cfg(feature = "fabric")]
     pub(crate) fn sent(&mut self, count: usize) {
         self.advance(count);
     }
 
-    /// Takes the bulk data that is next, and the beginning of its frame.
+    /// Takes the next bulk data, and the beginning of its frame.
     #[cfg(feature = "fabric")]
     pub(crate) fn take_bulk(&mut self) -> Option<(Vec<u8>, Buffer)> {
         let Next::Bulk(head, _) = self.next() else {
@@ -251,7 +251,7 @@ impl Outbox {
         }
     }
 
-    /// The bulk data that is next goes with its frame.
+    /// Sends the next bulk data within its frame.
     #[cfg(feature = "fabric")]
     pub(crate) fn stream_bulk(&mut self) {
         if let Some(Part::Buffer(_, head_bytes)) = self.parts.get_mut(1) {
@@ -280,7 +280,7 @@ impl Outbox {
             }
             self.sent -= len;
             match self.parts.pop_front() {
-                // The next answer most likely needs as much again.
+                // The next answer probably needs as much again.
                 Some(Part::Bytes(mut bytes)) if self.parts.is_empty() && bytes.capacity() <= KEPT_BYTES => {
                     bytes.clear();
                     self.parts.push_back(Part::Bytes(bytes));
@@ -300,7 +300,8 @@ impl Outbox {
     }
 }
 
-/// A frame that is being written. Ends with [`Self::finish`] or one of its kin; dropped before, it leaves nothing.
+/// A frame that is being written. It ends with [`Self::finish`] or a variant of it; if dropped before, it leaves
+/// nothing.
 pub struct Frame<'o> {
     outbox: &'o mut Outbox,
     start: usize,
@@ -314,7 +315,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Where the body goes. Nothing that is in it may be removed below what it had first.
+    /// The body. The caller must not remove anything that was in it at first.
     pub fn body(&mut self) -> &mut Vec<u8> {
         self.bytes()
     }
@@ -325,7 +326,7 @@ impl Frame<'_> {
         self.bytes().len() - start - PREFIX_BYTES
     }
 
-    /// Drops what was written of the body behind its first `len_bytes`.
+    /// Truncates the body to its first `len_bytes`.
     pub fn cut_body(&mut self, len_bytes: usize) {
         let len = self.start + PREFIX_BYTES + len_bytes;
         self.bytes().truncate(len);
@@ -336,12 +337,12 @@ impl Frame<'_> {
         self.finish_with(0, |_| 0);
     }
 
-    /// Appends the frame with data in the same bytes: `fill` gets room for `most_bytes`, and returns how many it used.
+    /// Appends the frame with data in the same bytes: `fill` gets space for `most_bytes`, and returns how many it used.
     pub fn finish_with(self, most_bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Ok(()) = self.try_finish_with(most_bytes, |room| Ok::<usize, Infallible>(fill(room)));
     }
 
-    /// The same, unless `fill` fails: then there is no frame.
+    /// The same, unless `fill` fails: then no frame is sent.
     pub fn try_finish_with<E>(
         mut self,
         most_bytes: usize,
@@ -361,13 +362,13 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// Appends the frame with the content of `data`, which goes out from where it is.
+    /// Appends the frame with the content of `data`, which is sent in place.
     pub fn finish_from(self, data: Buffer) {
         self.finish_with_part(data.len(), |head_bytes| Part::Buffer(data, head_bytes));
     }
 
-    /// Sends all frames and this one with data that an engine lends, as much as the stream takes now. What it does not
-    /// take of the data goes into `rest`, which has room for all of it. Only if [`Outbox::may_lend`].
+    /// Sends all frames and this one with data that an engine lends, as much as the stream takes now. The rest of the
+    /// data goes into `rest`, which has space for all of it. Only if [`Outbox::may_lend`].
     pub fn finish_lent(mut self, data: &Lent, mut rest: Buffer) {
         let start = self.start;
         let body_bytes = self.body_bytes();
@@ -375,7 +376,7 @@ impl Frame<'_> {
         let lengths = Lengths { body_bytes, data_bytes };
         self.bytes()[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
         self.outbox.queued_bytes += PREFIX_BYTES + body_bytes;
-        // Its drop looks for what is not finished.
+        // Dropping the frame looks for unfinished bytes.
         self.start = self.bytes().len();
         let sent = self.outbox.send_with(data);
         if sent < data_bytes {
@@ -391,7 +392,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Appends the frame and its data, a part of its own that is made with the length of what precedes it.
+    /// Appends the frame and its data, a part of its own that `part` makes from the length before it.
     fn finish_with_part(mut self, data_bytes: usize, part: impl FnOnce(usize) -> Part) {
         let start = self.start;
         let body_bytes = self.body_bytes();
@@ -400,7 +401,7 @@ impl Frame<'_> {
         bytes[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
         self.start = bytes.len();
         self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
-        // Its drop looks for bytes at the back.
+        // Dropping the frame looks for bytes at the back.
         self.outbox.parts.push_back(part(PREFIX_BYTES + body_bytes));
         self.outbox.parts.push_back(Part::Bytes(Vec::new()));
         self.start = 0;

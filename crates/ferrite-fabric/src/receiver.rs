@@ -1,9 +1,10 @@
-//! The client's end of a connection: the thread that receives.
+//! The client's end of a connection: the receiving thread.
 //!
-//! Contents: [`Receiver`], the other half of a connection, and where its bytes come from: a socket, records, or
-//! a fabric.
+//! Contents: [`Receiver`], the other half of a connection, and the sources of its bytes: a socket, records, or a
+//! fabric.
 //!
-//! Invariant: no more is received along with a frame than its reader needs next, if that would be copied once more.
+//! Invariant: a receive takes no more than its reader needs next along with a frame, if the excess would be copied once
+//! more.
 
 use std::cell::RefCell;
 use std::io;
@@ -31,10 +32,10 @@ pub(crate) const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
 /// A frame with so much data is long.
 const LONG_BYTES: usize = 128 << 10;
-/// Bytes received at once behind a long one.
+/// Bytes received along with a long frame.
 const ALONG_BYTES: usize = 4 << 10;
 
-/// Where a receiver's bytes come from.
+/// The source of a receiver's bytes.
 #[derive(Debug)]
 struct Source {
     stream: TcpStream,
@@ -43,7 +44,7 @@ struct Source {
     line: Option<LineReader>,
 }
 
-/// What it takes to receive encrypted.
+/// The state that encrypted receiving needs.
 #[derive(Debug)]
 struct Opening {
     opener: Opener,
@@ -51,14 +52,14 @@ struct Opening {
     sealed: Vec<u8>,
     from: usize,
     end: usize,
-    /// The content of a record for which its reader had no room. What is behind `given` was not read.
+    /// The content of a record that did not fit into its reader's buffer. The bytes from `given` on are unread.
     content: Vec<u8>,
     content_bytes: usize,
     given: usize,
 }
 
 impl Source {
-    /// Whether bytes go straight from the socket to where they are read to.
+    /// Whether bytes go directly from the socket to the reader's memory.
     fn reads_from_socket(&self) -> bool {
         #[cfg(feature = "fabric")]
         if self.line.is_some() {
@@ -67,7 +68,7 @@ impl Source {
         self.opening.is_none()
     }
 
-    /// Looks again and again for what comes before it sleeps.
+    /// Polls for data before it sleeps.
     fn read(&mut self, spin: &mut Spin, room: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &mut self.line {
@@ -151,18 +152,18 @@ pub struct Receiver {
     received: Vec<u8>,
     from: usize,
     end: usize,
-    /// Data of the last frame that is still to be taken.
+    /// Data of the last frame that the caller has not taken yet.
     data_left: usize,
-    /// The last frame had much data, so most likely the next one has.
+    /// The last frame had much data, so the next one probably has, too.
     was_long: bool,
     spin: Spin,
-    /// The data, if it came by itself, and how much of it is taken.
+    /// The data, if it came apart from the frame, and how much of it is taken.
     #[cfg(feature = "fabric")]
     landed: Option<(Buffer, usize)>,
 }
 
 impl Receiver {
-    /// One that has received nothing yet.
+    /// A receiver that has received nothing yet.
     pub(crate) fn new(stream: TcpStream, opener: Option<Opener>) -> Receiver {
         Receiver {
             source: Source {
@@ -182,14 +183,14 @@ impl Receiver {
         }
     }
 
-    /// What comes from now on comes over a fabric.
+    /// Receives over a fabric from now on.
     #[cfg(feature = "fabric")]
     pub(crate) fn goes_on_over(&mut self, line: LineReader) {
         self.source.line = Some(line);
     }
 
-    /// Sets how long at most it looks for what comes again and again before it sleeps. It does so where that pays:
-    /// after short sleeps, and while nobody else wants the core. Zero: it sleeps at once.
+    /// Sets how long it polls before it sleeps, at most. It does so where that pays: after short sleeps, and while no
+    /// other thread wants the core. Zero: it sleeps at once.
     pub fn set_spin(&mut self, most: Duration) {
         self.spin = Spin::new(most);
     }
@@ -213,7 +214,7 @@ impl Receiver {
         Ok(Some((&self.received[body..self.from], lengths.data_bytes)))
     }
 
-    /// Whether a whole frame has been received, so that [`Self::receive`] does not block. Call it when the data of the
+    /// Whether a whole frame has been received, so that [`Self::receive`] does not block. Call it once the data of the
     /// last frame is taken.
     pub fn has_frame(&self) -> bool {
         let received = &self.received[self.from..self.end];
@@ -225,7 +226,7 @@ impl Receiver {
         self.data_left == 0 && lengths.is_some_and(|lengths| whole(lengths) <= received.len())
     }
 
-    /// The lengths of a frame, and whether its data came by itself.
+    /// The lengths of a frame, and whether its data came apart from it.
     fn lengths(&self, bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricError> {
         #[cfg(feature = "fabric")]
         if self.source.line.is_some() {
@@ -234,7 +235,7 @@ impl Receiver {
         Ok(Lengths::decode(bytes)?.map(|lengths| (lengths, false)))
     }
 
-    /// Finds the data of a frame whose body is there, if it came by itself.
+    /// Finds the data of a frame whose body is there, if the data came apart from it.
     #[cfg(feature = "fabric")]
     fn land(&mut self, lengths: Lengths, is_apart: bool) -> Result<(), FabricError> {
         self.landed = None;
@@ -242,7 +243,7 @@ impl Receiver {
             return Ok(());
         };
         let body = &self.received[self.from + PREFIX_BYTES..][..lengths.body_bytes];
-        // Whatever the request had lent is its own again.
+        // The memory that the request had lent is its own again.
         let lent = body
             .first_chunk()
             .and_then(|id| reader.line().take_back(u64::from_le_bytes(*id)));
@@ -263,7 +264,7 @@ impl Receiver {
     /// Takes data of the last frame, as much as `buf` holds. Blocks.
     ///
     /// # Panics
-    /// If there is not as much.
+    /// If there is less data.
     pub fn take_data(&mut self, buf: &mut [u8]) -> Result<(), FabricError> {
         assert!(buf.len() <= self.data_left, "more data than the frame has");
         self.data_left -= buf.len();
@@ -304,7 +305,7 @@ impl Receiver {
             self.received.copy_within(self.from..self.end, 0);
             (self.from, self.end) = (0, self.end - self.from);
         }
-        // What is taken along of a frame's data is copied once more.
+        // The part of a frame's data that this receives along is copied once more.
         let most = match self.was_long && self.source.reads_from_socket() {
             true => (self.from + count).max(self.end + ALONG_BYTES).min(self.received.len()),
             false => self.received.len(),
@@ -326,7 +327,7 @@ impl Receiver {
     }
 }
 
-/// Reads something. A peer that stops in the middle of a frame is given up after a while.
+/// Reads something. Gives up on a peer that stops in the middle of a frame for a while.
 fn read_some(source: &mut Source, spin: &mut Spin, room: &mut [u8]) -> Result<usize, FabricError> {
     let mut silent_since = None;
     loop {

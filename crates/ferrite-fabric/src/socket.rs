@@ -1,15 +1,15 @@
-//! How our sockets differ from others.
+//! Options of this crate's sockets.
 
 use std::io;
 use std::net::TcpStream;
 
 use rustix::net::sockopt;
 
-/// What a socket to the same host holds before its receiver takes something. With more, bulk data has left the CPU's
-/// caches by then; the system would let it grow to 4 MiB. (It counts twice what it is told.)
+/// How much a socket to the same host holds before its receiver takes data. With more, bulk data has left the CPU's
+/// caches by then; the system would let it grow to 4 MiB. (The kernel doubles the given value.)
 const LOCAL_SEND_BYTES: usize = 512 << 10;
 
-/// Has small messages sent at once, and large ones in portions that suit the way they go.
+/// Makes the socket send small messages at once, and large ones in portions that suit their path.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     if stream.peer_addr()?.ip().to_canonical().is_loopback() {

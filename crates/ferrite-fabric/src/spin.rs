@@ -1,32 +1,30 @@
-//! Looking for something again and again before sleeping, where that pays.
+//! Polling for a while before sleeping, where that pays.
 //!
-//! Contents: [`Spin`], for whoever waits for a socket: the threads of a server, the receiver of a client, and
-//! the adapter of `ferrite-rnic` at both ends.
-//! Waking a thread on another core takes longer than most requests, so who sleeps for each answer waits mostly for
-//! that. But looking takes a core from others, and is in vain if what is waited for comes from somebody who needs this
-//! very core.
+//! Contents: [`Spin`], for threads that wait for a socket: the threads of a server, the receiver of a client, and the
+//! adapter of `ferrite-rnic` at both ends. Waking a thread on another core takes longer than most requests, so a thread
+//! that sleeps for each answer waits mostly for its wake-up. But polling takes a core from others, and is in vain if
+//! the awaited event comes from a thread that needs this very core.
 //!
-//! So how long is looked depends on what came of it before. After a sleep that was short enough, the next look is
-//! longer; after a long one there is none, so that who is idle sleeps. Between two looks the core is offered to others,
-//! and if somebody takes it, there is no looking for a number of times, which grows while that goes on.
+//! So the time to poll depends on the results before. After a sleep that was short enough, the next poll is longer; a
+//! long one ends polling, so that an idle thread sleeps. Between two looks the thread yields the core, and if another
+//! thread takes it, the next waits do not poll; their number grows while that recurs.
 
 use std::time::{Duration, Instant};
 
-/// How long at most who waits for a socket looks before it sleeps, unless told otherwise.
+/// How long a thread that waits for a socket polls before it sleeps, at most, by default.
 pub const SPIN: Duration = Duration::from_micros(200);
-/// How long is looked first.
+/// The first time to poll.
 const FIRST: Duration = Duration::from_micros(10);
-/// If offering the core takes longer, somebody took it. In vain it takes a few tenths of a microsecond.
+/// If yielding the core takes longer, another thread took it. In vain it takes a few tenths of a microsecond.
 const TAKEN: Duration = Duration::from_micros(2);
-/// How many times there is no looking after that: at first, which may have been an interrupt, and at most.
+/// How many waits do not poll after that: at first, because it may have been an interrupt, and at most.
 const RESTS: (u32, u32) = (1, 1024);
 
-/// What time it is, and the way to offer the core to others. A test has one of its own: nothing is certain about how
-/// long something takes on a busy machine.
+/// The clock, and the way to yield the core to others. A test has its own: on a busy machine no duration is certain.
 pub trait Core {
-    /// What time it is.
+    /// The current time.
     fn now(&self) -> Instant;
-    /// Offers the core.
+    /// Yields the core.
     fn offer(&self);
 }
 
@@ -44,19 +42,19 @@ impl Core for Machine {
     }
 }
 
-/// How long to look before sleeping.
+/// How long to poll before sleeping.
 #[derive(Debug)]
 pub struct Spin<C = Machine> {
     core: C,
     most: Duration,
     window: Duration,
-    /// So many times there is no looking.
+    /// How many more waits do not poll.
     rests: u32,
     next_rests: u32,
 }
 
 impl Spin {
-    /// One that looks for `most` at most; zero: not at all.
+    /// A value that polls for `most` at most; zero: not at all.
     pub fn new(most: Duration) -> Spin {
         Spin::on(Machine, most)
     }
@@ -73,7 +71,7 @@ impl<C: Core> Spin<C> {
         }
     }
 
-    /// Looks until something is found, or it is time to sleep. `sleep` also tells whether it ended because something
+    /// Polls until something is found, or it is time to sleep. `sleep` also tells whether it ended because something
     /// came.
     pub fn wait<T>(&mut self, look: impl FnMut() -> Option<T>, sleep: impl FnOnce() -> (T, bool)) -> T {
         if self.rests > 0 || self.most.is_zero() {
@@ -116,7 +114,7 @@ impl<C: Core> Spin<C> {
         }
     }
 
-    /// The core is wanted by somebody else.
+    /// Another thread wants the core.
     fn rest(&mut self) {
         self.rests = self.next_rests;
         self.next_rests = (self.next_rests * 2).min(RESTS.1);
@@ -139,7 +137,7 @@ mod tests {
 
     const MOST: Duration = Duration::from_micros(100);
 
-    /// A core on which time passes when it is offered, and while somebody sleeps.
+    /// A core on which time passes when a thread yields it, and while one sleeps.
     struct Model {
         now: Cell<Instant>,
         offer: Cell<Duration>,
@@ -168,7 +166,7 @@ mod tests {
         }
     }
 
-    /// How often it looks before it sleeps, in a wait that then takes so long.
+    /// How often it polls before it sleeps, in a wait that then takes so long.
     fn looks(spin: &mut Spin<&Model>, slept: Duration) -> usize {
         let mut count = 0;
         let core = spin.core;

@@ -1,7 +1,7 @@
 //! Waiting for the end of a connection without receiving from it.
 //!
-//! Contents: [`Wake`], with which threads interrupt the one that waits, and [`Wake::wait`]. A client's thread
-//! that waits for nothing else learns in this way at once that its server is gone.
+//! Contents: [`Wake`], with which threads interrupt a waiting one, and [`Wake::wait`]. A client's otherwise idle thread
+//! learns in this way at once that its server is gone.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,12 +14,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 pub struct Wake(OwnedFd);
 
 impl Wake {
-    /// One that nothing has rung.
+    /// A wake that nothing has rung.
     pub fn new() -> io::Result<Wake> {
         Ok(Wake(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
     }
 
-    /// The waiting thread, or the next one that waits, goes on.
+    /// Lets the waiting thread, or the next one that waits, continue.
     pub fn ring(&self) {
         // It fails only if it has been rung 2^64 times.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Who is let in: floods of connections that say nothing, and what those are told for whom there is no room.
+//! Admission of clients: floods of connections that say nothing, and the notice to clients that exceed the capacity.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};

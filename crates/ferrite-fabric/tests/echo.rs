@@ -102,8 +102,7 @@ fn frames_of_all_sizes_come_back_in_order() {
     assert!(receiver.receive().is_err());
 }
 
-/// Neither garbage nor half a frame nor a client that takes no answers keeps others from being served, and all buffers
-/// come back.
+/// Neither garbage nor half a frame nor a client that takes no answers blocks other clients, and all buffers come back.
 #[test]
 fn a_client_that_misbehaves_harms_itself_alone() {
     let pool = Pool::new(16 << 20).unwrap();
@@ -112,7 +111,7 @@ fn a_client_that_misbehaves_harms_itself_alone() {
     garbage.write_all(&[0xff; 64]).unwrap();
     let mut half = TcpStream::connect(&address).unwrap();
     half.write_all(&[10, 0, 0, 0, 0, 0]).unwrap();
-    // Four of these would need all buffers; what the first two are sent is never read.
+    // Four of these would need all buffers; the first two never read their answers.
     let glutton = |_| {
         let address = address.clone();
         std::thread::spawn(move || {

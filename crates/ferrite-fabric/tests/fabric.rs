@@ -1,5 +1,5 @@
-//! The echo of `echo.rs` behind fabrics: what is sent comes back whole, by message and by bulk data, and clients that
-//! die or send garbage harm nobody else. A provider that is not there is skipped.
+//! The echo of `echo.rs` behind fabrics: messages and bulk data come back whole, and clients that die or send garbage
+//! harm no other client. An absent provider is skipped.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use ferrite_fabric::{FabricError, Provider};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Messages with such numbers are answered from a buffer, however little they want.
+/// Messages with such numbers are answered from a buffer, however little data they want.
 const FROM_BUFFER: u64 = 1 << 32;
 
 /// Answers each message with its first eight bytes and its data.
@@ -73,7 +73,7 @@ fn filled(len: usize, salt: u8) -> Vec<u8> {
     data
 }
 
-/// Nobody is let in from an adapter's address without a key. All processes of a test have this one.
+/// A client at an adapter's address needs a key. All processes of a test have this one.
 fn key() -> Key {
     Key::parse(&format!("ferrite-key-1:{}", "5a".repeat(32))).unwrap()
 }
@@ -121,7 +121,7 @@ fn host() -> String {
     std::env::var("FERRITE_FABRIC_HOST").unwrap_or_else(|_| "127.0.0.1".into())
 }
 
-/// Providers that can be tested here; one that is asked for must be there.
+/// Providers that can be tested here; an explicitly requested one must be present.
 fn providers() -> Vec<&'static str> {
     if let Ok(name) = std::env::var("FERRITE_FABRIC_PROVIDER") {
         let provider = Provider::named(&name).expect("FERRITE_FABRIC_PROVIDER is a provider");
@@ -157,7 +157,7 @@ fn receive(receiver: &mut Receiver) -> (u64, usize, Vec<u8>) {
     panic!("no answer");
 }
 
-/// One there and one back.
+/// One message each way.
 fn echo(connection: &Connection, receiver: &mut Receiver, id: u64, size: usize) {
     let salt = id as u8;
     connection.ask(&body(id, 0, 3), &filled(size, salt), 0).unwrap();
@@ -188,7 +188,7 @@ fn data_of_all_sizes_goes_there_and_comes_back() {
         ];
         for (id, size) in sizes.into_iter().enumerate() {
             echo(&connection, &mut receiver, id as u64, size);
-            // The other way alone, with a place for it, without, and with one that is too small.
+            // Only back, with a place for it, without, and with one that is too small.
             for (turn, room) in [size, 0, size / 2].into_iter().enumerate() {
                 let id = (turn as u64 + 1) * 1000 + id as u64;
                 connection.ask(&body(id, size, 0), &[], room).unwrap();
@@ -207,7 +207,7 @@ fn data_of_all_sizes_goes_there_and_comes_back() {
     }
 }
 
-/// Two threads ask for data of many sizes, while this one receives it.
+/// Two threads request data of many sizes, while this one receives it.
 fn ask_and_receive(connection: &Connection, receiver: &mut Receiver, client: usize) {
     std::thread::scope(|scope| {
         for thread in 0..2 {
@@ -226,7 +226,7 @@ fn ask_and_receive(connection: &Connection, receiver: &mut Receiver, client: usi
     });
 }
 
-/// The end of a file is read with a place for much, and there is little or nothing.
+/// A request for the end of a file names a place for much data, and little or none comes.
 #[test]
 fn answers_with_less_data_than_there_is_room_for_arrive() {
     for provider in providers() {
@@ -256,7 +256,7 @@ fn many_clients_and_threads_share_a_server_with_few_buffers() {
                     // So small that most data finds no buffer, and goes in the stream.
                     let (connection, mut receiver) = try_open(address, provider, 4 << 20).unwrap();
                     let connection = &connection;
-                    // Longer than a client may keep scarce buffers that takes nothing.
+                    // Longer than a client that takes nothing may keep scarce buffers.
                     let began = Instant::now();
                     while began.elapsed() < Duration::from_millis(2500) {
                         ask_and_receive(connection, &mut receiver, client);
@@ -269,14 +269,14 @@ fn many_clients_and_threads_share_a_server_with_few_buffers() {
     }
 }
 
-/// Buffers for a client's messages are kept as long as there are clients. Once they came from wherever something was
-/// free, and what was too large for the gaps between them waited for ever.
+/// Buffers for a client's messages are kept as long as there are clients. Once they came from any free place, and a
+/// request too large for the gaps between them waited for ever.
 #[test]
 fn who_connects_to_a_busy_server_keeps_nobody_from_large_buffers() {
     for provider in providers() {
         let pool = Pool::new(12 << 20).unwrap();
         let (reactors, address) = serve(&pool);
-        // As large data on its way may leave it: a little is free in every part.
+        // As large data in flight may leave it: a little is free in every part.
         let pages: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
         let busy: Vec<_> = pages
             .into_iter()
@@ -297,7 +297,7 @@ fn who_connects_to_a_busy_server_keeps_nobody_from_large_buffers() {
     }
 }
 
-/// A client that is silent for long is answered though the server sleeps, and the end of either is noticed.
+/// A client that is silent for long is answered though the server sleeps, and each side notices the other's end.
 #[test]
 fn silence_and_the_end_of_either_side_are_noticed() {
     for provider in providers() {
@@ -322,8 +322,8 @@ fn silence_and_the_end_of_either_side_are_noticed() {
     }
 }
 
-/// Clients, and then the server, leave while messages to them are under way. With MALLOC_PERTURB_=1 in the environment
-/// a provider that uses what it has freed crashes.
+/// Clients, and then the server, leave while messages to them are in flight. With MALLOC_PERTURB_=1 in the environment
+/// a provider that uses freed memory crashes.
 #[test]
 fn who_leaves_with_messages_under_way_harms_nobody() {
     for provider in providers() {
@@ -344,7 +344,7 @@ fn who_leaves_with_messages_under_way_harms_nobody() {
             connection.ask(&body(id, 100, 0), &[], 0).unwrap();
         }
         drop(reactors);
-        // What a client of this process knows of the server stays as long as the client.
+        // A client's knowledge of a server in this process stays as long as the client.
         drop((connection, receiver));
         assert_eq!(pool.free_bytes(), pool.len_bytes(), "{provider}: buffers were lost");
     }
@@ -404,7 +404,7 @@ fn start_child(provider: &str, address: &str) -> Child {
     child
 }
 
-/// Files in /dev/shm that are endpoints of a process.
+/// The files in /dev/shm that are a process's endpoints.
 fn endpoints_of(process: u32) -> usize {
     let of_process = format!("-{process}:");
     let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
@@ -414,7 +414,7 @@ fn endpoints_of(process: u32) -> usize {
         .count()
 }
 
-/// Each endpoint over shm is 16 MiB of memory, which a killed process does not give back. The next one does that.
+/// Each endpoint over shm is 16 MiB of memory, which a killed process leaves behind. The next process removes it.
 #[test]
 fn memory_of_killed_processes_is_removed() {
     if !providers().contains(&"shm") {

@@ -1,11 +1,11 @@
 //! A connection over a fabric, as a stream of bytes each way, in messages.
 //!
-//! Contents: [`Channel`], which numbers messages, counts how many may be under way, and puts those that come in
-//! their order. Frames lie in the stream as they do on TCP, but for data that is apart.
+//! Contents: [`Channel`], which numbers messages, counts how many may be in flight, and puts arrivals in order. Frames
+//! lie in the stream as they do on TCP, except for data that travels apart.
 //!
-//! Invariants: neither side has more than [`WINDOW`] messages under way that the other has not taken, so that buffers
-//! for them suffice, and a peer that takes nothing is sent nothing. What came is not taken before there is room for
-//! more, so that a stream that is not read stops.
+//! Invariants: neither side has more than [`WINDOW`] messages in flight that the other has not taken, so that buffers
+//! for them suffice, and a side sends nothing to a peer that takes nothing. A side takes no arrivals before there is
+//! space for more, so that a stream without a reader stops.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use super::{WINDOW, message_bytes};
 use crate::FabricError;
 use crate::ofi::{Endpoint, PeerId};
 
-/// What precedes each message: the number of the connection (64 bits), the number of the message (32 bits), how many
-/// messages were taken since the last one that said so (16 bits), and what it is (16 bits).
+/// The head of each message: the number of the connection (64 bits), the number of the message (32 bits), how many
+/// messages were taken since the last head that said so (16 bits), and its kind (16 bits).
 pub(crate) const HEAD_BYTES: usize = 16;
 /// A piece of the stream.
 const STREAM: u16 = 0;
@@ -32,11 +32,11 @@ pub(crate) struct Channel {
     number: u64,
     next_out: u32,
     next_in: u32,
-    /// Messages that may be sent now.
+    /// Messages that this side may send now.
     credit: u32,
-    /// Messages that were taken, and not returned to the peer as credit.
+    /// Messages that were taken, and not yet returned to the peer as credit.
     taken: u32,
-    /// What came before its turn.
+    /// Messages that came before their turn.
     early: BTreeMap<u32, Buffer>,
 }
 
@@ -66,7 +66,8 @@ impl Channel {
         self.number
     }
 
-    /// Sends the beginning of the pieces as one message. Returns how many bytes went; none if that is not possible now.
+    /// Sends the beginning of the pieces as one message. Returns how many bytes were sent; 0 if sending is impossible
+    /// now.
     pub(crate) fn send(
         &mut self,
         endpoint: &mut Endpoint,
@@ -84,8 +85,8 @@ impl Channel {
         Ok(sent)
     }
 
-    /// Tells the peer what was taken, if that is worth a message of its own. False if that must be said and cannot be
-    /// now: whoever does not try again leaves the peer waiting for ever.
+    /// Returns credit to the peer, if it is worth a message of its own. False if credit is due and cannot be sent now:
+    /// unless the caller retries, the peer waits for ever.
     pub(crate) fn return_credit(&mut self, endpoint: &mut Endpoint, pool: &Pool) -> Result<bool, FabricError> {
         if self.taken >= WINDOW / 2 {
             self.post(endpoint, pool, CREDIT, &[])?;
@@ -108,7 +109,7 @@ impl Channel {
             false => None,
         };
         if buffer.is_none() {
-            // Who waits for a buffer may wait for the very data that is to be sent here: a short message goes without.
+            // Waiting for a buffer could deadlock on the very data that this sends: a short message goes without.
             len = len.min(copied.saturating_sub(HEAD_BYTES));
         }
         let total = HEAD_BYTES + len;
@@ -150,11 +151,11 @@ impl Channel {
         head
     }
 
-    /// Takes a message that came for this connection, and passes on the pieces of the stream whose turn it is, and
-    /// all buffers that are free again.
+    /// Takes a message of this connection, and passes on the pieces of the stream whose turn it is, and all buffers
+    /// that are free again.
     ///
     /// # Errors
-    /// If no peer of ours sends such a message.
+    /// If no valid peer sends such a message.
     pub(crate) fn accept(
         &mut self,
         message: Buffer,
@@ -195,12 +196,12 @@ impl Channel {
         Ok(())
     }
 
-    /// What came before its turn, and will not have it.
+    /// Messages that came before their turn, and will never have it.
     pub(crate) fn take_early(&mut self) -> impl Iterator<Item = Buffer> + use<> {
         std::mem::take(&mut self.early).into_values()
     }
 
-    /// So many messages more are taken.
+    /// Counts so many more messages as taken.
     pub(crate) fn took(&mut self, messages: u32) {
         self.taken += messages;
     }
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
     use crate::ofi::{Provider, Reach};
 
-    /// Data that waits to be sent may be all there is in the pool: it leaves without a buffer more.
+    /// Data that waits to be sent may occupy the whole pool: it leaves without another buffer.
     #[test]
     fn messages_go_without_a_buffer() {
         if !Provider::Tcp.is_there() {
@@ -226,7 +227,7 @@ mod tests {
         let _all: Vec<Buffer> = std::iter::from_fn(|| pool.take(1)).collect();
         let began = std::time::Instant::now();
         let sent = loop {
-            // The first makes a connection, in which both sides have a part.
+            // The first poll makes a connection, in which both sides take part.
             here.poll(&mut Vec::new()).expect("polled");
             there.poll(&mut Vec::new()).expect("polled");
             match channel.send(&mut here, &pool, &[&[1; 9000]]).expect("sent") {
@@ -237,8 +238,8 @@ mod tests {
         assert!((1..9000).contains(&sent), "{sent}");
     }
 
-    /// A provider that is busy, or that is still finding the way to a peer, takes nothing: what the peer is owed is
-    /// owed until it is told.
+    /// A provider that is busy, or still finding the way to a peer, takes nothing: the side owes its peer the credit
+    /// until it is sent.
     #[test]
     fn credit_that_could_not_be_returned_is_still_owed() {
         if !Provider::Shm.is_there() {
@@ -257,7 +258,7 @@ mod tests {
             "not worth a message"
         );
         channel.took(1);
-        // The first finds that the other side does not know this one yet.
+        // The first send finds that the other side does not know this one yet.
         assert!(
             !channel.return_credit(&mut here, &pool).expect("tried"),
             "the provider took it at once"

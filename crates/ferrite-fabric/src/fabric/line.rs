@@ -1,12 +1,12 @@
 //! The client's end of a connection over a fabric.
 //!
-//! Contents: [`Line`], which many threads send through, and [`LineReader`], by which one receives. There is no
-//! thread of our own: who waits looks for messages itself, again and again at first, then with naps between, then
-//! asleep until the server rings or is gone.
+//! Contents: [`Line`], which many threads send through, and [`LineReader`], by which one receives. There is no extra
+//! thread: a waiting thread polls for messages itself, continuously at first, then with naps between, then asleep until
+//! the server rings or is gone.
 //!
 //! Data of a write goes into the pool, whose registration is all a server needs to fetch it; data of a read comes into
-//! a buffer there that the request names. Both are the request's until it is answered or the line is dropped. Without a
-//! free buffer data travels in the stream, so that nobody ever waits for one who waits.
+//! a buffer there that the request names. The request owns both until it is answered or the line is dropped. Without a
+//! free buffer data travels in the stream, so that no thread ever waits for one that waits itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
@@ -26,28 +26,28 @@ use crate::FabricError;
 use crate::frame::{INLINE_BYTES_MAX, Lengths};
 use crate::ofi::{Completion, Endpoint, Kind, PeerLocks, Provider, Reach, Remote};
 
-/// Looks between two at the clock.
+/// Polls between two reads of the clock.
 const LOOKS: u32 = 16;
-/// Bulk data of one request at a time may wait so long for a buffer.
+/// How long bulk data of one request at a time may wait for a buffer.
 const BUFFER_WAIT: Duration = Duration::from_millis(2);
 
-/// What is done with the state at a time takes no longer, unless the machine is busy, or the server was killed.
+/// Holding the state takes no longer, unless the machine is busy, or the server was killed.
 const TAKES_NO_LONGER: Duration = Duration::from_millis(50);
 
-/// How long the end of a line waits for the server to notice.
+/// How long closing a line waits for the server to notice.
 const LETS_GO_WITHIN: Duration = Duration::from_millis(500);
 
 struct State {
     endpoint: Endpoint,
     channel: Option<Channel>,
     done: Vec<Completion>,
-    /// Pieces of the stream that nobody has read yet; their messages are not returned to the server before.
+    /// Unread pieces of the stream; the client returns their messages to the server only afterwards.
     inbox: VecDeque<Vec<u8>>,
-    /// By request: what the server reads or writes.
+    /// By request: the memory that the server reads or writes.
     lent: HashMap<u64, Buffer>,
     /// Buffers for messages that a busy provider has not taken yet.
     unlent: Vec<Buffer>,
-    /// When something was sent last.
+    /// When this side last sent something.
     sent: Instant,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Opens an endpoint of this side. `stream` is the connection over which the server is told of it.
+    /// Opens an endpoint of this side. `stream` is the connection that introduces it to the server.
     pub(crate) fn open(
         provider: Provider,
         stream: TcpStream,
@@ -97,7 +97,7 @@ impl Line {
         })
     }
 
-    /// The state. A thread that has it may wait for a lock of a server that was killed, and is freed then.
+    /// Locks the state. Its holder may wait for a lock of a killed server; this frees it then.
     fn lock(&self) -> MutexGuard<'_, State> {
         loop {
             if let Some(state) = self.state.try_lock_for(TAKES_NO_LONGER) {
@@ -109,7 +109,7 @@ impl Line {
         }
     }
 
-    /// What the server must know: the endpoint's name, where the pool is, and how long.
+    /// The server's view of this side: the endpoint's name, where the pool is, and how long.
     pub(crate) fn introduction(&self) -> Result<(Vec<u8>, Remote, u64), FabricError> {
         let state = self.lock();
         Ok((
@@ -119,22 +119,22 @@ impl Line {
         ))
     }
 
-    /// The server has accepted it.
+    /// The server has accepted the line.
     pub(crate) fn begin(&self, name: &[u8], number: u64) -> Result<(), FabricError> {
         let mut state = self.lock();
         let peer = state.endpoint.insert(name)?;
         if state.endpoint.provider() == Provider::Shm
             && let Some(locks) = PeerLocks::of(&state.endpoint.name()?, name)
         {
-            // It begins once.
+            // A line begins only once.
             let _ = self.locks.set(locks);
         }
         state.channel = Some(Channel::new(peer, number));
         Ok(())
     }
 
-    /// Ends it: who sends or receives gets an error, and the server is told. Nothing is sent after that, because the
-    /// server forgets this endpoint then, and a provider (shm) may trip over messages of one it does not know.
+    /// Ends the line: senders and receivers get errors, and the server is notified. Nothing is sent after that, because
+    /// the server forgets this endpoint then, and a provider (shm) may trip over messages of one it does not know.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.lock().channel = None;
@@ -142,7 +142,8 @@ impl Line {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Sends a frame, whose answer may have up to `answer_bytes` of data. The caller lets nobody else send meanwhile.
+    /// Sends a frame, whose answer may have up to `answer_bytes` of data. The caller keeps other threads from sending
+    /// meanwhile.
     pub(crate) fn send(
         &self,
         body: &[u8],
@@ -218,7 +219,7 @@ impl Line {
         let _ = io::Write::write(&mut &self.stream, &[0]);
     }
 
-    /// Waits as long as is right after so long a silence, and `limit` at most. Fails if the connection is closed.
+    /// Waits as long as suits such a silence, and `limit` at most. Fails if the connection is closed.
     fn rest(&self, silence: Duration, limit: Duration) -> Result<(), FabricError> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(FabricError::Closed);
@@ -251,19 +252,19 @@ impl Line {
         Ok(())
     }
 
-    /// What the server was lent for a request, which it has answered.
+    /// The memory that this side lent the server for a request, now that it is answered.
     pub(crate) fn take_back(&self, id: u64) -> Option<Buffer> {
         self.lock().lent.remove(&id)
     }
 }
 
 impl Drop for Line {
-    /// Waits a while until the server has let go of it: a provider may still reach into the memory of an endpoint that
-    /// it knows (shm does, if both are in one process).
+    /// Waits a while until the server has forgotten this endpoint: a provider may still reach into the memory of an
+    /// endpoint that it knows (shm does, if both are in one process).
     fn drop(&mut self) {
         self.close();
         let ends = Instant::now() + LETS_GO_WITHIN;
-        // What it may still have to say are bells.
+        // The server can only send bells from here on.
         let _ = self.stream.set_read_timeout(Some(LETS_GO_WITHIN));
         while Instant::now() < ends && matches!((&self.stream).read(&mut [0; 64]), Ok(1..)) {}
     }
@@ -285,7 +286,7 @@ impl State {
         }
     }
 
-    /// Drives the provider, and takes what has come.
+    /// Drives the provider, and takes the arrivals.
     fn look(&mut self, pool: &Pool) -> Result<(), FabricError> {
         while let Some(buffer) = self.unlent.pop() {
             if let Some(buffer) = self.endpoint.receive(buffer)? {
@@ -323,7 +324,7 @@ impl State {
             Some(channel) if number_of(&message) == Some(channel.number()) => {
                 channel.accept(message, |piece| inbox.push_back(piece.to_vec()), &mut free)?;
             }
-            // Of an earlier life, or of somebody who guesses.
+            // From an earlier connection, or from a peer that guesses.
             _ => free(message),
         }
         result
@@ -337,7 +338,7 @@ pub(crate) struct LineReader {
     read: usize,
     /// How long a read waits.
     tick: Duration,
-    /// When something was received last.
+    /// When this side last received something.
     heard: Instant,
 }
 
@@ -390,7 +391,7 @@ impl LineReader {
 }
 
 impl Read for LineReader {
-    /// Blocks until something comes; fails with `WouldBlock` if nothing does for a while.
+    /// Blocks until data arrives; fails with `WouldBlock` if none arrives for a while.
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         while self.read == self.piece.len() {
             if !self.next_piece()? {

@@ -1,13 +1,13 @@
 //! Messages over libfabric: what both ends share.
 //!
-//! Contents: the introduction, by which a connection that began as TCP goes on over a fabric; descriptors of
-//! bulk data; how long who waits for a fabric looks for work before it sleeps. One direction of a connection is in
-//! [`channel`], the client's end in [`line`], the server's in `reactor`.
+//! Contents: the introduction, by which a connection that began as TCP moves to a fabric; descriptors of bulk data; how
+//! long a waiting thread polls a fabric before it sleeps. One direction of a connection is in [`channel`], the client's
+//! end in [`line`], the server's in `reactor`.
 //!
-//! The TCP connection stays. Its end is the end of both, because endpoints know of no connections. Beside that it is a
-//! bell: a byte on it, whichever, wakes the other end, if that may sleep ([`RINGS_AFTER`], [`DOZES_AFTER`]).
+//! The TCP connection stays open. Its end ends both, because endpoints know of no connections. It also serves as a
+//! bell: any byte on it wakes the other end, if that may be asleep ([`RINGS_AFTER`], [`DOZES_AFTER`]).
 //!
-//! Invariant: what is said here came over the TCP connection, and so from whom that belongs to.
+//! Invariant: the introduction travels over the TCP connection, and so comes from the peer that owns that connection.
 
 pub(crate) mod channel;
 pub(crate) mod line;
@@ -18,21 +18,21 @@ use crate::FabricError;
 use crate::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, Lengths, OWN_ID as OWN, PREFIX_BYTES};
 use crate::ofi::{NAME_BYTES_MAX, Provider, Remote};
 
-/// Version of all this.
+/// Version of this protocol.
 const VERSION: u8 = 1;
-/// Messages that may be under way in one direction of a connection.
+/// Messages in flight in one direction of a connection, at most.
 pub(crate) const WINDOW: u32 = 24;
 /// Buffers for messages of one connection: the window, and messages that only return credit.
 pub(crate) const SLOTS: usize = 32;
 /// Longest message, unless the provider copies shorter ones faster.
 const MESSAGE_BYTES: usize = 8192;
-/// Who sends after so long a silence of its own rings: the other end may sleep.
+/// A sender that was silent for so long rings: the other end may be asleep.
 pub(crate) const RINGS_AFTER: Duration = Duration::from_millis(5);
-/// Who has heard nothing for so long sleeps until somebody rings. Longer than [`RINGS_AFTER`].
+/// An end that has heard nothing for so long sleeps until its peer rings. Longer than [`RINGS_AFTER`].
 pub(crate) const DOZES_AFTER: Duration = Duration::from_millis(50);
-/// A nap of who has heard something not long ago.
+/// A nap of an end that has heard something recently.
 pub(crate) const NAP: Duration = Duration::from_micros(50);
-/// Shortest and longest sleep of who may be rung. A bell that came before its message costs as much.
+/// Shortest and longest sleep of an end that its peer may ring. A bell that came before its message costs as much.
 const SLEEP: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// Longest message that a provider carries best.
@@ -43,17 +43,17 @@ pub(crate) fn message_bytes(inject_bytes: usize) -> usize {
     }
 }
 
-/// How long to sleep before the next look, for who has heard nothing for so long. Zero: not at all.
+/// How long an end that has heard nothing for `silence` sleeps before it polls again. Zero: not at all.
 pub(crate) fn pause(silence: Duration, spin: Duration) -> Duration {
     match silence {
         _ if silence < spin => Duration::ZERO,
         _ if silence < DOZES_AFTER => NAP,
-        // What comes late is late by a part of that, and who is idle costs nothing.
+        // Proportional to the silence: a message is late by a fraction of it, and an idle end costs nothing.
         _ => (silence / 4).clamp(SLEEP.0, SLEEP.1),
     }
 }
 
-/// What a client says of itself.
+/// A client's description of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Introduction {
     pub(crate) provider: Provider,
@@ -62,7 +62,7 @@ pub(crate) struct Introduction {
     pub(crate) name: Vec<u8>,
 }
 
-/// What the server answers.
+/// The server's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
     Welcome { number: u64, name: Vec<u8> },
@@ -83,7 +83,7 @@ impl Introduction {
         body
     }
 
-    /// The text says why it cannot be.
+    /// Decodes it. The error text gives the reason.
     pub(crate) fn decode(body: &[u8]) -> Result<Introduction, String> {
         let rest = body.strip_prefix(&OWN).unwrap_or_default();
         let mut reader = Reader(rest);
@@ -157,7 +157,7 @@ impl<'b> Reader<'b> {
     }
 }
 
-/// A number that nobody guesses.
+/// An unpredictable number.
 pub(crate) fn random() -> Result<u64, String> {
     let mut number = [0; 8];
     rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty()).map_err(|error| error.to_string())?;
@@ -170,7 +170,8 @@ const APART: u32 = 1 << 31;
 /// Length of a descriptor: an offset in the client's region (64 bits), and a length (32 bits).
 pub(crate) const DESCRIPTOR_BYTES: usize = 12;
 
-/// Memory of the client. In a request with data, where that is; in one without, where data of the answer may go.
+/// Memory of the client. In a request with data, the place of that data; in one without, the place for data of the
+/// answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) offset: u64,
@@ -185,7 +186,7 @@ impl Descriptor {
         bytes
     }
 
-    /// The first bytes of `bytes`, if they lie within a region of this length.
+    /// Decodes the first bytes of `bytes`, if they lie within a region of this length.
     pub(crate) fn decode(bytes: &[u8], region_bytes: u64) -> Option<Descriptor> {
         let mut reader = Reader(bytes);
         let offset = reader.number()?;
@@ -204,7 +205,7 @@ pub(crate) fn prefix(lengths: Lengths, is_apart: bool) -> [u8; PREFIX_BYTES] {
     prefix
 }
 
-/// The opposite; `None` if there are too few bytes.
+/// Decodes such a prefix; `None` if there are too few bytes.
 pub(crate) fn lengths(bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricError> {
     let Some(&first) = bytes.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);
@@ -215,7 +216,7 @@ pub(crate) fn lengths(bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricErr
     Ok(Lengths::decode(&plain)?.map(|lengths| (lengths, plain != first)))
 }
 
-/// The beginning of an answer whose data has arrived: as it was, but for the mark that says so.
+/// Marks the beginning of an answer whose data has arrived; the rest stays as it was.
 pub(crate) fn mark_apart(head: &mut [u8]) {
     if let Ok(Some((lengths, _))) = lengths(head) {
         head[..PREFIX_BYTES].copy_from_slice(&prefix(lengths, true));
@@ -255,7 +256,7 @@ mod tests {
         assert!(Reply::decode(&[OWN.as_slice(), &[1, 2]].concat()).is_err());
     }
 
-    /// Who waits looks often at first, and hardly ever after a while: an idle server costs no CPU.
+    /// A waiting end polls often at first, and hardly ever after a while: an idle server costs no CPU.
     #[test]
     fn the_longer_the_silence_the_longer_the_sleep() {
         let spin = Duration::from_micros(200);

@@ -1,16 +1,18 @@
 //! Locks over shm that a killed client has left locked, as a server finds them.
 //!
-//! Contents: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that looks
-//! at all guards while there are clients. A thread of the server that comes upon such a lock waits in libfabric, with
-//! all connections that it has, so another has to notice.
+//! Contents: [`Guard`], the locks of one of a server's endpoints and of its clients, and the thread that checks all
+//! guards while there are clients. A thread of the server that meets such a lock waits in libfabric, with all its
+//! connections, so another thread has to notice.
 //!
-//! A client's own lock is freed when its process is dead: nobody but this one uses it then. The server's is taken by
-//! all its clients, and says nothing about who has it. It is held for microseconds. So it is freed if it was locked at
-//! every look for [`HELD_BY_THE_DEAD`], a client is dead, and no living one is kept from running (stopped, or waiting
-//! for a disk), which might have it. The dead may have left the queue behind it with one entry more than it says. So
-//! the endpoint is *spoilt*: its connections end, and it is closed; clients connect again, to another.
+//! A client's own lock is freed when its process is dead: only this process uses it then. The server's is taken by all
+//! its clients, and does not name its holder. It is held for microseconds. So it is freed if it was locked at every
+//! check for [`HELD_BY_THE_DEAD`], a client is dead, and no living one is kept from running (stopped, or waiting for a
+//! disk), which might hold it.
 //!
-//! Invariant: nothing is freed as long as all clients live.
+//! The dead client may have left the queue behind the lock with one entry more than it says. So the endpoint is
+//! *spoilt*: its connections end, and it is closed; clients connect again, to another.
+//!
+//! Invariant: no lock is freed as long as all clients live.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -23,13 +25,13 @@ use super::PeerId;
 use super::orphans::{Page, is_dead};
 use crate::leftovers;
 
-/// How often the locks are looked at.
+/// How often the locks are checked.
 const TICK: Duration = Duration::from_millis(100);
-/// A lock of the server that was never seen free for so long is held by nobody who runs.
+/// No running thread holds a lock of the server that was never seen free for so long.
 const HELD_BY_THE_DEAD: Duration = Duration::from_secs(2);
-/// The same of a lock of a client that is dead, which only a thread of this process may still take.
+/// The same for a lock of a dead client, which only a thread of this process may still take.
 const HELD_AT_DEATH: Duration = Duration::from_millis(300);
-/// A client that has left counts for so long: it may have died with the lock, and its connection ended first.
+/// How long a client that has left counts: it may have died with the lock, and its connection ended first.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 struct Peer {
@@ -45,7 +47,7 @@ struct Watched {
     own: Page,
     is_spoilt: AtomicBool,
     peers: Mutex<Vec<Peer>>,
-    /// Since when the own lock was never seen free.
+    /// Since when the endpoint's own lock was never seen free.
     locked: Mutex<Option<Instant>>,
 }
 
@@ -64,7 +66,7 @@ static WATCH: Mutex<Watch> = Mutex::new(Watch {
 });
 
 impl Guard {
-    /// Of the endpoint of this process with this name; `None` if its memory is not as it is known.
+    /// The guard of the endpoint of this process with this name; `None` if its memory does not have the known layout.
     pub(crate) fn of(own: &[u8]) -> Option<Guard> {
         let watched = Arc::new(Watched {
             own: Page::of(own, getpid())?,
@@ -76,7 +78,7 @@ impl Guard {
         Some(Guard(watched))
     }
 
-    /// The endpoint has a client more. One whose process cannot be told dead from here is not watched.
+    /// Adds a client of the endpoint. A client whose process cannot be seen dead from here is not watched.
     pub(crate) fn add(&self, id: PeerId, name: &[u8]) {
         let process = leftovers::process_of(name).filter(|&process| process != getpid());
         let Some((process, page)) = process.and_then(|process| Some((process, Page::of(name, process)?))) else {
@@ -99,7 +101,7 @@ impl Guard {
         }
     }
 
-    /// The endpoint does not know it any more.
+    /// Removes a client that the endpoint no longer knows.
     pub(crate) fn remove(&self, id: PeerId) {
         let mut peers = self.0.peers.lock();
         if let Some(peer) = peers.iter_mut().find(|peer| peer.id == id && peer.left.is_none()) {
@@ -107,13 +109,13 @@ impl Guard {
         }
     }
 
-    /// Whether the endpoint is to be used no more.
+    /// Whether the endpoint must not be used any more.
     pub(crate) fn is_spoilt(&self) -> bool {
         self.0.is_spoilt.load(Ordering::Acquire)
     }
 }
 
-/// Looks at all guards as long as one has clients.
+/// Checks all guards as long as one has clients.
 fn run() {
     loop {
         std::thread::sleep(TICK);
@@ -169,7 +171,7 @@ impl Watched {
     }
 }
 
-/// Whether what `is_so` now has been so at every look for so long.
+/// Whether the condition that `is_so` reports has held at every check for so long.
 fn has_lasted(since: &mut Option<Instant>, is_so: bool, long: Duration) -> bool {
     match is_so {
         true => since.get_or_insert_with(Instant::now).elapsed() >= long,
@@ -180,7 +182,7 @@ fn has_lasted(since: &mut Option<Instant>, is_so: bool, long: Duration) -> bool 
     }
 }
 
-/// Whether a thread of a process is stopped, traced or in a wait that nothing interrupts.
+/// Whether a thread of a process is stopped, traced or in an uninterruptible wait.
 fn is_kept_from_running(process: Pid) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
     tasks.into_iter().flatten().flatten().any(|task| {

@@ -1,11 +1,11 @@
 //! Locks over shm that a killed process has left locked.
 //!
-//! Contents: [`PeerLocks`]. Who sends over shm takes a lock in the memory of the one it sends to, and that one
-//! takes it whenever it looks for messages. libfabric waits for it as long as it takes, and that is for ever if the
-//! holder was killed. So whoever cannot get on looks whether its peer is alive.
+//! Contents: [`PeerLocks`]. A sender over shm takes a lock in the memory of the receiver, which takes it whenever it
+//! looks for messages. libfabric waits for it without limit, and so for ever if the holder was killed. So a thread that
+//! makes no progress checks whether its peer is alive.
 //!
-//! Invariant: a lock is freed only if the peer is dead, and so that nobody but this process has anything to do with it.
-//! The layout is that of libfabric 1.17; of any other version nothing is touched.
+//! Invariant: a lock is freed only if the peer is dead, so that only this process still uses it. The layout is that of
+//! libfabric 1.17; with any other version nothing is touched.
 #![allow(unsafe_code, reason = "libfabric is a library in C")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -25,8 +25,8 @@ unsafe extern "C" {
     fn ferrite_ofi_unwatch(page: *mut c_void);
 }
 
-/// How often is tried to take a lock before it counts as held: for some tens of microseconds, while one of those who
-/// work with it has it for about one.
+/// How many attempts to take a lock fail before it counts as held: they last some tens of microseconds, while a working
+/// holder has it for about one.
 const TRIES: usize = 1000;
 /// The version whose layout is known.
 const KNOWN: (u32, u32) = (1, 17);
@@ -34,19 +34,19 @@ const KNOWN: (u32, u32) = (1, 17);
 /// The first page of an endpoint's memory.
 pub(crate) struct Page(NonNull<c_void>);
 
-// SAFETY: it is a mapping of this process, and what is done with it is atomic.
+// SAFETY: it is a mapping of this process, and every access to it is atomic.
 unsafe impl Send for Page {}
 // SAFETY: as above.
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// That of the endpoint with this name, if it is of this process.
+    /// The page of the endpoint with this name, if it belongs to this process.
     pub(crate) fn of(name: &[u8], process: Pid) -> Option<Page> {
         if library_version() != KNOWN {
             return None;
         }
         let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
-        // It comes from the peer, and must not lead elsewhere.
+        // The name comes from the peer, and must not lead elsewhere.
         let name = name.strip_prefix("fi_shm://").filter(|name| !name.contains('/'))?;
         let path = Path::new(leftovers::DIR).join(name);
         let path = CString::new(path.into_os_string().into_encoded_bytes()).ok()?;
@@ -57,14 +57,14 @@ impl Page {
         (found == process.as_raw_nonzero().get()).then_some(page)
     }
 
-    /// Takes the lock, unless somebody has it.
+    /// Takes the lock, unless it is held.
     pub(crate) fn try_lock(&self) -> bool {
         // SAFETY: mapped as long as this lives; the lock is taken as every user of it takes it.
         unsafe { ferrite_ofi_try_lock(self.0.as_ptr()) == 0 }
     }
 
-    /// Whether somebody has the lock all the time, for as long as many others could have had it: one that is wanted by
-    /// many is mostly held, too, but never as long.
+    /// Whether the lock is held all the time, for as long as many others could have had it: a contended lock is mostly
+    /// held, too, but never as long.
     pub(super) fn is_locked(&self) -> bool {
         for _ in 0..TRIES {
             if self.try_lock() {
@@ -76,10 +76,10 @@ impl Page {
         true
     }
 
-    /// To be called only by who has it, or if whoever has it is dead.
+    /// Frees the lock. Only its holder may call this, or anyone once the holder is dead.
     pub(super) fn unlock(&self) {
-        // SAFETY: mapped as long as this lives. Who has the lock does not use it any more
-        // (`PeerLocks::free_if_orphaned`, `guard`), and one who waits for it goes on alone.
+        // SAFETY: mapped as long as this lives. The holder does not use it any more (`PeerLocks::free_if_orphaned`,
+        // `guard`), and a thread that waits for it continues alone.
         unsafe { ferrite_ofi_unlock(self.0.as_ptr()) }
     }
 }
@@ -98,7 +98,8 @@ pub(crate) struct PeerLocks {
 }
 
 impl PeerLocks {
-    /// Of endpoints with these names; `None` if they are not ours, or not of processes of this host, or of this one.
+    /// Of endpoints with these names; `None` if they are not Ferrite's, or not of processes of this host, or of this
+    /// one.
     pub(crate) fn of(own: &[u8], peer: &[u8]) -> Option<PeerLocks> {
         let process = leftovers::process_of(peer)?;
         if process == getpid() {
@@ -108,7 +109,7 @@ impl PeerLocks {
         Some(PeerLocks { process, pages })
     }
 
-    /// Frees them if the peer is dead. To be called by who has waited for a thread that may wait for one of them.
+    /// Frees them if the peer is dead. For callers that have waited for a thread that may wait for one of them.
     pub(crate) fn free_if_orphaned(&self) {
         if is_dead(self.process) {
             tracing::debug!("process {:?} is dead; its locks are freed", self.process);
@@ -121,13 +122,13 @@ pub(super) fn is_dead(process: Pid) -> bool {
     if test_kill_process(process) == Err(rustix::io::Errno::SRCH) {
         return true;
     }
-    // Killed, and nobody has asked for its end yet.
+    // Killed, but not yet reaped.
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     matches!(state, Some('Z' | 'X')) && threads(process) <= 1
 }
 
-/// How many threads a process has: its first one may have ended before the others.
+/// The number of threads of a process: its first one may have ended before the others.
 fn threads(process: Pid) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
     tasks.map_or(0, Iterator::count)
@@ -164,7 +165,7 @@ mod tests {
         locks.free_if_orphaned();
         assert!(is_locked(), "it is alive");
         peer.kill().expect("killed");
-        // Dead, and nobody has asked for its end.
+        // Dead, but not reaped.
         let began = std::time::Instant::now();
         while is_locked() {
             assert!(began.elapsed().as_secs() < 20, "it stays locked");

@@ -1,4 +1,4 @@
-//! Endpoints as such.
+//! Tests of endpoints.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn an_endpoint_stays_while_another_of_this_process_knows_it() {
     let is_there = || file.exists();
     assert!(is_there(), "{file:?}");
     let peer = stays.insert(&name).expect("known");
-    // The first finds that the other side does not know this one yet.
+    // The first send finds that the other side does not know this one yet.
     let is_sent = (0..1000).any(|_| {
         goes.poll(&mut Vec::new()).expect("polled");
         stays.poll(&mut Vec::new()).expect("polled");
@@ -36,7 +36,7 @@ fn an_endpoint_stays_while_another_of_this_process_knows_it() {
     }
     stays.remove(peer);
     assert!(!is_there(), "nobody closed it");
-    // Both know each other, and nobody forgets anybody.
+    // Both know each other, and neither forgets the other.
     let mut goes = open();
     stays.insert(&goes.name().expect("a name")).expect("known");
     goes.insert(&stays.name().expect("a name")).expect("known");

@@ -1,7 +1,7 @@
-//! A connection that is served: what has come of its messages, and what is to be sent.
+//! A served connection: its received messages, and its send queue.
 //!
-//! Contents: [`Connection`], which belongs to one thread. One that is not encrypted receives into the place
-//! where its bytes are used and sends from where they lie; one that is has records in between.
+//! Contents: [`Connection`], which belongs to one thread. An unencrypted one receives bytes into their final place and
+//! sends them in place; an encrypted one has records in between.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -25,21 +25,21 @@ const SEALED_BYTES: usize = 128 << 10;
 /// A connection with nothing to send keeps no more memory for records than this.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// With a buffer that others need, a client must send at least so much a second.
+/// While others need its buffer, a client must send at least so much a second.
 const SLOWEST_BYTES_PER_S: usize = 256 << 10;
 
-/// Data that is on its way into a buffer.
+/// Data that is arriving in a buffer.
 struct Arriving {
     body: Vec<u8>,
     buffer: Buffer,
     filled: usize,
     began: Instant,
-    /// When something came last.
+    /// When data last arrived.
     heard: Instant,
 }
 
 impl Arriving {
-    /// Whether it is too slow for a time when others wait for buffers.
+    /// Whether it is too slow while others wait for buffers.
     fn is_slow(&self) -> bool {
         let most = STALLED + Duration::from_secs_f64(self.filled as f64 / SLOWEST_BYTES_PER_S as f64);
         self.heard.elapsed() >= STALLED || self.began.elapsed() >= most
@@ -50,47 +50,47 @@ pub(super) struct Connection<P> {
     pub(super) stream: Arc<TcpStream>,
     pub(super) link: Link,
     pub(super) peer: P,
-    /// Received and not served.
+    /// Received and not yet served.
     pub(super) received: Vec<u8>,
     arriving: Option<Arriving>,
     pub(super) out: Outbox,
-    /// What the system watches for.
+    /// The events that the system watches for.
     pub(super) interest: EventFlags,
     /// It found no buffer.
     pub(super) is_starved: bool,
-    /// Its turn has ended before all that came was served.
+    /// Its turn ended before all that came was served.
     pub(super) is_cut_short: bool,
-    /// What its client had taken when it was last looked at for [`Link::drain`].
+    /// How much its client had taken at the last check for [`Link::drain`].
     drained_at: u64,
-    /// The service takes nothing from it now.
+    /// The service accepts nothing from it now.
     pub(super) is_held: bool,
-    /// When its client last took something of what it was sent.
+    /// When its client last took data that was sent to it.
     pub(super) took: Instant,
-    /// What it had taken by then.
+    /// How much it had taken by then.
     taken_bytes: u64,
     /// If both ends encrypt.
     sealed: Option<Box<Sealed>>,
-    /// Its client wants to go on over a fabric.
+    /// The client's request to move to a fabric.
     pub(super) introduction: Option<Vec<u8>>,
-    /// What it has on a fabric.
+    /// Its state on a fabric.
     pub(super) wired: Option<Box<Wired>>,
 }
 
-/// What an encrypted connection has besides.
+/// The additional state of an encrypted connection.
 struct Sealed {
     sealer: Sealer,
     opener: Opener,
     /// The beginning of a record.
     received: Vec<u8>,
-    /// Records of which what is behind `sent` is not sent.
+    /// Records, not sent from `sent` onwards.
     out: Vec<u8>,
     sent: usize,
 }
 
 enum Step {
-    /// All that came is served.
+    /// Everything that came is served.
     Idle,
-    /// It waits for a buffer, or until its client takes what it was sent.
+    /// It waits for a buffer, or until its client takes the data sent to it.
     Held,
 }
 
@@ -111,7 +111,7 @@ impl<P> Connection<P> {
             peer,
             received: Vec::new(),
             arriving: None,
-            // What is encrypted is copied anyway.
+            // Encrypted data is copied anyway.
             out: match &records {
                 None => Outbox::that_lends(&stream),
                 Some(_) => Outbox::default(),
@@ -130,36 +130,37 @@ impl<P> Connection<P> {
         }
     }
 
-    /// Whether what travels is encrypted.
+    /// Whether the traffic is encrypted.
     #[cfg(feature = "fabric")]
     pub(super) fn is_sealed(&self) -> bool {
         self.sealed.is_some()
     }
 
-    /// Whether it has a buffer, and its client lets it wait.
+    /// Whether it has a buffer that its client leaves waiting.
     pub(super) fn is_stalled(&self) -> bool {
         let takes_nothing = self.out.has_buffers() && self.took.elapsed() >= STALLED;
         let moves_nothing = self.wired.as_ref().is_some_and(|wired| wired.is_stalled(STALLED));
         takes_nothing || moves_nothing || self.arriving.as_ref().is_some_and(Arriving::is_slow)
     }
 
-    /// Whether its client does not let data move that the provider of a fabric holds, for so long that it is of no use.
+    /// Whether its client has blocked data that the provider of a fabric holds, for so long that the connection is of
+    /// no use.
     pub(super) fn is_stuck(&self) -> bool {
         self.wired.as_ref().is_some_and(|wired| wired.is_stuck())
     }
 
-    /// Whether more is to be received from it now.
+    /// Whether the thread may receive more from it now.
     pub(super) fn takes_more(&self) -> bool {
         !self.is_crowded() && !self.is_starved && !self.is_held && !self.is_cut_short
     }
 
-    /// Whether it is to have another turn though nothing may come.
+    /// Whether it needs another turn even if nothing arrives.
     pub(super) fn waits_for_turn(&self) -> bool {
         self.is_starved || self.is_cut_short
     }
 
-    /// Whether nothing that its client has sent waits for the server; the connection has just had a turn. A client that
-    /// takes none of its answers is not read from, which is its own doing.
+    /// Whether nothing that its client has sent waits for the server; the connection has just had a turn. If a client
+    /// takes none of its answers, the server stops reading from it, which is the client's own doing.
     pub(super) fn is_drained(&mut self) -> bool {
         if self.is_starved || self.is_held || self.is_cut_short {
             return false;
@@ -263,7 +264,7 @@ impl<P> Connection<P> {
         }
     }
 
-    /// Serves what is there already.
+    /// Serves the messages that have already arrived.
     pub(super) fn serve_received<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool) -> Result<(), Close> {
         self.is_starved = false;
         self.is_held = false;
@@ -280,8 +281,8 @@ impl<P> Connection<P> {
         Ok(())
     }
 
-    /// One turn: receives once, and serves what has come. `room` is for what was received, `sealed_room` for it as it
-    /// comes, if it is encrypted.
+    /// One turn: receives once, and serves what has come. `room` is for received bytes, `sealed_room` for encrypted
+    /// ones as they arrive.
     pub(super) fn turn<S: Service<Peer = P>>(
         &mut self,
         service: &S,
@@ -325,7 +326,7 @@ impl<P> Connection<P> {
         Ok(())
     }
 
-    /// Serves what records held.
+    /// Serves the content of opened records.
     fn serve_opened<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, mut opened: &[u8]) -> Result<(), Close> {
         if let Some(arriving) = &mut self.arriving {
             let missing = &mut arriving.buffer[arriving.filled..];
@@ -351,7 +352,7 @@ impl<P> Connection<P> {
 }
 
 impl Sealed {
-    /// Receives once. Returns how much of `room` is filled with what complete records held.
+    /// Receives once. Returns how much of `room` the content of complete records fills.
     fn receive(&mut self, mut stream: &TcpStream, room: &mut [u8], sealed_room: &mut [u8]) -> Result<usize, Close> {
         let before = self.received.len();
         let count = match stream.read(&mut sealed_room[before..]) {
@@ -361,11 +362,11 @@ impl Sealed {
         };
         sealed_room[..before].copy_from_slice(&self.received);
         let received = &sealed_room[..before + count];
-        // All complete ones fit: what they held is shorter than they are.
+        // All complete records fit: their content is shorter than they are.
         let (read, opened) = self.opener.open(received, room).map_err(|_| Close)?;
         self.received.clear();
         match &received[read..] {
-            // Those who send nothing cost nothing.
+            // Idle clients cost no memory.
             [] => self.received = Vec::new(),
             rest => self.received.extend_from_slice(rest),
         }
@@ -380,7 +381,7 @@ struct Sealing<'s> {
 }
 
 impl Sealing<'_> {
-    /// Sends records that were made. True if nothing is left.
+    /// Sends finished records. True if none is left.
     fn pass_on(&mut self) -> io::Result<bool> {
         let Sealed { out, sent, .. } = &mut *self.sealed;
         while *sent < out.len() {
@@ -408,14 +409,14 @@ impl Sink for &TcpStream {
 }
 
 impl Sink for Sealing<'_> {
-    /// Makes records of some of it, when those made before are sent.
+    /// Makes records of some of the parts, once the earlier ones are sent.
     fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize> {
         if !self.pass_on()? {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut taken = 0;
         for part in parts {
-            // What belongs together cannot be read here: such an outbox does not lend.
+            // This cannot read lent data: such an outbox does not lend.
             let Sent::Bytes(part) = part else {
                 return Err(io::ErrorKind::Unsupported.into());
             };

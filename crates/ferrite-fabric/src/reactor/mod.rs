@@ -1,16 +1,16 @@
 //! The server's end: many connections, served by few threads.
 //!
-//! Contents: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every
-//! message. Other threads answer later, through a [`Link`]. A connection is first that of a newcomer (`newcomer`), who
-//! must get through the handshake, and then one that is served (`connection`).
+//! Contents: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every message.
+//! Other threads answer later, through a [`Link`]. A connection is first a newcomer (`newcomer`), until it passes the
+//! handshake, and then a served one (`connection`).
 //!
-//! A message is served on the thread that received it: handing it to another costs more than most operations. What is
-//! answered later goes through the connection's mailbox.
+//! The thread that received a message serves it: handing it to another costs more than most operations. Deferred
+//! answers go through the connection's mailbox.
 //!
-//! Invariants: a connection belongs to one thread. A connection whose answers its client does not take is not read
-//! from, so a client cannot make the server keep more than [`QUEUED_BYTES_MAX`] and one answer for it. A connection has
-//! at most one turn before all others that are ready have had one. When buffers are scarce, a connection that has one
-//! and does not fill it is closed.
+//! Invariants: a connection belongs to one thread. The server does not read from a connection whose client takes no
+//! answers, so a client cannot make the server keep more than [`QUEUED_BYTES_MAX`] and one answer for it. A connection
+//! has at most one turn before all others that are ready have had one. When buffers are scarce, a connection that has
+//! one and does not fill it is closed.
 
 mod connection;
 mod newcomer;
@@ -54,36 +54,36 @@ use wired::Fabrics;
 pub use crate::link::Link;
 pub use turns::{LONG, TurnCounts, Turns};
 
-/// With as many bytes to send, a connection is not read from.
+/// With as many bytes to send, the server does not read from a connection.
 pub const QUEUED_BYTES_MAX: usize = 1 << 20;
 /// Bytes received in one turn of a connection.
 const TURN_BYTES: usize = 256 << 10;
 /// Events taken from the system at once.
 const EVENTS: usize = 128;
-/// How soon a connection that found no buffer looks again.
+/// How soon a connection that found no buffer tries again.
 const STARVED: Duration = Duration::from_millis(1);
-/// With a buffer that others need, a client may pause for so long.
+/// How long a client may pause while others need its buffer.
 const STALLED: Duration = Duration::from_secs(1);
-/// For so long nothing is accepted after the system had nothing left for another connection.
+/// How long a thread accepts no connections after the system had no resources for one.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// How often a thread with nothing to do looks up.
+/// How often an idle thread wakes up to check.
 const IDLE: Duration = Duration::from_secs(1);
 /// Newcomers of a thread ([`Crowd`]).
 const NEWCOMERS_MAX: usize = 1024;
-/// Those of them that come from one source.
+/// Those that come from one source.
 const NEWCOMERS_OF_SOURCE_MAX: usize = 256;
 
-/// Number of the event of the waker.
+/// Event number of the waker.
 const WAKER: u64 = u64::MAX;
-/// Numbers of listeners' events, from here on.
+/// Event numbers of listeners, from here on.
 const LISTENERS: u64 = u64::MAX - 1024;
 
-/// Which clients may go on over a fabric (`fabric://`).
+/// The clients that may move to a fabric (`fabric://`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricOptions {
     /// Providers by name: `shm`, `verbs`, `tcp`.
     pub providers: Vec<String>,
-    /// How long a thread looks for messages again and again before it sleeps.
+    /// How long a thread polls for messages before it sleeps.
     pub spin: Duration,
 }
 
@@ -98,7 +98,7 @@ impl Default for FabricOptions {
 
 /// Data of a message.
 pub enum Data<'m> {
-    /// As it was received with the body; none if empty.
+    /// As received with the body; empty if there is no data.
     Inline(&'m [u8]),
     /// In a buffer of the pool.
     Buffer(Buffer),
@@ -114,17 +114,17 @@ impl Data<'_> {
     }
 }
 
-/// The connection is to be closed: what came over it made no sense, or is not welcome.
+/// Closes the connection: the peer's bytes were invalid, or are unwelcome.
 #[derive(Debug)]
 pub struct Close;
 
-/// What became of a message.
+/// The outcome of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Served {
     /// It is answered, or will be.
     Yes,
-    /// There is no buffer for its answer. It had no effect, and is to be brought again. Only for messages whose data is
-    /// inline.
+    /// There is no buffer for its answer. It had no effect, and must be presented again. Only for messages whose data
+    /// is inline.
     Starved,
 }
 
@@ -133,31 +133,31 @@ pub enum Served {
 pub struct Origin {
     /// The client's address.
     pub address: SocketAddr,
-    /// The key that it has proved to have; `None` if it came without.
+    /// The key that it has proved to have; `None` if it has none.
     pub key: Option<KeyId>,
 }
 
-/// What serves connections.
+/// A server's logic behind its connections.
 pub trait Service: Send + Sync + 'static {
-    /// What it keeps of a connection.
+    /// Its state of a connection.
     type Peer: Send;
 
-    /// A client has connected, and was let in by the gate.
+    /// A client has connected, and the gate has admitted it.
     fn connected(&self, link: Link, origin: Origin) -> Self::Peer;
 
-    /// Most data that a message of this client may have now.
+    /// Most data that a message of this client may carry now.
     fn data_bytes_max(&self, _: &Self::Peer) -> usize {
         DATA_BYTES_MAX
     }
 
-    /// Whether another message of this client may come now. One that says no must ring the client's link
+    /// Whether the service accepts another message of this client now. If not, it must ring the client's link
     /// ([`Link::send`]) when that changes.
     fn is_ready(&self, _: &Self::Peer) -> bool {
         true
     }
 
-    /// A message came. Answers go to `out`, now, or to the link, later. Must not block for long: the other connections
-    /// of this thread wait.
+    /// Handles a message. Answers go to `out`, now, or to the link, later. Must not block for long: the other
+    /// connections of this thread wait.
     fn message(&self, peer: &mut Self::Peer, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close>;
 
     /// The connection is gone.
@@ -169,16 +169,16 @@ pub trait Service: Send + Sync + 'static {
 pub struct Options {
     /// Threads.
     pub threads: usize,
-    /// How long a thread looks for work again and again before it sleeps, at most: it does so where that pays, after
-    /// short sleeps and while nobody else wants the core. Zero: it sleeps at once.
+    /// How long a thread polls for work before it sleeps, at most. It does so where that pays: after short sleeps, and
+    /// while no other thread wants the core. Zero: it sleeps at once.
     pub busy: Duration,
     /// Most connections.
     pub connections_max: usize,
-    /// Who is let in.
+    /// Admission rules for clients.
     pub gate: Arc<Gate>,
-    /// Lets clients go on over a fabric.
+    /// Lets clients move to a fabric.
     pub fabric: Option<FabricOptions>,
-    /// Where threads note how long they are at work.
+    /// Where threads record how long they work.
     pub turns: Arc<Turns>,
 }
 
@@ -205,7 +205,7 @@ struct Shared {
     stop: AtomicBool,
     pool: Pool,
     turns: Arc<Turns>,
-    /// Of the lines about connections that were not taken.
+    /// Throttles log lines about connections that were not accepted.
     refusals: Throttle,
 }
 
@@ -216,7 +216,7 @@ pub struct Reactors {
 }
 
 impl Reactors {
-    /// Starts threads that serve what connects to `listeners`, with buffers from `pool`.
+    /// Starts threads that serve the clients of `listeners`, with buffers from `pool`.
     pub fn start<S: Service>(
         listeners: Vec<TcpListener>,
         service: &Arc<S>,
@@ -292,9 +292,9 @@ struct Reactor<S: Service> {
     /// Connections that wait for a buffer, or whose turn was cut short.
     waiting: Vec<u64>,
     room: Vec<u8>,
-    /// Nothing is accepted before that.
+    /// Until then the thread accepts nothing.
     rests_until: Option<Instant>,
-    /// Where what is encrypted is received.
+    /// Where encrypted bytes are received.
     sealed_room: Vec<u8>,
     fabrics: Fabrics,
 }
@@ -344,7 +344,7 @@ impl<S: Service> Reactor<S> {
             }
             let waiting = std::mem::take(&mut self.waiting);
             let wait = self.wait_for(&waiting);
-            // Fabrics have to be looked at, too, and say how often.
+            // Fabrics need polling, too, and say how often.
             let spin = if pause == Duration::MAX { Some(&mut spin) } else { None };
             let wait = wait.min(pause);
             clock.end();
@@ -372,7 +372,7 @@ impl<S: Service> Reactor<S> {
             if last_look.elapsed() >= STALLED / 4 {
                 last_look = Instant::now();
                 match self.shared.pool.free_bytes() < DATA_BYTES_MAX {
-                    // They keep a buffer and send nothing, or do not take what is in it.
+                    // They keep a buffer and send nothing, or do not take its content.
                     true => self.drop_which(Connection::is_stalled),
                     false => self.drop_which(Connection::is_stuck),
                 }
@@ -439,7 +439,7 @@ impl<S: Service> Reactor<S> {
                 Ok((stream, address)) => {
                     let shared = &self.shared;
                     let is_full = shared.connections.fetch_add(1, Ordering::Relaxed) >= shared.connections_max;
-                    // One that has said nothing yet makes room for it.
+                    // A newcomer that has said nothing yet gives up its place.
                     let is_refused = is_full && self.newcomers.remove_of_largest().is_none();
                     if is_full {
                         shared.connections.fetch_sub(1, Ordering::Relaxed);
@@ -463,7 +463,8 @@ impl<S: Service> Reactor<S> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // A client that went away at once, or nothing left for another: those that are connected go on.
+                    // The client left at once, or the system has no resources for another: existing connections
+                    // continue.
                     if let Some(more) = self.shared.refusals.admit() {
                         tracing::warn!("a connection could not be accepted, and {more} before it: {error}");
                     }
@@ -476,7 +477,7 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// Stops accepting until then, or begins again: a listener whose connections cannot be taken is ready all the time.
+    /// Stops accepting until then, or resumes: a listener whose connections cannot be accepted is ready all the time.
     fn rest(&mut self, until: Option<Instant>) {
         self.rests_until = until;
         let interest = if until.is_some() {
@@ -524,7 +525,7 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// A turn of a newcomer: takes what has come of the handshake, and answers.
+    /// A turn of a newcomer: takes the next part of the handshake, and answers.
     fn meet(&mut self, number: u64) {
         let Some(newcomer) = self.newcomers.get_mut(number) else {
             return;
@@ -580,7 +581,7 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// Reads what has come over a connection, if somebody wants to know whether that was all.
+    /// Reads the arrivals of a connection, if a caller wants to know whether that was all.
     fn drain(&mut self, number: u64) {
         let Some(connection) = self.connections.get(&number) else {
             return;
@@ -605,7 +606,7 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// A turn of a connection: takes its mail, receives if there is something, serves, sends.
+    /// A turn of a connection: takes its mail, receives if there is data, serves, sends.
     fn serve(&mut self, number: u64, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return self.meet(number);
@@ -631,7 +632,7 @@ impl<S: Service> Reactor<S> {
             let was_crowded = connection.is_crowded();
             match connection.send() {
                 Err(_) => served = Err(Close),
-                // What it was held back from can be served now.
+                // The messages that the full queue held back can be served now.
                 Ok(true) if was_crowded => served = connection.serve_received(&*self.service, &self.shared.pool),
                 Ok(_) => break,
             }

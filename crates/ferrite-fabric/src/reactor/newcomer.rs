@@ -1,6 +1,6 @@
-//! A connection whose handshake is not over: it has a socket, and the few bytes that a handshake takes.
+//! A connection in its handshake: a socket, and the few bytes that a handshake takes.
 //!
-//! Invariant: it lasts for [`LIMIT`] at most, whatever it sends.
+//! Invariant: it lasts for [`LIMIT`] at most, whatever its client sends.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,31 +11,31 @@ use crate::secure::handshake::{Admitted, FULL, Progress, Responder};
 
 /// How long a handshake may take.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How much a client that was refused may send before it closes the connection.
+/// How much a refused client may send before it closes the connection.
 const REFUSED_BYTES_MAX: usize = 4096;
 
 pub(super) struct Newcomer {
     pub(super) stream: TcpStream,
     pub(super) address: SocketAddr,
     since: Instant,
-    /// `None` once it was refused.
+    /// `None` after a refusal.
     responder: Option<Box<Responder>>,
     ignored_bytes: usize,
 }
 
-/// How it stands after a turn.
+/// The state of the handshake after a turn.
 pub(super) enum Turn {
-    /// It is not over.
+    /// The handshake continues.
     More,
-    /// It is over, and the connection with it.
+    /// The handshake is over, and so is the connection.
     Over,
-    /// It is over, and well.
+    /// The handshake has succeeded.
     Admitted(Box<Admitted>),
 }
 
-/// Tells a client that the server has no room for it. It may close before it reads that, and nothing is kept for it.
+/// Tells a client that the server is full. The client may close before it reads that; the server keeps nothing for it.
 pub(super) fn refuse_full(mut stream: &TcpStream) {
-    // Of a fresh socket, which has room for this.
+    // A fresh socket has space for this.
     let _ = stream
         .set_nonblocking(true)
         .and_then(|()| stream.write(&FULL))
@@ -58,7 +58,7 @@ impl Newcomer {
         self.since.elapsed() >= LIMIT
     }
 
-    /// Takes what has come, up to the end of the handshake and nothing behind it.
+    /// Takes the bytes of the handshake, and nothing behind them.
     pub(super) fn turn(&mut self, gate: &Gate) -> Turn {
         loop {
             let Some(responder) = &mut self.responder else {
@@ -75,7 +75,7 @@ impl Newcomer {
             };
             let mut out = Vec::new();
             let progress = responder.received(count, gate, self.address.ip(), &mut out);
-            // So few bytes are taken at once by a connection on which nothing was sent.
+            // A connection on which nothing was sent takes so few bytes at once.
             if !out.is_empty() && (&self.stream).write(&out).ok() != Some(out.len()) {
                 return Turn::Over;
             }
@@ -85,7 +85,7 @@ impl Newcomer {
                 Progress::Foreign => return Turn::Over,
                 Progress::Refused => {
                     tracing::debug!("{} was refused: it does not have a key that is known", self.address);
-                    // With what it sent unread, closing would destroy the answer on its way.
+                    // With unread bytes from the client, closing would destroy the answer in flight.
                     let _ = self.stream.shutdown(Shutdown::Write);
                     self.responder = None;
                 }

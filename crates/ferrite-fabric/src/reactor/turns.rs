@@ -1,9 +1,9 @@
-//! How long the threads of a server are at work between two waits for their sockets.
+//! How long the threads of a server work between two waits for their sockets.
 //!
-//! [`Turns`] has the measures of all threads; with a [`Clock`] a thread measures itself. While one connection has a
-//! turn, nobody reads what the others of its thread have sent.
+//! [`Turns`] has the measurements of all threads; with a [`Clock`] a thread measures itself. While one connection has a
+//! turn, the other connections of its thread are not read.
 //!
-//! Measuring costs a look at the clock for each turn. Only turns of [`LONG`] or more touch shared counters.
+//! A measurement costs one clock read for each turn. Only turns of [`LONG`] or more touch shared counters.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -13,21 +13,21 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
-/// No turn should take as long.
+/// A turn should not take as long.
 pub const LONG: Duration = Duration::from_millis(10);
-/// A turn as long is worth a warning.
+/// A turn this long is worth a warning.
 const WARN: Duration = Duration::from_millis(100);
 
-/// A turn ends when it has taken so long, though more has come; the rest is served when the others had theirs. On the
-/// coarse clock, which moves every 4 ms and is cheap to read.
+/// A turn ends after so long, even if more has come; the rest is served after the others' turns. By the coarse clock,
+/// which moves every 4 ms and is cheap to read.
 const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// Of one thread; times in nanoseconds.
 #[derive(Debug, Default)]
 struct Thread {
-    /// Since when it is at work, 0 while it waits.
+    /// Since when it works, 0 while it waits.
     since: AtomicU64,
-    /// The longest time at work that has ended since [`Turns::busy_for`] was asked last.
+    /// The longest time at work that has ended since the last call of [`Turns::busy_for`].
     recent: AtomicU64,
     longest: AtomicU64,
     long: AtomicU64,
@@ -67,7 +67,7 @@ impl Turns {
         }
     }
 
-    /// For how long a thread has not looked at its sockets, at most, since this was asked last.
+    /// For how long a thread has not looked at its sockets, at most, since the last call.
     pub fn busy_for(&self) -> Duration {
         let now = stamp(Instant::now());
         let busy = |of: &Arc<Thread>| {
@@ -103,14 +103,14 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The thread has waited.
+    /// Notes that the thread woke up.
     pub(super) fn begin(&mut self) {
         self.began = Instant::now();
         self.last = self.began;
         self.of.since.store(stamp(self.began), Ordering::Release);
     }
 
-    /// A turn has ended: that of the connection with this number, if it was one's.
+    /// Notes the end of a turn: that of the connection with this number, if it belongs to one.
     pub(super) fn turn(&mut self, connection: Option<u64>) {
         let now = Instant::now();
         let took = now - self.last;
@@ -130,7 +130,7 @@ impl Clock {
         }
     }
 
-    /// The thread is about to wait.
+    /// Notes that the thread is about to wait.
     pub(super) fn end(&mut self) {
         let took = self.last - self.began;
         if took >= LONG {
@@ -140,7 +140,7 @@ impl Clock {
     }
 }
 
-/// When a turn has taken long enough.
+/// The time at which a turn must end.
 pub(super) struct TurnEnd(Duration);
 
 impl TurnEnd {

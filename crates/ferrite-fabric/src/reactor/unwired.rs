@@ -1,5 +1,4 @@
-//! What stands in for `wired` in a build without the feature `fabric`: clients that want to go on over a fabric are
-//! told that they cannot.
+//! A stand-in for `wired` in a build without the feature `fabric`: it refuses clients that want to move to a fabric.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use rustix::event::epoll::EventFlags;
 use super::{FabricOptions, Reactor, Service};
 use crate::frame::OWN_ID;
 
-/// No connection has it.
+/// No connection ever has one.
 pub(super) struct Wired(Infallible);
 
 impl Wired {
@@ -27,7 +26,7 @@ impl Wired {
     }
 }
 
-/// No thread has any.
+/// No thread has any fabric.
 pub(super) struct Fabrics;
 
 impl Fabrics {

@@ -1,13 +1,12 @@
-//! Connections that go on over a fabric, as the thread that owns them sees them.
+//! Connections on a fabric, as the thread that owns them sees them.
 //!
-//! Contents: [`Fabrics`], the endpoints of a thread; [`Wired`], what a connection has besides; in [`turn`] what
-//! the thread does with them. Data of large
-//! writes is fetched from the client's memory into a buffer, and served when it is there; data of large reads is put
-//! where the client wants it, and the answer follows when it has arrived.
+//! Contents: [`Fabrics`], the endpoints of a thread; [`Wired`], the additional state of a connection; in [`turn`] the
+//! thread's work with them. Data of large writes is fetched from the client's memory into a buffer, and served on
+//! arrival; data of large reads is written to the place that the client names, and the answer follows once it has
+//! arrived.
 //!
-//! Invariants: what a client says is memory of its own lies in the region that it introduced. A buffer that a provider
-//! works with belongs to the endpoint, also after its connection is gone. A client has at most [`BULK_MAX`] pieces of
-//! bulk data under way.
+//! Invariants: memory that a client names lies in the region that it introduced. A buffer in a provider's use belongs
+//! to the endpoint, also after its connection is gone. A client has at most [`BULK_MAX`] pieces of bulk data in flight.
 
 mod turn;
 
@@ -31,40 +30,42 @@ use crate::outbox::{Next, Outbox};
 
 /// Clients of one endpoint.
 const CLIENTS_MAX: usize = 256;
-/// Pieces of bulk data of one client under way.
+/// Pieces of bulk data in flight for one client.
 const BULK_MAX: usize = 8;
-/// Requests of one client that have said where data of their answers may go. With more, data of the oldest goes the way
-/// of small data. Those that were answered without are forgotten in this way.
+/// Requests of one client that have named a place for data of their answers. Beyond it, data of the oldest travels as
+/// small data does. Requests that were answered without using their place are forgotten in this way.
 const LANDINGS_MAX: usize = 64;
-/// Less data of an answer goes with it: an end of a file, mostly. (shm never says that it has put no bytes anywhere.)
+/// Less data of an answer travels with it: mostly the end of a file. (shm never reports that it has written zero
+/// bytes.)
 const APART_BYTES_MIN: usize = 2 << 10;
-/// Looks at the providers without finding anything before the thread looks at sockets, and looks at all.
+/// Polls of the providers that find nothing before the thread looks at sockets, and polls in all.
 const LOOKS: u32 = 16;
 /// See [`LOOKS`].
 const LOOKS_MAX: u32 = 256;
-/// So long a provider may be busy, or connecting to a client, when it is to move bulk data, and so long a client may
-/// take to let it move. Over shm nobody says that the client does not have the memory that it has named, or is gone.
+/// How long a provider may be busy, or connecting to a client, when it should move bulk data, and how long a client may
+/// take to let it move. Over shm no error reports that the client does not have the memory that it has named, or is
+/// gone.
 const UNMOVED_MAX: Duration = Duration::from_secs(10);
 /// A connection with nothing to serve keeps no more memory than this.
 const KEPT_BYTES: usize = 16 << 10;
-/// What of the pool clients' messages at one endpoint may take: 1 / so much.
+/// The share of the pool for clients' messages at one endpoint: 1 / so much.
 const SHARE: usize = 2;
-/// Buffers for messages are taken many at once: 1 / so much of the pool.
+/// Buffers for messages are taken in blocks: 1 / so much of the pool.
 const BLOCKS: usize = 4;
 
-/// What a connection over a fabric has.
+/// The state of a connection on a fabric.
 pub(super) struct Wired {
     end: usize,
     channel: Channel,
     region: Remote,
     region_bytes: u64,
-    /// Where data of answers goes, by request.
+    /// The places for data of answers, by request.
     landings: VecDeque<([u8; 8], Descriptor)>,
-    /// Pieces of bulk data under way.
+    /// Pieces of bulk data in flight.
     bulk: usize,
     /// An answer whose data the provider has not taken yet.
     unput: Option<(Descriptor, Vec<u8>, Buffer)>,
-    /// When a piece of bulk data began, or ended, last.
+    /// When a piece of bulk data last began or ended.
     moved: Instant,
     /// Since when the provider takes no bulk data from or to this client.
     unmoved: Option<Instant>,
@@ -74,7 +75,7 @@ pub(super) struct Wired {
 }
 
 impl Wired {
-    /// Remembers where data of a request's reply goes; of too many, the oldest is forgotten.
+    /// Remembers the place for data of a request's reply; if there are too many, forgets the oldest.
     fn note_landing(&mut self, id: [u8; 8], place: Descriptor) {
         if self.landings.len() >= LANDINGS_MAX {
             self.landings.pop_front();
@@ -94,7 +95,7 @@ impl Wired {
         (self.bulk, self.moved) = (self.bulk - 1, Instant::now());
     }
 
-    /// Whether it has bulk data under way that has not moved for so long.
+    /// Whether it has bulk data in flight that has not moved for so long.
     pub(super) fn is_stalled(&self, limit: Duration) -> bool {
         self.bulk > 0 && self.moved.elapsed() >= limit
     }
@@ -103,7 +104,7 @@ impl Wired {
         self.is_stalled(UNMOVED_MAX)
     }
 
-    /// The provider says that bulk data is to be tried again later.
+    /// Notes that the provider is busy, so that bulk data must be retried later.
     fn is_busy(&mut self) -> Result<(), Close> {
         match self.unmoved.get_or_insert_with(Instant::now).elapsed() < UNMOVED_MAX {
             true => Ok(()),
@@ -141,7 +142,7 @@ impl Wired {
         }))
     }
 
-    /// Where the data of this answer goes, if its request said so.
+    /// The place for the data of this answer, if its request named one.
     fn landing(&mut self, frame: &[u8]) -> Option<Descriptor> {
         let id = frame.get(PREFIX_BYTES..)?.first_chunk()?;
         let index = self.landings.iter().position(|(landing, _)| landing == id)?;
@@ -164,7 +165,7 @@ struct Frame<'b> {
     apart: Option<Descriptor>,
 }
 
-/// Bulk data under way.
+/// Bulk data in flight.
 enum Pending {
     /// Of a request with this body.
     Fetched(Vec<u8>),
@@ -177,18 +178,18 @@ struct End {
     /// Over shm.
     guard: Option<Guard>,
     clients: usize,
-    /// Buffers for messages. They are kept, and were taken many at once: one here and one there would keep the pool
-    /// from having large buffers as long as there are clients.
+    /// Buffers for messages. They are kept, and taken in blocks: scattered ones would keep the pool from having large
+    /// buffers as long as there are clients.
     slots: usize,
-    /// Those that wait for messages, with the provider.
+    /// Those posted to the provider.
     posted: usize,
-    /// Those that nobody uses now.
+    /// Unused ones.
     spare: Vec<Buffer>,
     done: Vec<Completion>,
 }
 
 impl End {
-    /// Whether a client has died in it, so that it is to be used no more.
+    /// Whether a client has died in it, so that it must not be used any more.
     fn is_spoilt(&self) -> bool {
         self.guard.as_ref().is_some_and(Guard::is_spoilt)
     }
@@ -197,8 +198,7 @@ impl End {
         message_bytes(self.endpoint.inject_bytes())
     }
 
-    /// Takes buffers for the messages of so many clients. False if the pool has none now, or they are more than their
-    /// share.
+    /// Takes buffers for the messages of so many clients. False if the pool has none now, or they exceed their share.
     fn reserve(&mut self, clients: usize, pool: &Pool) -> bool {
         let slot_bytes = self.slot_bytes();
         let block_bytes = (pool.len_bytes() / BLOCKS).clamp(SLOTS * slot_bytes, BUFFER_BYTES_MAX);
@@ -239,10 +239,10 @@ impl End {
 pub(super) struct Fabrics {
     options: Option<FabricOptions>,
     pool: Pool,
-    /// Connections with something to send that could not be sent yet.
+    /// Connections whose data could not be sent yet.
     blocked: Vec<u64>,
     ends: Vec<End>,
-    /// Bulk data under way, by tag, each with its connection.
+    /// Bulk data in flight, by tag, each with its connection.
     pending: HashMap<u64, (u64, Pending)>,
     next_tag: u64,
     /// Connections by the number in their messages, each with its endpoint.
@@ -258,15 +258,15 @@ pub(super) enum Event {
         end: usize,
         message: Buffer,
     },
-    /// A request's data is there.
+    /// A request's data has arrived.
     Fetched {
         connection: u64,
         body: Vec<u8>,
         data: Buffer,
     },
-    /// An answer's data is where it should be.
+    /// An answer's data has arrived at its place.
     Put { connection: u64, head: Vec<u8> },
-    /// Its bulk data cannot be moved.
+    /// The bulk data of this connection cannot be moved.
     Failed { connection: u64 },
 }
 
@@ -301,7 +301,7 @@ impl Fabrics {
         }
     }
 
-    /// A client wants to go on over a fabric.
+    /// Handles a client's request to move to a fabric.
     pub(super) fn introduce(
         &mut self,
         connection: u64,
@@ -390,7 +390,7 @@ impl Fabrics {
             spare: Vec::new(),
             done: Vec::new(),
         };
-        // One that nobody uses any more makes room.
+        // An unused one makes space.
         match self
             .ends
             .iter()
@@ -418,7 +418,7 @@ impl Fabrics {
         }
     }
 
-    /// A connection is gone.
+    /// Forgets a connection that is gone.
     pub(super) fn forget(&mut self, connection: u64, mut wired: Wired) {
         self.numbers.remove(&wired.channel.number());
         let end = &mut self.ends[wired.end];
@@ -432,12 +432,12 @@ impl Fabrics {
             .retain(|&tag, (of, _)| *of != connection || !end.endpoint.let_go(tag));
     }
 
-    /// A message came for nobody.
+    /// Takes back a message that belongs to no connection.
     fn unused(&mut self, end: usize, message: Buffer) {
         self.ends[end].spare.push(message);
     }
 
-    /// Drives the providers. True if anything was done; what is for connections is appended to `events`.
+    /// Drives the providers. True if anything was done; appends events of connections to `events`.
     pub(super) fn look(&mut self, events: &mut Vec<Event>) -> bool {
         let mut has_worked = false;
         for index in 0..self.ends.len() {
@@ -472,7 +472,7 @@ impl Fabrics {
                                     message: buffer,
                                 });
                             }
-                            // Of a connection that is gone, or of somebody who guesses.
+                            // Of a connection that is gone, or from a peer that guesses.
                             _ => end.spare.push(buffer),
                         }
                     }
@@ -505,7 +505,7 @@ impl Fabrics {
         has_worked
     }
 
-    /// A message of this connection has come: the pieces of the stream whose turn it is are appended to `received`.
+    /// Accepts a message of this connection: appends the pieces of the stream whose turn it is to `received`.
     pub(super) fn accept(&mut self, wired: &mut Wired, message: Buffer, received: &mut Vec<u8>) -> Result<(), Close> {
         wired.heard = self.heard;
         let spare = &mut self.ends[wired.end].spare;
@@ -521,8 +521,8 @@ impl Fabrics {
         accepted.map_err(|_| Close)
     }
 
-    /// Serves what has come, as far as it is to be served now. Returns how many bytes that was, and whether there is no
-    /// buffer for more.
+    /// Serves the received frames, as far as they may be served now. Returns how many bytes that was, and whether there
+    /// is no buffer for more.
     pub(super) fn serve<S: Service>(
         &mut self,
         connection: u64,
@@ -585,14 +585,14 @@ impl Fabrics {
             let endpoint = &mut self.ends[wired.end].endpoint;
             let is_told = wired.channel.return_credit(endpoint, &self.pool);
             if !is_told.map_err(|_| Close)? {
-                // Its client may have nothing to say before.
+                // Its client may send nothing until then.
                 self.blocked.push(connection);
             }
         }
         Ok((at, held))
     }
 
-    /// Sends as much as can be. True if nothing is left.
+    /// Sends as much as possible. True if nothing is left.
     pub(super) fn send(
         &mut self,
         connection: u64,
@@ -637,14 +637,14 @@ impl Fabrics {
             }
         };
         if has_sent && wired.heard.elapsed() >= RINGS_AFTER {
-            // If it fails, the connection is at its end.
+            // If it fails, the connection is ending.
             let _ = (&*stream).write(&[0]);
         }
         Ok(is_empty)
     }
 
-    /// Puts what is to be put next. False if the provider is busy: its queue is full, or it is still connecting, which
-    /// takes as long as it takes.
+    /// Writes the next bulk data to its place. False if the provider is busy: its queue is full, or it is still
+    /// connecting, without a bound on the time.
     fn put(&mut self, connection: u64, wired: &mut Wired) -> Result<bool, Close> {
         let Some((place, head, data)) = wired.unput.take() else {
             return Ok(true);
@@ -669,13 +669,13 @@ impl Fabrics {
     }
 }
 
-/// Why no more of what came is served now.
+/// Why the thread serves no more of a connection now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Held {
     No,
-    /// Its client has not taken enough of what it was sent.
+    /// Its client has not taken enough of the data sent to it.
     Crowded,
-    /// The service takes nothing from it.
+    /// The service accepts nothing from it.
     ByService,
     /// There is no buffer.
     Starved,

@@ -1,5 +1,5 @@
-//! What both ends hold each other to, against peers that have the key and break the rules. Tests alone: what they need
-//! of the handshake is not public.
+//! Adversarial peers that have the key and break the rules, against both ends. Tests alone: the parts of the handshake
+//! that they need are not public.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -68,7 +68,7 @@ fn a_client_that_wants_encryption_goes_on_with_nothing_else() {
     }
 }
 
-/// Both ends of an encrypted connection: what the client and the server make and read records with.
+/// Both ends of an encrypted connection: the sealers and openers of the client and the server.
 fn both_ends() -> ((Sealer, Opener), (Sealer, Opener)) {
     let key = Key::generate().unwrap();
     let mut gate = Gate::new(false);
@@ -99,7 +99,7 @@ fn both_ends() -> ((Sealer, Opener), (Sealer, Opener)) {
     (client.expect("it encrypts"), server.join().unwrap())
 }
 
-/// Two records under one nonce give away the difference of what is in them, and the key that authenticates them.
+/// Two records under one nonce reveal the difference of their contents, and the key that authenticates them.
 #[test]
 fn no_nonce_is_used_twice() {
     let (client, server) = both_ends();
@@ -114,7 +114,7 @@ fn no_nonce_is_used_twice() {
             sealer.seal(&content, &mut record).unwrap();
             records.push(record);
         }
-        // One too long is refused, and costs no record its nonce.
+        // A record too long is refused, and uses up no nonce.
         assert!(sealer.seal(&vec![0; 1 << 16], &mut Vec::new()).is_err());
         let different: std::collections::BTreeSet<&Vec<u8>> = records.iter().collect();
         assert_eq!(
@@ -125,7 +125,7 @@ fn no_nonce_is_used_twice() {
         let mut room = [0; 256];
         let first = records[0].clone();
         for (n, record) in records.iter().enumerate() {
-            // The one before again, and the one behind it, are not the next.
+            // Neither the previous record nor the following one is the next.
             if n > 0 {
                 assert!(opener.open_next(&first, &mut room).is_err());
                 assert!(opener.open_next(&records[n - 1], &mut room).is_err(), "record {n}");

@@ -1,9 +1,9 @@
-//! How a connection opens: who is there, what both have, and whether they encrypt.
+//! How a connection opens: who the peer is, which key both have, and whether they encrypt.
 //!
-//! The client sends a *preamble*. With a key it also sends the first message of the Noise handshake, whose prologue the
-//! preamble is, so that nobody changes that on its way. The server sends a *verdict* and, to a client with a key, the
-//! second message. The client then sends a record without content, for only who made the first message can make that;
-//! until it has come the server gives the client nothing.
+//! The client sends a *preamble*. With a key it also sends the first message of the Noise handshake, whose prologue is
+//! the preamble, so that no attacker can change that in transit. The server sends a *verdict* and, to a client with a
+//! key, the second message. The client then sends a record without content, which only the author of the first message
+//! can make; before this record the server gives the client nothing.
 //!
 //! Contents: [`introduce`], the client's side, which blocks; [`Responder`], the server's, which takes bytes as
 //! they come.
@@ -28,7 +28,7 @@ const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 pub const PREAMBLE_BYTES: usize = 28;
 /// Length of a verdict: magic, version, verdict, two zeros.
 pub const VERDICT_BYTES: usize = 12;
-/// Length of each of the two messages: a public key, a byte of content, what authenticates it.
+/// Length of each of the two messages: a public key, a byte of content, and its authentication tag.
 pub const MESSAGE_BYTES: usize = 32 + 1 + TAG_BYTES;
 /// Length of the record that ends the handshake.
 const PROOF_BYTES: usize = HEAD_BYTES + TAG_BYTES;
@@ -37,11 +37,11 @@ const PROOF_BYTES: usize = HEAD_BYTES + TAG_BYTES;
 const PLAIN: u8 = 0;
 const KEYED: u8 = 1;
 
-/// What the messages say: whether the client wants, and then whether both have, encryption.
+/// The content of the messages: whether the client wants, and then whether both have, encryption.
 const NO_ENCRYPTION: u8 = 0;
 const ENCRYPTION: u8 = 1;
 
-/// What a server thinks of a client.
+/// A server's decision on a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Welcome = 0,
@@ -51,7 +51,7 @@ enum Verdict {
     Full = 4,
 }
 
-/// The verdict for a client for which there is no room, which is said before it has sent anything.
+/// The verdict for a client that exceeds the server's capacity, sent before it has sent anything.
 pub(crate) const FULL: [u8; VERDICT_BYTES] = {
     let mut verdict = [0; VERDICT_BYTES];
     let mut at = 0;
@@ -77,11 +77,11 @@ pub(super) fn noise<'k>(secret: &'k [u8; 32], prologue: &'k [u8]) -> Result<Buil
     Builder::new(PATTERN.parse()?).psk(0, secret)?.prologue(prologue)
 }
 
-/// Opens a connection as a client, with the stream's timeouts as ticks, and until `deadline` at the latest. Returns
-/// what records are made with and read by, if both encrypt. Blocks.
+/// Opens a connection as a client, with the stream's timeouts as ticks, and until `deadline` at the latest. Returns the
+/// sealer and the opener of its records, if both encrypt. Blocks.
 ///
 /// # Errors
-/// If the server does not let the client in, or does not prove that it has the key.
+/// If the server does not admit the client, or does not prove that it has the key.
 pub fn introduce(
     mut stream: &TcpStream,
     credentials: &Credentials,
@@ -155,7 +155,7 @@ fn read_exact(mut stream: &TcpStream, mut room: &mut [u8], deadline: Instant) ->
                 _ => return Err(error.into()),
             },
         }
-        // Also while something comes: a server that trickles is no server.
+        // Also while bytes arrive: a server that trickles must not hold the client past its deadline.
         if !room.is_empty() && Instant::now() >= deadline {
             return Err(HandshakeError::Silent(began.elapsed().max(Duration::from_millis(1))));
         }
@@ -163,29 +163,29 @@ fn read_exact(mut stream: &TcpStream, mut room: &mut [u8], deadline: Instant) ->
     Ok(())
 }
 
-/// A client that was let in.
+/// An admitted client.
 pub struct Admitted {
-    /// The key that it has proved to have; `None` if it came without.
+    /// The key that it has proved to have; `None` if it has none.
     pub key: Option<KeyId>,
-    /// How its records are made and read, if both encrypt.
+    /// The sealer and the opener of its records, if both encrypt.
     pub records: Option<(Sealer, Opener)>,
 }
 
-/// How it stands after some bytes.
+/// The state of the handshake after some bytes.
 pub enum Progress {
-    /// More has to come.
+    /// More bytes have to come.
     More,
-    /// It is over, and well.
+    /// The handshake has succeeded.
     Admitted(Box<Admitted>),
-    /// It is over: the client gets the answer, and nothing else.
+    /// The handshake has failed: the client gets the answer, and nothing else.
     Refused,
-    /// What came is no preamble. There is nothing to say.
+    /// The bytes are no preamble, so there is no answer.
     Foreign,
 }
 
 enum Phase {
     Preamble,
-    /// The first message of a client, with the name of the key it says it has.
+    /// The first message of a client, with the name of the key that it claims.
     Message,
     /// The record that ends the handshake.
     Proof(Box<Established>),
@@ -199,7 +199,7 @@ struct Established {
     is_encrypted: bool,
 }
 
-/// The server's side of a handshake. Takes the bytes of the client as they come, and none that follow it.
+/// The server's side of a handshake. Takes the bytes of the client as they come, and none that follow the handshake.
 pub struct Responder {
     got: [u8; PREAMBLE_BYTES + MESSAGE_BYTES],
     filled: usize,
@@ -219,12 +219,12 @@ impl Default for Responder {
 }
 
 impl Responder {
-    /// Where the next bytes of the client belong. Not empty before it is over.
+    /// The place for the next bytes of the client. Not empty before the handshake is over.
     pub fn room(&mut self) -> &mut [u8] {
         &mut self.got[self.filled..self.needed]
     }
 
-    /// `count` bytes were put into the room. What is to be sent to the client is appended to `out`.
+    /// Processes `count` bytes put into the room. Appends the answer to the client to `out`.
     pub fn received(&mut self, count: usize, gate: &Gate, client: IpAddr, out: &mut Vec<u8>) -> Progress {
         self.filled += count;
         let known = self.filled.min(MAGIC.len());
@@ -283,13 +283,13 @@ impl Responder {
         }
     }
 
-    /// Whether the client knows the key that it names; what it is answered then.
+    /// Whether the client knows the key that it names; the answer to it then.
     fn answer(&self, gate: &Gate, client: IpAddr) -> Option<([u8; MESSAGE_BYTES], Established)> {
         let (preamble, message) = self.got.split_at(PREAMBLE_BYTES);
         let mut id = KeyId([0; KeyId::BYTES]);
         id.0.copy_from_slice(&preamble[12..]);
         let known = gate.key(id);
-        // With a key that is not known as much is done as with one that is, and then it fails as well.
+        // An unknown key costs as much work as a known one, and then it fails as well.
         let secret = known.map_or(&[0; 32], |(key, _): (&Key, _)| key.secret());
         let mut noise: HandshakeState = noise(secret, preamble).ok()?.build_responder().ok()?;
         let mut wish = [0; MESSAGE_BYTES];

@@ -1,7 +1,7 @@
-//! Keys, and the files they are kept in.
+//! Keys, and their files.
 //!
-//! A file of a key is one line, `ferrite-key-1:` and 64 hexadecimal digits. Whoever can read it can do what the key
-//! allows, so a file that others can read is refused.
+//! A key file is one line, `ferrite-key-1:` and 64 hexadecimal digits. Any user who can read it can do everything that
+//! the key allows, so a file that others can read is refused.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -16,23 +16,23 @@ use thiserror::Error;
 use zeroize::Zeroizing;
 
 const SECRET_BYTES: usize = 32;
-/// What the line in a file begins with. The number is that of the format.
+/// The beginning of the line in a file. The number is that of the format.
 const PREFIX: &str = "ferrite-key-1:";
-/// No file of a key is as long.
+/// No key file is as long.
 const FILE_BYTES_MAX: u64 = 4096;
-/// Keeps the name of a key apart from whatever else is computed from it.
+/// Separates the name of a key from everything else that is computed from it.
 const ID_CONTEXT: &[u8] = b"ferrite key id 1\0";
 
-/// A secret that a server and its clients have.
+/// A secret that a server and its clients share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    /// Overwritten before its memory is anybody else's.
+    /// Overwritten before its memory is freed.
     secret: Zeroizing<[u8; SECRET_BYTES]>,
     id: KeyId,
 }
 
-/// The name of a key: what a client says to tell which of a server's keys it has. Computed from the key, and of no help
-/// in finding it.
+/// The name of a key, by which a client tells the server which of its keys it has. Computed from the key, and of no
+/// help in finding it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyId(pub(super) [u8; KeyId::BYTES]);
 
@@ -54,7 +54,7 @@ impl fmt::Debug for KeyId {
     }
 }
 
-/// Why there is no key.
+/// Why no key is available.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -63,10 +63,10 @@ pub enum KeyError {
     File {
         /// Its path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file holds something else.
+    /// The content of the file is not a key.
     #[error(
         "{path}: not a key; its file is one line that begins with `ferrite-key-1:`. `ferrite key FILE` makes one",
         path = path.display()
@@ -75,7 +75,7 @@ pub enum KeyError {
         /// Its path.
         path: PathBuf,
     },
-    /// Others can read it, or change it.
+    /// Others can read or change it.
     #[error(
         "{path}: others than its owner can use this key (its mode is {mode:o}); if nobody has, `chmod 600 {path}`, \
          otherwise make a new one",
@@ -93,7 +93,7 @@ pub enum KeyError {
 }
 
 impl Key {
-    /// A new key, which nobody else has.
+    /// Generates a new random key.
     pub fn generate() -> Result<Key, KeyError> {
         let mut secret = Zeroizing::new([0; SECRET_BYTES]);
         let mut filled = 0;
@@ -125,7 +125,7 @@ impl Key {
         &self.secret
     }
 
-    /// Reads the line that a file of a key has. `None` if it is none.
+    /// Reads the line of a key file. `None` if it is not a key.
     pub fn parse(line: &str) -> Option<Key> {
         let digits = line.trim().strip_prefix(PREFIX)?.as_bytes();
         let mut secret = Zeroizing::new([0; SECRET_BYTES]);
@@ -139,13 +139,13 @@ impl Key {
         Some(Key::new(secret))
     }
 
-    /// The line that a file of this key has, with its end.
+    /// The line of this key's file, with its end.
     pub fn line(&self) -> String {
         let digits: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{PREFIX}{digits}\n")
     }
 
-    /// Reads the file of a key. Blocks.
+    /// Reads a key file. Blocks.
     ///
     /// # Errors
     /// If it cannot be read, is no key, or others than its owner can read or change it.
@@ -166,7 +166,7 @@ impl Key {
         if !found.is_file() {
             return Err(not_key());
         }
-        // It does not grow, which would leave copies behind.
+        // The buffer does not grow, which would leave copies behind.
         let mut text = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize + 1));
         file.take(FILE_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
         let text = std::str::from_utf8(&text).map_err(|_| not_key())?;
@@ -176,7 +176,7 @@ impl Key {
     /// Writes a new file, which only its owner can read. Blocks; the file is durable when this returns.
     ///
     /// # Errors
-    /// If there is a file of this name, or it cannot be written.
+    /// If a file of this name exists, or it cannot be written.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyError> {
         let failed = |source| KeyError::File {
             path: path.to_owned(),
@@ -192,7 +192,7 @@ impl Key {
         let line = Zeroizing::new(self.line());
         let written = file.write_all(line.as_bytes()).and_then(|()| file.sync_all());
         written.map_err(|error| {
-            // Half a key is of no use, and would be in the way of the next attempt.
+            // Half a key is of no use, and would obstruct the next attempt.
             let _ = std::fs::remove_file(path);
             failed(error)
         })

@@ -1,16 +1,16 @@
-//! Who may connect, and how what travels is kept from others.
+//! Admission of clients, and encryption of their traffic.
 //!
-//! Contents: [`Key`], a secret that both ends have; the handshake that opens every connection ([`handshake`]),
-//! in which both prove that they have it; [`Gate`], what a server demands of those who connect; the records that
-//! encrypted bytes travel in ([`record`]).
+//! Contents: [`Key`], a secret that both ends have; the handshake that opens every connection ([`handshake`]), in which
+//! both prove that they have it; [`Gate`], a server's demands on its clients; the records that carry encrypted bytes
+//! ([`record`]).
 //!
 //! The handshake is `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`: two messages, and a record by which the client proves that
-//! it has not merely repeated another's message. The keys of a connection are its own, and are gone when it ends: who
-//! gets the secret later cannot read what was recorded earlier.
+//! it has not merely replayed another's message. The keys of a connection are its own, and are gone when it ends: an
+//! attacker who gets the secret later cannot read traffic recorded earlier.
 //!
-//! Invariants: a client that has a key goes on only after the server has proved that it has the same; what both agreed
-//! on, also that they encrypt or do not, is covered by that proof. Nothing is allocated for a connection before its
-//! proof but what [`handshake::Responder`] holds, which is less than a KiB.
+//! Invariants: a client that has a key continues only after the server has proved that it has the same; that proof
+//! covers everything both agreed on, also whether they encrypt. Before its proof a connection makes the server allocate
+//! nothing but [`handshake::Responder`], which is less than a KiB.
 
 #[cfg(test)]
 mod adversaries;
@@ -22,13 +22,13 @@ use std::net::IpAddr;
 
 pub use key::{Key, KeyError, KeyId};
 
-/// Whether a client wants what it sends and receives to be encrypted. It is if either end wants it.
+/// Whether a client wants its traffic to be encrypted. It is if either end wants it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encrypt {
     /// Unless the server is on this host.
     #[default]
     Auto,
-    /// In any case.
+    /// Always.
     On,
     /// Only if the server insists.
     Off,
@@ -45,7 +45,7 @@ impl Encrypt {
     }
 }
 
-/// Whether a server insists on encryption. Those further down insist more.
+/// Whether a server insists on encryption. Later variants are stricter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Encryption {
     /// Never: clients decide.
@@ -53,7 +53,7 @@ pub enum Encryption {
     /// With clients on other hosts. Those on this host decide.
     #[default]
     Remote,
-    /// With all.
+    /// With all clients.
     Always,
 }
 
@@ -73,16 +73,16 @@ pub fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// What a client brings.
+/// A client's credentials.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
-    /// The key, if it has one. With it, it connects only to a server that proves to have the same.
+    /// The key, if it has one. With a key, the client connects only to a server that proves to have the same.
     pub key: Option<Key>,
     /// Whether it wants encryption; needs a key.
     pub encrypt: Encrypt,
 }
 
-/// What a server demands of those who connect.
+/// A server's demands on its clients.
 #[derive(Debug, Clone, Default)]
 pub struct Gate {
     keys: Vec<(Key, Encryption)>,
@@ -90,7 +90,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// For a server on which something can be reached without a key, from this host; with `false`, nothing can.
+    /// `has_open`: some export can be reached without a key, from this host; with `false`, none can.
     pub fn new(has_open: bool) -> Gate {
         Gate {
             keys: Vec::new(),
@@ -98,7 +98,7 @@ impl Gate {
         }
     }
 
-    /// Lets those in who have `key`. If it was let in before, the stricter `encryption` counts.
+    /// Admits clients that have `key`. If the key was admitted before, the stricter `encryption` counts.
     pub fn admit(&mut self, key: &Key, encryption: Encryption) {
         match self.keys.iter_mut().find(|(known, _)| known.id() == key.id()) {
             Some((_, known)) => *known = encryption.max(*known),
@@ -106,7 +106,7 @@ impl Gate {
         }
     }
 
-    /// Whether a client at `address` is let in without a key.
+    /// Whether a client at `address` is admitted without a key.
     fn admits_without_key(&self, address: IpAddr) -> bool {
         self.has_open && is_loopback(address)
     }

@@ -1,11 +1,11 @@
-//! Records: what encrypted bytes travel in.
+//! Records, the carriers of encrypted bytes.
 //!
 //! A record is the length of its ciphertext (16 bits, little-endian) and the ciphertext, which is its content and 16
 //! bytes that authenticate it. The n-th record of a direction has the nonce n, which is not sent: a record that is
-//! missing, comes twice, or comes in another's place fails. There are 2^64 - 1 nonces, more than any connection sends,
-//! so keys are not renewed within a connection; each connection has its own.
+//! missing, repeated or out of order fails. There are 2^64 - 1 nonces, more than any connection sends, so keys are not
+//! renewed within a connection; each connection has its own.
 //!
-//! The bytes in records are a stream: frames begin and end in them wherever they do.
+//! The bytes in records are a stream: frames begin and end in them anywhere.
 
 use std::io;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use snow::StatelessTransportState;
 
 /// Bytes of a record before its ciphertext.
 pub const HEAD_BYTES: usize = 2;
-/// What a ciphertext is longer by than what is in it.
+/// How much longer a ciphertext is than its content.
 pub const TAG_BYTES: usize = 16;
 /// The longest record, with its head.
 pub const RECORD_BYTES_MAX: usize = HEAD_BYTES + u16::MAX as usize;
 /// The most that a record can hold.
 pub const CONTENT_BYTES_MAX: usize = u16::MAX as usize - TAG_BYTES;
 
-/// A direction's records are not what the peer sent.
+/// The records of a direction are not those that the peer sent.
 fn broken() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
@@ -52,7 +52,7 @@ pub(super) fn split(transport: StatelessTransportState) -> (Sealer, Opener) {
 }
 
 impl Sealer {
-    /// Appends a record with `content` to `out`. Records must be sent in the order in which they were made.
+    /// Appends a record with `content` to `out`. Records must be sent in the order of these calls.
     ///
     /// # Errors
     /// If `content` is longer than [`CONTENT_BYTES_MAX`], or no nonce is left.
@@ -67,7 +67,7 @@ impl Sealer {
         let sealed = self
             .transport
             .write_message(self.nonce, content, &mut out[start + HEAD_BYTES..]);
-        // Never again, whatever becomes of the record.
+        // Never reused, even if the record fails.
         self.nonce += 1;
         match sealed {
             Ok(_) => Ok(()),
@@ -80,7 +80,7 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Reads one record, head and all, into `room`, which is large enough; returns how long its content is.
+    /// Reads one record, head and all, into `room`, which is large enough; returns the length of its content.
     ///
     /// # Errors
     /// If it is not the record that the peer sent next.
@@ -92,12 +92,12 @@ impl Opener {
         Ok(len_bytes)
     }
 
-    /// Reads those complete records at the beginning of `sealed` whose contents fit into `room` one after the other.
-    /// Returns how many bytes the records have, and their contents. Both are 0 if the first record is not complete, or
-    /// does not fit.
+    /// Reads those complete records at the beginning of `sealed` whose contents fit into `room` in sequence. Returns
+    /// how many bytes the records have, and their contents. Both are 0 if the first record is not complete, or does not
+    /// fit.
     ///
     /// # Errors
-    /// If a record is not the one that the peer sent next, or is empty, which none is.
+    /// If a record is not the one that the peer sent next, or is empty, which no valid one is.
     pub fn open(&mut self, sealed: &[u8], room: &mut [u8]) -> io::Result<(usize, usize)> {
         let (mut read, mut opened) = (0, 0);
         loop {

@@ -1,23 +1,22 @@
-//! What is kept for peers that have shown nothing yet, with bounds that a flood meets before anybody else does.
+//! State of peers that have proved nothing yet, with bounds that a flood meets before other peers do.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::Source;
 
-/// Keeps at most `of_all` things, and `of_source` of one source. With one more, the one that has been there longest
-/// goes: of its own source if that has too many, else of the source that has most. So a source that floods takes its
-/// own places only.
+/// Keeps at most `of_all` entries, and `of_source` of one source. One more evicts the oldest: of its own source if that
+/// has too many, else of the source that has most. So a source that floods takes its own places only.
 #[derive(Debug)]
 pub struct Crowd<T> {
     of_all: usize,
     of_source: usize,
-    /// By number, so by age.
+    /// By number, and so by age.
     by_number: BTreeMap<u64, (Source, T)>,
     by_source: HashMap<Source, usize>,
 }
 
 impl<T> Crowd<T> {
-    /// An empty one with these bounds.
+    /// An empty crowd with these bounds.
     pub fn new(of_all: usize, of_source: usize) -> Crowd<T> {
         Crowd {
             of_all,
@@ -27,17 +26,17 @@ impl<T> Crowd<T> {
         }
     }
 
-    /// How many there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.by_number.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.by_number.is_empty()
     }
 
-    /// Takes one more, under a number larger than all before. Returns the one that had to go for it.
+    /// Inserts an entry, under a number larger than all before. Returns the entry that it evicts.
     pub fn insert(&mut self, number: u64, source: Source, one: T) -> Option<T> {
         self.by_number.insert(number, (source, one));
         let of_source = self.by_source.entry(source).or_default();
@@ -49,12 +48,12 @@ impl<T> Crowd<T> {
         }
     }
 
-    /// The one with this number.
+    /// The entry with this number.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         self.by_number.get_mut(&number).map(|(_, one)| one)
     }
 
-    /// Takes the one with this number out.
+    /// Removes the entry with this number.
     pub fn remove(&mut self, number: u64) -> Option<T> {
         let (source, one) = self.by_number.remove(&number)?;
         if let Some(count) = self.by_source.get_mut(&source) {
@@ -66,14 +65,14 @@ impl<T> Crowd<T> {
         Some(one)
     }
 
-    /// The one that has been there longest.
+    /// The oldest entry.
     pub fn oldest(&self) -> Option<(u64, &T)> {
         self.by_number
             .first_key_value()
             .map(|(&number, (_, one))| (number, one))
     }
 
-    /// Makes room: takes out the oldest of the source that has most.
+    /// Makes space: removes the oldest entry of the source that has most.
     pub fn remove_of_largest(&mut self) -> Option<T> {
         let largest = self.by_source.iter().max_by_key(|(_, count)| **count);
         let largest = largest.map(|(source, _)| *source)?;
@@ -108,7 +107,7 @@ mod tests {
         };
         assert_eq!(add(&mut crowd, 1, 1), []);
         assert_eq!(add(&mut crowd, 2, 35), [1, 2, 3, 4, 5], "its own, the oldest first");
-        // Several sources together meet the bound of all, and the largest pay.
+        // Several sources together meet the bound of all, and the largest lose entries.
         for host in 3..9 {
             add(&mut crowd, host, 30);
         }

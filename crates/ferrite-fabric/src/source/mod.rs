@@ -1,8 +1,7 @@
-//! Where connections come from, as bounds see it; and log lines that a peer can cause, at a bounded rate.
+//! The sources of connections, as bounds count them; and log lines that a peer can cause, at a bounded rate.
 //!
-//! Contents: [`Source`], the unit in which a server counts what one machine takes of it; [`Crowd`], which keeps
-//! something for a bounded number of peers; [`Throttle`], which keeps a flood of events from becoming a flood of log
-//! lines.
+//! Contents: [`Source`], the unit in which a server counts the resources of one machine; [`Crowd`], which keeps state
+//! for a bounded number of peers; [`Throttle`], which keeps a flood of events from becoming a flood of log lines.
 
 mod crowd;
 
@@ -13,8 +12,8 @@ use parking_lot::Mutex;
 
 pub use crowd::Crowd;
 
-/// Where a connection comes from. All loopback addresses are one source, and so is a network of 64 bits of IPv6: a
-/// single host can use every address of either.
+/// The origin of a connection. All loopback addresses are one source, and so is a network of 64 bits of IPv6: a single
+/// host can use every address of either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Source(u128);
 
@@ -35,22 +34,22 @@ impl Source {
 /// How often the events behind one [`Throttle`] become a line.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Lets one log line of a kind through in a second, and counts those it holds back.
+/// Admits one log line of a kind per second, and counts the suppressed ones.
 #[derive(Debug, Default)]
 pub struct Throttle {
-    /// When the last line was let through, and how many were not since.
+    /// When the last line was admitted, and how many were suppressed since.
     state: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Throttle {
-    /// One that has let nothing through yet.
+    /// A throttle that has admitted nothing yet.
     pub const fn new() -> Throttle {
         Throttle {
             state: Mutex::new((None, 0)),
         }
     }
 
-    /// Whether to write a line now; if so, how many were held back since the last one.
+    /// Whether to write a line now; if so, how many were suppressed since the last one.
     pub fn admit(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let now = Instant::now();

@@ -1,9 +1,9 @@
-//! Turns of connections that go on over a fabric.
+//! Turns of connections on a fabric.
 //!
-//! Contents: what a thread does when a message or bulk data has come over a fabric, when the connection beside
-//! it rings, and when a client introduces itself. [`super::Fabrics`] has the endpoints.
+//! Contents: a thread's reaction when a message or bulk data has come over a fabric, when the connection beside it
+//! rings, and when a client introduces itself. [`super::Fabrics`] has the endpoints.
 //!
-//! Invariant: a connection with something to send that could not be sent is in `blocked`, and has a turn soon.
+//! Invariant: a connection with unsent data is in `blocked`, and has a turn soon.
 
 use std::time::Instant;
 
@@ -15,8 +15,7 @@ use crate::reactor::connection::Connection;
 use crate::reactor::{Close, Data, QUEUED_BYTES_MAX, Reactor, Service};
 
 impl<S: Service> Reactor<S> {
-    /// Looks for what came over fabrics, a number of times if anybody uses them, and serves it. False if more may have
-    /// come.
+    /// Polls the fabrics, a number of times if they have users, and serves the arrivals. False if more may have come.
     pub(in crate::reactor) fn look(&mut self) -> bool {
         if !self.fabrics.is_used() {
             return true;
@@ -39,7 +38,7 @@ impl<S: Service> Reactor<S> {
                 return true;
             }
             if !has_worked {
-                // The client that is to send something may need this very core.
+                // The client that should send something may need this very core.
                 std::thread::yield_now();
             }
         }
@@ -54,7 +53,7 @@ impl<S: Service> Reactor<S> {
             | Event::Failed { connection } => connection,
         };
         let Some(connection) = self.connections.get_mut(&number) else {
-            // It was closed for something that came with this.
+            // An earlier event of this batch has closed the connection.
             if let Event::Message { end, message, .. } = event {
                 self.fabrics.unused(end, message);
             }
@@ -87,14 +86,14 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// A client has introduced itself, and goes on over a fabric if that is possible.
+    /// Answers a client's introduction, and moves it to a fabric if possible.
     pub(in crate::reactor) fn introduce(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
         let body = connection.introduction.take().unwrap_or_default();
         let (reply, wired) = match connection.is_sealed() {
-            // What goes over a fabric is not encrypted, and this client or the export wants that it is.
+            // Traffic over a fabric is not encrypted, and this client or the export demands encryption.
             true => (
                 Reply::Refused("this connection is encrypted, and fabrics are not".into()),
                 None,
@@ -104,7 +103,7 @@ impl<S: Service> Reactor<S> {
         let mut frame = connection.out.frame();
         frame.body().extend(reply.encode());
         frame.finish();
-        // Nothing else is under way, so the socket has room for this.
+        // Nothing else is in flight, so the socket has space for this.
         let is_told = matches!(connection.send(), Ok(true));
         connection.wired = wired;
         if !is_told {
@@ -112,7 +111,7 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// A turn of a connection that goes on over a fabric.
+    /// A turn of a connection on a fabric.
     pub(in crate::reactor) fn serve_wired(&mut self, number: u64, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
@@ -139,7 +138,7 @@ impl<S: Service> Reactor<S> {
             }
             match sent {
                 Err(Close) => served = Err(Close),
-                // What it was held back from can be served now.
+                // The messages that the full queue held back can be served now.
                 Ok(true) if queued_bytes > QUEUED_BYTES_MAX => {}
                 Ok(true) => break,
                 Ok(false) => {
