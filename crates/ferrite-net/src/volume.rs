@@ -1,4 +1,4 @@
-//! An export of a server as a volume: what the program and the library open by an address.
+//! An export of a server as a volume, which the program and the library open by an address.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use thiserror::Error;
 use crate::client::{Client, ClientOptions, ConnectError, Fabric};
 use crate::wire::Activity;
 
-/// Where an export is, and how it is reached: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`, or
+/// The location of an export and how to reach it: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`, or
 /// `fabric://HOST:PORT/EXPORT?provider=shm`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteAddress {
@@ -30,33 +30,33 @@ pub struct RemoteAddress {
     pub export: String,
     /// The file of its key.
     pub key: Option<PathBuf>,
-    /// Whether what travels is to be encrypted.
+    /// Whether to encrypt the traffic.
     pub encrypt: Option<Encrypt>,
-    /// The client keeps what it is told, under leases.
+    /// Whether the client caches the server's answers, under leases.
     pub cache: Option<Caching>,
-    /// It is reached over a fabric, with this provider or, if it is empty, the best there is.
+    /// The client reaches it over a fabric, with this provider or, if it is empty, the best available.
     pub fabric: Option<String>,
 }
 
-/// What a client keeps of what it is told.
+/// A client's caching of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
-    /// Nothing: each call asks the server.
+    /// None: each call asks the server.
     Off,
-    /// What it has leases on, up to [`CACHE_BYTES`].
+    /// Answers under leases, up to [`CACHE_BYTES`].
     Leased,
 }
 
-/// What an export that is opened by its address keeps at most.
+/// The cache limit of an export that is opened by its address.
 pub const CACHE_BYTES: usize = 64 << 20;
 
-/// How long a server may take to say how much space there is.
+/// How long a server may take to report its space.
 const INFO_WITHIN: Duration = Duration::from_secs(2);
 
 /// The port of a server, where an address names none.
 pub const PORT: u16 = 7447;
 
-/// Why text is no address of an export.
+/// Why a text is not an address of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BadAddress {
@@ -66,7 +66,7 @@ pub enum BadAddress {
          server's only one"
     )]
     Form,
-    /// What stands behind the question mark is not known.
+    /// The part after the question mark is unknown.
     #[error(
         "`{0}`: behind the question mark may stand `key=FILE`, `encrypt=on`, `off` or `auto`, and `cache=leased` or \
          `off`, with `&` between; for fabric:// also `provider=shm`, `verbs`, `tcp` or `auto`"
@@ -74,7 +74,7 @@ pub enum BadAddress {
     Option(String),
 }
 
-/// Reads whether to encrypt: `on`, `off` or `auto`.
+/// Parses whether to encrypt: `on`, `off` or `auto`.
 pub fn parse_encrypt(text: &str) -> Option<Encrypt> {
     match text {
         "on" => Some(Encrypt::On),
@@ -84,7 +84,7 @@ pub fn parse_encrypt(text: &str) -> Option<Encrypt> {
     }
 }
 
-/// Reads what to keep: `leased` or `off`.
+/// Parses what to cache: `leased` or `off`.
 pub fn parse_caching(text: &str) -> Option<Caching> {
     match text {
         "leased" => Some(Caching::Leased),
@@ -94,7 +94,7 @@ pub fn parse_caching(text: &str) -> Option<Caching> {
 }
 
 impl RemoteAddress {
-    /// Reads an address.
+    /// Parses an address.
     pub fn parse(text: &str) -> Result<RemoteAddress, BadAddress> {
         let (rest, is_fabric) = match (text.strip_prefix("tcp://"), text.strip_prefix("fabric://")) {
             (Some(rest), _) => (rest, false),
@@ -141,10 +141,10 @@ impl RemoteAddress {
         }
     }
 
-    /// The address `text` with a key and words about encryption and what is kept, for what it does not say itself.
+    /// The address `text` with a key and settings of encryption and caching, where it does not give them itself.
     ///
     /// # Errors
-    /// If it is none, or says what is given.
+    /// If it is not an address, or already gives one of them.
     pub fn with(
         text: &str,
         key: Option<&Path>,
@@ -176,7 +176,7 @@ fn decoded(text: &str) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
-/// A path as [`decoded`] reads it.
+/// A path in the form that [`decoded`] reads.
 fn encoded(path: &Path) -> String {
     let mut text = String::new();
     for &byte in path.as_os_str().as_bytes() {
@@ -190,7 +190,7 @@ fn encoded(path: &Path) -> String {
     text
 }
 
-/// An export that was opened.
+/// An opened export.
 pub struct RemoteVolume {
     address: String,
     client: Mutex<Option<Arc<Client>>>,
@@ -198,7 +198,7 @@ pub struct RemoteVolume {
 }
 
 impl RemoteVolume {
-    /// Connects to the export at an address, with the key whose file it names, if it does. Blocks.
+    /// Connects to the export at an address, with the key whose file it names, if any. Blocks.
     pub fn open(address: &str, options: &ClientOptions) -> Result<RemoteVolume, VolumeError> {
         let parsed =
             RemoteAddress::parse(address).map_err(|error| VolumeError::new(VolumeErrorKind::Invalid, error))?;
@@ -239,7 +239,7 @@ impl RemoteVolume {
         Arc::clone(&self.fs)
     }
 
-    /// What the server says was done with the export, and by whom.
+    /// The server's counters of operations on the export, by client.
     pub fn server_activity(&self) -> Result<Activity, FsError> {
         self.fs.activity()
     }
@@ -263,7 +263,7 @@ impl Volume for RemoteVolume {
     }
 
     fn close(&self) -> Result<(), VolumeError> {
-        // Who closes it second, as a signal may, returns when it is closed.
+        // A second closer, such as a signal, returns only once it is closed.
         let mut client = self.client.lock();
         if client.take().is_some() {
             self.fs.close();
@@ -272,7 +272,7 @@ impl Volume for RemoteVolume {
     }
 
     fn info(&self) -> Result<VolumeInfo, VolumeError> {
-        // Whoever asks does not wait for a server that is away, and must not leave a thread behind that does.
+        // The caller must not wait for a server that is unreachable, nor leave a thread behind that does.
         let ctx = SYSTEM.clone().waiting(Waits::within(INFO_WITHIN));
         let space = self.fs.statfs(&ctx).map_err(failed)?;
         let limits = self.fs.limits();
@@ -329,7 +329,7 @@ impl Volume for RemoteVolume {
     }
 
     fn is_read_only(&self) -> bool {
-        // Of a server that cannot be asked nobody knows, and its changes do not come to an end either.
+        // An unreachable server cannot tell, and changes on it do not complete either.
         self.fs.is_read_only().unwrap_or(false)
     }
 

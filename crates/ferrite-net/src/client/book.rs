@@ -1,5 +1,5 @@
-//! What the client remembers of its session: how to name inodes, and what it has pinned, open and locked, which it says
-//! again when the server was restarted.
+//! The client's record of its session: the names of inodes, and its pins, open files and locks, which it reclaims after
+//! a restart of the server.
 
 use ferrite_vfs::locks::{ByteRange, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{FsError, Ino, OpenMode, Result};
@@ -39,9 +39,9 @@ impl Nodes {
 #[derive(Clone, Copy)]
 struct Pinned {
     node: Node,
-    /// Pins that our callers have.
+    /// Pins of the callers.
     count: u64,
-    /// Pins that the server has for us.
+    /// Pins that the server holds for this client.
     granted: u64,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct OpenedAs {
     pub(super) mode: OpenMode,
     pub(super) seal: u64,
     /// A lock on its inode was lost, or the inode is gone: it is stale for its owner from then on, whatever the server
-    /// would say.
+    /// says.
     pub(super) is_stale: bool,
 }
 
@@ -63,8 +63,8 @@ pub(super) enum LockStep {
     Unlocked(Unlock),
 }
 
-/// The locks of one owner on one inode, as they are, not as they came to be: to say the steps again would take for a
-/// moment what others hold by now.
+/// The locks of one owner on one inode as a state, not as a history: replaying the steps would briefly take ranges that
+/// others hold by now.
 #[derive(Default)]
 struct Held {
     flock: Option<LockRequest>,
@@ -72,7 +72,7 @@ struct Held {
     records: Vec<RecordLock>,
 }
 
-/// Whose lock on what.
+/// The owner and the inode of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct LockKey {
     pub(super) client: u64,
@@ -94,12 +94,12 @@ impl Book {
         *self.root.lock() = Some(node);
     }
 
-    /// Whether the server keeps anything for this client.
+    /// Whether the server keeps any state for this client.
     pub(super) fn has_any(&self) -> bool {
         !(self.pins.lock().is_empty() && self.files.lock().is_empty() && self.locks.lock().is_empty())
     }
 
-    /// How to name an inode. `Stale` if the server has not named it, or so long ago that it is forgotten.
+    /// The name of an inode. `Stale` if the server has never named it, or so long ago that the client has forgotten.
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
         if ino == ferrite_vfs::ROOT_INO {
             return self.root.lock().ok_or(FsError::Disconnected);
@@ -117,7 +117,7 @@ impl Book {
         }
     }
 
-    /// The server has told of an inode, and has pinned it if there is a grant.
+    /// Records an inode that the server has named, and pinned if there is a grant.
     pub(super) fn learn(&self, told: &Told) {
         self.learn_node(told.node());
         if told.is_pinned {
@@ -125,7 +125,7 @@ impl Book {
         }
     }
 
-    /// The server has pinned an inode for a caller.
+    /// Records that the server has pinned an inode for a caller.
     pub(super) fn pinned(&self, node: Node) {
         let mut pins = self.pins.lock();
         let pinned = pins.entry(node.ino).or_insert(Pinned {
@@ -137,7 +137,7 @@ impl Book {
         pinned.granted += 1;
     }
 
-    /// Whether an inode is pinned by us, in which case it has one more pin now.
+    /// Whether the client has pinned an inode, in which case this adds a pin.
     pub(super) fn pin_again(&self, ino: Ino, generation: u32) -> Option<Result<()>> {
         let mut pins = self.pins.lock();
         let pinned = pins.get_mut(&ino)?;
@@ -148,7 +148,7 @@ impl Book {
         Some(Ok(()))
     }
 
-    /// Drops pins; returns how many the server is to drop, if these were the last.
+    /// Drops pins; returns how many the server must drop, if these were the last.
     pub(super) fn unpin(&self, ino: Ino, count: u64) -> Option<u64> {
         let mut pins = self.pins.lock();
         let pinned = pins.get_mut(&ino)?;
@@ -159,7 +159,7 @@ impl Book {
         pins.remove(&ino).map(|pinned| pinned.granted)
     }
 
-    /// After a restart the server has pinned an inode again, once for all callers, or could not.
+    /// Records that after a restart the server has pinned an inode again, once for all callers, or could not.
     pub(super) fn pinned_again(&self, ino: Ino, is_pinned: bool) {
         if let Some(pinned) = self.pins.lock().get_mut(&ino) {
             pinned.granted = u64::from(is_pinned);
@@ -174,7 +174,7 @@ impl Book {
         self.files.lock().remove(&number);
     }
 
-    /// The server could not open it again: what it leads to is gone.
+    /// Records that the server could not open a file again: its inode is gone.
     pub(super) fn file_is_gone(&self, number: u64) {
         if let Some(opened) = self.files.lock().get_mut(&number) {
             opened.is_stale = true;
@@ -198,8 +198,8 @@ impl Book {
         self.locks.lock().retain(|key, _| key.client != client);
     }
 
-    /// Nobody has locks on this inode any more, and its open files are stale, also after another restart: returns their
-    /// numbers. What is left of the locks, if some were claimed again, ends with the files.
+    /// Forgets all locks on this inode and marks its open files stale, also for later restarts; returns their numbers.
+    /// Locks that were already reclaimed end with the files.
     pub(super) fn locks_are_lost(&self, ino: Ino) -> Vec<u64> {
         self.locks.lock().retain(|key, _| key.ino != ino);
         let mut files = self.files.lock();
@@ -212,18 +212,18 @@ impl Book {
             .collect()
     }
 
-    /// All pinned inodes, to say again.
+    /// All pinned inodes, to reclaim.
     pub(super) fn pins(&self) -> Vec<Node> {
         self.pins.lock().values().map(|pinned| pinned.node).collect()
     }
 
-    /// All open files, to say again.
+    /// All open files, to reclaim.
     pub(super) fn files(&self) -> Vec<(u64, OpenedAs)> {
         let files = self.files.lock();
         files.iter().map(|(&number, &opened)| (number, opened)).collect()
     }
 
-    /// All locks, to say again.
+    /// All locks, to reclaim.
     pub(super) fn locks(&self) -> Vec<(LockKey, Node, Vec<LockRequest>)> {
         let locks = self.locks.lock();
         let claim = |(&key, (node, held)): (&LockKey, &(Node, Held))| (key, *node, held.requests());
@@ -249,7 +249,7 @@ impl Held {
         }
     }
 
-    /// Takes a range out of the record locks.
+    /// Removes a range from the record locks.
     fn cut(&mut self, range: ByteRange) {
         let (from, to) = (range.start(), end(range));
         for lock in std::mem::take(&mut self.records) {

@@ -1,17 +1,19 @@
-//! What the client keeps of what the server told it, as long as it has leases.
+//! The client's cache of the server's answers, valid as long as it has leases.
 //!
 //! Contents: [`Cache`]: by inode attributes, the names that a directory has and lacks, and pages of data.
 //!
 //! Invariants:
-//! * Something is kept only if its answer came with a lease, and only until the term is over, counted from before the
-//!   request was sent ([`Cache::ask`]). The clock goes on while the machine sleeps.
+//! * The cache keeps an answer only if it came with a lease, and only until the term is over, counted from before the
+//!   request was sent ([`Cache::ask`]). The clock also runs while the machine sleeps.
 //! * An answer is kept only if nothing of its inode was dropped since its request was sent ([`Asked`]): it may be older
 //!   than a recall that has overtaken it.
-//! * While this client itself changes an inode nothing of it is kept or told ([`Cache::change`]): the server does not
-//!   recall what a session changes itself. A change that may still be made though nobody waits for it never ends.
-//! * Without a connection nothing is kept, so that a server which has restarted, or ended the session, need not know.
-//! * Access times are not recalled when others read. This client's own reads drop the attributes.
-//! * What is told of one inode under one lock is of one state: nothing changes while there is a lease.
+//! * While this client itself changes an inode, the cache neither keeps nor serves anything of it ([`Cache::change`]):
+//!   the server does not recall leases for a session's own changes. A change that may still take effect though no
+//!   caller waits for it never ends.
+//! * Without a connection the cache is empty, so that a server which has restarted, or ended the session, need not
+//!   know.
+//! * Reads by others do not recall access times. This client's own reads drop the attributes.
+//! * All hits on one inode under one lock show one state: nothing changes while there is a lease.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,14 +29,14 @@ use crate::wire::{Caller, Node, Told};
 pub(super) const PAGE_BYTES: usize = 4096;
 /// Longer reads are not kept.
 pub(super) const READ_BYTES_MAX: usize = 128 << 10;
-/// Nothing is vouched for that is kept for less.
+/// The cache vouches for nothing that it keeps for less.
 const VOUCHED_MIN: Duration = Duration::from_millis(200);
 /// Inodes that share a count of what was dropped.
 const STRIPES: usize = 1024;
-/// What a record takes beside what it keeps, about.
+/// The approximate size of a record without its content.
 const RECORD_BYTES: usize = 320;
 
-/// A moment, on a clock that nobody sets and that does not stop.
+/// A time on a clock that cannot be set and does not stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Moment(Duration);
 
@@ -45,15 +47,15 @@ impl Moment {
     }
 }
 
-/// What a request was when it was sent.
+/// The state of the cache when a request was sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    /// How much had been dropped.
+    /// The count of drops.
     drops: u64,
     since: Moment,
 }
 
-/// Who may be told of a name: permissions are the server's to check.
+/// The callers that may see a name: the server checks permissions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asker {
     pub(super) caller: Caller,
@@ -72,9 +74,9 @@ struct Record {
 
 #[derive(Default, Clone, Copy)]
 struct Stripe {
-    /// The count of drops when something of it was dropped last.
+    /// The count of drops when something of it was last dropped.
     dropped: u64,
-    /// The same for when this client read of it last, which may have moved its access time.
+    /// The same for the last read by this client, which may have moved its access time.
     read: u64,
     changing: u32,
 }
@@ -82,27 +84,27 @@ struct Stripe {
 struct Kept {
     term: Duration,
     records: FxHashMap<Ino, Record>,
-    /// By when they were used last.
+    /// By last use.
     by_use: BTreeMap<u64, Ino>,
     uses: u64,
     bytes: usize,
     stripes: Vec<Stripe>,
-    /// As for a stripe, when everything was dropped last.
+    /// As for a stripe, when everything was last dropped.
     all_dropped: u64,
     /// Drops so far.
     drops: u64,
     all_changing: u32,
 }
 
-/// What a cache has done.
+/// Counters of a cache.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheActivity {
-    /// Calls that were answered without the server.
+    /// Calls answered without the server.
     pub hits: u64,
     /// Recalls by the server.
     pub recalls: u64,
-    /// What it keeps now, about.
+    /// Approximate size of its content now.
     pub bytes: u64,
 }
 
@@ -114,7 +116,7 @@ pub(super) struct Cache {
     recalls: AtomicU64,
 }
 
-/// The inodes that a change touches, as its client knows them.
+/// The inodes that a change touches, as far as the client knows them.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Changed {
     One(Ino),
@@ -154,14 +156,14 @@ impl Cache {
         }
     }
 
-    /// There is a connection, on which leases have this term.
+    /// Notes a new connection, on which leases have this term.
     pub(super) fn connected(&self, term: Duration) {
         let mut kept = self.kept.lock();
         kept.drop_all();
         kept.term = term;
     }
 
-    /// There is none any more.
+    /// Notes the loss of the connection.
     pub(super) fn disconnected(&self) {
         self.connected(Duration::ZERO);
     }
@@ -174,7 +176,7 @@ impl Cache {
         }
     }
 
-    /// The server is about to be asked.
+    /// To be called before a request is sent.
     pub(super) fn ask(&self) -> Asked {
         Asked {
             drops: self.kept.lock().drops,
@@ -182,7 +184,7 @@ impl Cache {
         }
     }
 
-    /// The server recalls its lease on an inode. Nothing of it is kept when this returns.
+    /// The server recalls its lease on an inode. The cache keeps nothing of it when this returns.
     pub(super) fn recall(&self, ino: Ino) {
         self.recalls.fetch_add(1, Ordering::Relaxed);
         self.kept.lock().drop_one(ino);
@@ -199,13 +201,13 @@ impl Cache {
         }
     }
 
-    /// A change is about to be sent.
+    /// To be called before a change is sent.
     pub(super) fn change(&self, changed: Changed) -> Changing<'_> {
         self.begin_change(changed);
         Changing { cache: self, changed }
     }
 
-    /// The same for one whose end is told with [`Self::has_changed`].
+    /// The same for a change whose end the caller reports with [`Self::has_changed`].
     pub(super) fn begin_change(&self, changed: Changed) {
         let mut kept = self.kept.lock();
         match changed {
@@ -220,7 +222,7 @@ impl Cache {
         }
     }
 
-    /// A change has been answered.
+    /// Notes that a change was answered.
     pub(super) fn has_changed(&self, changed: Changed) {
         let mut kept = self.kept.lock();
         match changed {
@@ -241,7 +243,7 @@ impl Cache {
         self.hit(attr)
     }
 
-    /// What a name in a directory stands for, with its attributes; `NotFound` if it is known that there is none.
+    /// The inode behind a name in a directory, with its attributes; `NotFound` if the name is known to be absent.
     pub(super) fn name(&self, dir: Node, name: &[u8], asker: &Asker) -> Option<Result<(Node, Attr)>> {
         let mut kept = self.kept.lock();
         let (whose, node) = kept.record(dir)?.names.get(name)?;
@@ -256,7 +258,7 @@ impl Cache {
         self.hit(Some(found))
     }
 
-    /// Reads data into `buf`, if all of it is known.
+    /// Reads data into `buf`, if the cache has all of it.
     pub(super) fn read(&self, node: Node, offset: u64, buf: &mut [u8]) -> Option<usize> {
         if buf.is_empty() || buf.len() > READ_BYTES_MAX {
             return None;
@@ -281,7 +283,7 @@ impl Cache {
         self.hit(Some(done))
     }
 
-    /// For how long, at least, these are the attributes of their inode, but for the access time.
+    /// For how long, at least, these attributes of the inode stay valid, except the access time.
     pub(super) fn vouches_for(&self, attr: &Attr) -> Duration {
         self.kept.lock().vouches_for(attr.ino, |record| {
             let same = |kept: Attr| {
@@ -307,14 +309,15 @@ impl Cache {
         found
     }
 
-    /// Keeps attributes that were told with a lease.
+    /// Keeps attributes that came with a lease.
     pub(super) fn keep_attr(&self, asked: &Asked, attr: &Attr) {
         let mut kept = self.kept.lock();
         kept.put_attr(asked, attr);
         kept.shrink(self.bytes_max);
     }
 
-    /// Keeps what a name stands for, which was told with leases on the directory and on that; or that there is none.
+    /// Keeps the inode behind a name, which came with leases on the directory and on the inode; or that the name is
+    /// absent.
     pub(super) fn keep_name(&self, asked: &Asked, dir: Node, name: &[u8], asker: Asker, told: Option<&Told>) {
         let mut kept = self.kept.lock();
         let node = told.map(Told::node);
@@ -331,7 +334,7 @@ impl Cache {
         kept.shrink(self.bytes_max);
     }
 
-    /// Keeps data that was read with a lease; `wanted_bytes` were asked for.
+    /// Keeps data that was read with a lease; the request was for `wanted_bytes`.
     pub(super) fn keep_data(&self, asked: &Asked, node: Node, offset: u64, data: &[u8], wanted_bytes: usize) {
         let mut kept = self.kept.lock();
         let Some(record) = kept.renew(asked, node.ino, node.generation) else {
@@ -362,7 +365,8 @@ impl Cache {
 }
 
 impl Kept {
-    /// Half of the time that the record of an inode is kept, if it says so: who is told needs some of it to begin.
+    /// Half of the time for which the record of an inode is kept, if `says` confirms it: the recipient needs some of
+    /// the time to start using it.
     fn vouches_for(&self, ino: Ino, says: impl FnOnce(&Record) -> bool) -> Duration {
         let Some(record) = self.records.get(&ino).filter(|record| says(record)) else {
             return Duration::ZERO;
@@ -401,7 +405,7 @@ impl Kept {
         self.bytes = 0;
     }
 
-    /// What is known of an inode now.
+    /// The cached state of an inode now.
     fn record(&mut self, node: Node) -> Option<&mut Record> {
         self.uses += 1;
         let record = self.records.get(&node.ino)?;
@@ -416,8 +420,7 @@ impl Kept {
         Some(record)
     }
 
-    /// The record of an inode of which something was told with a lease, which lasts longer now. `None` if that must
-    /// not be kept.
+    /// The record of an inode, whose lease an answer has just extended. `None` if the cache must not keep the answer.
     fn renew(&mut self, asked: &Asked, ino: Ino, generation: u32) -> Option<&mut Record> {
         let stripe = *self.stripe(ino);
         if self.all_changing > 0
@@ -429,8 +432,8 @@ impl Kept {
             return None;
         }
         let ends = Moment(asked.since.0 + self.term);
-        // Later answers have made the lease last longer only if this one's had not ended before. Once that was taken
-        // for granted, and an answer that came late was kept as long as one that overtook it.
+        // Later answers have extended the lease only if this one's had not ended before. Once the code assumed that,
+        // and kept a late answer as long as one that overtook it.
         if ends <= Moment::now() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! The calls of the trait, as requests.
+//! The calls of the trait, sent as requests.
 
 use std::sync::Arc;
 
@@ -31,14 +31,14 @@ impl Client {
         self.link.change(ctx, request, changed(request), &[])
     }
 
-    /// What is known of a name, for a caller who wants it pinned or not.
+    /// The cached result for a name, for a caller that does or does not want it pinned.
     fn known(&self, ctx: &Ctx, parent: Node, name: &[u8]) -> Option<Result<Attr>> {
         let (node, attr) = match self.link.cache.as_ref()?.name(parent, name, &self.asker(ctx))? {
             Ok(found) => found,
             Err(error) => return Some(Err(error)),
         };
         if ctx.pins && node.ino != ferrite_vfs::ROOT_INO {
-            // A first pin is the server's to give.
+            // Only the server gives the first pin.
             self.link.book.pin_again(node.ino, node.generation)?.ok()?;
         } else {
             self.link.book.learn_node(node);
@@ -71,8 +71,8 @@ impl Client {
         })
     }
 
-    /// The flags with which a read-only client opens a file that should be made if it is missing: it opens one that is
-    /// there, and makes no other.
+    /// The flags with which a read-only client opens a file that should be created if it is missing: it opens an
+    /// existing file, and creates none.
     fn without_creation(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<OpenFlags> {
         if !flags.create || !self.link.options.read_only {
             return Ok(*flags);
@@ -110,7 +110,7 @@ impl Client {
     }
 }
 
-/// What a change touches of what is kept. Which inode a name stands for is the server's to say.
+/// The cached inodes that a change touches. Only the server knows which inode a name stands for.
 fn changed(request: &Request<'_>) -> Changed {
     match request {
         Request::Setattr { node, .. }
@@ -126,7 +126,7 @@ fn changed(request: &Request<'_>) -> Changed {
 }
 
 impl Link {
-    /// Counts a change that was answered.
+    /// Counts a change that the server has answered.
     pub(super) fn note_unsynced(&self, repeats: Repeats, answer: &Answer, era: Era) {
         if repeats == Repeats::WithToken && answer.is_ok() && !self.promises().durable_operations {
             self.unsynced.changed(era);

@@ -1,8 +1,8 @@
-//! The end of a client's session, by the client.
+//! The end of a session, started by the client.
 //!
-//! Contents: [`Link::close`], in as many steps as there are ways for a server to be silent.
+//! Contents: [`Link::close`], in as many steps as a server has ways to be silent.
 //!
-//! Invariant: it ends within [`GOODBYE`] and [`WATCHER`], whatever the server does. A mount's daemon that is to end
+//! Invariant: it ends within [`GOODBYE`] and [`WATCHER`], whatever the server does. A mount's daemon that has to exit
 //! waits for this.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::message::{Answer, encode};
 use super::own_head;
 use crate::wire::Request;
 
-/// How long a server may take to hear that the session ends.
+/// How long a server may take to learn that the session ends.
 const GOODBYE: Duration = Duration::from_millis(800);
 /// How long the watcher may take to end.
 const WATCHER: Duration = Duration::from_millis(200);
@@ -24,7 +24,7 @@ const WATCHER: Duration = Duration::from_millis(200);
 const RECEIVER: Duration = Duration::from_millis(200);
 
 impl Link {
-    /// Ends the session. All who wait for an answer learn that it is over.
+    /// Ends the session. All threads that wait for an answer learn that it is over.
     pub(super) fn close(&self) {
         let up = {
             let mut line = self.line.lock();
@@ -33,7 +33,7 @@ impl Link {
             line.up.take()
         };
         if let Some(cache) = &self.cache {
-            // The server takes the goodbye for the end of all leases.
+            // The server takes the goodbye as the end of all leases.
             cache.disconnected();
         }
         if let Some(up) = up {
@@ -52,24 +52,24 @@ impl Link {
             while !watcher.is_finished() && Instant::now() < ends {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // One that is connecting to a silent server ends without help. A panic was reported when it happened.
+            // A watcher that is connecting to a silent server ends without help. A panic was reported when it happened.
             if watcher.is_finished() {
                 let _ = watcher.join();
             }
         }
     }
 
-    /// Has the server end the session at once. If that does not arrive, the session ends with its lease.
+    /// Asks the server to end the session at once. If that does not arrive, the session ends with its lease.
     fn say_goodbye(&self, up: &Arc<Up>) {
         let goodbye = encode(&own_head(self.fresh_number()), &Request::Goodbye {});
         let (done, is_done) = channel();
         let up = Arc::clone(up);
-        // The connection may be full of what the server does not take.
+        // The connection may be full of data that the server does not take.
         let speaking = std::thread::Builder::new()
             .name("ferrite-goodbye".into())
             .spawn(move || {
                 let _ = up.connection.send(&goodbye, &[]);
-                // Its answer is the end of the connection.
+                // The server answers it by ending the connection.
                 if let Some(mut receiver) = up.receiver.try_lock_for(RECEIVER) {
                     for _ in 0..4 {
                         if !matches!(Answer::receive(&mut receiver), Ok(Some(_))) {
@@ -77,7 +77,7 @@ impl Link {
                         }
                     }
                 }
-                // Nobody listens any more if it took too long.
+                // No thread listens any more if it took too long.
                 let _ = done.send(());
             });
         if speaking.is_ok() {

@@ -1,4 +1,4 @@
-//! Open files of a server.
+//! Files opened on a server.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::wire::{Node, Request};
 /// Writes are not cut into smaller parts, however little an engine promises.
 const PART_BYTES_MIN: usize = 64 << 10;
 
-/// An open file. Dropping it closes the server's.
+/// An open file. Dropping it closes the server's file.
 pub(super) struct RemoteFile {
     pub(super) link: Arc<Link>,
     pub(super) node: Node,
     pub(super) number: u64,
     pub(super) may_read: bool,
-    /// How often the connection had been made again when it was opened. Later it may be stale, and what is kept of its
-    /// inode is none of its business.
+    /// The number of reconnects when it was opened. After another one the file may be stale, and the cache of its inode
+    /// does not apply to it.
     pub(super) reconnects: u64,
 }
 
@@ -61,8 +61,8 @@ impl RemoteFile {
     }
 }
 
-/// A change that was under way when its session ended may have been made. On a file that is stale since then, that is
-/// what its owner has to know: it would meet [`FsError::Stale`] with the next call.
+/// A change in flight when its session ended may have taken effect. On a file that is stale since then, the owner has
+/// to know that; it would see [`FsError::Stale`] on the next call.
 fn stale_if_lost(link: &Link, number: u64, error: FsError) -> FsError {
     match error {
         FsError::Disconnected if link.book.is_stale(number) => FsError::Stale,
@@ -127,10 +127,10 @@ impl OpenFile for RemoteFile {
         }
     }
 
-    /// More than a message holds, or than the engine writes in one step, is written in parts; at the end of the file,
-    /// only the first part is.
+    /// Writes in parts if a message, or one step of the engine, cannot hold all data; at the end of the file, only the
+    /// first part.
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
-        // With a token the engine writes what it takes whole. What is behind that would be sent in vain.
+        // With a token the engine accepts only as much as it writes whole. Data beyond that would be sent in vain.
         let whole_bytes = usize::try_from(self.link.promises().whole_write_bytes).unwrap_or(usize::MAX);
         let part_bytes = whole_bytes.clamp(PART_BYTES_MIN, DATA_BYTES_MAX);
         let (first, mut rest) = data.split_at(data.len().min(part_bytes));
@@ -151,7 +151,7 @@ impl OpenFile for RemoteFile {
                         return Ok(all);
                     }
                 }
-                // What is there, is; the caller meets the error when it goes on.
+                // The parts so far are written; the caller meets the error when it continues.
                 Err(_) => return Ok(all),
             }
             rest = after;

@@ -1,4 +1,5 @@
-//! The first messages of a connection: which session it is for, and what the client has, if the server has forgotten.
+//! The first messages of a connection: they select its session, and reclaim the client's state if the server has lost
+//! it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,10 +17,10 @@ use super::untrusted::{LeaseTerm, SlotsTold};
 use super::{ConnectError, own_head};
 use crate::wire::{MAGIC, Node, Request, SessionState, Ticket, VERSION, Welcome};
 
-/// Files that one request closes; a message does not hold all.
+/// Files that one request closes; one message cannot hold all.
 const CLOSED_AT_ONCE: usize = 4096;
 
-/// A client that connects.
+/// A connecting client.
 pub(super) struct Greeting<'c> {
     pub(super) address: &'c str,
     pub(super) export: &'c str,
@@ -28,19 +29,19 @@ pub(super) struct Greeting<'c> {
     pub(super) book: &'c Book,
     pub(super) slots: &'c Slots,
     pub(super) unsynced: &'c Unsynced,
-    /// The client keeps what it has leases on.
+    /// Whether the client caches under leases.
     pub(super) wants_leases: bool,
-    /// How long who waits for an answer looks for it.
+    /// How long a waiting thread polls for an answer.
     pub(super) spin: Duration,
-    /// Others rely on what was told under earlier leases until it is taken back.
+    /// Other parties (a kernel) rely on answers given under earlier leases until they are recalled.
     pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
     pub(super) numbers: &'c AtomicU64,
 }
 
 impl Greeting<'_> {
-    /// Connects, and begins a session or takes up the one of a ticket; tells the term of its leases, too.
-    /// Blocks, up to about `limit`.
+    /// Connects, and begins a session or resumes the one of a ticket; also returns the term of its leases. Blocks, up
+    /// to about `limit`.
     pub(super) fn greet(
         &self,
         ticket: Option<Ticket>,
@@ -93,7 +94,7 @@ impl Greeting<'_> {
                 dialogue.reclaim(true)?;
             }
             SessionState::New => {
-                // A session that had nothing ends with its connection, and is not missed.
+                // A session that had no state ends with its connection, and its loss does no harm.
                 if ticket.is_some() && self.book.has_any() {
                     tracing::warn!(
                         "the session on {address} has ended; locks were lost, and what others removed may be gone"
@@ -117,7 +118,7 @@ impl Greeting<'_> {
     }
 }
 
-/// Requests on a connection that nobody else uses yet, one at a time.
+/// Requests on a connection that no other thread uses yet, one at a time.
 struct Dialogue<'d> {
     greeting: &'d Greeting<'d>,
     connection: &'d Connection,
@@ -132,7 +133,7 @@ impl Dialogue<'_> {
         loop {
             match Answer::receive(self.receiver)? {
                 Some((answer, _)) if answer.id() == head.id => return Ok(answer),
-                // Nor do answers that nobody asked for make the time longer.
+                // Nor do unrequested answers extend the time.
                 _ if Instant::now() >= self.ends => {
                     return Err(ConnectError::Foreign {
                         address: self.greeting.address.to_owned(),
@@ -144,11 +145,11 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Says what was open, locked and pinned. What the server does not have any more is stale from now on, and so are
-    /// open files whose locks are lost: their owners believe that nobody else has changed them.
+    /// Reclaims open files, locks and pins. State that the server has lost is stale from now on, and so are open files
+    /// whose locks are lost: their owners rely on nobody else having changed them.
     ///
-    /// Files first: what has no name is freed with its last pin, and a claim of a lock takes one only for itself. Pins
-    /// of what is not locked last: there may be very many, and the time for claims of locks is short.
+    /// Files first: an inode without a name is freed with its last pin, and a claim of a lock pins it only for its own
+    /// duration. Pins of unlocked inodes last: there may be very many, and the time for claims of locks is short.
     fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
         let book = self.greeting.book;
         if !may_claim_locks {
@@ -157,7 +158,7 @@ impl Dialogue<'_> {
             }
         }
         let (stale, files): (Vec<_>, Vec<_>) = book.files().into_iter().partition(|(_, opened)| opened.is_stale);
-        // An earlier connection may have opened them, and then have broken.
+        // An earlier connection may have opened them before it broke.
         self.close(&stale.into_iter().map(|(file, _)| file).collect::<Vec<_>>())?;
         for (file, opened) in files {
             let answer = self.ask(&Request::Reopen {
@@ -195,7 +196,7 @@ impl Dialogue<'_> {
         self.ask(&Request::Reclaimed {}).map(drop)
     }
 
-    /// Noted at once: if this connection breaks, the next must not get the lock after all.
+    /// Recorded at once: if this connection breaks, the next must not get the lock after all.
     fn lock_is_lost(&mut self, ino: Ino, why: &FsError) -> Result<(), ConnectError> {
         tracing::warn!("a lock was lost: inode {ino}: {why}");
         let stale = self.greeting.book.locks_are_lost(ino);

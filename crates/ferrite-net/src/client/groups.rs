@@ -1,15 +1,15 @@
-//! Supplementary groups of processes, remembered for a moment.
+//! Supplementary groups of processes, cached for a moment.
 //!
-//! A kernel's mount names the process that asks, not its groups, and finding them out takes longer than a request.
+//! A kernel's mount names the calling process, not its groups, and looking them up takes longer than a request.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// A process that changes its groups is believed to have the old ones for so long.
+/// A process that changes its groups appears to have the old ones for so long.
 const TRUST: Duration = Duration::from_secs(1);
-/// Most processes remembered.
+/// Most processes cached.
 const PROCESSES_MAX: usize = 1024;
 
 /// See the head of this module.
@@ -19,7 +19,7 @@ pub(super) struct GroupCache {
 }
 
 impl GroupCache {
-    /// The groups of a process, asked for with `list` unless they are known.
+    /// The groups of a process, looked up with `list` unless they are cached.
     pub(super) fn of(&self, pid: u32, list: fn(u32) -> Vec<u32>) -> Vec<u32> {
         let now = Instant::now();
         if let Some((since, groups)) = self.known.lock().get(&pid)

@@ -1,7 +1,7 @@
 //! Requests whose callers do not wait, as the connection handles them.
 //!
-//! Contents: the part of [`Link`] that makes such requests: for locks, and for reads and writes that are
-//! submitted ([`super::submit`] says when those may be sent).
+//! Contents: the part of [`Link`] that makes such requests: for locks, and for submitted reads and writes
+//! ([`super::submit`] decides when to send those).
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use super::{head, own_head};
 use crate::wire::{Head, Request};
 
 impl Link {
-    /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
+    /// Makes a request and passes its answer to `then`, at any time, on any thread. Returns its number.
     pub(super) fn call_later(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
         let later = |body| Later {
             body,
@@ -29,8 +29,8 @@ impl Link {
         self.send_later(head(ctx, &self.groups), request, later)
     }
 
-    /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Does not wait for anything
-    /// but room in the socket.
+    /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Waits only for space in the
+    /// socket.
     pub(super) fn submit(&self, ctx: &Ctx, request: Request<'static>, buffer: Buffer, then: Then) {
         if let Err(error) = self.options.permit(&request) {
             return then(Err(error), Some(buffer));
@@ -45,7 +45,7 @@ impl Link {
         self.send_parked();
     }
 
-    /// Sends what waits and may go.
+    /// Sends parked requests that may be sent now.
     pub(super) fn send_parked(&self) {
         let has_slots = self.promises().has_slots;
         let mut wants_slots = false;
@@ -53,7 +53,7 @@ impl Link {
             if !parked.is_change() || !has_slots {
                 return Some(None);
             }
-            // To ask is to wait, which is the watcher's business: this may be the thread that receives.
+            // Asking means waiting, which only the watcher may do: this may be the receiving thread.
             wants_slots = self.slots.are_wanted();
             match self.slots.try_take() {
                 Some(once) => Some(Some(once)),
@@ -82,7 +82,7 @@ impl Link {
         let (mut body, mut data) = (Vec::new(), Vec::new());
         let (up, is_first) = {
             let line = self.line.lock();
-            // The token may be of a session that another has followed since.
+            // The token may belong to a session that has been replaced since.
             let is_void = head.once.is_some_and(|once| !self.slots.has(once));
             if line.is_over || is_void {
                 drop(line);
@@ -109,7 +109,7 @@ impl Link {
         head.id
     }
 
-    /// Ends the wait of a request for a lock: its answer comes soon.
+    /// Cancels a waiting request for a lock: its answer comes soon.
     pub(super) fn cancel_later(&self, number: u64) {
         let (mut head, mut body) = (own_head(0), Vec::new());
         let up = {
@@ -128,7 +128,7 @@ impl Link {
         }
     }
 
-    /// What those who submit must not wait for: slots, and deadlines.
+    /// The watcher waits here on behalf of submitters: for slots, and for deadlines.
     pub(super) fn look_after_submitted(&self) {
         if self.options.patience.is_some() {
             let now = Instant::now();
@@ -141,7 +141,7 @@ impl Link {
         }
         if self.parking.has_some() {
             if self.promises().has_slots && self.slots.are_wanted() {
-                // Without any, they go without.
+                // If the server has none, the changes go without.
                 let asked = self.ask_for_slots(Waits::FOREVER);
                 tracing::trace!("slots: {asked:?}");
             }

@@ -1,7 +1,7 @@
-//! Calls by way of the cache, and what becomes of recalls.
+//! Calls through the cache, and the handling of recalls.
 //!
-//! Who relies on what the client has told (a kernel) may have to wait for requests of this client before it can give
-//! that up. So it is asked by a thread that serves nothing else, and the recall is answered then.
+//! A party that relies on the client's answers (a kernel) may have to wait for requests of this client before it can
+//! give them up. So a thread that serves nothing else asks it, and then answers the recall.
 
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
@@ -18,10 +18,10 @@ use super::taking_back::{RECALLS_MAX, Recall};
 use super::untrusted::{RecallTold, of_inode};
 use crate::wire::{Node, Request};
 
-/// Recalls that one request answers.
+/// Recalls that one message answers.
 const RECALLS_AT_ONCE: usize = 4096;
 
-/// Takes back what recalls name, one after the other. One that fails is not answered: its lease ends by itself.
+/// Revokes what recalls name, in order. If that fails, the recall is not answered, and its lease expires.
 fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack) {
     for Recall { number, ino } in recalls {
         if take_back(ino) {
@@ -64,13 +64,13 @@ impl Client {
     }
 }
 
-/// Whether a change that has failed may be made yet, because nobody knows what the server does with it.
+/// Whether a failed change may still take effect, because the client does not know what the server does with it.
 pub(super) fn may_be_made_later(answer: &Result<Answer>) -> bool {
     matches!(answer, Err(FsError::TimedOut | FsError::Disconnected))
 }
 
 impl Link {
-    /// Makes a change of what is kept here, as [`Self::call`] does.
+    /// Makes a change that affects the cache, as [`Self::call`] does.
     pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Answer> {
         let changing = self.cache.as_ref().map(|cache| cache.change(changed));
         let answer = self.call(ctx, request, Repeats::WithToken, data, &mut []);
@@ -80,7 +80,7 @@ impl Link {
         answer
     }
 
-    /// Attributes of an inode, from the cache or by `ask`, whose answer is kept.
+    /// Attributes of an inode, from the cache or by `ask`, whose answer the cache keeps.
     pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Answer>) -> Result<Attr> {
         let Some(cache) = &self.cache else {
             return of_inode(ask()?.result()?, node.ino);
@@ -97,14 +97,14 @@ impl Link {
         Ok(attr)
     }
 
-    /// The server has answered a read, which may have moved an access time.
+    /// Notes that the server has answered a read, which may have moved an access time.
     pub(super) fn was_read(&self, ino: Ino) {
         if let Some(cache) = &self.cache {
             cache.was_read(ino);
         }
     }
 
-    /// The server recalls a lease, in place of an answer.
+    /// Handles a recall, which the server sends in place of an answer.
     ///
     /// # Errors
     /// If it recalls more than a client could ever have to answer at a time; with the connection all leases end.

@@ -1,16 +1,16 @@
-//! How long a call waits for a server that is away, or does not answer.
+//! How long a call waits for a server that is unreachable, or does not answer.
 //!
-//! Contents: [`Limit`], which each wait of a call asks.
+//! Contents: [`Limit`], which every wait of a call checks.
 //!
-//! Invariant: a caller is asked whether it gives up only while its call waits, a few times a second. So a call that is
-//! answered at once costs nothing here, not even a look at the clock.
+//! Invariant: a call checks whether its caller gives up only while it waits, a few times a second. So a call that is
+//! answered at once costs nothing here, not even a clock read.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use ferrite_vfs::{FsError, Result, WaitingCaller, Waits};
 
-/// Time between two looks at a caller.
+/// Time between two checks of a caller.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// See the head of this module.
@@ -19,14 +19,14 @@ pub(super) struct Limit {
     caller: Option<WaitingCaller>,
     /// The caller has a limit of its own, or may give up.
     is_short: bool,
-    /// When the caller was looked at; first, when its call began to wait.
+    /// When the caller was last checked; first, when its call began to wait.
     looked: Cell<Option<Instant>>,
-    /// What the last look found.
+    /// The result of the last check.
     gave_up: Cell<bool>,
 }
 
 impl Limit {
-    /// That of a call by somebody who may have a limit of its own.
+    /// The limit of a call whose caller may have a limit of its own.
     pub(super) fn of(patience: Option<Duration>, waits: &Waits) -> Limit {
         let within = match (patience, waits.within) {
             (Some(one), Some(other)) => Some(one.min(other)),
@@ -53,12 +53,12 @@ impl Limit {
         self.deadline
     }
 
-    /// Whether its thread must not do what takes long, and cannot be broken off.
+    /// Whether the calling thread must not start long work that cannot be interrupted.
     pub(super) fn is_short(&self) -> bool {
         self.is_short
     }
 
-    /// What is left of it, for a call that is made on the way.
+    /// The remaining limit, for a nested call.
     pub(super) fn rest(&self) -> Waits {
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
         Waits {
@@ -67,7 +67,7 @@ impl Limit {
         }
     }
 
-    /// An error if the call is to wait no longer.
+    /// Returns an error if the call must not wait any longer.
     pub(super) fn check(&self) -> Result<()> {
         if self.deadline.is_none() && self.caller.is_none() {
             return Ok(());
@@ -81,7 +81,7 @@ impl Limit {
             Some(looked) if now < looked + LOOK_EVERY => return Ok(()),
             Some(_) => {
                 let gives_up = (caller.gives_up)(caller.id);
-                // Twice: what it sees may be meant for another thread of the caller's process, which takes it soon.
+                // Twice: the signal may be meant for another thread of the caller's process, which takes it soon.
                 if self.gave_up.replace(gives_up) && gives_up {
                     return Err(FsError::Interrupted);
                 }
@@ -92,7 +92,7 @@ impl Limit {
         Ok(())
     }
 
-    /// When a wait has to end for [`Self::check`].
+    /// When a wait has to end to run [`Self::check`].
     pub(super) fn next_check(&self) -> Option<Instant> {
         let look = self.caller.map(|_| Instant::now() + LOOK_EVERY);
         match (self.deadline, look) {

@@ -1,14 +1,14 @@
-//! The connection, as those see it who make calls: it is always there, only slow at times.
+//! The connection as callers see it: always there, only slow at times.
 //!
-//! Contents: [`Link`], which sends requests, finds the answer to each, and connects again when it must.
+//! Contents: [`Link`], which sends requests, matches the answers, and reconnects when necessary.
 //!
-//! There is no thread that receives for the others, because handing an answer over costs more than most requests:
-//! one of the threads that wait for an answer receives for all, until it has its own, and then passes that duty on. A
-//! thread of our own, the *watcher*, does it when only locks are waited for, and gives signs of life.
+//! There is no dedicated receiving thread, because handing an answer over costs more than most requests: one of the
+//! threads that wait for an answer receives for all, until it has its own, and then passes that duty on. A background
+//! thread, the *watcher*, does it when only locks are waited for, and sends pings.
 //!
-//! Invariants: the number of a request is never used again, so that an answer is never taken for another's. A request
-//! that could have taken effect is sent again only if that does no harm: if it changes nothing, if repeating it has no
-//! further effect on the session, or if it carries a token of the session that is still going on.
+//! Invariants: request numbers are never reused, so that no answer is taken for another's. A request that could have
+//! taken effect is sent again only if that does no harm: if it changes nothing, if repeating it has no further effect
+//! on the session, or if it carries a token of the session that is still alive.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -43,12 +43,12 @@ use crate::wire::{Head, Promises, RECALL_ID, Request, Ticket};
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// How long who waits for an answer sleeps before it looks whether it should receive.
+/// How long a waiting thread sleeps before it checks whether it should receive.
 const LOOK_UP: Duration = Duration::from_millis(200);
-/// How often the watcher gives a sign of life, at least.
+/// How often the watcher sends a ping, at least.
 const WATCH_MAX: Duration = Duration::from_secs(10);
 
-/// A server that says nothing for longer is gone, whatever lease it has promised.
+/// A server that is silent for longer is gone, whatever lease it has promised.
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// A connection that works, or did.
@@ -57,7 +57,7 @@ pub(super) struct Up {
     pub(super) receiver: Mutex<Receiver>,
     is_broken: AtomicBool,
     pub(super) outgoing: Outgoing,
-    /// When something was received last.
+    /// When something was last received.
     heard: Mutex<Instant>,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Line {
     lease: Duration,
     /// The client is closed.
     pub(super) is_over: bool,
-    /// How often the server has refused to go on with the session, and why last.
+    /// How often the server has refused to continue the session, and the last reason.
     refusals: (u64, Option<FsError>),
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Link {
     pace: Pace,
     pub(super) book: Book,
     pub(super) cache: Option<Cache>,
-    /// Recalls that are to be answered.
+    /// Recalls to answer.
     pub(super) recalls: Mutex<Vec<u64>>,
     pub(super) taking_back: TakingBack,
     pub(super) slots: Slots,
@@ -97,12 +97,12 @@ pub(super) struct Link {
     pub(super) wake_watcher: Wake,
 }
 
-/// Whether a request may be sent again though it may have taken effect.
+/// Whether a request may be repeated though it may have taken effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeats {
-    /// It has no further effect.
+    /// Repeating it has no further effect.
     Yes,
-    /// It is a change, which wants a token.
+    /// It is a change, which needs a token.
     WithToken,
 }
 
@@ -208,11 +208,11 @@ impl Link {
         );
         self.requests.leave(head.id);
         if self.parking.has_some() {
-            // It may have had the slot that another waits for.
+            // It may have had the slot that another request waits for.
             self.send_parked();
         }
         if was_sent && matches!(answer, Err(FsError::TimedOut | FsError::Interrupted)) {
-            // It may still have an effect on the session, of which nobody here would know.
+            // It may still have an effect on the session, unknown to this client.
             self.post(&Request::Abandon {
                 request: head.id,
                 file: request.file().unwrap_or_default(),
@@ -249,12 +249,12 @@ impl Link {
                 // Another session has begun since.
                 continue;
             }
-            // A server that takes every connection and breaks it would keep the caller for ever.
+            // A server that accepts every connection and breaks it would keep the caller for ever.
             if *was_sent {
                 limit.check()?;
             }
             waiter.set(State::Waiting);
-            // What was sent in part was not executed, but nobody knows which part it was.
+            // A request that was sent in part was not executed, but the client cannot tell which part was sent.
             *was_sent = true;
             let answer = match up.connection.ask(&body, data, into.len()) {
                 Ok(()) => self.wait(&up, waiter, head.id, limit, into),
@@ -278,12 +278,12 @@ impl Link {
         }
     }
 
-    /// Makes a request whose answer nobody waits for. It arrives, unless the session ends.
+    /// Makes a request without waiting for its answer. It arrives, unless the session ends.
     pub(super) fn post(&self, request: &Request<'_>) {
         let mut head = own_head(0);
         let mut body = Vec::new();
         let up = {
-            // Whoever connects sends all that is noted before others see the connection.
+            // The connecting thread sends everything that is noted before others see the connection.
             let line = self.line.lock();
             self.requests.enter(&mut head, |head| {
                 body = encode(head, request);
@@ -291,7 +291,7 @@ impl Link {
             });
             line.up.clone()
         };
-        // Without a connection it is sent when there is one.
+        // Without a connection, the next one sends it.
         if let Some(up) = up
             && up.connection.send(&body, &[]).is_err()
         {
@@ -322,7 +322,7 @@ impl Link {
                 self.ask_for_slots(limit.rest())?;
             }
             let slot = self.slots.take(limit)?;
-            // With the session the slots may have gone.
+            // The slots may have ended with the session.
             if slot.is_some() || !self.slots.are_wanted() {
                 return Ok(slot);
             }
@@ -367,8 +367,8 @@ impl Link {
         }
     }
 
-    /// Receives for all who wait, until the answer to the request `mine` is there. `None` if the connection broke, or
-    /// nothing came for a while and nobody waits here, or completions are to be called.
+    /// Receives for all waiting threads, until the answer to the request `mine` is there. `None` if the connection
+    /// broke, or nothing came for a while and no thread waits here, or completions are to be called.
     fn receive(
         &self,
         up: &Arc<Up>,
@@ -421,7 +421,7 @@ impl Link {
         }
     }
 
-    /// Calls the completions whose answers have come, and sends what they ask for. The caller does not hold the
+    /// Calls the completions whose answers have come, and sends their new requests. The caller does not hold the
     /// receiver.
     fn complete(&self, up: &Arc<Up>) {
         self.answer_recalls();
@@ -452,14 +452,14 @@ impl Link {
         completion.call();
     }
 
-    /// Has another thread receive, if one waits.
+    /// Makes another waiting thread receive, if there is one.
     fn call_another(&self, but: u64) {
         if !self.requests.call_another(but) && self.requests.await_later() {
             self.wake_watcher.ring();
         }
     }
 
-    /// The connection `up` is of no more use: all who wait for its answers try again.
+    /// Drops the broken connection `up`: all threads that wait for its answers retry.
     pub(super) fn lost(&self, up: &Arc<Up>) {
         up.is_broken.store(true, Ordering::Release);
         up.connection.close();
@@ -476,7 +476,7 @@ impl Link {
         self.wake_watcher.ring();
     }
 
-    /// The connection; makes it, or waits until it is made. A caller that may give up leaves making it to the watcher.
+    /// The connection; makes it, or waits until it is made. A caller that may give up leaves that to the watcher.
     pub(super) fn up(&self, limit: &Limit) -> Result<Arc<Up>> {
         let mut line = self.line.lock();
         let refusals = line.refusals.0;
@@ -530,7 +530,7 @@ impl Link {
                 Err(ConnectError::Refused { why, .. }) if !matches!(why, FsError::TooManySessions(_)) => {
                     return Err(why);
                 }
-                // Told by nobody who has proved anything, so it may pass.
+                // The peer has proved nothing, so the error may be transient.
                 Err(error @ ConnectError::Fabric(FabricError::Handshake { .. })) if backoff == BACKOFF.0 => {
                     tracing::warn!("connecting again: {error}");
                 }
@@ -542,7 +542,7 @@ impl Link {
             if deadline.is_some_and(|deadline| Instant::now() + backoff >= deadline) {
                 return Err(FsError::TimedOut);
             }
-            // Not in step with all the others who have lost the same server.
+            // Staggered against all other clients that have lost the same server.
             let share = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |time| time.subsec_micros() % 512);
@@ -551,14 +551,14 @@ impl Link {
         }
     }
 
-    /// Sends what nobody waits for and has not been answered, and then lets all use the connection. What is noted
-    /// meanwhile is sent as well, so that nothing is forgotten, nothing is sent twice, and nothing overtakes another.
+    /// Sends unanswered requests that no thread waits for, and then opens the connection to all. Requests noted
+    /// meanwhile are sent as well, so that nothing is forgotten, nothing is sent twice, and nothing overtakes another.
     fn take_up(&self, up: Arc<Up>) {
         let mut sent_below = 0;
         loop {
             let mut line = self.line.lock();
-            // Changes of a session that has ended may have been made. Under the lock, as what is noted there has been
-            // compared with the session's slots (`send_later`).
+            // Changes of an ended session may have taken effect. Under the lock, because `send_later` compares new ones
+            // with the session's slots under it.
             self.requests.expire(Instant::now(), |once| !self.slots.has(once));
             let unsent = self.requests.unanswered(sent_below);
             if unsent.is_empty() {
@@ -569,14 +569,14 @@ impl Link {
             }
             drop(line);
             for (id, body, data) in unsent {
-                // If it fails, the next who uses the connection finds out.
+                // If it fails, the next user of the connection finds out.
                 let _ = up.connection.send(&body, &data);
                 sent_below = id + 1;
             }
         }
     }
 
-    /// Connects, and begins a session or takes up the one of a ticket.
+    /// Connects, and begins a session or resumes the one of a ticket.
     fn greet(&self, ticket: Option<Ticket>, limit: Duration) -> std::result::Result<Up, ConnectError> {
         let greeting = Greeting {
             address: &self.address,
@@ -620,10 +620,10 @@ impl Link {
         };
         let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
         self.look_after_submitted();
-        // Recalls come whenever they do.
+        // Recalls come at any time.
         let waits = self.cache.is_some() || self.requests.await_later();
         let Some(up) = up else {
-            // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
+            // Another thread may be connecting; if none waits, the watcher has to.
             if self.up(&Limit::until(Some(Instant::now() + ATTEMPT))).is_err() {
                 // A server that refuses does so at once.
                 self.wake_watcher.wait(None, BACKOFF.1);
@@ -632,7 +632,7 @@ impl Link {
         };
         let silence = up.heard.lock().elapsed();
         if silence > lease.max(tick * 2) {
-            // It has not even answered signs of life: the server is gone, or its host is.
+            // It has not even answered pings: the server is gone, or its host is.
             self.lost(&up);
             return true;
         }
@@ -645,7 +645,7 @@ impl Link {
         }
         if waits || silence >= tick {
             if let Some(mut receiver) = up.receiver.try_lock_for(tick) {
-                // It returns when nothing has come for a while, and then others have their turn.
+                // It returns when nothing has come for a while, and then other threads have their turn.
                 let _ = self.receive(&up, &mut receiver, None, &Limit::until(None));
                 drop(receiver);
                 self.call_another(0);

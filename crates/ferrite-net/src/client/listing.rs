@@ -1,8 +1,8 @@
 //! Listings of directories.
 //!
-//! Contents: [`Client::list`], and [`Wishes`], by which it asks for about as much as its callers take. A caller
-//! does not say how much that is: it takes entries until it has enough. A kernel takes what its buffer of 4 KiB holds,
-//! again and again, and the rest of an answer would be sent for nothing; who copies a tree takes everything.
+//! Contents: [`Client::list`], and [`Wishes`], with which it requests about as much as its callers take. A caller does
+//! not state that: it takes entries until it has enough. A kernel takes what its buffer of 4 KiB holds, repeatedly, and
+//! the rest of an answer would be sent for nothing; a copy of a tree takes everything.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,12 +14,12 @@ use crate::wire::{
     ENTRY_FOLLOWS, Entry, EntryTold, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Malformed, Reader, Request,
 };
 
-/// Nobody is believed to want less than this: the next caller may want everything.
+/// Estimates never fall below this: the next caller may want everything.
 const WISH_BYTES_MIN: usize = 4 << 10;
-/// Who wants more than was thought is given so many times as much with each answer.
+/// The growth of the next request when a caller wants more than estimated.
 const GROWTH: usize = 4;
 
-/// How much callers took of listings lately: of those without attributes, and of those with them.
+/// How much callers recently took of listings: of those without attributes, and of those with them.
 #[derive(Debug)]
 pub(super) struct Wishes([AtomicUsize; 2]);
 
@@ -34,26 +34,26 @@ impl Wishes {
         &self.0[usize::from(with_attributes)]
     }
 
-    /// What to ask for first: what the caller before took, and some more, or a few longer names would cost another
+    /// The first request: as much as the previous caller took, and some more, or a few longer names would cost another
     /// answer.
     fn first(&self, with_attributes: bool) -> usize {
         let taken = self.of(with_attributes).load(Ordering::Relaxed);
         (taken + taken / 4).clamp(WISH_BYTES_MIN, LISTING_BYTES_MAX)
     }
 
-    /// A caller has taken so much, and did not want more, or there was no more.
+    /// Notes that a caller has taken so much, and did not want more, or reached the end.
     fn note(&self, with_attributes: bool, taken: usize, is_enough: bool) {
         let wish = self.of(with_attributes);
         match is_enough {
             true => wish.store(taken, Ordering::Relaxed),
-            // A directory that is short says nothing about who wants more of others.
+            // A short directory says nothing about callers that want more of others.
             false => drop(wish.fetch_max(taken, Ordering::Relaxed)),
         }
     }
 }
 
 impl Client {
-    /// Lists a directory, answer by answer, until `take` returns false.
+    /// Lists a directory, in several answers, until `take` returns false.
     pub(super) fn list(
         &self,
         ctx: &Ctx,
@@ -110,7 +110,7 @@ impl Client {
                 goes_on = goes_on && take(&shown, attr);
                 match goes_on {
                     true => taken_bytes += before - reader.len_bytes(),
-                    // What nobody took is not kept.
+                    // Entries that the caller did not take are not kept.
                     false => pinned.into_iter().for_each(|ino| self.unpin(ctx, ino, 1)),
                 }
             }

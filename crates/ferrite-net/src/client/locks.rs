@@ -73,7 +73,7 @@ pub(super) fn lock(
     Some(LockTicket(number))
 }
 
-/// See [`ferrite_vfs::FileSystem::unlock`]. Whoever does not wait for the answer has unlocked all the same.
+/// See [`ferrite_vfs::FileSystem::unlock`]. A caller that does not wait for the answer has unlocked all the same.
 pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
     let (node, client) = (link.book.node(ino)?, ctx.client.0);
     let request = Request::Unlock {
@@ -83,7 +83,7 @@ pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: U
         what,
     };
     match link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []) {
-        // It reaches the server when that is back, or its session ends, and the locks with it.
+        // It reaches the server after a reconnect, or its session ends, and the locks with it.
         Err(FsError::TimedOut | FsError::Interrupted) => link.post(&request),
         answer => answer?.result::<()>()?,
     }
@@ -92,7 +92,7 @@ pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: U
     Ok(())
 }
 
-/// The client itself asks, and waits no longer than its caller does.
+/// The context of a request by the client itself, which waits no longer than its caller does.
 fn of_itself(ctx: &Ctx) -> Ctx {
     SYSTEM.clone().waiting(ctx.waits)
 }
@@ -117,7 +117,7 @@ pub(super) fn cancel(link: &Link, ticket: LockTicket) {
 pub(super) fn release_client(link: &Link, ctx: &Ctx) {
     let client = ctx.client.0;
     link.book.client_released(client);
-    // Nobody hears of an error: without a connection the lease ends them.
+    // Errors are not reported: without a connection the lease ends the locks.
     let request = Request::ReleaseClient { client };
     let _ = link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []);
 }

@@ -1,4 +1,4 @@
-//! Requests and answers as the client handles them, and a thread that waits for one.
+//! The client's requests and answers, and a thread that waits for an answer.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use parking_lot::{Condvar, Mutex};
 use super::untrusted::{Reply, refused};
 use crate::wire::{AnswerHead, Head, Malformed, Reader, Request, Wire};
 
-/// What an answer's head takes.
+/// Length of an answer's head.
 const ANSWER_HEAD_BYTES: usize = 9;
 
-/// A request as it is sent.
+/// Encodes a request.
 pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
     let mut body = Vec::with_capacity(256);
     head.put(&mut body);
@@ -22,7 +22,7 @@ pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
     body
 }
 
-/// Refuses what the server would take for garbage. Only values, and names that no engine takes, are so long.
+/// Refuses requests that the server would take for garbage. Only values, and names that no engine accepts, are so long.
 pub(super) fn check_length(body: &[u8], request: &Request<'_>) -> Result<()> {
     match request {
         _ if body.len() <= BODY_BYTES_MAX => Ok(()),
@@ -37,16 +37,16 @@ pub(super) struct Answer {
     id: u64,
     is_ok: bool,
     is_leased: bool,
-    /// What follows its head.
+    /// The part after its head.
     body: Vec<u8>,
-    /// Data that did not go into the caller's buffer.
+    /// Data that did not fit into the caller's buffer.
     data: Vec<u8>,
-    /// How much data did.
+    /// How much data went into the caller's buffer.
     taken_bytes: usize,
 }
 
 impl Answer {
-    /// Takes an answer off a connection, and tells how much data it has, which the caller takes or leaves. `None` if
+    /// Takes an answer off a connection, and returns how much data it has, which the caller takes or leaves. `None` if
     /// nothing came for a while.
     pub(super) fn receive(receiver: &mut Receiver) -> std::result::Result<Option<(Answer, usize)>, FabricError> {
         let Some((body, data_bytes)) = receiver.receive()? else {
@@ -85,7 +85,7 @@ impl Answer {
         receiver.take_data(&mut self.data)
     }
 
-    /// The number of the request that it is the answer to.
+    /// The number of the request that it answers.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
@@ -95,12 +95,12 @@ impl Answer {
         self.is_ok
     }
 
-    /// Whether there is a lease on what it tells of.
+    /// Whether there is a lease on the inodes it describes.
     pub(super) fn is_leased(&self) -> bool {
         self.is_leased
     }
 
-    /// Puts data that another thread received where it belongs.
+    /// Moves data that another thread received to its place.
     pub(super) fn with_data(mut self, into: &mut [u8]) -> Answer {
         if !self.data.is_empty() {
             let count = self.data.len().min(into.len());
@@ -135,7 +135,7 @@ impl Answer {
     }
 }
 
-/// How it stands with a thread that waits.
+/// The state of a waiting thread.
 pub(super) enum State {
     Waiting,
     /// It should receive.
@@ -158,7 +158,7 @@ impl Waiter {
         }
     }
 
-    /// One that does something else before it waits, so that it is not to be asked to receive.
+    /// A thread that works before it waits, so that no other asks it to receive.
     pub(super) fn waiting_later() -> Waiter {
         Waiter {
             state: Mutex::new(State::Called),

@@ -1,11 +1,11 @@
 //! The client: an engine that lives on a server.
 //!
-//! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is made
-//! again when it breaks (`link`, `greet`); what the client remembers for that (`book`); the slots of tokens (`slots`).
+//! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is remade when it
+//! breaks (`link`, `greet`); the session state that the client keeps for that (`book`); the slots of tokens (`slots`).
 //!
-//! A call blocks until its answer is there. While the server cannot be reached it waits, up to
-//! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Each call
-//! sees what others have done before: what is kept (`cache`) is kept under leases, and without them nothing is.
+//! A call blocks until its answer is there. While the server is unreachable it waits, up to
+//! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Each call sees
+//! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 
 mod book;
 mod cache;
@@ -51,24 +51,24 @@ pub use ferrite_fabric::connection::{Fabric, SPIN};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// How long a call waits for a server that cannot be reached, or does not answer. `None`: until it can.
+    /// How long a call waits for a server that is unreachable, or does not answer. `None`: until it answers.
     pub patience: Option<Duration>,
     /// How long the first connection may take.
     pub connect: Duration,
-    /// Changes that can be under way at a time.
+    /// Changes that can be in flight at a time.
     pub slots: u32,
-    /// The key of the export, and whether what travels is to be encrypted. Without a key only exports that have none
-    /// can be reached, and from their host only.
+    /// The key of the export, and whether to encrypt the traffic. Without a key only exports that have none can be
+    /// reached, and from their host only.
     pub credentials: Credentials,
-    /// Goes on over a fabric, and fails if that cannot be.
+    /// Moves to a fabric, and fails if that is impossible.
     pub fabric: Option<Fabric>,
-    /// Keeps up to so many bytes of what the server has told, as long as nobody changes it. `None`: each call asks the
+    /// Caches up to so many bytes of the server's answers, as long as nobody changes them. `None`: each call asks the
     /// server.
     pub cache_bytes: Option<usize>,
-    /// Every change is refused with `ReadOnly`, before the server is asked.
+    /// The client refuses every change with `ReadOnly`, without asking the server.
     pub read_only: bool,
-    /// How long at most a thread looks for its answer again and again before it sleeps, where that pays. Zero: it
-    /// sleeps at once. Over a fabric [`Fabric::spin`] counts.
+    /// How long a thread polls for its answer before it sleeps, at most, where that pays. Zero: it sleeps at once. Over
+    /// a fabric [`Fabric::spin`] counts.
     pub spin: Duration,
 }
 
@@ -125,14 +125,14 @@ impl ClientOptions {
         self
     }
 
-    /// Sets whether what travels is encrypted. It is if either end wants it.
+    /// Sets whether to encrypt the traffic. It is encrypted if either end wants it.
     #[must_use]
     pub fn encrypt(mut self, encrypt: Encrypt) -> Self {
         self.credentials.encrypt = encrypt;
         self
     }
 
-    /// Refuses what a client that is read-only does not ask for.
+    /// Refuses requests that a read-only client must not make.
     fn permit(&self, request: &Request<'_>) -> Result<(), FsError> {
         match self.read_only && (request.is_change() || request.opens_for_writing()) {
             true => Err(FsError::ReadOnly),
@@ -154,28 +154,28 @@ pub enum ConnectError {
     /// The server cannot be reached.
     #[error(transparent)]
     Fabric(#[from] ferrite_fabric::FabricError),
-    /// The server refuses.
+    /// The server refuses the client.
     #[error("{address} refused the connection: {why}")]
     Refused {
         /// Host and port.
         address: String,
-        /// What it says.
+        /// The server's reason.
         why: FsError,
     },
-    /// What answers is no Ferrite server.
+    /// The peer is not a Ferrite server.
     #[error("{address} does not answer like a Ferrite server: {why}")]
     Foreign {
         /// Host and port.
         address: String,
-        /// What is wrong.
+        /// The violation.
         why: String,
     },
-    /// The system gives no thread.
+    /// The system has no thread to give.
     #[error("the client cannot start: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// An export of a server. Dropping it ends the session: locks are released, and files that were open are closed.
+/// An export of a server. Dropping it ends the session: the server releases its locks and closes its files.
 pub struct Client {
     link: Arc<Link>,
     wishes: Wishes,
@@ -190,12 +190,12 @@ impl Client {
         })
     }
 
-    /// How often the connection was made again.
+    /// How often the client reconnected.
     pub fn reconnects(&self) -> u64 {
         self.link.reconnects()
     }
 
-    /// Whether what travels is encrypted now; `None` while there is no connection.
+    /// Whether the traffic is encrypted now; `None` while there is no connection.
     pub fn is_encrypted(&self) -> Option<bool> {
         self.link.is_encrypted()
     }
@@ -208,8 +208,8 @@ impl Client {
         if self.link.options.read_only {
             return Ok(true);
         }
-        // Directories cannot be opened for writing, so this changes nothing anywhere. That the export is read-only is
-        // what a server says first.
+        // Directories cannot be opened for writing, so this changes nothing anywhere. A server first reports that the
+        // export is read-only.
         let request = Request::Open {
             node: self.node(ROOT_INO)?,
             mode: OpenMode::read_write(),
@@ -226,12 +226,12 @@ impl Client {
         self.link.requests()
     }
 
-    /// What the cache has done; `None` without one.
+    /// Counters of the cache; `None` without one.
     pub fn cache_activity(&self) -> Option<CacheActivity> {
         self.link.cache.as_ref().map(cache::Cache::activity)
     }
 
-    /// What the server says was done with this export, and by whom. Blocks as every call.
+    /// The server's counters of operations on this export, by client. Blocks as every call.
     pub fn activity(&self) -> Result<Activity, FsError> {
         let asked = self
             .link
@@ -256,7 +256,7 @@ impl Drop for Client {
     }
 }
 
-/// What a request says about its caller.
+/// A request's description of its caller.
 fn head(ctx: &Ctx, known: &GroupCache) -> Head {
     let groups = match &ctx.cred.groups {
         Groups::None => Vec::new(),
@@ -277,7 +277,7 @@ fn head(ctx: &Ctx, known: &GroupCache) -> Head {
     }
 }
 
-/// The head of a request by the client itself.
+/// The head of a request that the client makes for itself.
 fn own_head(id: u64) -> Head {
     Head {
         id,
@@ -289,7 +289,7 @@ fn own_head(id: u64) -> Head {
     }
 }
 
-/// How long callers may trust an answer: others use the same server.
+/// How long callers may trust an answer: other clients use the same server.
 const TRUST: Duration = Duration::ZERO;
 
 fn limits(link: &Link) -> Limits {

@@ -1,20 +1,20 @@
-//! Small requests on their way out, several in one system call.
+//! Outgoing small requests, several in one system call.
 //!
-//! Contents: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new
-//! requests, which go out together when it is done.
+//! Contents: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new requests,
+//! which are sent together afterwards.
 
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Connection;
 use ferrite_fabric::frame::Lengths;
 use parking_lot::Mutex;
 
-/// A queue that has as much is sent, whoever holds it.
+/// A queue with as many bytes is sent, even if held.
 const QUEUED_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Default)]
 struct Queue {
     frames: Vec<u8>,
-    /// How many hold it back.
+    /// How many threads hold it back.
     holders: usize,
 }
 
@@ -44,12 +44,12 @@ impl Outgoing {
         connection.send_frames(&frames)
     }
 
-    /// From now on frames wait.
+    /// Holds frames back from now on.
     pub(super) fn hold(&self) {
         self.queue.lock().holders += 1;
     }
 
-    /// The end of [`Self::hold`]: sends what waits, if nobody else holds it.
+    /// The end of [`Self::hold`]: sends the queue, if no other thread holds it.
     pub(super) fn let_go(&self, connection: &Connection) -> Result<(), FabricError> {
         let frames = {
             let mut queue = self.queue.lock();

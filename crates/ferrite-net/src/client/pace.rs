@@ -1,7 +1,7 @@
-//! How often a client connects again.
+//! The rate at which a client reconnects.
 //!
-//! A server that takes each connection and then breaks it, by malice or by a fault, would otherwise keep both hosts
-//! busy with nothing else: a call that waits connects again at once.
+//! A server that accepts each connection and then breaks it, maliciously or by a fault, would otherwise keep both hosts
+//! busy with nothing else: a waiting call reconnects at once.
 //!
 //! Contents: [`Pace`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without
 //! delay.
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Attempts begin so far apart.
+/// The interval between the beginnings of attempts.
 const APART: Duration = Duration::from_millis(20);
 
 /// See the head of this module.

@@ -1,11 +1,11 @@
-//! Long reads, asked for in pieces of which few are under way.
+//! Long reads, requested in pieces of which few are in flight.
 //!
-//! Contents: [`Link::read_in_pieces`]. Of one long answer both ends keep more in flight than their caches hold,
-//! and when the sockets between them are full each waits for the other again and again. A few short ones that follow
-//! each other come in little more than half the time.
+//! Contents: [`Link::read_in_pieces`]. With one long answer both ends keep more in flight than their caches hold, and
+//! when the sockets between them are full each waits for the other repeatedly. A few short ones in sequence arrive in
+//! little more than half the time.
 //!
-//! Invariant: a read sees one state of the file. Each piece comes with the file's version; if those are not all the
-//! same, what was read is not used, and the caller asks for it in one request.
+//! Invariant: a read sees one state of the file. Each piece comes with the file's version; unless those are all the
+//! same, the result is discarded, and the caller reads in one request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::wire::{Piece, Request};
 
 /// Length of a piece.
 const PIECE_BYTES: usize = 256 << 10;
-/// Pieces under way.
+/// Pieces in flight.
 const PIECES_MAX: usize = 2;
 /// Shorter reads are one request.
 pub(super) const LONG_BYTES: usize = 2 * PIECE_BYTES;
 
-/// A piece that was asked for. Its answer is not waited for any more when it is dropped.
+/// A requested piece. Dropping it ends the wait for its answer.
 struct Asked<'l> {
     link: &'l Link,
     number: u64,
@@ -41,7 +41,7 @@ impl Drop for Asked<'_> {
 
 impl Link {
     /// Reads at `offset` of an open file; fewer bytes than `buf` has only at its end. `None` if that did not work, for
-    /// whatever reason: then it is to be read in one request.
+    /// whatever reason: then the caller reads in one request.
     pub(super) fn read_in_pieces(&self, ctx: &Ctx, file: u64, offset: u64, buf: &mut [u8]) -> Result<Option<usize>> {
         let limit = Limit::of(self.options.patience, &ctx.waits);
         let up = self.up(&limit)?;
@@ -79,7 +79,7 @@ impl Link {
                 Ok(Piece { version: Some(this) }) if *version.get_or_insert(this) == this => {}
                 _ => return Ok(None),
             }
-            // What is behind the end of the file is empty in this state of it.
+            // Pieces behind the end of the file are empty in this state of it.
             total += answer.taken_bytes();
             is_at_end |= answer.taken_bytes() < part.len();
         }

@@ -1,10 +1,10 @@
-//! Requests under way: who waits for which answer.
+//! Requests in flight, and the waiters for their answers.
 //!
-//! Contents: [`Requests`], which numbers requests, remembers them until they are answered, and gives each answer
-//! to whoever wants it: a thread that waits, a completion, or nobody.
+//! Contents: [`Requests`], which numbers requests, remembers them until they are answered, and delivers each answer to
+//! its recipient: a waiting thread, a completion, or none.
 //!
-//! Invariants: the number of a request is never used again, so that an answer is never taken for another's. A
-//! completion is called exactly once, by a thread that does not hold the receiver: it may make calls of its own.
+//! Invariants: request numbers are never reused, so that no answer is taken for another's. A completion is called
+//! exactly once, by a thread that does not hold the receiver: it may make calls of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use super::message::{Answer, State, Waiter};
 use super::own_head;
 use crate::wire::Head;
 
-/// What to call with an answer, and with the buffer that went with the request.
+/// The callback for an answer, and for the buffer that went with the request.
 pub(super) type Then = Box<dyn FnOnce(Result<Answer>, Option<Buffer>) + Send>;
 
-/// A request whose answer a completion gets.
+/// A request whose answer goes to a completion.
 pub(super) struct Later {
     pub(super) body: Vec<u8>,
-    /// Data that goes with the request, or room for that of the answer.
+    /// Data that goes with the request, or space for that of the answer.
     pub(super) buffer: Option<Buffer>,
     pub(super) buffer_is_sent: bool,
     /// The token, if it is a change.
     pub(super) once: Option<Once>,
-    /// It fails if there is no answer by then.
+    /// It fails without an answer by then.
     pub(super) deadline: Option<Instant>,
     pub(super) then: Then,
 }
 
 impl Later {
-    /// The data that goes with it.
+    /// The data that the request carries.
     pub(super) fn data(&self) -> &[u8] {
         match &self.buffer {
             Some(buffer) if self.buffer_is_sent => buffer,
@@ -46,7 +46,7 @@ impl Later {
         }
     }
 
-    /// To be told of `result`.
+    /// The completion that delivers `result`.
     fn with(self, result: Result<Answer>) -> Completion {
         Completion {
             then: self.then,
@@ -58,13 +58,13 @@ impl Later {
     }
 }
 
-/// A completion that is to be called.
+/// A completion to call.
 pub(super) struct Completion {
     then: Then,
     result: Result<Answer>,
     buffer: Option<Buffer>,
     buffer_was_sent: bool,
-    /// The token, which is done with.
+    /// The token, which is free now.
     pub(super) once: Option<Once>,
 }
 
@@ -82,23 +82,23 @@ impl Completion {
 
 pub(super) enum Pending {
     Thread(Arc<Waiter>),
-    /// Nobody waits, but it must arrive.
+    /// No thread waits, but it must arrive.
     Posted(Vec<u8>),
-    /// It is answered whenever it is.
+    /// Its answer may come at any time.
     Later(Box<Later>),
-    /// Ends the wait of another, for a lock. It is sent again as long as that is: a server that has answered this one
-    /// may be gone before it has told of the other's end, and the next server knows nothing of either.
+    /// Cancels another request, for a lock. It is sent again as long as that one is in flight: a server that has
+    /// answered this one may be gone before it has answered the other, and the next server knows nothing of either.
     Cancels(u64, Vec<u8>),
 }
 
 impl Pending {
-    /// Whether its effects are remembered until it is settled. A lock may be waited for as long as it likes: that it is
-    /// asked for again has none. Nor have reads and writes, or the end of a wait.
+    /// Whether its effects are remembered until it is settled. A lock may be waited for without limit: repeating the
+    /// request has no effect. Nor has repeating reads, writes or a cancellation.
     fn is_counted(&self) -> bool {
         !matches!(self, Pending::Later(..) | Pending::Cancels(..))
     }
 
-    /// What it takes, if nobody waits for it.
+    /// Its size in memory, if no thread waits for it.
     fn posted_bytes(&self) -> usize {
         match self {
             Pending::Posted(body) => body.len() + POSTED_BYTES,
@@ -107,18 +107,18 @@ impl Pending {
     }
 }
 
-/// What requests take that nobody waits for, at most: a server that answers none of them must not fill the memory. Then
-/// the oldest are forgotten; their session ends with all that they would have ended.
+/// Memory for requests without a waiter, at most: a server that answers none of them must not exhaust it. Beyond that
+/// the oldest are forgotten; their session ends, and with it everything that they would have ended.
 const POSTED_BYTES_MAX: usize = 64 << 20;
-/// What one takes beside its body, about.
+/// The approximate size of one without its body.
 const POSTED_BYTES: usize = 160;
 
-/// All requests, and which of them count: there may be thousands of others.
+/// All requests, and those among them that count: there may be thousands of others.
 #[derive(Default)]
 struct All {
     by_number: BTreeMap<u64, Pending>,
     counted: BTreeSet<u64>,
-    /// What those take that nobody waits for.
+    /// Memory of those without a waiter.
     posted_bytes: usize,
 }
 
@@ -152,7 +152,7 @@ pub(super) struct Requests {
     next_number: AtomicU64,
     /// How many are for completions.
     later: AtomicU64,
-    /// How many end the waits of others.
+    /// How many cancel other requests.
     cancels: AtomicU64,
     /// Completions to call.
     completed: Mutex<Vec<Completion>>,
@@ -180,16 +180,16 @@ impl Requests {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Gives a request its number, and notes that it is under way.
+    /// Numbers a request and registers it as in flight.
     pub(super) fn enter(&self, head: &mut Head, pending: impl FnOnce(&Head) -> Pending) {
-        // Under the lock: a number that is not noted yet would pass for settled.
+        // Under the lock: a number that is not registered yet would pass for settled.
         let mut all = self.all.lock();
         head.id = self.fresh_number();
         head.settled_below = all.counted.first().copied().unwrap_or(head.id);
         all.insert(head.id, pending(head));
     }
 
-    /// The head of a sign of life, which nobody waits for and which says what is settled.
+    /// The head of a ping, which no thread waits for and which reports the settled numbers.
     pub(super) fn ping(&self) -> Head {
         let all = self.all.lock();
         let id = self.fresh_number();
@@ -199,14 +199,14 @@ impl Requests {
         }
     }
 
-    /// As [`Self::enter`], for one that is for a completion. True if there was none before.
+    /// As [`Self::enter`], for a request with a completion. True if there was none before.
     pub(super) fn enter_later(&self, head: &mut Head, later: impl FnOnce(&Head) -> Later) -> bool {
         let is_first = self.later.fetch_add(1, Ordering::AcqRel) == 0;
         self.enter(head, |head| Pending::Later(Box::new(later(head))));
         is_first
     }
 
-    /// Who waited for it does not any more.
+    /// Unregisters a request whose thread has stopped waiting.
     pub(super) fn leave(&self, number: u64) {
         self.all.lock().remove(number);
     }
@@ -216,8 +216,8 @@ impl Requests {
         self.later.load(Ordering::Acquire) > 0
     }
 
-    /// Takes the data of an answer off the connection and gives both to whoever waits. True if it is for a completion,
-    /// which [`Self::completed`] has then.
+    /// Takes the data of an answer off the connection and delivers both. True if it is for a completion, which
+    /// [`Self::completed`] has then.
     pub(super) fn deliver(
         &self,
         mut answer: Answer,
@@ -246,21 +246,21 @@ impl Requests {
         Ok(false)
     }
 
-    /// An answer to this request has come: who waits for it, if anybody does.
+    /// Settles an answered request, and returns its waiter, if any.
     fn settle(&self, number: u64) -> Option<Pending> {
         let mut all = self.all.lock();
         let pending = match all.by_number.get(&number) {
-            // It removes itself.
+            // The waiting thread removes itself.
             Some(Pending::Thread(waiter)) => Some(Pending::Thread(Arc::clone(waiter))),
             Some(Pending::Posted(_) | Pending::Later(_)) => all.remove(number),
-            // Without any, who asked has given up.
+            // If absent, its thread has given up.
             Some(Pending::Cancels(..)) | None => None,
         };
         self.end_cancels(&mut all);
         pending
     }
 
-    /// Forgets those that would end what has ended.
+    /// Forgets cancellations of requests that have ended.
     fn end_cancels(&self, all: &mut All) {
         if self.cancels.load(Ordering::Acquire) == 0 {
             return;
@@ -277,7 +277,7 @@ impl Requests {
         ended.into_iter().for_each(|number| drop(all.remove(number)));
     }
 
-    /// Notes a request that ends the wait of another for a lock. False if that waits no more.
+    /// Registers a request that cancels a wait for a lock. False if that wait is over.
     pub(super) fn enter_cancel(&self, head: &mut Head, of: u64, body: impl FnOnce(&Head) -> Vec<u8>) -> bool {
         self.cancels.fetch_add(1, Ordering::AcqRel);
         self.enter(head, |head| Pending::Cancels(of, body(head)));
@@ -291,13 +291,13 @@ impl Requests {
         self.completed.lock().push(completion);
     }
 
-    /// Takes the completions that are to be called.
+    /// Takes the completions to call.
     pub(super) fn completed(&self) -> Vec<Completion> {
         std::mem::take(&mut *self.completed.lock())
     }
 
-    /// Fails those for completions whose time is over, and those whose token `is_void`; returns the numbers of the
-    /// former.
+    /// Fails the requests with completions whose deadline is past, and those whose token `is_void`; returns the numbers
+    /// of the former.
     pub(super) fn expire(&self, now: Instant, is_void: impl Fn(Once) -> bool) -> Vec<u64> {
         let mut late = Vec::new();
         let mut all = self.all.lock();
@@ -321,7 +321,7 @@ impl Requests {
         late
     }
 
-    /// All who wait try again, or learn that it is over.
+    /// Makes all waiting threads retry, or learn that the client is closed.
     pub(super) fn break_off(&self) {
         for pending in self.all.lock().by_number.values() {
             if let Pending::Thread(waiter) = pending {
@@ -342,7 +342,7 @@ impl Requests {
         }
     }
 
-    /// Has another thread receive than the one that waits for the answer `but`. False if none waits.
+    /// Makes another waiting thread receive than the one that waits for the answer `but`. False if none waits.
     pub(super) fn call_another(&self, but: u64) -> bool {
         let all = self.all.lock();
         all.by_number.iter().any(|(&number, pending)| match pending {
@@ -351,7 +351,7 @@ impl Requests {
         })
     }
 
-    /// What must arrive and has numbers from `from` on, with bodies and data.
+    /// The requests that must arrive with numbers from `from` on, with bodies and data.
     pub(super) fn unanswered(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let all = self.all.lock();
         let open = all
@@ -375,7 +375,7 @@ mod tests {
         requests.unanswered(0).into_iter().map(|(_, body, _)| body).collect()
     }
 
-    /// A server that answers nothing that nobody waits for costs a bounded amount of memory.
+    /// A server that never answers requests without a waiter costs a bounded amount of memory.
     #[test]
     fn what_is_posted_is_forgotten_in_the_end() {
         let requests = Requests::default();
@@ -394,9 +394,9 @@ mod tests {
         assert_eq!(requests.all.lock().posted_bytes, 0);
     }
 
-    /// The server has taken the end of a wait, and is killed before it says how the wait ended. Its successor is asked
-    /// for the lock again, and must learn that nobody wants it any more, or who gave up waits as long as the lock is
-    /// another's.
+    /// The server has received a cancellation, and is killed before it reports how the wait ended. Its successor gets
+    /// the request for the lock again, and must learn that it is cancelled, or the canceller waits as long as the lock
+    /// is another's.
     #[test]
     fn the_end_of_a_wait_is_said_again_with_the_wait() {
         let requests = Requests::default();

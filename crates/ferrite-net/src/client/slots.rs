@@ -1,7 +1,7 @@
-//! Slots of tokens: each is used by one change at a time.
+//! Slots of tokens: one change at a time uses each.
 //!
-//! Invariant: the numbers of one slot ascend, and lie above those of whoever had the slot before, which the number that
-//! the server gives out with slots sees to: it is their upper half.
+//! Invariant: the numbers of one slot ascend, and lie above those of its previous holder. The number that the server
+//! gives out with slots ensures that: it is their upper half.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use parking_lot::{Condvar, Mutex};
 
 use super::limit::Limit;
 
-/// A server that had no slots to spare is asked again after so long.
+/// The client asks a server that had no slots to spare again after so long.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Kept {
     session: u64,
-    /// The upper half of tokens' numbers. None is 0.
+    /// The upper half of tokens' numbers. Never 0.
     number: u64,
-    /// All that the session has; unknown before the first change.
+    /// All slots of the session; unknown before the first change.
     all: Option<Vec<u32>>,
-    /// When it was asked for them.
+    /// When the client asked for them.
     asked: Option<Instant>,
-    /// When one was used last, or the server said that the session has them.
+    /// When one was last used, or the server confirmed them.
     used: Option<Instant>,
     /// Not in use, each with the number of its last change.
     free: Vec<(u32, u32)>,
@@ -32,19 +32,19 @@ struct Kept {
 #[derive(Default)]
 pub(super) struct Slots {
     kept: Mutex<Kept>,
-    /// How long slots may lie unused before the server is asked whether the session still has them.
+    /// How long slots may lie unused before the client asks the server whether the session still has them.
     trusted: Mutex<Option<Duration>>,
     freed: Condvar,
 }
 
-/// A slot in use. Dropping it makes it free.
+/// A slot in use. Dropping it frees the slot.
 pub(super) struct Slot<'s> {
     slots: &'s Slots,
     pub(super) once: Once,
 }
 
 impl Slots {
-    /// A session has begun, which has no slots yet.
+    /// Notes the begin of a session, which has no slots yet.
     pub(super) fn begin(&self, session: u64) {
         let mut kept = self.kept.lock();
         *kept = Kept {
@@ -54,19 +54,20 @@ impl Slots {
         self.freed.notify_all();
     }
 
-    /// The server takes slots back that lie unused for a lease.
+    /// Sets the lease: the server revokes slots that lie unused for that long.
     pub(super) fn set_lease(&self, lease: Duration) {
         *self.trusted.lock() = Some(lease / 2);
     }
 
-    /// Whether slots lie unused for so long that the server may have taken them back.
+    /// Whether slots lie unused for so long that the server may have revoked them.
     fn are_doubtful(&self, kept: &Kept) -> bool {
         let trusted = *self.trusted.lock();
         let unused = kept.used.map(|used| used.elapsed());
         trusted.zip(unused).is_some_and(|(trusted, unused)| unused >= trusted)
     }
 
-    /// Whether the server is to be asked for slots: it was not yet, or had none then, or may have taken them back.
+    /// Whether to ask the server for slots: the client has not asked yet, or got none then, or they may have been
+    /// revoked.
     pub(super) fn are_wanted(&self) -> bool {
         let kept = self.kept.lock();
         match (&kept.all, kept.asked) {
@@ -76,7 +77,7 @@ impl Slots {
         }
     }
 
-    /// The session has these.
+    /// Sets the slots of the session.
     pub(super) fn fill(&self, session: u64, number: u64, slots: Vec<u32>) {
         let mut kept = self.kept.lock();
         if kept.session != session {
@@ -93,7 +94,7 @@ impl Slots {
         }
     }
 
-    /// What the server gave back after a restart. Tokens of slots that it did not are void.
+    /// Notes the slots that the server confirmed after a restart. Tokens of other slots are void.
     pub(super) fn reclaimed(&self, number: u64, slots: Vec<u32>) {
         let mut kept = self.kept.lock();
         if kept.number == number {
@@ -114,7 +115,7 @@ impl Slots {
         self.kept.lock().all.as_ref().is_some_and(|all| !all.is_empty())
     }
 
-    /// Whether a token is of a slot that the session has.
+    /// Whether a token belongs to a slot that the session has.
     pub(super) fn has(&self, once: Once) -> bool {
         let kept = self.kept.lock();
         let all = kept.all.as_deref().unwrap_or_default();
@@ -129,7 +130,7 @@ impl Slots {
         }
     }
 
-    /// A token of a free slot, if there is one. [`Self::free`] frees it.
+    /// A token of a free slot, if any. [`Self::free`] frees it.
     pub(super) fn try_take(&self) -> Option<Once> {
         let mut kept = self.kept.lock();
         if self.are_doubtful(&kept) {
@@ -141,11 +142,11 @@ impl Slots {
         Some(Once { slot, seq })
     }
 
-    /// The change that had this token is done.
+    /// Notes that the change with this token is done.
     pub(super) fn free(&self, once: Once) {
         let mut kept = self.kept.lock();
         let last = once.seq as u32;
-        // With its numbers used up a slot is not used any more; that takes years.
+        // Once its numbers are used up, a slot is retired; that takes years.
         let is_mine = kept.all.as_ref().is_some_and(|all| all.contains(&once.slot));
         if is_mine && kept.number == once.seq >> 32 && last < u32::MAX {
             kept.free.push((once.slot, last));
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(slots.kept.lock().free.len(), 2);
     }
 
-    /// The server gives slots to others that lie unused for a lease.
+    /// The server gives slots that lie unused for a lease to other sessions.
     #[test]
     fn slots_that_lay_unused_are_asked_for_before_they_are_used() {
         let slots = Slots::default();
@@ -271,7 +272,7 @@ mod tests {
         slots.free(first);
         slots.set_lease(at_once);
         assert!(slots.are_wanted() && slots.try_take().is_none() && slots.has_any());
-        // The session still has them: numbers go on.
+        // The session still has them: numbers continue.
         slots.fill(1, 3, vec![0]);
         slots.set_lease(never);
         assert!(!slots.are_wanted());

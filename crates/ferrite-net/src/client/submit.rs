@@ -1,11 +1,11 @@
-//! Reads and writes whose callers do not wait: many can be under way for one thread.
+//! Reads and writes whose callers do not wait: one thread can have many in flight.
 //!
-//! Contents: [`Parking`], where they wait until they may be sent. They are sent as long as the answers that are
-//! expected are not long together, and, if they are changes, as slots are free.
+//! Contents: [`Parking`], where they wait until they may be sent. The client sends them as long as the total length of
+//! the expected answers is small, and, if they are changes, as slots are free.
 //!
-//! Invariant: the thread that receives may be the one that sends these, when a completion makes a new request. So what
-//! the server sends meanwhile must fit the server's queue ([`FLIGHT_BYTES_MAX`] is below its limit), or each end would
-//! wait for the other to receive.
+//! Invariant: the receiving thread may also be the one that sends these, when a completion makes a new request. So the
+//! server's answers meanwhile must fit its queue ([`FLIGHT_BYTES_MAX`] is below its limit), or each end would wait for
+//! the other to receive.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use crate::wire::{Head, Request};
 
 /// Longest transfer of this kind; longer ones are made as calls.
 pub(super) const TRANSFER_BYTES_MAX: usize = 128 << 10;
-/// Most data that answers under way may have.
+/// Most data of answers in flight.
 const FLIGHT_BYTES_MAX: usize = 512 << 10;
 
 /// A read or write that is not sent yet.
@@ -33,7 +33,7 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    /// Whether it wants a token.
+    /// Whether it needs a token.
     pub(super) fn is_change(&self) -> bool {
         matches!(self.request, Request::Write { .. })
     }
@@ -43,7 +43,7 @@ impl Parked {
         if self.is_change() { 0 } else { self.buffer.len() }
     }
 
-    /// It is not sent.
+    /// Fails it without sending it.
     pub(super) fn fail(self, error: FsError) {
         (self.then)(Err(error), Some(self.buffer));
     }
@@ -68,13 +68,13 @@ impl Parking {
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether some wait.
+    /// Whether any are parked.
     pub(super) fn has_some(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// The first, if it may be sent: there is room for its answer, and `prepare` succeeds. Whoever gets it calls
-    /// [`Self::landed`] with its buffer's length later, unless it is a change.
+    /// The first, if it may be sent: there is space for its answer, and `prepare` succeeds. The caller later calls
+    /// [`Self::landed`] with its buffer's length, unless it is a change.
     pub(super) fn pop<T>(&self, prepare: impl FnOnce(&Parked) -> Option<T>) -> Option<(Parked, T)> {
         let mut waiting = self.waiting.lock();
         let first = waiting.queue.front()?;
@@ -89,7 +89,7 @@ impl Parking {
         Some((first, prepared))
     }
 
-    /// An answer has come.
+    /// Notes that an answer has come.
     pub(super) fn landed(&self, len_bytes: usize) {
         self.waiting.lock().flight_bytes -= len_bytes;
     }

@@ -1,8 +1,8 @@
-//! The way of recalls to who relies on what the client has told.
+//! The queue of recalls to the party that relies on the client's answers.
 //!
 //! Contents: [`TakingBack`]. The thread at its other end is `leased`'s.
 //!
-//! Invariant: nothing is vouched for before recalls are passed on.
+//! Invariant: the client vouches for nothing before recalls are passed on.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,16 +11,16 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use ferrite_vfs::Ino;
 use parking_lot::Mutex;
 
-/// Recalls that wait at a time. A server asks for one with each change that waits for it, so that so many are a flood.
+/// Recalls in the queue at a time. A server sends one with each change that waits for it, so that so many are a flood.
 pub(super) const RECALLS_MAX: usize = 16 << 10;
 
-/// What the server has asked for.
+/// A recall from the server.
 pub(super) struct Recall {
     pub(super) number: u64,
     pub(super) ino: Ino,
 }
 
-/// The way of recalls to who relies on what was told.
+/// The queue of recalls to the party that relies on the client's answers.
 #[derive(Default)]
 pub(super) struct TakingBack {
     is_on: AtomicBool,
@@ -28,12 +28,12 @@ pub(super) struct TakingBack {
 }
 
 impl TakingBack {
-    /// Whether anything may be vouched for.
+    /// Whether the client may vouch for anything.
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
     }
 
-    /// Passes recalls on from now on, to who is started with them. Only the first call counts.
+    /// Passes recalls on from now on, to the receiver that `start` gets. Only the first call counts.
     pub(super) fn begin(&self, start: impl FnOnce(Receiver<Recall>) -> io::Result<()>) -> io::Result<()> {
         let mut passed_on = self.recalls.lock();
         if self.is_on() {
@@ -46,7 +46,7 @@ impl TakingBack {
         Ok(())
     }
 
-    /// False if nobody relies on anything, so that the recall can be answered. `None` if too many wait.
+    /// False if no party relies on anything, so that the recall can be answered. `None` if too many wait.
     pub(super) fn pass_on(&self, recall: Recall) -> Option<bool> {
         let recalls = self.recalls.lock();
         match recalls.as_ref().map(|recalls| recalls.try_send(recall)) {
@@ -56,7 +56,7 @@ impl TakingBack {
         }
     }
 
-    /// The client is closed.
+    /// Notes that the client is closed.
     pub(super) fn end(&self) {
         *self.recalls.lock() = None;
     }

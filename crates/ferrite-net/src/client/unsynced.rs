@@ -1,11 +1,11 @@
-//! Changes that the server has answered and may yet lose, with its power.
+//! Changes that the server has answered and may yet lose in a power failure.
 //!
-//! A server whose operations are not durable when they return forgets, if its machine goes down, what was not synced.
-//! What is open then is stale, and says so. But nobody has a handle of a file that was renamed or closed: the next sync
-//! would find nothing to do, and succeed. So the first one that asks after a loss is refused, as Linux reports a write
-//! that it has lost to whoever asks next.
+//! A server whose operations are not durable when they return forgets unsynced changes if its machine goes down. Open
+//! files are stale then, and report it. But nobody has a handle of a file that was renamed or closed: the next sync
+//! would find nothing to do, and succeed. So the first sync after a loss fails, as Linux reports a lost write to the
+//! next caller of fsync.
 //!
-//! Invariant: a change counts from before its answer is given to the caller until a sync that began later, in the same
+//! Invariant: a change counts from before its answer reaches the caller until a sync that began later, in the same
 //! session, has succeeded. With [`ferrite_vfs::OpenFile::fsync`] of one file all changes have: engines that are not
 //! durable at once promise that.
 
@@ -16,16 +16,16 @@ use parking_lot::Mutex;
 
 use crate::wire::SessionState;
 
-/// Which of the server's lives it is, as far as that was noticed.
+/// The server's run, as far as the client noticed changes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Era(u64);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The run of the server that was met last.
+    /// The last run of the server that the client met.
     instance: Option<u64>,
     changes: u64,
-    /// So many of them are durable, or lost.
+    /// How many changes are durable, or lost.
     settled: u64,
     has_lost: bool,
 }
@@ -33,7 +33,7 @@ struct State {
 /// See the head of this module.
 #[derive(Debug, Default)]
 pub(super) struct Unsynced {
-    /// Changes under the lock.
+    /// Written only under the lock.
     era: AtomicU64,
     state: Mutex<State>,
 }
@@ -43,18 +43,18 @@ impl Unsynced {
         Era(self.era.load(Ordering::Acquire))
     }
 
-    /// A change was answered, by a server that may lose it; the request was sent in this era or later.
+    /// Counts an answered change of a server that may lose it; the request was sent in this era or later.
     pub(super) fn changed(&self, era: Era) {
         let mut state = self.state.lock();
         match self.era() == era {
             true => state.changes += 1,
-            // Most likely the server that answered is gone.
+            // The server that answered is probably gone.
             false => state.has_lost = true,
         }
     }
 
-    /// The client has connected. A new run that knows nothing of the session has come after a loss of power, or so late
-    /// that nobody can tell.
+    /// Notes a connection. A new run that knows nothing of the session follows a loss of power, or comes so late that
+    /// the client cannot tell.
     pub(super) fn greeted(&self, instance: u64, session: SessionState) {
         let mut state = self.state.lock();
         let before = state.instance.replace(instance);
@@ -65,10 +65,10 @@ impl Unsynced {
         }
     }
 
-    /// Has everything that was answered before made durable by `sync`.
+    /// Runs `sync`, which makes everything answered before durable.
     ///
     /// # Errors
-    /// Those of `sync`; once, if the server may have lost what it had answered.
+    /// Those of `sync`; once, if the server may have lost changes that it had answered.
     pub(super) fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         let (era, changes) = {
             let mut state = self.state.lock();

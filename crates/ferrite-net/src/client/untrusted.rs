@@ -1,11 +1,12 @@
-//! What a server says, checked before anybody on the client's machine uses it.
+//! Checks of the server's answers before anything on the client's machine uses them.
 //!
 //! A client trusts a server with the data of the export and with nothing of its own machine: a name becomes part of a
-//! local path, a length the size of a buffer, a position the next step of a loop. Contents: [`Reply`], which
-//! says of every type of answer what its fields may be, and the types of answers whose meaning depends on the request.
+//! local path, a length the size of a buffer, a position the next step of a loop. Contents: [`Reply`], which defines
+//! for every type of answer the valid values of its fields, and the types of answers whose meaning depends on the
+//! request.
 //!
 //! Invariant: [`super::message::Answer::result`] is the only way to the content of an answer, and takes only a
-//! [`Reply`]. So a new type of answer cannot be used before somebody has decided here what it may hold. Entries of
+//! [`Reply`]. So a new type of answer cannot be used before its author has defined here what it may hold. Entries of
 //! listings, which have a reader of their own, are checked by [`Progress`].
 
 use ferrite_vfs::locks::RecordLock;
@@ -17,12 +18,12 @@ use crate::wire::{
     RdmaActivity, Reader, Told, UdpPlace, VERSION, Welcome, Wire,
 };
 
-/// Files have no byte behind this one, here and in the kernel.
+/// The last byte that files can have, here and in the kernel.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 /// Queue pairs and packets have numbers of 24 bits.
 const NUMBER_24_MAX: u32 = 0xff_ffff;
 
-/// The error of a call whose answer cannot be right.
+/// The error of a call whose answer is invalid.
 pub(super) fn refused(why: Malformed) -> FsError {
     FsError::Io(format!(
         "the server's answer is not used: {}; check that the address leads to the server you mean, and its version",
@@ -30,9 +31,9 @@ pub(super) fn refused(why: Malformed) -> FsError {
     ))
 }
 
-/// An answer: what it may hold.
+/// An answer, and its valid values.
 pub(super) trait Reply<'m>: Wire<'m> {
-    /// Refuses what could do more here than be wrong data.
+    /// Refuses an answer that could do more harm here than wrong data.
     fn check(&self) -> Result<(), Malformed>;
 }
 
@@ -77,7 +78,7 @@ replies! {
     Welcome: |welcome| {
         only_if(welcome.version == VERSION, "it speaks another version of the protocol")?;
         only_if(welcome.root.ino == ROOT_INO, "the root has another number")?;
-        // The client would take each connection for dead at once, and connect again for ever.
+        // The client would take each connection for dead at once, and reconnect for ever.
         only_if(welcome.lease_ms != 0, "a session lasts for a time")
     };
     Activity: |activity| {
@@ -94,7 +95,7 @@ replies! {
         only_if((1..=5).contains(&pair.mtu), "no path MTU has this code")
     };
     GrantedKey: |key| {
-        // Messages are cut into parts of this length.
+        // Messages are split into parts of this length.
         only_if(key.atomic_bytes_max != 0, "a message holds a byte at least")?;
         only_if(key.size <= OFFSET_MAX, "no file is as long")
     };
@@ -147,7 +148,7 @@ macro_rules! meanings {
 }
 
 meanings! {
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     LinkTarget<'m>(&'m [u8]): |target| {
         only_if((1..PATH_MAX).contains(&target.len()), "no link has a target of this length")?;
         only_if(!target.contains(&0), "the target of a link holds a zero byte")
@@ -161,14 +162,14 @@ meanings! {
     };
     /// The handle MAC of an opened file, which only the server reads.
     FileSeal(u64): |_seal| Ok(());
-    /// The term of leases, in milliseconds. Zero: there are none.
+    /// The term of leases, in milliseconds. Zero: no leases.
     LeaseTerm(u32): |_term| Ok(());
     /// The number of a recall, and the inode.
     RecallTold((u64, u64)): |_recall| Ok(());
     /// The upper half of tokens' numbers, and the slots of tokens.
     SlotsTold((u64, Vec<u32>)): |told| {
         let (number, slots) = told;
-        // Its lower half would be cut off, and no slot ever be free again.
+        // Its lower half would be truncated, and no slot ever be free again.
         only_if(*number <= u64::from(u32::MAX), "the numbers of tokens have 32 bits")?;
         let mut sorted = slots.clone();
         sorted.sort_unstable();
@@ -184,8 +185,7 @@ meanings! {
 }
 
 impl FileOffset {
-    /// The position, if it is one that a search from `start` can find. A caller that continues there would turn in
-    /// circles otherwise.
+    /// The position, if a search from `start` can find it. Otherwise a caller that continues there would loop for ever.
     pub(super) fn from(self, start: u64) -> ferrite_vfs::Result<u64> {
         only_if(self.0 >= start, "a search in a file has gone back").map_err(refused)?;
         Ok(self.0)
@@ -193,11 +193,11 @@ impl FileOffset {
 }
 
 impl WrittenTold {
-    /// What a write of `len` bytes has done.
+    /// The result of a write of `len` bytes.
     pub(super) fn of(self, mode: WriteMode, len: usize) -> ferrite_vfs::Result<Written> {
         let (mut offset, written) = self.0;
         let is_there = match mode.position {
-            // Of nothing an engine need not say where it went.
+            // For an empty write an engine need not report a position.
             Position::At(wanted) if written == 0 => {
                 offset = wanted;
                 true
@@ -213,14 +213,14 @@ impl WrittenTold {
     }
 }
 
-/// Attributes that were asked for of one inode.
+/// Attributes that were requested for one inode.
 pub(super) fn of_inode(attr: Attr, ino: Ino) -> ferrite_vfs::Result<Attr> {
     only_if(attr.ino == ino, "it tells of another inode").map_err(refused)?;
     Ok(attr)
 }
 
-/// How a listing proceeds: each entry has a name, and each answer that is not the last leads on. A server could keep a
-/// client listing for ever otherwise, without a single entry.
+/// The progress of a listing: each entry has a name, and each answer that is not the last advances. Otherwise a server
+/// could keep a client listing for ever, without a single entry.
 pub(super) struct Progress {
     cookie: u64,
     /// Since the last request.
@@ -228,7 +228,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of a listing that begins behind `cookie`.
+    /// The progress of a listing that begins after `cookie`.
     pub(super) fn behind(cookie: u64) -> Progress {
         Progress {
             cookie,
@@ -263,7 +263,7 @@ impl Progress {
         Ok(())
     }
 
-    /// The answer says that there is more.
+    /// Notes that more answers follow.
     pub(super) fn goes_on(&mut self) -> ferrite_vfs::Result<()> {
         let has_entry = std::mem::take(&mut self.has_entry);
         only_if(has_entry, "a listing does not proceed").map_err(refused)

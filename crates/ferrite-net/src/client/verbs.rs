@@ -1,5 +1,5 @@
-//! Requests about RDMA, as calls: where it is, queue pairs, keys of files. Who writes by RDMA is none of this module's
-//! business.
+//! Requests about RDMA, as calls: its addresses, queue pairs, keys of files. The writers that use RDMA are outside this
+//! module.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,7 @@ use super::Client;
 use crate::wire::{GrantedKey, QueuePairTold, RdmaActivity, Request, UdpPlace};
 
 impl Client {
-    /// Where the server's RDMA is to be had, the most promising place first; empty if it has none. Blocks as every
-    /// call.
+    /// The addresses of the server's RDMA, the most promising first; empty if it has none. Blocks as every call.
     ///
     /// # Errors
     /// If the server cannot be asked.
@@ -27,10 +26,10 @@ impl Client {
         Ok(places)
     }
 
-    /// Opens a queue pair for the client's, at the address that this client connects from.
+    /// Opens the peer of the client's queue pair, at the address that this client connects from.
     ///
     /// # Errors
-    /// `NotSupported` if the server has no RDMA; others if it does not want to.
+    /// `NotSupported` if the server has no RDMA; others if it refuses.
     pub fn open_queue_pair(&self, client: &QueuePairTold) -> Result<QueuePairTold> {
         self.ask(SYSTEM, &Request::OpenQueuePair { client: *client })?.result()
     }
@@ -46,7 +45,7 @@ impl Client {
     /// Gets a key of a file, for queue pairs of this session. `atomic`: each WRITE is one step.
     ///
     /// # Errors
-    /// What [`ferrite_vfs::regions::Regions::bind`] says; `NotSupported` if the server has no RDMA; `ReadOnly` if the
+    /// Those of [`ferrite_vfs::regions::Regions::bind`]; `NotSupported` if the server has no RDMA; `ReadOnly` if the
     /// export is.
     pub fn bind(&self, ctx: &Ctx, ino: Ino, binding: Binding, atomic: bool) -> Result<GrantedKey> {
         let request = Request::Bind {
@@ -58,7 +57,7 @@ impl Client {
         self.ask(ctx, &request)?.result()
     }
 
-    /// Gives a key back.
+    /// Returns a key.
     ///
     /// # Errors
     /// If the server cannot be asked.
@@ -66,22 +65,22 @@ impl Client {
         self.ask(SYSTEM, &Request::ReleaseKey { key })?.result()
     }
 
-    /// Gives a key and a queue pair back without waiting for that.
+    /// Returns a key and a queue pair without waiting for the answer.
     pub fn forget_verbs(&self, key: u32, qpn: u32) {
         self.link.post(&Request::ReleaseKey { key });
         self.link.post(&Request::CloseQueuePair { qpn });
     }
 
-    /// Takes all keys of a file from everybody, and makes it an ordinary file again.
+    /// Revokes all keys of a file from all clients, and makes it an ordinary file again.
     ///
     /// # Errors
-    /// `AccessDenied` for who may not write it; what the engine says.
+    /// `AccessDenied` if the caller may not write it; errors of the engine.
     pub fn unbind(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
         self.ask(ctx, &Request::Unbind { node })?.result()
     }
 
-    /// What the server's RDMA does, and which files of the export are bound.
+    /// The counters of the server's RDMA, and the bound files of the export.
     ///
     /// # Errors
     /// If the server cannot be asked.
@@ -90,7 +89,7 @@ impl Client {
     }
 }
 
-/// How a place of the server is reached by who has reached it at this address.
+/// The address of a server's place for a client that has reached the server at this address.
 fn reached_by(place: SocketAddr, server: Option<IpAddr>) -> Option<SocketAddr> {
     if !place.ip().is_unspecified() {
         return Some(place);

@@ -1,4 +1,4 @@
-//! What a server tells of itself: the answer to [`Request::Activity`](super::Request::Activity).
+//! A server's report of its activity: the answer to [`Request::Activity`](super::Request::Activity).
 
 use super::codec::fields;
 
@@ -8,7 +8,7 @@ pub const LATENCY_CLASSES: usize = 26;
 /// See [`LATENCY_CLASSES`].
 pub const SHORTEST_LOG2: u32 = 10;
 
-/// What was done with an export since the server began.
+/// Operations on an export since the server began.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Activity {
     /// How long the server has been running.
@@ -19,13 +19,13 @@ pub struct Activity {
     pub sessions_begun: u64,
     /// Sessions of earlier runs of the server that came back.
     pub sessions_reclaimed: u64,
-    /// Sessions that ended because nothing was heard of their clients.
+    /// Sessions that ended because their clients were silent.
     pub sessions_expired: u64,
-    /// Locks are given only to those who had them before the server was restarted.
+    /// The server gives locks only to sessions that had them before its restart.
     pub is_in_grace: bool,
-    /// By kind of request, without those that nobody made.
+    /// By kind of request, without kinds that no client used.
     pub operations: Vec<OperationActivity>,
-    /// The clients that are there, the busiest first; not all of them if there are many.
+    /// The current clients, the busiest first; not all of them if there are many.
     pub clients: Vec<ClientActivity>,
 }
 
@@ -40,18 +40,18 @@ fields!(Activity {
     clients
 });
 
-/// How often something was done, and what it cost.
+/// Count and cost of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
     /// Requests that were answered. A request for a lock counts when it comes.
     pub requests: u64,
-    /// Those that were answered with an error.
+    /// Those answered with an error.
     pub errors: u64,
     /// Length of the requests with their data.
     pub received_bytes: u64,
     /// Length of the answers with their data.
     pub sent_bytes: u64,
-    /// From when a request was received to when its answer was ready to be sent.
+    /// From the arrival of a request until its answer was ready to be sent.
     pub busy_ns: u64,
 }
 
@@ -91,26 +91,26 @@ fields!(OperationActivity {
     latency
 });
 
-/// What one client does and has.
+/// The activity and state of one client.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientActivity {
     /// Its session.
     pub session: u64,
-    /// Where it connected from last, as text.
+    /// The address that it last connected from, as text.
     pub address: Vec<u8>,
     /// It has a connection.
     pub is_connected: bool,
     /// Connections it made.
     pub connections: u64,
-    /// How long nothing has been heard of it.
+    /// How long it has been silent.
     pub idle_ms: u64,
-    /// Files it has open.
+    /// Its open files.
     pub files: u64,
-    /// Inodes that are kept for it.
+    /// Inodes pinned for it.
     pub pinned: u64,
-    /// Requests for locks that wait.
+    /// Its waiting requests for locks.
     pub waiting: u64,
-    /// By the number of the request, without those that it did not make.
+    /// By the number of the request, without those that it did not use.
     pub operations: Vec<(u16, Counted)>,
 }
 

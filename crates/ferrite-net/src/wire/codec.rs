@@ -1,10 +1,10 @@
 //! Numbers, bytes and lists as they cross the wire: [`Wire`], and [`Reader`], which trusts nothing.
 //!
-//! Invariant: reading never panics and never allocates more than what was received holds.
+//! Invariant: reading never panics and never allocates more than the received bytes hold.
 
 use thiserror::Error;
 
-/// What was received is no message of ours.
+/// The received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("malformed message: {0}")]
 pub struct Malformed(pub &'static str);
@@ -16,7 +16,7 @@ pub struct Reader<'m> {
 }
 
 impl<'m> Reader<'m> {
-    /// At the start of `bytes`.
+    /// A reader at the start of `bytes`.
     pub fn new(bytes: &'m [u8]) -> Reader<'m> {
         Reader { rest: bytes }
     }
@@ -101,7 +101,7 @@ impl Wire<'_> for () {
     }
 }
 
-/// Bytes: their number (32 bits), and they.
+/// Bytes: their number (32 bits), then the bytes.
 impl<'m> Wire<'m> for &'m [u8] {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u32).put(out);
@@ -124,7 +124,7 @@ impl<'m, const N: usize> Wire<'m> for [u8; N] {
     }
 }
 
-/// A list: the number of its elements (32 bits), and they.
+/// A list: the number of its elements (32 bits), then the elements.
 impl<'m, T: Wire<'m>> Wire<'m> for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u32).put(out);
@@ -133,7 +133,7 @@ impl<'m, T: Wire<'m>> Wire<'m> for Vec<T> {
 
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         let count = from.get::<u32>()?;
-        // It grows with what is there, not with what is announced.
+        // It grows with the elements present, not with the announced number.
         let mut list = Vec::new();
         for _ in 0..count {
             list.push(from.get()?);
@@ -169,7 +169,7 @@ impl<'m, A: Wire<'m>, B: Wire<'m>> Wire<'m> for (A, B) {
     }
 }
 
-/// Implements [`Wire`] for a struct: its fields, in this order.
+/// Implements [`Wire`] for a struct: its fields, in declaration order.
 macro_rules! fields {
     ($type:ty { $($field:ident),* $(,)? }) => {
         impl<'m> crate::wire::codec::Wire<'m> for $type {

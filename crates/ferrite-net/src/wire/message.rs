@@ -1,4 +1,4 @@
-//! Requests, and what answers them.
+//! Requests, and their answers.
 
 use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{
@@ -9,7 +9,7 @@ use ferrite_vfs::{
 use super::codec::{Malformed, Reader, Wire, fields};
 use super::rdma::QueuePairTold;
 
-/// An inode as the server named it. The client cannot make one up.
+/// An inode as the server named it. The client cannot forge one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Node {
     /// Its number. The root of the export is 1.
@@ -46,7 +46,7 @@ impl Told {
     }
 }
 
-/// A proof that a session is the one it says, for a client that comes back.
+/// A proof of its session, for a client that reconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket {
     /// The session.
@@ -57,7 +57,7 @@ pub struct Ticket {
 
 fields!(Ticket { session, seal });
 
-/// What a server promises, of [`ferrite_vfs::Limits`].
+/// A server's promises, of [`ferrite_vfs::Limits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
     /// Longest write that is one atomic step.
@@ -66,9 +66,9 @@ pub struct Promises {
     pub whole_write_bytes: u64,
     /// Longest file.
     pub file_bytes_max: u64,
-    /// What survives.
+    /// What survives a failure.
     pub durability: Durability,
-    /// Without `sync`.
+    /// Operations are durable without `sync`.
     pub durable_operations: bool,
     /// Changes can be made to happen once: there are slots for tokens.
     pub has_slots: bool,
@@ -92,13 +92,13 @@ pub struct Welcome {
     pub instance: u64,
     /// The session.
     pub ticket: Ticket,
-    /// How much the server knows of the session that the client asked for.
+    /// How much the server knows of the session that the client wants to resume.
     pub state: SessionState,
-    /// Without a sign of life for so long a session ends, in milliseconds.
+    /// A session without a sign of life for so long ends, in milliseconds.
     pub lease_ms: u32,
     /// The root of the export.
     pub root: Node,
-    /// What the server promises.
+    /// The server's promises.
     pub promises: Promises,
 }
 
@@ -112,14 +112,14 @@ fields!(Welcome {
     promises
 });
 
-/// What became of a session.
+/// The state of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionState {
-    /// It is new; an older one, if the client asked for it, has ended.
+    /// It is new; an older one that the client wanted has ended.
     New,
-    /// It goes on as it was.
+    /// It continues as it was.
     Alive,
-    /// The server has restarted: the client says what it had open, pinned and locked.
+    /// The server has restarted: the client reclaims its open files, pins and locks.
     ToReclaim,
 }
 
@@ -132,20 +132,20 @@ super::codec::values!(SessionState {
 /// An open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenedFile {
-    /// What it is.
+    /// Its inode.
     pub told: Told,
     /// The call created it.
     pub created: bool,
-    /// The server's seal on inode and mode, with which the client opens it again after a restart.
+    /// The server's seal on inode and mode, with which the client reopens it after a restart.
     pub seal: u64,
 }
 
 fields!(OpenedFile { told, created, seal });
 
-/// What comes with a part of what is read in several requests.
+/// The answer to one part of a read in several requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Pieces of one version, asked for over one connection, are of one state of the file; `None`: nobody knows.
+    /// Pieces of one version, requested over one connection, are of one state of the file; `None`: unknown.
     pub version: Option<u64>,
 }
 
@@ -158,22 +158,22 @@ pub struct Entry<'m> {
     pub ino: Ino,
     /// Its kind.
     pub kind: FileKind,
-    /// Where the listing goes on after it.
+    /// The position of the listing after it.
     pub next_cookie: u64,
     /// Its name.
     pub name: &'m [u8],
-    /// What else is told of it.
+    /// Further information about it.
     pub told: EntryTold,
 }
 
-/// What a listing tells of an entry besides its name.
+/// The information of a listing about an entry besides its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EntryTold {
     /// How to name it in requests.
     Node(Node),
-    /// Its attributes, which were asked for.
+    /// Its attributes, if requested.
     Attributes(Told),
-    /// Why neither can be had.
+    /// Why neither is available.
     Nothing(FsError),
 }
 
@@ -222,10 +222,10 @@ pub const ENTRY_FOLLOWS: u8 = 1;
 pub const LISTING_ENDS: u8 = 0;
 /// See [`ENTRY_FOLLOWS`].
 pub const LISTING_GOES_ON: u8 = 2;
-/// The most that a client gets of a listing in one answer, about.
+/// The approximate maximum of a listing in one answer.
 pub const LISTING_BYTES_MAX: usize = 48 << 10;
 
-/// On whose behalf a request is made.
+/// The caller on whose behalf a request is made.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caller {
     /// User.
@@ -239,7 +239,7 @@ pub struct Caller {
 fields!(Caller { uid, gid, groups });
 
 impl Caller {
-    /// Refuses one whose user or groups are none ([`posix::NO_ID`]): what it creates would be nobody's.
+    /// Refuses a caller whose user or groups are invalid ([`posix::NO_ID`]): its files would have no owner.
     pub fn check(&self) -> Result<(), FsError> {
         let groups = self.groups.iter().copied();
         match groups.chain([self.uid, self.gid]).any(|id| id == posix::NO_ID) {
@@ -249,16 +249,16 @@ impl Caller {
     }
 }
 
-/// What precedes every request.
+/// The head of every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// Chosen by the client; the answer carries it. A request that is sent again has the same.
+    /// Chosen by the client; the answer carries it. A repeated request has the same.
     pub id: u64,
-    /// All requests with smaller numbers are answered, or will not be sent again, except those for locks.
+    /// All requests with smaller numbers are answered, or will not be repeated, except those for locks.
     pub settled_below: u64,
-    /// Inodes whose attributes are returned come pinned.
+    /// The server pins inodes whose attributes it returns.
     pub pins: bool,
-    /// Permissions are checked. A server that does not trust its clients checks anyway.
+    /// The server checks permissions. A server that does not trust its clients checks anyway.
     pub check: bool,
     /// The token of a change.
     pub once: Option<Once>,
@@ -289,19 +289,19 @@ fields!(Head {
     caller
 });
 
-/// What precedes every answer, and every recall, which has the number 0.
+/// The head of every answer, and of every recall, which has the number 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerHead {
     /// That of the request.
     pub id: u64,
     /// The result follows; else an error.
     pub is_ok: bool,
-    /// The session has a lease on what the answer tells of.
+    /// The session has a lease on the inodes in the answer.
     pub is_leased: bool,
 }
 
 impl AnswerHead {
-    /// That of a result that may not be kept.
+    /// The head of a result that must not be cached.
     pub fn ok(id: u64) -> AnswerHead {
         AnswerHead {
             id,
@@ -402,8 +402,8 @@ impl Request<'_> {
         }
     }
 
-    /// Whether it may change what others see: it should carry a token then, waits for leases, and is refused by an
-    /// export that is read-only. Only opening something also needs [`Self::opens_for_writing`] for that.
+    /// Whether it may change what others see: then it should carry a token, waits for leases, and a read-only export
+    /// refuses it. Only opening something also needs [`Self::opens_for_writing`] for that.
     pub fn is_change(&self) -> bool {
         match self {
             Request::Setattr { .. }
@@ -421,11 +421,11 @@ impl Request<'_> {
             | Request::Write { .. }
             | Request::Fallocate { .. }
             | Request::Unbind { .. } => true,
-            // What is written later comes by another way, and nobody asks for leases then.
+            // Later writes arrive another way, and revoke no leases then.
             Request::Bind { writable, .. } => *writable,
             Request::Open { mode, .. } => mode.truncate,
             Request::OpenPath { flags, .. } => flags.create || flags.truncate,
-            // All others, so that a new request is decided on. A file that is opened again is not cut again.
+            // All others, so that the author of a new request must decide. Reopening a file does not truncate it again.
             Request::Reopen { .. }
             | Request::Hello { .. }
             | Request::Ping {}
@@ -480,27 +480,27 @@ impl Request<'_> {
     }
 }
 
-/// The number of a recall, in place of a request's. What follows is the recall's number, and the inode (see
+/// The number of a recall, in place of a request's. The recall's number and the inode follow (see
 /// [`Request::Recalled`]).
 pub const RECALL_ID: u64 = 0;
 
 requests! {
-    /// The first of a connection.
+    /// The first request of a connection.
     1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<Ticket> }
     /// A sign of life.
     2 Ping {}
     /// Gives a session without slots for tokens up to `count`, or as many as the server has to spare; answered with the
-    /// number that tokens carry in the upper half of theirs, and the slots.
+    /// upper half of the tokens' numbers, and the slots.
     3 Slots { count: u32 }
     /// The session ends.
     4 Goodbye {}
-    /// The client has said what it had open, pinned and locked before the server restarted.
+    /// The client has reclaimed the open files, pins and locks that it had before the server restarted.
     5 Reclaimed {}
     /// The slots that the session had before the server restarted; answered as `Slots`.
     6 ReclaimSlots {}
-    /// The client does not wait for the answer to this request any more: what it took of the session is given back.
+    /// The client no longer waits for the answer to this request: the server releases the session state that it took.
     7 Abandon { request: u64, file: u64 }
-    /// What was done with the export, and by whom; answered with an [`Activity`](super::Activity).
+    /// Operations on the export, by client; answered with an [`Activity`](super::Activity).
     8 Activity {}
     10 Statfs {}
     11 Lookup { parent: Node, name: &'m [u8] }
@@ -508,7 +508,7 @@ requests! {
     13 Getattr { node: Node }
     14 Setattr { node: Node, set: SetAttr }
     15 Pin { node: Node }
-    /// Gives pins back: of each inode as many.
+    /// Returns pins: so many of each inode.
     16 Release { pins: Vec<(u64, u64)> }
     17 Readlink { node: Node }
     18 Mknod { parent: Node, name: &'m [u8], new: NewNode }
@@ -518,7 +518,7 @@ requests! {
     22 Unlink { parent: Node, name: &'m [u8] }
     23 Rmdir { parent: Node, name: &'m [u8] }
     24 Rename { parent: Node, name: &'m [u8], new_parent: Node, new_name: &'m [u8], mode: RenameMode }
-    /// `room_bytes`: how much of the listing is wanted, about.
+    /// `room_bytes`: about how much of the listing the client wants.
     25 Readdir { dir: Node, cookie: u64, with_attributes: bool, room_bytes: u32 }
     /// `file` is a number that the client has not used before.
     26 Open { node: Node, mode: OpenMode, file: u64 }
@@ -530,12 +530,12 @@ requests! {
     32 Listxattr { node: Node }
     33 Removexattr { node: Node, name: &'m [u8] }
     34 Sync {}
-    /// Answered when it is settled. `client` tells apart whom the client serves. A claim is for what the session had
-    /// before the server restarted.
+    /// Answered when it is settled. `client` identifies the party that the client serves. A claim is for a lock that
+    /// the session had before the server restarted.
     35 Lock { node: Node, client: u64, lock: LockRequest, may_wait: bool, is_claim: bool }
     36 Unlock { node: Node, client: u64, owner: LockOwner, what: Unlock }
     37 ConflictingLock { node: Node, client: u64, lock: RecordLock }
-    /// Ends the wait of the request with this number.
+    /// Cancels the waiting request with this number.
     38 CancelLock { request: u64 }
     39 ReleaseClient { client: u64 }
     40 FileGetattr { file: u64 }
@@ -549,29 +549,29 @@ requests! {
     46 SeekHole { file: u64, offset: u64 }
     47 Fsync { file: u64 }
     48 Close { files: Vec<u64> }
-    /// Opens a file again after a restart of the server; the seal is that of [`OpenedFile`].
+    /// Reopens a file after a restart of the server; the seal is that of [`OpenedFile`].
     49 Reopen { node: Node, mode: OpenMode, seal: u64, file: u64 }
     /// Answered with data and a [`Piece`].
     50 ReadPiece { file: u64, offset: u64, len_bytes: u32 }
-    /// The session wants leases. Those that it had are over, unless somebody relies on them still. Answered with their
-    /// term in milliseconds, 0 if there are none.
+    /// The session wants leases. Its earlier ones are over, unless other parties still rely on them. Answered with
+    /// their term in milliseconds, 0 if there are no leases.
     52 Leases { relied_on: bool }
-    /// What these recalls told of is not in the client's cache any more.
+    /// The client's cache no longer holds anything that these recalls name.
     53 Recalled { recalls: Vec<u64> }
-    /// Where RDMA is to be had; answered with a list of places, empty if it is not. An unspecified address is the one
+    /// The addresses of RDMA; answered with a list of places, empty without RDMA. An unspecified address is the one
     /// that the client has reached.
     54 Rdma {}
-    /// Opens a queue pair for the client's; answered with the server's end.
+    /// Opens the peer of the client's queue pair; answered with the server's end.
     55 OpenQueuePair { client: QueuePairTold }
     /// Closes one, by the server's number.
     56 CloseQueuePair { qpn: u32 }
     /// Gives a key of a regular file, for queue pairs of the session; answered with a `GrantedKey`. `atomic`: each
     /// WRITE is one step, as a local write is.
     57 Bind { node: Node, writable: bool, arrange: bool, atomic: bool }
-    /// A key is not valid any more when this is answered.
+    /// A key is invalid once this is answered.
     58 ReleaseKey { key: u32 }
-    /// All keys of a file are not valid any more, and it is an ordinary file again.
+    /// All keys of a file are invalid, and it is an ordinary file again.
     59 Unbind { node: Node }
-    /// What RDMA does, and which files of the export are bound; answered with an [`RdmaActivity`](super::RdmaActivity).
+    /// Counters of RDMA, and the bound files of the export; answered with an [`RdmaActivity`](super::RdmaActivity).
     60 RdmaActivity {}
 }

@@ -1,7 +1,7 @@
-//! The wire format: what the messages between client and server are, byte by byte. `docs/wire.md` describes it.
+//! The wire format: the messages between client and server, byte by byte. `docs/wire.md` describes it.
 //!
-//! Contents: the encoding of values (`codec`) and of the trait's types (`types`); the requests and what answers
-//! them (`message`; `activity`, what a server tells of itself; `rdma`, what is said about RDMA).
+//! Contents: the encoding of values (`codec`) and of the trait's types (`types`); the requests and their answers
+//! (`message`; `activity`, a server's report of its activity; `rdma`, the messages about RDMA).
 //!
 //! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message
 //! needs a new [`VERSION`].

@@ -1,11 +1,11 @@
-//! What is said about RDMA: where it is, queue pairs, keys of files. What travels by RDMA itself is none of this
-//! protocol; docs/roce.md has it.
+//! Messages about RDMA: its addresses, queue pairs, keys of files. Traffic by RDMA itself is outside this protocol;
+//! docs/roce.md has it.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::codec::{Malformed, Reader, Wire, fields};
 
-/// A place that UDP datagrams are sent to. Addresses of IPv4 are mapped into those of IPv6.
+/// A destination of UDP datagrams. IPv4 addresses are mapped into IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UdpPlace(pub SocketAddr);
 
@@ -21,7 +21,7 @@ impl Wire<'_> for UdpPlace {
 
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let ip = Ipv6Addr::from(from.get::<[u8; 16]>()?);
-        // Not `to_canonical`: that takes `::1` for what it is, too, and leaves it.
+        // Not `to_canonical`, which also recognizes `::1` and leaves it.
         let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
         Ok(UdpPlace(SocketAddr::new(ip, from.get()?)))
     }
@@ -50,7 +50,7 @@ pub const PASS_BYTES: usize = 16;
 pub struct GrantedKey {
     /// The key, for queue pairs of this session.
     pub key: u32,
-    /// The file's size when it was given.
+    /// The file's size when the key was given.
     pub size: u64,
     /// The address of a WRITE that appends.
     pub append_at: u64,
@@ -58,7 +58,7 @@ pub struct GrantedKey {
     pub reserve_at: u64,
     /// The longest WRITE, if each is to be one step.
     pub atomic_bytes_max: u64,
-    /// What a client of rdma_cm shows, as private data, to get a queue pair of this session.
+    /// Private data that a client of rdma_cm presents to get a queue pair of this session.
     pub pass: [u8; PASS_BYTES],
 }
 
@@ -71,24 +71,24 @@ fields!(GrantedKey {
     pass
 });
 
-/// A file that is bound.
+/// A bound file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BoundTold {
     /// Its inode.
     pub ino: u64,
     /// Its size.
     pub size: u64,
-    /// Keys have been given for it; else it was bound when the server ended, and is about to become an ordinary file.
+    /// Keys have been given for it; else it was bound when the server ended, and will soon become an ordinary file.
     pub is_attached: bool,
     /// It can be written by RDMA.
     pub writable: bool,
-    /// Keys that are valid.
+    /// Valid keys.
     pub keys: u32,
-    /// Runs of pages in which it lies.
+    /// Runs of pages that hold it.
     pub entries: u64,
-    /// Translations that were asked for.
+    /// Requested translations.
     pub lookups: u64,
-    /// Those that the cache knew.
+    /// Those that the cache had.
     pub hits: u64,
 }
 
@@ -103,20 +103,20 @@ fields!(BoundTold {
     hits
 });
 
-/// What a server's adapter has done, for all exports.
+/// Counters of a server's adapter, for all exports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RdmaCounters {
-    /// Queue pairs that there are.
+    /// Existing queue pairs.
     pub queue_pairs: u64,
     /// Datagrams received.
     pub received: u64,
     /// Datagrams sent.
     pub sent: u64,
-    /// Requests carried out, packet by packet.
+    /// Requests executed, packet by packet.
     pub executed: u64,
-    /// Requests that came again.
+    /// Repeated requests.
     pub duplicates: u64,
-    /// Requests that were put off.
+    /// Deferred requests.
     pub not_ready: u64,
     /// Datagrams that reached no queue pair.
     pub dropped: u64,
@@ -137,7 +137,7 @@ fields!(RdmaCounters {
 pub struct RdmaActivity {
     /// Where it listens.
     pub places: Vec<UdpPlace>,
-    /// What it has done.
+    /// Its counters.
     pub counters: RdmaCounters,
     /// Bound files of the export.
     pub files: Vec<BoundTold>,

@@ -236,7 +236,7 @@ fn cut(text: &str) -> &[u8] {
     &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)]
 }
 
-/// A text that another host sent, for messages of this one: of a bounded length, and without characters that control a
+/// A text from another host, for messages of this one: of a bounded length, and without characters that control a
 /// terminal, begin a line of a log, or end the text.
 fn harmless(bytes: &[u8]) -> String {
     let mut text = String::new();
@@ -286,7 +286,7 @@ impl Wire<'_> for FsError {
                 what: text(from)?,
             })),
             (IO, 0) => FsError::Io(text(from)?),
-            // A newer server may know causes that we do not.
+            // A newer server may know causes that this client does not.
             (cause, particulars) => FsError::from_code(ErrorCode::new(cause, particulars))
                 .unwrap_or_else(|| FsError::Io(format!("the server reports an unknown error, {cause}.{particulars}"))),
         })

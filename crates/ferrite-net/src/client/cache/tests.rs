@@ -1,4 +1,4 @@
-//! How long what was told is kept.
+//! How long the cache keeps answers.
 
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
@@ -30,7 +30,7 @@ fn asker() -> Asker {
     }
 }
 
-/// An answer that comes when its term is over, after one that was asked for later: the lease had ended between the two,
+/// An answer arrives when its term is over, after one that was requested later: the lease had ended between the two,
 /// and something may have changed in between.
 #[test]
 fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
@@ -39,7 +39,7 @@ fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
     cache.connected(TERM);
     let early = cache.ask();
     std::thread::sleep(TERM * 3 / 2);
-    // On a machine that stands still the second may be over as well: then there is nothing to see, and another try.
+    // On a stalled machine the second may be over as well: then the test retries.
     let late = (0..50).find_map(|_| {
         let late = cache.ask();
         cache.keep_attr(&late, &attr);
@@ -60,7 +60,7 @@ fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
     assert!(kept.is_none_or(|kept| kept.size == attr.size), "{kept:?}");
 }
 
-/// The term counts from before the request was sent, and nothing makes it longer but another answer.
+/// The term counts from before the request was sent, and only another answer extends it.
 #[test]
 fn nothing_is_told_after_its_term() {
     let (cache, attr) = (Cache::new(1 << 20), attr());
@@ -70,7 +70,7 @@ fn nothing_is_told_after_its_term() {
     cache.keep_attr(&asked, &attr);
     cache.keep_data(&asked, node, 0, b"data", 16);
     while asked.since.0 + TERM > Moment::now().0 {
-        // Being told of it does not renew it.
+        // A hit does not renew it.
         let _ = (cache.attr(node), cache.read(node, 0, &mut [0; 4]));
         std::thread::sleep(TERM / 20);
     }
