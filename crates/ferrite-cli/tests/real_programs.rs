@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::common;
 use crate::common::{TestPool, has_fuse, ok, sh, soak};
 
 /// Runs `test`, then unmounts and checks the pool.
@@ -232,7 +231,7 @@ fn past_the_kernels_cache_programs_work() {
 #[test]
 fn on_a_server_over_a_fabric_programs_work() {
     for provider in ["shm", "tcp"] {
-        if !has_fuse() || !common::fabric::has(provider) {
+        if !has_fuse() || !crate::common::fabric::has(provider) {
             continue;
         }
         finished(TestPool::served_on_fabric("256M", provider), |test| {

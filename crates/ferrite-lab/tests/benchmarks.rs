@@ -3,10 +3,15 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+#[cfg(feature = "nvme")]
+use std::process::Command;
+use std::process::Stdio;
 
-use common::{fails, lab, ok};
+#[cfg(any(feature = "nvme", feature = "rdma"))]
+use common::ok;
+use common::{fails, lab};
 
+#[cfg(any(feature = "nvme", feature = "rdma"))]
 const DOCUMENTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
 
 #[test]

@@ -4,14 +4,14 @@
 //! were lent are given back when the program goes, however that is.
 
 #[path = "../examples/exchange/mod.rs"]
-mod exchange;
+mod lending;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use exchange::{Lender, Line, Result};
+use lending::{Lender, Line, Result};
 
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
@@ -66,9 +66,9 @@ fn answer_to(qpn: u32) -> Vec<u8> {
 
 fn start() -> (TcpStream, Receiver<Event>) {
     let (told, events) = channel();
-    let listener = exchange::port("0").unwrap();
+    let listener = lending::port("0").unwrap();
     let address = ("127.0.0.1", listener.local_addr().unwrap().port());
-    std::thread::spawn(move || exchange::listen(&listener, || Double(told.clone())));
+    std::thread::spawn(move || lending::listen(&listener, || Double(told.clone())));
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     (stream, events)
