@@ -46,7 +46,7 @@ impl Wishes {
         let wish = self.of(with_attributes);
         match is_enough {
             true => wish.store(taken, Ordering::Relaxed),
-            // A short directory says nothing about callers that want more of others.
+            // A short directory says nothing about callers that want more of longer ones.
             false => drop(wish.fetch_max(taken, Ordering::Relaxed)),
         }
     }

@@ -113,7 +113,7 @@ const POSTED_BYTES_MAX: usize = 64 << 20;
 /// The approximate size of one without its body.
 const POSTED_BYTES: usize = 160;
 
-/// All requests, and those among them that count: there may be thousands of others.
+/// All requests, and which of them count: there may be thousands that do not.
 #[derive(Default)]
 struct All {
     by_number: BTreeMap<u64, Pending>,

@@ -1,8 +1,8 @@
-//! A server's adapter: which session has which queue pairs.
+//! A server's adapter, and its queue pairs by session.
 //!
-//! Invariants: a queue pair is attached to its session before its first packet can come, and detached when none can any
-//! more. A client of rdma_cm gets a queue pair of the session whose pass it has; passes are random, and end with their
-//! session.
+//! Invariants: a queue pair is attached to its session before its first packet can arrive, and detached when none can
+//! any more. A client of rdma_cm gets a queue pair of the session whose pass it has; passes are random, and end with
+//! their session.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,29 +20,29 @@ use parking_lot::Mutex;
 use crate::server::{KeyWanted, Keys, Rdma};
 use crate::wire::{BoundTold, GrantedKey, PASS_BYTES, QueuePairTold, RdmaCounters, UdpPlace};
 
-/// A key that was given.
+/// A granted key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The key.
     pub number: u32,
     /// The file's size.
     pub size: u64,
-    /// The longest WRITE that is one step, if the key asks for such.
+    /// The longest WRITE that is one step, if the key asks for atomic writes.
     pub atomic_bytes_max: u64,
 }
 
-/// What stands behind keys.
+/// The files behind keys.
 pub trait Files: Keys + 'static {
-    /// What a thread of the adapter reaches them by.
+    /// A thread's access to them.
     type Memory: Memory + Send + 'static;
 
     /// For another thread.
     fn memory(&self) -> Self::Memory;
 
-    /// Queue pairs of this number belong to a session from now on.
+    /// Attaches queue pairs of this number to a session.
     fn attach(&self, session: u64, qpn: Qpn);
 
-    /// A queue pair is gone, or refused everything already.
+    /// Detaches a queue pair that is gone, or already refuses everything.
     fn detach(&self, qpn: Qpn);
 
     /// Binds a file and gives a key. See [`Rdma::bind`].
@@ -58,7 +58,7 @@ struct OfSession {
     queue_pairs: Vec<Qpn>,
 }
 
-/// Who has what.
+/// The queue pairs and passes of sessions.
 #[derive(Debug, Default)]
 struct Sessions {
     sessions: HashMap<u64, OfSession>,
@@ -121,7 +121,7 @@ impl<F: Files> Adapter<F> {
         })
     }
 
-    /// Asks the peer of a queue pair for something, as [`Rnic::ask`] does.
+    /// Sends a request to the peer of a queue pair, as [`Rnic::ask`] does.
     ///
     /// # Errors
     /// As there.
@@ -135,8 +135,8 @@ impl<F: Files> Adapter<F> {
     }
 }
 
-/// The client's end of a queue pair, if it says what there is. At the port of RoCE it is an adapter, which counts its
-/// IPv4 packets; initiators of ours have ports of their own, and send zeros.
+/// The client's end of a queue pair, if its description is valid. At the port of RoCE it is an adapter, which counts
+/// its IPv4 packets; Ferrite's initiators have ports of their own, and send zeros.
 fn peer_of(client: &QueuePairTold) -> Option<Peer> {
     let ids = match client.place.0.port() {
         UDP_PORT => Ids::Any,
@@ -164,7 +164,7 @@ impl<F: Files> Keys for Adapter<F> {
             sessions.by_pass.retain(|_, of| *of != session);
             ended
         };
-        // First: whoever is just being refused by them learns it from an answer.
+        // First, so that a client whose requests fail because of it learns that from an answer.
         self.inside.files.end_session(session);
         for qpn in ended.into_iter().flat_map(|of_session| of_session.queue_pairs) {
             self.rnic.close(qpn);
@@ -246,7 +246,7 @@ impl<F: Files> Rdma for Adapter<F> {
 }
 
 impl<F: Files> Adapter<F> {
-    /// What a client of rdma_cm shows for a queue pair of this session.
+    /// The private data that a client of rdma_cm presents for a queue pair of this session.
     fn pass(&self, session: u64) -> Result<[u8; PASS_BYTES]> {
         let mut sessions = self.inside.sessions.lock();
         let sessions = &mut *sessions;
@@ -263,7 +263,7 @@ impl<F: Files> Adapter<F> {
 mod tests {
     use super::*;
 
-    /// Adapters count their IPv4 packets, which the ICRC covers; who is known to send zeros is held to that.
+    /// Adapters count their IPv4 packets, which the ICRC covers; an initiator known to send zeros must do so.
     #[test]
     fn adapters_may_count_their_packets() {
         let ids = |place: &str, mtu| {

@@ -16,7 +16,7 @@ pub struct BoundFiles {
 }
 
 impl BoundFiles {
-    /// Without any.
+    /// Without any files.
     ///
     /// # Errors
     /// If the system gives no threads.
@@ -27,7 +27,7 @@ impl BoundFiles {
     }
 }
 
-/// Says what nobody can be told.
+/// Logs an error that has no recipient.
 fn note(what: &str, result: Result<()>) {
     match result {
         Ok(()) | Err(FsError::NotFound) => {}
@@ -108,7 +108,7 @@ impl Keys for BoundFiles {
 
     fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
         match self.binder.unbind_file(fs, ino) {
-            // One that was bound when the server ended, if any.
+            // A file that was still bound when the server ended, if any.
             Err(FsError::NotFound) => fs.regions().map_or(Ok(()), |regions| regions.seal(SYSTEM, ino)),
             result => result,
         }

@@ -1,10 +1,10 @@
 //! RDMA at both ends: the adapter of a server, and files that a client writes and reads by one-sided verbs.
 //!
-//! Contents: [`Adapter`], which puts queue pairs ([`ferrite_rnic`]) and keys of files ([`Files`]) together for
-//! a server; [`BoundFiles`], those of engines that have regions; [`RemoteFile`], which uses them, or the server's
-//! ordinary requests where there are none; [`ReplicatedFile`], several of these as one.
+//! Contents: [`Adapter`], which combines queue pairs ([`ferrite_rnic`]) and keys of files ([`Files`]) for a server;
+//! [`BoundFiles`], those of engines that have regions; [`RemoteFile`], which uses them, or the server's ordinary
+//! requests without them; [`ReplicatedFile`], several of these as one.
 //!
-//! Built with the cargo feature `rdma` only; servers and clients without it say and hear that there is no RDMA.
+//! Built with the cargo feature `rdma` only; servers and clients without it report that they have no RDMA.
 
 mod adapter;
 mod files;

@@ -1,12 +1,12 @@
-//! A file of a server that is written and read by one-sided verbs, where the server has them, and else by requests.
+//! A file of a server, written and read by one-sided verbs if the server has them, and by requests otherwise.
 //!
 //! Invariants:
-//! * What a call says is done is durable at the server, by verbs; by requests it is what the engine promises.
-//! * A write or read whose connection broke is made again, on a new queue pair and with a new key: both can be done
-//!   twice. **An append is not made again**: [`RemoteFile::append`] says that it does not know.
-//!   [`RemoteFile::append_once`] reserves room and writes there, which can be done twice; if the answer to the
-//!   reservation is lost, what was reserved stays, as zeros.
-//! * The file's size is known to be at least what was last heard. A read at its end, and a write behind it, asks.
+//! * A change by verbs is durable at the server when its call returns; by requests the engine's promise holds.
+//! * A write or read whose connection broke is repeated, on a new queue pair and with a new key: repeating it does no
+//!   harm. **An append is not repeated**: [`RemoteFile::append`] reports that its outcome is unknown.
+//!   [`RemoteFile::append_once`] reserves space and writes there, which may be repeated; if the answer to the
+//!   reservation is lost, the reserved space stays, as zeros.
+//! * The file's size is at least the last one reported. A read at its end, and a write behind it, asks the server.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,11 +25,11 @@ use parking_lot::Mutex;
 use crate::client::Client;
 use crate::wire::{QueuePairTold, UdpPlace};
 
-/// How often a key that is refused is asked for anew, in a row.
+/// How often, in a row, the file requests a new key for a refused one.
 const KEYS: u32 = 3;
-/// Tries of the first packet, until UDP is taken not to get through.
+/// Tries of the first packet before UDP counts as blocked.
 const PROBES: u32 = 4;
-/// Bytes that are appended in one message at most: longer ones are for [`RemoteFile::append_once`].
+/// Bytes that one message appends at most: longer appends are for [`RemoteFile::append_once`].
 const APPEND_BYTES_MAX: usize = 8 << 20;
 
 /// How a remote file is opened.
@@ -38,15 +38,15 @@ const APPEND_BYTES_MAX: usize = 8 << 20;
 pub struct RemoteOptions {
     /// Also write, not only read.
     pub writable: bool,
-    /// First move the file's pages together.
+    /// First make the file's pages contiguous.
     pub arrange: bool,
     /// Each message is one step, as a local write is.
     pub atomic: bool,
-    /// Never by verbs.
+    /// Never use verbs.
     pub only_requests: bool,
-    /// How long a call may take in which the connection breaks.
+    /// How long a call may take while the connection breaks.
     pub patience: Duration,
-    /// Of queue pairs.
+    /// Options of queue pairs.
     pub initiator: InitiatorOptions,
 }
 
@@ -101,7 +101,7 @@ impl RemoteOptions {
     }
 }
 
-/// How a remote file is reached.
+/// The way to a remote file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
     /// By one-sided verbs.
@@ -125,10 +125,10 @@ impl fmt::Display for How {
     }
 }
 
-/// What has been done by verbs.
+/// Traffic by verbs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets, of all queue pairs that there were.
+    /// Packets, of all queue pairs so far.
     pub packets: InitiatorCounters,
     /// Queue pairs that were opened because one broke.
     pub reconnects: u64,
@@ -150,7 +150,7 @@ pub enum RemoteError {
          of the file before appending again, or append by reserving room first"
     )]
     Unacknowledged,
-    /// More than one append may have.
+    /// The data exceeds the maximum of an append.
     #[error(
         "an append is one message of at most {APPEND_BYTES_MAX} bytes; append in parts, or by reserving room first"
     )]
@@ -173,19 +173,19 @@ struct Bound {
     initiator: Initiator,
     qpn: u32,
     key: u32,
-    /// Of a message.
+    /// Maximum of a message.
     write_bytes_max: usize,
 }
 
 struct State {
     bound: Option<Bound>,
-    /// Why there is none.
+    /// Why there is no connection.
     why: String,
     size: u64,
     traffic: Traffic,
 }
 
-/// See the head of this module. One call at a time; others wait.
+/// See the head of this module. One call at a time; other callers wait.
 pub struct RemoteFile {
     client: Arc<Client>,
     ctx: Ctx,
@@ -203,16 +203,16 @@ fn add(to: &mut InitiatorCounters, of: InitiatorCounters) {
     to.not_ready += of.not_ready;
 }
 
-/// What became of an attempt to have verbs.
+/// The outcome of an attempt to connect by verbs.
 enum Attempt {
     Bound(Box<Bound>, u64),
-    /// There will be none.
+    /// Verbs are unavailable for good.
     Not(String),
 }
 
 impl RemoteFile {
-    /// Opens a regular file, as `ctx` may, and binds it if the server has RDMA and can. Blocks, as long as moving its
-    /// pages takes if that is asked for.
+    /// Opens a regular file, with the rights of `ctx`, and binds it if the server has RDMA and can. Blocks, also while
+    /// its pages are moved if that is requested.
     ///
     /// # Errors
     /// If it cannot be opened; if the file may not be bound by this caller.
@@ -240,7 +240,7 @@ impl RemoteFile {
         Ok(remote)
     }
 
-    /// How it is reached now.
+    /// The current way to it.
     pub fn how(&self) -> How {
         let state = self.state.lock();
         match &state.bound {
@@ -251,7 +251,7 @@ impl RemoteFile {
         }
     }
 
-    /// What has been done by verbs.
+    /// The traffic by verbs so far.
     pub fn traffic(&self) -> Traffic {
         let state = self.state.lock();
         let mut traffic = state.traffic;
@@ -261,7 +261,7 @@ impl RemoteFile {
         traffic
     }
 
-    /// Its size, as the server says. Blocks.
+    /// Its size, from the server. Blocks.
     ///
     /// # Errors
     /// If the server cannot be asked.
@@ -271,9 +271,9 @@ impl RemoteFile {
         Ok(size)
     }
 
-    /// Writes at `offset`. Behind the end the file grows first, so that zeros may be seen there, and stay if the write
-    /// fails or the client ends in between. However many clients write, it is no longer than the furthest of their
-    /// writes.
+    /// Writes at `offset`. Behind the end the file grows first, so that other clients may see zeros there, which stay
+    /// if the write fails or the client ends in between. However many clients write, the file is no longer than the
+    /// furthest of their writes.
     ///
     /// # Errors
     /// See [`RemoteError`]. A part may have been written.
@@ -284,7 +284,7 @@ impl RemoteFile {
         self.run(
             &mut state,
             |bound, size| {
-                // Others may move the end meanwhile, and the answer may be lost: never farther than `end` by this.
+                // Others may move the end meanwhile, and the answer may be lost: this never moves it beyond `end`.
                 while *size < end {
                     let was = bound.initiator.extend(bound.key, *size, end)?;
                     *size = if was == *size { end } else { was };
@@ -297,7 +297,7 @@ impl RemoteFile {
         )
     }
 
-    /// Reads at `offset`; less than there is room for only at the end of the file.
+    /// Reads at `offset`; fewer bytes than `into` holds only at the end of the file.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -319,10 +319,10 @@ impl RemoteFile {
         )
     }
 
-    /// Appends as one message, behind what others append meanwhile.
+    /// Appends as one message, behind concurrent appends by others.
     ///
     /// # Errors
-    /// See [`RemoteError`]; `Unacknowledged` if nobody knows whether it is there.
+    /// See [`RemoteError`]; `Unacknowledged` if the outcome is unknown.
     pub fn append(&self, data: &[u8]) -> Result<()> {
         self.may_write()?;
         if data.is_empty() {
@@ -336,7 +336,7 @@ impl RemoteFile {
         let Some(bound) = &mut state.bound else {
             return self.write_by_requests(None, data).map(drop);
         };
-        // One that is refused in its first packet was not begun; of a longer one the beginning may be there.
+        // An append refused in its first packet has not begun; of a longer one the beginning may be there.
         let is_one_packet = data.len() <= bound.initiator.mtu().bytes();
         match bound.initiator.append(bound.key, data) {
             Ok(()) => {
@@ -345,7 +345,7 @@ impl RemoteFile {
             }
             Err(error @ VerbError::Access) => {
                 self.disconnect(&mut state);
-                // The next one may go well; this one was not done, or not whole.
+                // The next one may succeed; this one was not done, or not whole.
                 self.connect_again(&mut state)?;
                 Err(match is_one_packet {
                     true => error.into(),
@@ -363,8 +363,8 @@ impl RemoteFile {
         }
     }
 
-    /// Appends once, also if the connection breaks, and says where: it reserves room, and writes there. Others may see
-    /// zeros meanwhile; they stay if the answer to the reservation is lost, and the data is behind them.
+    /// Appends once, even if the connection breaks, and returns the offset: it reserves space, and writes there. Others
+    /// may see zeros meanwhile; they stay if the answer to the reservation is lost, and the data is behind them.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -383,7 +383,7 @@ impl RemoteFile {
         Ok(offset)
     }
 
-    /// Moves the end by `len_bytes`, and gives where it was. If the connection breaks meanwhile, it may move twice.
+    /// Moves the end by `len_bytes`, and returns the old one. If the connection breaks meanwhile, it may move twice.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -404,7 +404,7 @@ impl RemoteFile {
         )
     }
 
-    /// The bytes of a range are not needed any more, and read as zeros; the size stays. By a request.
+    /// Punches a hole: the range reads as zeros, and the size stays. By a request.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -414,7 +414,7 @@ impl RemoteFile {
         Ok(self.file.fallocate(&self.ctx, mode, offset, len_bytes)?)
     }
 
-    /// Cuts the file, or makes it longer by zeros. By a request.
+    /// Truncates the file, or extends it with zeros. By a request.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -430,7 +430,7 @@ impl RemoteFile {
         Ok(())
     }
 
-    /// What the server's engine promises.
+    /// The promises of the server's engine.
     pub fn limits(&self) -> Limits {
         self.client.limits()
     }
@@ -440,7 +440,7 @@ impl RemoteFile {
         &self.client
     }
 
-    /// As whom it was opened.
+    /// The context that opened it.
     pub fn ctx(&self) -> &Ctx {
         &self.ctx
     }
@@ -450,7 +450,7 @@ impl RemoteFile {
         self.ino
     }
 
-    /// Makes durable what was written. By verbs it is already.
+    /// Makes writes durable. By verbs they already are.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -462,7 +462,7 @@ impl RemoteFile {
         Ok(())
     }
 
-    /// Makes durable what was done by requests, whatever writes are done by.
+    /// Makes changes by requests durable, whatever way writes take.
     ///
     /// # Errors
     /// See [`RemoteError`].
@@ -470,10 +470,10 @@ impl RemoteFile {
         Ok(self.file.fsync(&self.ctx)?)
     }
 
-    /// Gives key and queue pair back. Dropping it does that, too, without saying whether the server heard it.
+    /// Returns key and queue pair. Dropping it does that, too, without reporting whether the server received it.
     ///
     /// # Errors
-    /// If the server cannot be told.
+    /// If the server cannot be reached.
     pub fn close(self) -> Result<()> {
         let bound = self.state.lock().bound.take();
         if let Some(bound) = bound {
@@ -490,7 +490,7 @@ impl RemoteFile {
         }
     }
 
-    /// Does something by verbs until it is done, or by requests.
+    /// Runs an operation by verbs until it is done, or by requests.
     fn run<T>(
         &self,
         state: &mut State,
@@ -519,7 +519,7 @@ impl RemoteFile {
         }
     }
 
-    /// The queue pair is broken.
+    /// Drops a broken queue pair.
     fn disconnect(&self, state: &mut State) {
         if let Some(bound) = state.bound.take() {
             add(&mut state.traffic.packets, bound.initiator.counters());
@@ -537,7 +537,7 @@ impl RemoteFile {
         Ok(())
     }
 
-    /// Opens a queue pair and gets a key, or notes why there is none.
+    /// Opens a queue pair and gets a key, or notes why that fails.
     fn connect(&self, state: &mut State, is_first: bool) -> Result<()> {
         match self.attempt(is_first)? {
             Attempt::Bound(bound, size) => {
@@ -593,8 +593,8 @@ impl RemoteFile {
         }
     }
 
-    /// Opens a queue pair to the server's `place`, and sees whether datagrams come and go. Inside: why there is no way
-    /// by verbs. An error means that the session may be over.
+    /// Opens a queue pair to the server's `place`, and tests whether datagrams pass both ways. The inner error says why
+    /// verbs are unavailable. An outer error means that the session may be over.
     fn open_queue_pair(&self, place: SocketAddr, is_first: bool) -> Result<std::result::Result<Connected, String>> {
         let not = |why: &dyn fmt::Display| Ok(Err(why.to_string()));
         let mut options = self.options.initiator.clone();
@@ -641,7 +641,7 @@ impl RemoteFile {
         }))
     }
 
-    /// Gives where the first byte is.
+    /// Returns the offset of the first byte.
     fn write_by_requests(&self, offset: Option<u64>, data: &[u8]) -> Result<u64> {
         let (mut first, mut done) = (None, 0);
         while done < data.len() {

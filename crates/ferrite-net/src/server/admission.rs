@@ -1,10 +1,10 @@
-//! How much clients may have of the server, and whose it is.
+//! Bounds on the resources of clients, and their accounting.
 //!
-//! Contents: [`Bounds`], which the administrator sets; [`Admission`], which counts sessions by export, key and
-//! source; [`Account`], whom something is counted for, and [`Budget`], what an account has besides sessions.
+//! Contents: [`Bounds`], which the administrator sets; [`Admission`], which counts sessions by export, key and source;
+//! [`Account`], the party that a resource is charged to, and [`Budget`], an account's resources besides sessions.
 //!
-//! Invariants: a session is counted from before anybody finds it until it has ended ([`Place`]). All that a session
-//! keeps and that grows with what its client asks for is bounded for the session where it is kept, and for the account
+//! Invariants: a session is counted from before any connection can find it until it has ended ([`Place`]). All state of
+//! a session that grows with its client's requests is bounded for the session where it is kept, and for the account
 //! here ([`Resource`]): one client with many sessions gets no more than a few with one.
 
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use ferrite_vfs::{FsError, Result, SessionsOf};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// Bounds on what clients may have of a server.
+/// Bounds on clients' use of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Bounds {
     /// Most sessions of clients with one key, at all exports.
     pub sessions_per_key: usize,
-    /// Most sessions of clients at one address, at all exports. All loopback addresses are one, and so is a network of
-    /// 64 bits of IPv6.
+    /// Most sessions of clients at one address, at all exports. All loopback addresses count as one, and so does a
+    /// network of 64 bits of IPv6.
     pub sessions_per_address: usize,
     /// Most of each resource for clients with one key, or without any, at one address; by [`Resource`].
     pub resources: [usize; RESOURCES],
@@ -39,14 +39,14 @@ impl Default for Bounds {
     }
 }
 
-/// What a client can make the server keep for it, besides sessions.
+/// Per-client state of the server, besides sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
     /// Open files.
     OpenFiles,
-    /// Inodes that are pinned. With more, answers come without a pin.
+    /// Pinned inodes. With more, answers come without a pin.
     PinnedInodes,
-    /// Those whom clients serve that have locks.
+    /// Owners of locks that clients serve.
     LockOwners,
     /// RDMA queue pairs.
     QueuePairs,
@@ -66,7 +66,7 @@ impl Resource {
         Resource::Keys,
     ];
 
-    /// What [`Bounds::default`] has: a few times what one session may have.
+    /// The values of [`Bounds::default`]: a few times the limits of one session.
     const fn usual_max(self) -> usize {
         match self {
             Resource::OpenFiles | Resource::LockOwners => 1 << 18,
@@ -77,14 +77,14 @@ impl Resource {
     }
 }
 
-/// Whom something is counted for: a key at a source.
+/// The party that a resource is charged to: a key at a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Account {
     pub(super) key: Option<KeyId>,
     pub(super) source: Source,
 }
 
-/// What the sessions of an account have.
+/// The resources of an account's sessions.
 #[derive(Debug)]
 pub(super) struct Budget {
     most: [usize; RESOURCES],
@@ -99,7 +99,7 @@ impl Budget {
         }
     }
 
-    /// Counts one more; false if there are as many as there may be.
+    /// Counts one more; false if the limit is reached.
     pub(super) fn take(&self, resource: Resource) -> bool {
         let (used, most) = (&self.used[resource as usize], self.most[resource as usize]);
         let is_within = used.fetch_add(1, Ordering::Relaxed) < most;
@@ -109,12 +109,12 @@ impl Budget {
         is_within
     }
 
-    /// So many are gone.
+    /// Returns so many.
     pub(super) fn give_back(&self, resource: Resource, count: usize) {
         self.used[resource as usize].fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Counts one more until the result is dropped; `None` if there are as many as there may be.
+    /// Counts one more until the result is dropped; `None` if the limit is reached.
     pub(super) fn charge(self: &Arc<Self>, resource: Resource) -> Option<Charge> {
         self.take(resource).then(|| Charge {
             budget: Arc::clone(self),
@@ -122,14 +122,14 @@ impl Budget {
         })
     }
 
-    /// How many there are.
+    /// The current count.
     #[cfg(test)]
     fn used(&self, resource: Resource) -> usize {
         self.used[resource as usize].load(Ordering::Relaxed)
     }
 }
 
-/// That one of a resource is counted, until this is dropped.
+/// Counts one of a resource, until it is dropped.
 pub(super) struct Charge {
     budget: Arc<Budget>,
     resource: Resource,
@@ -145,7 +145,7 @@ impl Drop for Charge {
 struct Counts {
     by_key: FxHashMap<KeyId, usize>,
     by_source: FxHashMap<Source, usize>,
-    /// With how many sessions each has.
+    /// Each with its number of sessions.
     accounts: FxHashMap<Account, (usize, Arc<Budget>)>,
 }
 
@@ -160,11 +160,11 @@ pub(super) struct Admission {
 pub(super) struct Attendance {
     most: usize,
     now: AtomicUsize,
-    /// Those that were refused.
+    /// Refused sessions.
     pub(super) refused: AtomicU64,
 }
 
-/// That a session is counted, until this is dropped.
+/// Counts a session, until it is dropped.
 pub(super) struct Place {
     admission: Arc<Admission>,
     attendance: Arc<Attendance>,
@@ -173,7 +173,7 @@ pub(super) struct Place {
 }
 
 impl Attendance {
-    /// Of an export that takes so many.
+    /// Of an export with this limit.
     pub(super) fn new(most: usize) -> Arc<Attendance> {
         Arc::new(Attendance {
             most,
@@ -194,7 +194,7 @@ impl Admission {
     /// A place for one more session.
     ///
     /// # Errors
-    /// If the export, the key or the source has as many as it may.
+    /// If the export, the key or the source has reached its limit.
     pub(super) fn admit(self: &Arc<Self>, attendance: &Arc<Attendance>, account: Account) -> Result<Place> {
         let mut counts = self.counts.lock();
         let of_key = account.key.and_then(|key| counts.by_key.get(&key)).copied();
@@ -253,7 +253,7 @@ impl Drop for Place {
     }
 }
 
-/// What nobody has takes no memory.
+/// Zero counts take no memory.
 fn count_down<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, usize>, key: K) {
     if let Some(count) = counts.get_mut(&key) {
         *count -= 1;

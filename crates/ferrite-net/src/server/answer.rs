@@ -1,6 +1,6 @@
-//! Requests of a session, answered: each is a call of the engine.
+//! Answers to a session's requests: each is a call of the engine.
 //!
-//! Invariant: every inode that a request names is held while the engine is called ([`Session::hold`]), so that it
+//! Invariant: every inode that a request names is held during the call of the engine ([`Session::hold`]), so that it
 //! cannot become another file meanwhile.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::wire::{
     OpenedFile, Piece, Request, Told, Wire,
 };
 
-/// The longest entry, with room to spare.
+/// The longest entry, with a margin.
 const ENTRY_BYTES_MAX: usize = 1600;
 const _: () = assert!(LISTING_BYTES_MAX + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
 
@@ -63,7 +63,7 @@ fn put_bytes(out: &mut Outbox, id: u64, result: Result<Vec<u8>>) {
     }
 }
 
-/// A request that is being answered.
+/// A request in execution.
 pub(super) struct Answering<'s> {
     pub(super) session: &'s Arc<Session>,
     pub(super) id: u64,
@@ -75,7 +75,7 @@ pub(super) struct Answering<'s> {
 }
 
 impl<'s> Answering<'s> {
-    /// Prepares to answer. Refuses a token that is not the session's.
+    /// Prepares the answer. Refuses a token that does not belong to the session.
     pub(super) fn new(session: &'s Arc<Session>, head: Head, pool: &'s Pool) -> Result<Self> {
         let mut ctx = session.export.ctx(head.caller, head.check, head.pins);
         ctx.once = session.token(head.id, head.once)?;
@@ -92,7 +92,7 @@ impl<'s> Answering<'s> {
 
     fn told(&self, attr: Attr) -> Told {
         let export = &self.session.export;
-        // The engine does not pin its root. That of the export is pinned as long as the server runs.
+        // The engine does not pin its root. The export's root is pinned as long as the server runs.
         let has_pin = self.ctx.pins && attr.ino != ROOT_INO;
         let is_pinned = has_pin && attr.ino != export.root() && self.session.grant(self.id, attr.ino);
         if has_pin && attr.ino == export.root() {
@@ -137,12 +137,12 @@ impl<'s> Answering<'s> {
         self.session.file(number)
     }
 
-    /// Attributes of an open file; its inode may be the root of nothing.
+    /// Attributes of an open file, as clients see them.
     fn shown(&self, result: Result<Attr>) -> Result<Attr> {
         result.map(|attr| self.session.export.shown_attr(attr))
     }
 
-    /// Refuses what a read-only export does not do.
+    /// Refuses changes on a read-only export.
     fn permit(&self, request: &Request<'_>) -> Result<()> {
         let changes = request.is_change() || request.opens_for_writing();
         match changes && self.session.export.options.read_only {
@@ -151,7 +151,7 @@ impl<'s> Answering<'s> {
         }
     }
 
-    /// Answers everything but locks, and what concerns the session itself.
+    /// Answers everything except locks, and requests about the session itself.
     pub(super) fn answer(&self, request: Request<'_>, data: &[u8], out: &mut Outbox) -> Served {
         let id = self.id;
         if let Err(error) = self.permit(&request) {
@@ -419,7 +419,7 @@ impl<'s> Answering<'s> {
         Served::Yes
     }
 
-    /// Sets `is_leased` if the session has leases on the directory, and on what was found.
+    /// Sets `is_leased` if the session has leases on the directory, and on the inode found.
     fn lookup(&self, dir: Ino, name: &[u8], is_leased: &mut bool) -> Result<Told> {
         let (session, fs) = (self.session, self.session.export.fs());
         let has_lease = session.lease(dir);
@@ -445,7 +445,7 @@ impl<'s> Answering<'s> {
         Ok(told)
     }
 
-    /// What has no names is freed without another change, so nobody may trust anything of it.
+    /// An inode without names is freed without another change, so nobody may cache anything of it.
     fn put_attr(&self, out: &mut Outbox, attr: Result<Attr>, is_leased: bool) {
         let is_leased = is_leased && attr.as_ref().is_ok_and(|attr| attr.nlink > 0);
         put_leased(out, self.id, attr, is_leased);
@@ -466,7 +466,7 @@ impl<'s> Answering<'s> {
         }
         let parent = export.fs().parent(&self.ctx, held.ino)?;
         let node = export.node(parent, export.fs().getattr(SYSTEM, parent)?.generation);
-        // It may have been moved out of the export since this directory was looked at.
+        // It may have been moved out of the export since this directory was checked.
         self.session.hold(node)?;
         Ok(node)
     }
@@ -498,13 +498,15 @@ impl<'s> Answering<'s> {
         Ok(self.file_seal(held.ino, node.generation, mode))
     }
 
-    /// Whether the caller may run a file. A kernel reads a program for who may only do that, and does not say so.
+    /// Whether the caller may execute a file. A kernel reads a program for a caller that may only execute it, and does
+    /// not say so.
     fn may_run(&self, ino: Ino) -> Result<bool> {
         let attr = self.session.export.fs().getattr(SYSTEM, ino)?;
         Ok(self.is_kernels && posix::may_access(&attr, &self.ctx.cred, posix::Access::EXEC).is_ok())
     }
 
-    /// The client opened it before the server was restarted, and may have lost the permission, or the name, since.
+    /// Reopens a file. The client opened it before the restart of the server, and may have lost the permission, or the
+    /// name, since.
     fn reopen(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Result<()> {
         let held = self.session.hold(node)?;
         if self.file_seal(held.ino, node.generation, mode) != seal {
@@ -518,7 +520,7 @@ impl<'s> Answering<'s> {
         self.session.keep_file(number, file, mode)
     }
 
-    /// Has no effect if there is no buffer.
+    /// Has no effect without a buffer.
     fn read(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) -> Served {
         let id = self.id;
         let file = match self.file(number) {
@@ -566,7 +568,7 @@ impl<'s> Answering<'s> {
         Served::Yes
     }
 
-    /// Reads a part of what the client reads in several requests. Parts of one version are of one state.
+    /// Reads a part of a longer read that the client splits. Parts of one version are of one state.
     fn read_piece(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) -> Served {
         if len > DATA_BYTES_MAX {
             put::<()>(out, self.id, Err(FsError::Invalid(BadArgument::NoLength)));
@@ -599,7 +601,7 @@ impl<'s> Answering<'s> {
             let lent = file.lend(&self.ctx, offset, len, &mut take);
             match (lent, rest) {
                 (Ok(_), None) => return Served::Yes,
-                // The answer has begun, and is not what it says: it must not arrive.
+                // The answer has begun, and its data is missing: it must not arrive.
                 (Err(error), None) => {
                     tracing::error!("a read from pages that were lent failed: {error}");
                     if let Some(link) = &*self.session.recipient.link.lock() {
@@ -622,9 +624,9 @@ impl<'s> Answering<'s> {
         Served::Yes
     }
 
-    /// Whether the caller may also use what it finds in a directory that it lists; refused if it may not even list it.
-    /// Engines leave that to who opens a directory. A client opens none here, and is not believed if root is squashed:
-    /// it lets its own root list everything.
+    /// Whether the caller may also use the entries of a directory that it lists; an error if it may not even list it.
+    /// Engines leave that check to the opener of a directory. A client opens none here, and is not trusted if root is
+    /// squashed: it lets its own root list everything.
     fn may_list(&self, dir: Ino) -> Result<bool> {
         let export = &self.session.export;
         if !export.options.root_squash {
@@ -635,7 +637,7 @@ impl<'s> Answering<'s> {
         Ok(posix::may_access(&attr, cred, posix::Access::EXEC).is_ok())
     }
 
-    /// At least one entry, if there is one. Who may not search the directory gets names alone.
+    /// Lists at least one entry, if the directory has one. A caller without search permission gets names alone.
     fn list(&self, (dir, cookie): (Node, u64), with_attributes: bool, room_bytes: usize, out: &mut Outbox) {
         let id = self.id;
         let export = &self.session.export;
@@ -648,7 +650,7 @@ impl<'s> Answering<'s> {
         AnswerHead::ok(id).put(frame.body());
         let room_bytes = frame.body_bytes() + room_bytes.min(LISTING_BYTES_MAX);
         let (mut ending, mut has_entry) = (LISTING_ENDS, false);
-        // A client that wants no attributes still wants to name what it sees, and not to have it pinned.
+        // A client that wants no attributes still wants handles of the entries, but no pins.
         let mut ctx = self.ctx.clone();
         ctx.pins &= with_attributes && may_search;
         let mut append = |entry: &DirEntry<'_>, attr: Result<Attr>| {
@@ -680,7 +682,7 @@ impl<'s> Answering<'s> {
             }
             Err(error) => {
                 drop(frame);
-                // What was told before the error is not told now.
+                // Entries before the error are discarded.
                 self.session.undo(id);
                 put::<()>(out, id, Err(error));
             }

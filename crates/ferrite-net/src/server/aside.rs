@@ -1,13 +1,14 @@
-//! Requests that may take long, done by threads that receive nothing.
+//! Long requests, executed by threads that receive nothing.
 //!
-//! This module has [`Aside`], which decides that for engines that answer on the thread that received a request, and
-//! has the threads. A request that frees or searches many pages, or comes for a whole list, goes there; so does
-//! everything that needs an inode on which such a request is at work, because it may wait for the inode's lock. A
-//! request that names what it needs by a name or a path may need any inode, and goes there while there is such work.
+//! This module has [`Aside`], which selects such requests for engines that answer on the receiving thread, and has the
+//! threads. A request that frees or searches many pages, or carries a whole list, goes there; so does every request for
+//! an inode on which such a request is at work, because it may wait for the inode's lock.
+//!
+//! A request that names its target by a name or a path may need any inode, and goes there while there is such work.
 //! docs/engines.md lists the bound of each request, with a test (`tests/bounds.rs`).
 //!
-//! Invariant: an inode is marked from before its request is given to a thread until that is done, so no thread that
-//! receives waits for it. Marks are made by threads that receive, so a request that comes later finds them.
+//! Invariant: an inode is marked from before its request is handed to a thread until that is done, so no receiving
+//! thread waits for it. Receiving threads make the marks, so a later request finds them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,11 +27,11 @@ use crate::wire::{Head, Node, Request};
 
 /// Threads.
 const THREADS: usize = 4;
-/// A file with more is not freed, or cut, by a thread that receives.
+/// A receiving thread does not free or truncate larger files.
 const FREED_BYTES_MAX: u64 = 4 << 20;
-/// A file with more is not searched by one.
+/// A receiving thread does not search larger files.
 const SEARCHED_BYTES_MAX: u64 = 64 << 20;
-/// A list that is longer is not worked through by one.
+/// A receiving thread does not process longer lists.
 const LIST_MAX: usize = 128;
 
 /// See the head of this module.
@@ -39,11 +40,11 @@ pub(super) struct Aside {
     busy: Arc<Busy>,
 }
 
-/// The inodes that a request needs, as far as it says so.
+/// The inodes that a request needs, as far as it names them.
 enum Needs {
     Nothing,
     Inode(Ino),
-    /// Whatever a name or a path leads to.
+    /// The target of a name or a path.
     Any,
 }
 
@@ -66,7 +67,7 @@ fn is_large(attr: &Attr) -> bool {
     attr.blocks * 512 > FREED_BYTES_MAX
 }
 
-/// The last name of a large file, or none.
+/// Whether the attributes show the last name of a large file, or none left.
 fn is_last_of_large(attr: &Attr) -> bool {
     attr.nlink <= 1 && is_large(attr)
 }
@@ -91,7 +92,7 @@ impl Aside {
         }
         match length(session, request) {
             Length::Long(ino) => Some(self.mark(session, ino)),
-            // It finds done what is being closed.
+            // It must find pending closes done.
             Length::Short if session.has_given() && session.ends.latest().is_some() => Some(self.mark(session, None)),
             Length::Short => None,
         }
@@ -107,7 +108,7 @@ impl Aside {
 }
 
 impl Inner {
-    /// Has a request answered that needs the engine: here, by a worker, or when leases have ended.
+    /// Executes a request that needs the engine: here, on a worker, or when leases have ended.
     pub(super) fn ask_engine(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -142,7 +143,7 @@ impl Inner {
         self.answer(session, head, request, received.data.bytes(), out)
     }
 
-    /// Asks the engine for a lock, which may weaken another and so settle many requests that wait.
+    /// Passes a request for a lock to the engine, which may weaken another and so settle many waiting requests.
     pub(super) fn ask_for_lock(&self, store: &Store, work: Work) {
         match !store.limits.may_block && has_many_unsettled_locks(store) {
             true => self.go_on(work),
@@ -150,7 +151,7 @@ impl Inner {
         }
     }
 
-    /// The threads for what may wait, or take long, with an engine.
+    /// The threads for work on an engine that may wait, or take long.
     pub(super) fn workers_of(&self, store: &Store) -> &Workers {
         let for_blocking = self.workers.as_ref().filter(|_| store.limits.may_block);
         for_blocking.unwrap_or(&self.aside.workers)
@@ -216,7 +217,7 @@ fn length(session: &Session, request: &Request<'_>) -> Length {
     let open = |file: &u64| session.file(*file).ok();
     match request {
         Request::Activity {} | Request::ReleaseClient { .. } => Length::Long(None),
-        // It may have to reply to all that wait.
+        // It may have to reply to all waiting requests.
         Request::Unlock { node, .. } if has_many_unsettled_locks(&session.export.store) => {
             Length::Long(meant(session, node))
         }
@@ -246,7 +247,7 @@ fn length(session: &Session, request: &Request<'_>) -> Length {
         Request::SeekData { file, .. } | Request::SeekHole { file, .. } => {
             let attr = open(file).and_then(|file| file.getattr(SYSTEM).ok());
             match attr.is_some_and(|attr| attr.size > SEARCHED_BYTES_MAX) {
-                // It holds no lock for long.
+                // A search holds no lock for long.
                 true => Length::Long(None),
                 false => Length::Short,
             }
@@ -258,7 +259,7 @@ fn length(session: &Session, request: &Request<'_>) -> Length {
     }
 }
 
-/// Whether closing these files, or giving back these pins, may free much.
+/// Whether closing these files, or releasing these pins, may free much.
 fn length_of_end(session: &Session, files: &[u64], pins: &[(Ino, u64)]) -> Length {
     let is_freed = |attr: Attr| attr.nlink == 0 && is_large(&attr);
     let by_closing = |file: &u64| {

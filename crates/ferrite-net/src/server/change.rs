@@ -1,15 +1,15 @@
-//! Changes while there may be leases: each waits until nobody trusts any more what it changes.
+//! Changes in the presence of leases: each waits until no client caches its inodes any more.
 //!
-//! Contents: [`Change`], a request that is copied, goes through the table of leases step by step, and is
-//! answered by whatever connection the client has then. Without leases none of this happens.
+//! Contents: [`Change`], a copied request that goes through the table of leases step by step, and is answered over
+//! whatever connection the client has then. Without leases none of this happens.
 //!
-//! Changes of names are made one after the other: what a name stands for must not change between the look at it and
-//! the change. A path that is walked by the engine may end anywhere, so a change by path recalls everything.
+//! Changes of names are sequential: the inode behind a name must not change between its lookup and the change. A path
+//! walked by the engine may end anywhere, so a change by path recalls everything.
 //!
-//! Invariant: a change is made only while everything that it touches is in the table as being changed. What a request
-//! means may change while it waits (the client closes a file, and opens another under its number): so the request is
-//! looked at again when it may be made, with the number held fast from then on ([`Session::changing_file`]). If
-//! it touches something that was not recalled it recalls anew, a few times, and at last everything.
+//! Invariant: a change is made only while everything that it touches is in the table as being changed. The meaning of a
+//! request may change while it waits (the client closes a file, and opens another under its number): so the request is
+//! examined again when it may be made, with the number fixed from then on ([`Session::changing_file`]). If it touches
+//! an inode that was not recalled it recalls anew, a few times, and at last everything.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use super::meter::{Asked, Received};
 use super::session::{Recipient, Session};
 use crate::wire::{AnswerHead, Head, Node, RECALL_ID, Reader, Request, Wire};
 
-/// How often a change that touches something else each time recalls only that.
+/// How often a change whose targets keep changing recalls only those.
 const RECALLS_MAX: u32 = 4;
 
 impl Holder for Recipient {
@@ -61,7 +61,7 @@ fn changes_names(request: &Request<'_>) -> bool {
     )
 }
 
-/// The number of the open file by which a request changes something.
+/// The number of the open file through which a request changes something.
 fn changed_file(request: &Request<'_>) -> Option<u64> {
     match request {
         Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
@@ -71,10 +71,10 @@ fn changed_file(request: &Request<'_>) -> Option<u64> {
     }
 }
 
-/// What a change touches. If it changes names, no other such change is under way.
+/// The inodes that a change touches. If it changes names, no other such change is in progress.
 fn touched(session: &Session, request: &Request<'_>) -> Touched {
     let ino = |node: &Node| session.export.meant(*node).ok();
-    // One whose attributes cannot be told to anybody has no leases.
+    // An inode whose attributes cannot be returned to any client has no leases.
     let named = |dir: &Node, name: &[u8]| Some(session.export.fs().lookup(SYSTEM, ino(dir)?, name).ok()?.ino);
     let inodes: Vec<Option<Ino>> = match request {
         Request::Setattr { node, .. }
@@ -85,7 +85,7 @@ fn touched(session: &Session, request: &Request<'_>) -> Touched {
             node, writable: true, ..
         }
         | Request::Unbind { node } => vec![ino(node)],
-        // What is only read may be trusted still.
+        // A read-only binding does not invalidate caches.
         Request::Bind { .. } | Request::ReleaseKey { .. } => vec![],
         Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
             vec![session.file(*file).ok().map(|file| file.ino())]
@@ -124,8 +124,8 @@ struct Change {
     asked: Asked,
 }
 
-/// Makes a change when nobody trusts any more what it changes, and answers it then. One that is repeated meanwhile is
-/// answered once. One that `is_long` is left to a thread that receives nothing.
+/// Makes a change once no client caches its inodes, and answers it then. A change that is repeated meanwhile is
+/// answered once. One that `is_long` goes to a thread that receives nothing.
 pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>, is_long: bool) {
     if !session.park(id) {
         return;
@@ -192,7 +192,7 @@ impl Change {
         let has_names = changes_names(&request);
         let data = self.data.bytes();
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
-        // Changes find their data here; none starves.
+        // Changes have their data here; none starves.
         inner.answer(session, head, request, data, &mut out);
         drop(number);
         leases.changed(recalled);

@@ -1,8 +1,8 @@
-//! Files that are being closed and pins that are being given back, where workers do that: what a session asks for
-//! afterwards finds it done. A client that has closed a file that was removed may count on its space.
+//! Files being closed and pins being released by workers: a session's later requests find this done. A client that has
+//! closed a removed file may count on its space.
 //!
-//! Invariant: only work that came to the workers' queue later waits here, and what is waited for waits for nobody here;
-//! so some worker has it, or takes it first.
+//! Invariant: only work that entered the workers' queue later waits here, and the work it waits for does not wait here;
+//! so a worker has that, or takes it first.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ struct State {
     under_way: BTreeSet<u64>,
 }
 
-/// Of a session.
+/// The pending ends of a session.
 #[derive(Default)]
 pub(super) struct Ends {
     state: Mutex<State>,
@@ -23,7 +23,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// The last that is under way.
+    /// The last pending one.
     pub(super) fn latest(&self) -> Option<u64> {
         self.state.lock().under_way.last().copied()
     }
@@ -37,7 +37,7 @@ impl Ends {
     }
 }
 
-/// One that is under way, until it is dropped.
+/// A pending end, until it is dropped.
 pub(super) struct End {
     of: Arc<Ends>,
     number: u64,

@@ -1,10 +1,10 @@
-//! What clients can connect to: subtrees of engines.
+//! Exports: subtrees of engines that clients can connect to.
 //!
-//! Contents: [`Store`], an engine with what the server keeps for it; [`Export`], a subtree of one under a name,
-//! and the rules for who connects to it.
+//! Contents: [`Store`], an engine with the server's state for it; [`Export`], a subtree of one under a name, and its
+//! rules of access.
 //!
-//! Invariant: an inode outside of the subtree is never named to a client: walks begin at the root of the export and
-//! cannot leave it, and other inodes are accepted only with this export's seal.
+//! Invariant: the server never names an inode outside of the subtree to a client: walks begin at the root of the export
+//! and cannot leave it, and other inodes are accepted only with this export's seal.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -20,32 +20,32 @@ use super::state::State;
 use super::subtree::{Borders, Subtree};
 use crate::wire::{Caller, Node};
 
-/// The user and group of callers whose own do not count, if nothing else is said.
+/// The user and group of squashed callers by default.
 pub const NOBODY: u32 = 65_534;
 
-/// What to export of an engine, and how.
+/// The part of an engine to export, and how.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ExportOptions {
-    /// Its name, which clients give. Empty for one that they reach without a name.
+    /// Its name, which clients give. Empty for an export that needs no name.
     pub name: String,
     /// The directory of the engine that is its root.
     pub path: Vec<u8>,
-    /// Changes are refused, and what is read keeps its access time.
+    /// Changes are refused, and reads do not move access times.
     pub read_only: bool,
-    /// Callers that are root are [`NOBODY`], and so is the group with the number 0. Unless it is off, clients are
-    /// believed who their callers are, but not that these were allowed what they ask for.
+    /// A caller that is root becomes [`NOBODY`], and so does the group with the number 0. Unless it is off, the server
+    /// believes clients' claims about their callers' identity, but checks permissions itself.
     pub root_squash: bool,
-    /// Only who has one of these sees it. Without any, only clients on this host do, who need none.
+    /// Only clients with one of these keys see it. Without keys, only clients on this host do, and need none.
     pub keys: Vec<Key>,
-    /// Clients may keep what they have read until it is recalled; `None`: unless the export is read-only. A client that
-    /// answers no recall holds up changes, now and then, also of those who may write what it can only read.
+    /// Clients may cache under leases; `None`: unless the export is read-only. A client that answers no recall delays
+    /// changes occasionally, also those by clients that may write files that it can only read.
     pub leases: Option<bool>,
-    /// Most sessions of its clients.
+    /// Most sessions at it.
     pub sessions_max: usize,
-    /// Another number than before, and all that clients were told of its files is worth nothing any more.
+    /// A different number than before invalidates all handles that clients have.
     pub handle_epoch: u64,
-    /// Whether those with a key must encrypt. If a key is that of several exports, the strictest rule holds for it.
+    /// Whether clients with a key must encrypt. If several exports share a key, the strictest rule holds for it.
     pub encryption: Encryption,
 }
 
@@ -121,7 +121,7 @@ impl ExportOptions {
         ExportOptions { encryption, ..self }
     }
 
-    /// Whether a client may know of it that has proved to have this key, or has none.
+    /// Whether a client that has proved to have this key, or has none, may know of the export.
     pub(super) fn is_open_to(&self, key: Option<KeyId>) -> bool {
         match key {
             None => self.keys.is_empty(),
@@ -130,17 +130,17 @@ impl ExportOptions {
     }
 }
 
-/// An engine, and what the server keeps for it.
+/// An engine, and the server's state for it.
 pub(super) struct Store {
     pub(super) fs: Arc<dyn FileSystem>,
     pub(super) state: State,
-    /// Of its exports.
+    /// The borders of its exports.
     pub(super) borders: Borders,
     pub(super) leases: Arc<Leases>,
     pub(super) limits: Limits,
-    /// Requests for locks that have not been settled. A call that releases a lock may have to reply to all of them.
+    /// Unsettled requests for locks. A call that releases a lock may have to reply to all of them.
     pub(super) unsettled_locks: AtomicUsize,
-    /// Its place among the server's.
+    /// Its index among the server's stores.
     pub(super) number: usize,
 }
 
@@ -153,14 +153,14 @@ pub(super) struct Export {
     root_generation: u32,
     pub(super) sealer: Sealer,
     pub(super) subtree: Arc<Subtree>,
-    /// What sessions did that have ended.
+    /// The counters of ended sessions.
     pub(super) past: Meter,
     pub(super) comings: Comings,
     pub(super) attendance: Arc<Attendance>,
 }
 
 impl Export {
-    /// Finds its root.
+    /// Opens an export: finds its root.
     pub(super) fn open(store: &Arc<Store>, options: ExportOptions) -> Result<Export> {
         let ctx = &SYSTEM.clone().pinning();
         let attr = store.fs.resolve(ctx, &Start::default(), &options.path, true)?;
@@ -194,7 +194,7 @@ impl Export {
         self.root
     }
 
-    /// How clients name an inode of the engine.
+    /// The client's name of an inode of the engine.
     pub(super) fn node(&self, ino: Ino, generation: u32) -> Node {
         self.sealer.node(self.shown(ino), generation)
     }
@@ -203,12 +203,12 @@ impl Export {
         self.node(self.root, self.root_generation)
     }
 
-    /// The number of an inode as clients see it: that of the root is 1, as every engine's.
+    /// The number of an inode as clients see it: the root has 1, as every engine's root.
     pub(super) fn shown(&self, ino: Ino) -> Ino {
         if ino == self.root { ROOT_INO } else { ino }
     }
 
-    /// The inode that a client means, if it may.
+    /// The inode that a client names, if it may.
     pub(super) fn meant(&self, node: Node) -> Result<Ino> {
         if self.sealer.node(node.ino, node.generation) != node {
             return Err(FsError::Stale);
@@ -245,7 +245,7 @@ impl Export {
         Ctx {
             pins,
             no_atime: self.options.read_only,
-            // A client that may act as root has nothing to gain from what is not checked.
+            // A client that may act as root gains nothing from skipped checks.
             ..match check || self.options.root_squash {
                 true => Ctx::checked(cred),
                 false => Ctx::trusted(cred),

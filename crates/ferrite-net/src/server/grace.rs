@@ -1,7 +1,7 @@
-//! The time after a restart in which clients of before may come back.
+//! The grace period after a restart, in which earlier clients may come back.
 //!
-//! Contents: [`Grace`], which knows how long that is, and which sessions had locks and have not said which. As
-//! long as there is one, requests of others for locks are put off.
+//! Contents: [`Grace`], which knows its length, and the sessions that had locks and have not reclaimed them. As long as
+//! there is one, lock requests of other sessions are deferred.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use rustc_hash::FxHashSet;
 
 use super::state::Heritage;
 
-/// Work for when all locks of an earlier run have been claimed.
+/// Work to run once all locks of an earlier run have been reclaimed.
 pub(super) type Deferred = Box<dyn FnOnce() + Send>;
 
 struct Kept {
     ends: Instant,
-    /// Nothing can be claimed any more, and others get their locks as soon as the pool knows.
+    /// Claims are refused, and other sessions get their locks as soon as the pool knows.
     is_ending: bool,
     lockers: FxHashSet<u64>,
     deferred: Vec<Deferred>,
@@ -25,7 +25,7 @@ struct Kept {
 pub(super) struct Grace(Mutex<Option<Kept>>);
 
 impl Grace {
-    /// Begins, unless an earlier run left no sessions.
+    /// Begins the grace period, unless an earlier run left no sessions.
     pub(super) fn new(heritage: Heritage, lease: Duration) -> Grace {
         Grace(Mutex::new(heritage.has_sessions.then(|| Kept {
             ends: Instant::now() + lease,
@@ -45,19 +45,19 @@ impl Grace {
         self.0.lock().as_ref().is_some_and(|kept| Instant::now() >= kept.ends)
     }
 
-    /// Whether locks of an earlier run may still be claimed.
+    /// Whether locks of an earlier run may still be reclaimed.
     pub(super) fn awaits_locks(&self) -> bool {
         self.0.lock().as_ref().is_some_and(|kept| !kept.lockers.is_empty())
     }
 
-    /// Whether a session may claim the locks that it had.
+    /// Whether a session may claim its earlier locks.
     pub(super) fn takes_claims_of(&self, session: u64) -> bool {
         let kept = self.0.lock();
         kept.as_ref()
             .is_some_and(|kept| !kept.is_ending && kept.lockers.contains(&session))
     }
 
-    /// Claims are refused from now on. Returns the sessions that had locks, and have not claimed them.
+    /// Refuses claims from now on. Returns the sessions that had locks, and have not claimed them.
     pub(super) fn refuse_claims(&self) -> Vec<u64> {
         let Some(kept) = &mut *self.0.lock() else {
             return Vec::new();
@@ -66,7 +66,7 @@ impl Grace {
         kept.lockers.iter().copied().collect()
     }
 
-    /// A session has claimed its locks, or will not. Returns what is to be done now, if it was the last.
+    /// Notes that a session has claimed its locks, or will not. Returns the deferred work, if it was the last.
     pub(super) fn locks_are_back(&self, session: u64) -> Vec<Deferred> {
         let mut kept = self.0.lock();
         let Some(kept) = &mut *kept else { return Vec::new() };
@@ -76,7 +76,7 @@ impl Grace {
         }
     }
 
-    /// Puts work off until all locks have been claimed; gives it back if they have.
+    /// Defers work until all locks have been claimed; returns it if they have.
     pub(super) fn put_off(&self, work: Deferred) -> Option<Deferred> {
         match &mut *self.0.lock() {
             Some(kept) if !kept.lockers.is_empty() => {
@@ -87,7 +87,7 @@ impl Grace {
         }
     }
 
-    /// Ends it. Returns what is to be done now.
+    /// Ends it. Returns the deferred work.
     pub(super) fn end(&self) -> Vec<Deferred> {
         self.0.lock().take().map(|kept| kept.deferred).unwrap_or_default()
     }

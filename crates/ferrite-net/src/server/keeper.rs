@@ -1,11 +1,11 @@
-//! What happens without a request: sessions end whose clients are gone, and times of grace.
+//! Housekeeping: ends sessions whose clients are gone, and grace periods.
 //!
 //! Invariant: no session ends for silence while bytes of its client lie unread, because the server was busy. One with a
 //! connection ends only when the connection was found drained after the lease had run out ([`Link::drain`]). One
 //! without is excused while a thread is busy for long: its client may wait to be accepted, or to be greeted.
 //!
-//! Invariant: locks that a session had in an earlier run, and did not claim in time, are not its any more, in the pool
-//! too, before others get them.
+//! Invariant: a session loses the locks of an earlier run that it did not claim in time, in the pool too, before others
+//! get them.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use super::Inner;
 use super::export::Store;
 use super::session::Session;
 
-/// Connections that are being drained before their sessions end, by session, with the number of that.
+/// Connections that are being drained before their sessions end, by session, with the number of the drain.
 type Drained = FxHashMap<(usize, u64), (Link, u64)>;
 
-/// How often the keeper looks for terms that are over while changes wait for that, or for connections to be drained.
+/// How often the keeper checks for expired terms while changes wait for them, or for drained connections.
 const TERM_TICK: Duration = Duration::from_millis(10);
 /// After so many ticks without a turn of the keeper, of at least ten in a lease, the process has stood still, or the
-/// keeper has worked long, which does nobody harm. Clients give a sign of life twice in a lease, so that this much of
-/// it can be missed.
+/// keeper has worked long, which does no harm. Clients send a sign of life twice in a lease, so that this much of it
+/// can be missed.
 const TICKS_MAX: u32 = 3;
 
 impl Inner {
-    /// Ends sessions whose clients are gone, and times of grace.
+    /// Ends sessions whose clients are gone, and grace periods.
     pub(super) fn keep(self: &Arc<Inner>) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let mut turn = Instant::now();
@@ -72,8 +72,8 @@ impl Inner {
         }
     }
 
-    /// That the server has not heard of these is its own doing: it does not read what comes from those of whom it has
-    /// so many requests. And where it stood still altogether, signs of life may wait in the sockets of all.
+    /// Excuses sessions whose silence the server itself causes: it does not read from clients with so many requests in
+    /// its queues. And if the whole process stood still, signs of life may wait in every socket.
     fn excuse_unheard(&self, stood_still: bool, now_ms: u64) {
         let excused: Vec<Arc<Session>> = {
             let sessions = self.sessions.lock();
@@ -81,21 +81,21 @@ impl Inner {
             excused.cloned().collect()
         };
         for session in excused {
-            // Who is gone for sure is not waited for.
+            // A client that is certainly gone is not excused.
             if stood_still || session.is_connected() {
                 session.seen(now_ms);
             }
         }
     }
 
-    /// Signs of life of those who have no connection may wait where nobody has looked.
+    /// Excuses sessions without a connection: their signs of life may wait in a socket that no thread has read.
     fn excuse_unconnected(&self, now_ms: u64) {
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let unconnected = sessions.iter().filter(|session| !session.is_connected());
         unconnected.for_each(|session| session.seen(now_ms));
     }
 
-    /// Takes the sessions out of the list whose clients are gone, and has the connections of those drained that may be.
+    /// Removes sessions from the list whose clients are gone, and drains the connections of those that may be gone.
     fn take_gone(&self, now_ms: u64, drained: &mut Drained) -> Vec<Arc<Session>> {
         let lease_ms = self.lease.as_millis() as u64;
         let is_silent = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
@@ -140,10 +140,10 @@ impl Inner {
     }
 
     fn end_grace(&self, store: &Store) {
-        // A session that still reclaims has had its time for locks. When it comes back it is told to reclaim again, for
-        // its client has not heard what it has lost.
+        // A session that is still reclaiming has had its time for locks. When it comes back it must reclaim again, for
+        // its client does not know yet what it has lost.
         let late = self.grace(store).refuse_claims();
-        // Before their locks are given to others.
+        // Before other sessions get their locks.
         store.state.free_inherited(&*store.fs, &late);
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let is_late = |session: &&Arc<Session>| {

@@ -1,7 +1,7 @@
-//! Marks of inodes on which a request is at work aside, and what such a request holds until it is done.
+//! Marks of inodes on which a request is at work aside, and the state that such a request holds until it is done.
 //!
-//! [`Busy`] has the marks of all stores. [`super::aside`] makes them, on threads that receive; [`super::later`] holds
-//! them while a worker has the request.
+//! [`Busy`] has the marks of all stores. [`super::aside`] makes them, on receiving threads; [`super::later`] holds them
+//! while a worker has the request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ pub(super) struct Busy {
 }
 
 impl Busy {
-    /// Whether there is a mark.
+    /// Whether any mark exists.
     pub(super) fn has_some(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
@@ -45,7 +45,7 @@ impl Busy {
     }
 }
 
-/// A request that goes aside. Dropping it takes its mark away.
+/// A request that goes aside. Dropping it removes its mark.
 pub(super) struct Lane {
     of: Arc<Busy>,
     marked: Option<Place>,
@@ -65,7 +65,7 @@ impl Drop for Lane {
     }
 }
 
-/// A request that is given to a worker holds this until it is done.
+/// Held by a request that a worker has, until it is done.
 pub(super) struct Holds {
     _passing: Option<Passing>,
     _lane: Option<Lane>,

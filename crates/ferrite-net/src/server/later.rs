@@ -1,7 +1,7 @@
-//! Requests that are answered later, by a thread that may wait or when the engine calls back.
+//! Deferred replies, by a thread that may wait or when the engine calls back.
 //!
-//! Invariants: a request is with one of them at a time ([`Session::give`]); what comes again meanwhile gets that
-//! answer. No worker waits for a buffer: requests that have one may wait for a worker.
+//! Invariants: one of them at a time has a request ([`Session::give`]); a repetition of it meanwhile gets that answer.
+//! No worker waits for a buffer: requests that have one may wait for a worker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use super::meter::{Asked, Received};
 use super::session::Session;
 use crate::wire::{AnswerHead, Head, Reader, Request, Wire};
 
-/// How often a request that found no buffer is tried again.
+/// How often a request that found no buffer is retried.
 const BUFFER_WAIT: Duration = Duration::from_millis(1);
 
 impl Inner {
-    /// Has a read done by an engine that calls back. `false`: somebody has to wait for it, or to refuse it.
+    /// Submits a read to an engine that calls back. `false`: the caller has to wait for it, or to refuse it.
     pub(super) fn submit(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -77,7 +77,7 @@ impl Inner {
             session.taken_back(id);
             asked.count_if_answered(&session.meter, &out);
             session.send(|to| to.append(&mut out));
-            // The last to know of a session closes its files, which may wait. This thread must not.
+            // Dropping the last reference to a session closes its files, which may wait. This thread must not.
             if Arc::strong_count(&session) == 1
                 && let Some(workers) = inner.upgrade().as_ref().and_then(|inner| inner.workers.as_ref())
             {
@@ -88,8 +88,7 @@ impl Inner {
         true
     }
 
-    /// Has a request answered by a worker, unless one is about it already. What comes after one that `is_end` finds
-    /// that done.
+    /// Hands a request to a worker, unless one has it already. Later requests find one that `is_end` done.
     pub(super) fn give(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -117,7 +116,7 @@ impl Inner {
     }
 }
 
-/// What came with a request, kept for later.
+/// The data of a request, kept for later.
 pub(super) enum Owned {
     Bytes(Vec<u8>),
     Buffer(ferrite_buffers::Buffer),
@@ -149,7 +148,7 @@ struct Given {
     body: Vec<u8>,
     data: Owned,
     asked: Asked,
-    /// What was being ended when it came.
+    /// The last pending end when it came.
     before: Option<u64>,
     end: Option<End>,
     holds: Holds,
@@ -173,7 +172,7 @@ impl Given {
             Err(_) => Served::Yes,
         };
         if served == Served::Starved && !session.is_over() {
-            // Behind the others: the buffers may be theirs, and come free when a worker gets to them.
+            // At the end of the queue: others may have the buffers, and free them when a worker gets to them.
             self.starved = Some(Instant::now());
             return inner.workers_of(&session.export.store).add(move || self.answer());
         }

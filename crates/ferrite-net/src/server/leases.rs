@@ -1,21 +1,21 @@
-//! Leases on inodes: who may trust what he has read, and how long a change waits for that.
+//! Leases on inodes: which sessions may cache, and how long a change waits for that.
 //!
-//! Contents: [`Leases`], the table of one engine. A lease on an inode vouches for all that its session has read
+//! Contents: [`Leases`], the table of one engine. A lease on an inode vouches for everything that its session has read
 //! of it since: attributes, data, and of a directory which names it has and lacks. It ends with its term, or when the
 //! client answers a recall.
 //!
 //! Invariants:
-//! * A lease is in the table before the engine is asked for what it vouches for ([`Leases::grant`]), and a change is in
-//!   it before it waits for leases, until it is made ([`Leases::recall`], [`Leases::changed`]). There is no grant on an
-//!   inode that is being changed. So what a lease vouches for cannot change while it lasts.
-//! * The server counts a term from later than the client does, on a clock that nobody sets.
-//! * Nobody waits here: a change that has to wait is work that is given back when it may go on.
-//! * That there may be leases is in the pool before the first is granted. After a restart changes wait until those of
+//! * A lease is in the table before the engine reads the state it vouches for ([`Leases::grant`]), and a change is in
+//!   it before it waits for leases, until it is made ([`Leases::recall`], [`Leases::changed`]). No session gets a lease
+//!   on an inode that is being changed. So the state that a lease vouches for cannot change while it lasts.
+//! * The server counts a term from later than the client does, on a clock that cannot be set.
+//! * No thread waits here: a change that has to wait is work that is returned when it may continue.
+//! * The pool records that there may be leases before the first is granted. After a restart changes wait until those of
 //!   the earlier run are over.
 //! * A session whose recall ran out gets no leases for a while ([`super::unresponsive`]).
-//! * On an inode that others write without a word to this table, by RDMA, there are no leases ([`Leases::bar`]).
-//! * A change that does not know of leases is counted ([`Leases::pass`]), and there are no grants while one is under
-//!   way. Both sides write first and look then, so one of them sees the other.
+//! * There are no leases on an inode while RDMA can write to it, bypassing this table ([`Leases::bar`]).
+//! * A change that bypasses the table is counted ([`Leases::pass`]), and there are no grants while one is in progress.
+//!   Both sides write first and read then, so one of them sees the other.
 //!
 //! The lock on the table is taken before that of a session's link, and under no lock.
 
@@ -31,16 +31,16 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::unresponsive::{ANSWER_MIN, Unresponsive};
 
-/// The attribute of the pool's root that says how long leases of this run may last, in milliseconds.
+/// The attribute of the pool's root that records how long leases of this run may last, in milliseconds.
 const NAME: &[u8] = b"trusted.ferrite.leases";
 /// Most leases at a time. With more, none is granted until some are over.
 const LEASES_MAX: usize = 1 << 20;
 
-/// What a change touches.
+/// The inodes that a change touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Touched {
     These(Vec<Ino>),
-    /// It is not known what.
+    /// Unknown: it may touch any.
     Everything,
 }
 
@@ -55,7 +55,7 @@ impl Touched {
     }
 }
 
-/// Who has leases: a session.
+/// A holder of leases: a session.
 pub(super) trait Holder: Send + Sync {
     /// Its number, which no other has.
     fn number(&self) -> u64;
@@ -63,21 +63,21 @@ pub(super) trait Holder: Send + Sync {
     /// That of its export, which no other has.
     fn export(&self) -> usize;
 
-    /// Asks its client to drop what it keeps of an inode. Does not block.
+    /// Asks its client to drop an inode from its cache. Does not block.
     fn recall(&self, recall: u64, ino: Ino);
 }
 
 struct Lease {
     session: Arc<dyn Holder>,
     ends: Instant,
-    /// The number of the recall that the client has been sent, 0 if none.
+    /// The number of the recall sent to the client, 0 if none.
     recall: u64,
-    /// When that was.
+    /// When it was sent.
     asked: Option<Instant>,
 }
 
 impl Lease {
-    /// Whether it is over, and its client has had time to give it back before, and has not.
+    /// Whether it has expired although its client had time to return it before.
     fn ran_out(&self, now: Instant) -> bool {
         let had_time = |asked: Instant| self.ends.saturating_duration_since(asked) >= ANSWER_MIN;
         self.ends <= now && self.recall != 0 && self.asked.is_some_and(had_time)
@@ -97,14 +97,14 @@ struct Table {
     count: usize,
     recalls: FxHashMap<u64, Ino>,
     last_recall: u64,
-    /// Changes under way, by inode.
+    /// Changes in progress, by inode.
     changing: FxHashMap<Ino, u32>,
-    /// Inodes that are changed without a word to this table.
+    /// Inodes whose changes bypass this table.
     barred: FxHashSet<Ino>,
-    /// Those among them that may touch anything.
+    /// Changes in progress that may touch anything.
     changing_everything: u32,
     waiting: Vec<Waiting>,
-    /// A change of names is under way, and these are next.
+    /// A change of names is in progress, and these are next.
     names: Option<VecDeque<Work>>,
     /// Leases of an earlier run may last until then.
     earlier: Option<Instant>,
@@ -116,10 +116,10 @@ pub(super) struct Leases {
     term: Duration,
     /// Changes must look at the table.
     is_on: AtomicBool,
-    /// Changes under way that did not.
+    /// Changes in progress that did not.
     passing: AtomicUsize,
     table: Mutex<Table>,
-    /// Whether the pool says that there may be leases of this run.
+    /// Whether the pool records that there may be leases of this run.
     is_noted: Mutex<bool>,
 }
 
@@ -133,7 +133,7 @@ impl Drop for Passing {
 }
 
 impl Leases {
-    /// Begins; changes wait until leases of an earlier run are over. A term of zero: there are none.
+    /// Loads the table; changes wait until leases of an earlier run are over. With a term of zero there are no leases.
     pub(super) fn load(fs: &dyn FileSystem, term: Duration) -> Result<Leases> {
         let noted = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
             Ok(noted) => Some(noted),
@@ -158,15 +158,15 @@ impl Leases {
         })
     }
 
-    /// A change begins. `None` if there may be leases, so that it has to go by the table.
+    /// Begins a change. `None` if there may be leases, so that it has to go through the table.
     pub(super) fn pass(self: &Arc<Self>) -> Option<Passing> {
         self.passing.fetch_add(1, Ordering::SeqCst);
         let passing = Passing(Arc::clone(self));
         (!self.is_on.load(Ordering::SeqCst)).then_some(passing)
     }
 
-    /// A session wants leases. It has none any more, unless its client says that they are relied on still. Returns
-    /// their term, zero if it gets none, and what can go on.
+    /// Begins leases for a session. It has lost its earlier ones, unless its client says that other parties still rely
+    /// on them. Returns their term, zero if it gets none, and the changes that can continue.
     pub(super) fn begin(&self, fs: &dyn FileSystem, session: &dyn Holder, relied_on: bool) -> (Duration, Vec<Work>) {
         let mut is_noted = self.is_noted.lock();
         if !*is_noted && !self.term.is_zero() {
@@ -199,22 +199,22 @@ impl Leases {
         (term, table.ready(Instant::now()))
     }
 
-    /// A session is over, whatever its client keeps.
+    /// Drops the leases of a session that is over, whatever its client caches.
     pub(super) fn is_over(&self, session: &dyn Holder) {
         if self.is_on.load(Ordering::Acquire) {
             self.table.lock().unresponsive.ends(session.number());
         }
     }
 
-    /// A session's client has dropped all that it kept. Returns what can go on.
+    /// Drops the leases of a session whose client has emptied its cache. Returns the changes that can continue.
     pub(super) fn end(&self, session: &dyn Holder) -> Vec<Work> {
         let mut table = self.table.lock();
         table.retain(|lease| lease.session.number() != session.number());
         table.ready(Instant::now())
     }
 
-    /// Grants a session a lease on an inode, of which it has not been told yet, or makes its lease last longer. False
-    /// if that cannot be.
+    /// Grants a session a lease on an inode before the session reads it, or extends its lease. False if that is
+    /// impossible.
     pub(super) fn grant(&self, session: Arc<dyn Holder>, ino: Ino) -> bool {
         if self.passing.load(Ordering::SeqCst) > 0 {
             return false;
@@ -247,7 +247,7 @@ impl Leases {
             }
             Some(lease) => {
                 lease.ends = ends;
-                // One that was not answered was for what the client read before.
+                // An unanswered recall was for earlier reads of the client.
                 table.recalls.remove(&std::mem::take(&mut lease.recall));
             }
             None => {
@@ -263,19 +263,19 @@ impl Leases {
         true
     }
 
-    /// From now on an inode may be changed without a word to this table, so there are no leases on it. Called while a
-    /// change of it is under way, when those that there were are over.
+    /// Bars leases on an inode whose changes bypass this table from now on. Called while a change of it is in progress,
+    /// when its earlier leases are over.
     pub(super) fn bar(&self, ino: Ino) {
         self.table.lock().barred.insert(ino);
     }
 
-    /// That is over.
+    /// Ends that.
     pub(super) fn unbar(&self, ino: Ino) {
         self.table.lock().barred.remove(&ino);
     }
 
-    /// Has `work` done when no other change of names is under way: gives it back if none is. Who is done says so
-    /// ([`Self::names_changed`]).
+    /// Runs `work` when no other change of names is in progress: returns it if that is so now. The caller reports the
+    /// end of the change ([`Self::names_changed`]).
     pub(super) fn change_names(&self, work: Work) -> Option<Work> {
         match &mut self.table.lock().names {
             Some(queue) => {
@@ -289,7 +289,7 @@ impl Leases {
         }
     }
 
-    /// A change of names is done. Returns the next.
+    /// Ends a change of names. Returns the next.
     pub(super) fn names_changed(&self) -> Option<Work> {
         let mut table = self.table.lock();
         let next = table.names.as_mut().and_then(VecDeque::pop_front);
@@ -299,8 +299,8 @@ impl Leases {
         next
     }
 
-    /// A session is about to make a change. Recalls what others have leases on; has `work` done when these are over:
-    /// gives it back if they are. Who has made the change says so ([`Self::changed`]).
+    /// Begins a change by a session. Recalls other sessions' leases; runs `work` when these are over: returns it if
+    /// they are. The caller reports the end of the change ([`Self::changed`]).
     pub(super) fn recall(&self, touched: &Touched, session: &dyn Holder, work: Work) -> Option<Work> {
         let mut table = self.table.lock();
         let session = session.number();
@@ -323,7 +323,7 @@ impl Leases {
         None
     }
 
-    /// A change is made, or has failed.
+    /// Ends a change, made or failed.
     pub(super) fn changed(&self, touched: &Touched) {
         let mut table = self.table.lock();
         match touched {
@@ -339,7 +339,7 @@ impl Leases {
         }
     }
 
-    /// A client has dropped what recalls told of. Returns what can go on.
+    /// Ends leases whose recalls a client has answered. Returns the changes that can continue.
     pub(super) fn recalled(&self, session: &dyn Holder, recalls: &[u64]) -> Vec<Work> {
         let mut table = self.table.lock();
         for &recall in recalls {
@@ -350,7 +350,7 @@ impl Leases {
                 continue;
             };
             let before = leases.len();
-            // Somebody else's recall is none of its business.
+            // A client cannot answer another's recall.
             leases.retain(|lease| lease.recall != recall || lease.session.number() != session.number());
             let ended = before - leases.len();
             if leases.is_empty() {
@@ -364,7 +364,7 @@ impl Leases {
         table.ready(Instant::now())
     }
 
-    /// What can go on because terms are over.
+    /// The changes that can continue because terms are over.
     pub(super) fn due(&self, fs: &dyn FileSystem) -> Vec<Work> {
         if !self.is_on.load(Ordering::Acquire) {
             return Vec::new();
@@ -390,14 +390,14 @@ impl Leases {
         self.is_on.load(Ordering::Acquire) && !self.table.lock().waiting.is_empty()
     }
 
-    /// The server stops, and nobody is told anything any more: what waits is not done, and is asked for again. The next
-    /// run waits for leases that last still, and not if there are none.
+    /// Stops the table with the server, which sends no more answers: waiting changes are not made, and clients repeat
+    /// them. The next run waits for leases that still last, if any.
     pub(super) fn stop(&self, fs: &dyn FileSystem) {
         let mut is_noted = self.is_noted.lock();
         let dropped = {
             let mut table = self.table.lock();
             let lasts = table.leases.values().flatten().map(|lease| lease.ends).max();
-            // So that it is known also when this is called again.
+            // So that another call of this knows it, too.
             table.earlier = table.earlier.max(lasts);
             let is_over = table.earlier.is_none_or(|ends| ends <= Instant::now());
             if is_over && *is_noted {
@@ -432,7 +432,7 @@ impl Table {
         self.count = count;
     }
 
-    /// Drops the leases that are over. Who was asked to give one back before, and did not, gets none for a while.
+    /// Drops expired leases. A session that did not return one on request gets none for a while.
     fn drop_ended(&mut self, term: Duration, now: Instant) {
         for lease in self.leases.values().flatten().filter(|lease| lease.ran_out(now)) {
             let (session, export) = (lease.session.number(), lease.session.export());
@@ -441,13 +441,13 @@ impl Table {
         self.retain(|lease| lease.ends > now);
     }
 
-    /// Whether others than `session` may trust what is touched.
+    /// Whether sessions other than `session` may cache the touched inodes.
     fn is_in_use(&self, touched: &Touched, session: u64, now: Instant) -> bool {
         let is_in_use = |leases: &Vec<Lease>| {
             let of_other = |lease: &Lease| lease.session.number() != session && lease.ends > now;
             leases.iter().any(of_other)
         };
-        // Of an earlier run nobody knows who had which.
+        // The holders of an earlier run's leases are unknown.
         self.earlier.is_some_and(|ends| ends > now)
             || match touched {
                 Touched::These(inodes) => inodes.iter().filter_map(|ino| self.leases.get(ino)).any(is_in_use),

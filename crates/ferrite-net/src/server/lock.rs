@@ -1,11 +1,12 @@
-//! Locks of a session's clients. A request that waits is answered when it is settled, by whatever connection the client
+//! Locks of a session's clients. A waiting request is answered when it is settled, over whatever connection the client
 //! has then.
 //!
 //! A lock needs a right to the file, as NFS demands it: an exclusive one that the session has the file open for
-//! writing, or that the caller may write it; a shared one that the session has it open, or that the caller may read
-//! it. Which descriptor a lock is for, the client's kernel has checked. A claim was granted before the restart;
-//! clients that are trusted with permissions are trusted with locks. Through a read-only export there are no exclusive
-//! locks: they would keep out those that may write.
+//! writing, or that the caller may write it; a shared one that the session has it open, or that the caller may read it.
+//! The client's kernel has checked the descriptor of a lock.
+//!
+//! A claim was granted before the restart; clients that are trusted with permissions are trusted with locks. Through a
+//! read-only export there are no exclusive locks: they would keep out clients that may write.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use super::answer::put;
 use super::session::{Cancelled, Session};
 use crate::wire::Node;
 
-/// Someone who holds no lock, unless the session knows better.
+/// The context of a client without locks, unless the session knows it.
 fn ctx(session: &Session, client: u64) -> Ctx {
     SYSTEM
         .clone()
@@ -41,7 +42,7 @@ fn permit(session: &Session, caller: &Ctx, ino: Ino, kind: LockKind) -> Result<(
 }
 
 /// Begins a request for a lock; false if there is nothing to do. A request that is repeated while it waits has no
-/// effect; one that is repeated later is granted what its owner has.
+/// effect; one that is repeated later is granted the lock that its owner has.
 pub(super) fn begin(session: &Session, id: u64, client: u64, is_deferred: bool) -> bool {
     match session.begin_wait(id, client, is_deferred) {
         Ok(is_new) => is_new,
@@ -52,16 +53,16 @@ pub(super) fn begin(session: &Session, id: u64, client: u64, is_deferred: bool) 
     }
 }
 
-/// A lock that is asked for, and by whom.
+/// A requested lock, and its caller.
 pub(super) struct Wanted {
     pub(super) node: Node,
     pub(super) lock: LockRequest,
     pub(super) may_wait: bool,
-    /// Of a claim not checked.
+    /// A claim is not checked.
     pub(super) caller: Ctx,
 }
 
-/// Asks for a lock, and answers the request `id`, which has begun, when that is settled.
+/// Asks for a lock, and answers the request `id`, which has begun, once it is settled.
 pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
     let client = match session.resume_wait(id) {
         Ok(Some(client)) => client,
@@ -98,7 +99,8 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
         session.export.fs().cancel_lock(&ctx, ticket);
     }
     if session.has_let_go(client) {
-        // It ended meanwhile, and may have missed this lock. While it is only about to, it still has its other locks.
+        // It ended meanwhile, and may have missed this lock. While it is only about to end, it still has its other
+        // locks.
         session.export.fs().release_client(&ctx);
     }
 }
@@ -109,7 +111,7 @@ pub(super) fn unlock(session: &Session, node: Node, client: u64, owner: LockOwne
     session.export.fs().unlock(&ctx(session, client), held.ino, owner, what)
 }
 
-/// A lock that is in the way. Asking needs the right to the weaker lock.
+/// A conflicting lock. Asking needs the right to the weaker lock.
 pub(super) fn conflicting(
     session: &Session,
     caller: &Ctx,
@@ -125,7 +127,7 @@ pub(super) fn conflicting(
         .conflicting_lock(&ctx(session, client), held.ino, lock)
 }
 
-/// Ends the wait of a request.
+/// Cancels a waiting request.
 pub(super) fn cancel(session: &Session, request: u64) {
     match session.cancel_wait(request) {
         Cancelled::Nothing => {}
@@ -137,14 +139,14 @@ pub(super) fn cancel(session: &Session, request: u64) {
     }
 }
 
-/// Nobody waits for the answer to a request any more, whatever it was for: one for a lock may wait for the time of
-/// grace to end, though its client wanted no wait.
+/// No client waits for the answer to a request any more, whatever it was for: a request for a lock may be deferred by
+/// the grace period, though its client wanted no wait.
 pub(super) fn abandon(session: &Session, request: u64, file: u64) {
     cancel(session, request);
     session.abandon(request, file);
 }
 
-/// Releases all locks of one whom the client serves.
+/// Releases all locks of one party that the client serves.
 pub(super) fn release_client(session: &Session, client: u64) -> Result<()> {
     match session.forget_client(client) {
         Some(client) => {

@@ -1,11 +1,11 @@
-//! Counting what clients ask for.
+//! Counters of clients' requests.
 //!
-//! Contents: [`Meter`], which counts for one session, or for the sessions of an export that have ended; what a
-//! server tells of itself ([`Metrics`]).
+//! Contents: [`Meter`], which counts for one session, or for the ended sessions of an export; a server's report of
+//! itself ([`Metrics`]).
 //!
-//! A request costs one look at the clock and a few additions to counters that mostly one thread uses. A session's
-//! counters go to its export when it ends, under the lock on the list of sessions: who holds that lock sees each
-//! request in one place.
+//! A request costs one clock read and a few additions to counters that mostly one thread uses. A session's counters go
+//! to its export when it ends, under the lock on the list of sessions: a holder of that lock sees each request in one
+//! place.
 
 use std::array;
 use std::cell::Cell;
@@ -45,7 +45,7 @@ impl Counts {
     }
 }
 
-/// Counters by kind of request; those of kinds that never come take no room.
+/// Counters by kind of request; unused kinds take no space.
 #[derive(Debug)]
 struct Operations([OnceLock<Box<Counts>>; REQUEST_NUMBERS]);
 
@@ -62,22 +62,22 @@ impl Operations {
 }
 
 thread_local! {
-    /// Errors that this thread has answered with.
+    /// Errors that this thread has sent.
     static FAILURES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// This thread answers with an error.
+/// Counts an error that this thread sends.
 pub(super) fn note_failure() {
     FAILURES.set(FAILURES.get() + 1);
 }
 
-/// What is counted of a request that was received.
+/// The measurements of a received request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     number: u16,
     received_bytes: usize,
     pub(super) since: Instant,
-    /// What had been put into its queue then.
+    /// The bytes queued so far at that time.
     put_bytes: u64,
     failures: u64,
 }
@@ -90,7 +90,7 @@ pub(super) struct Received<'m> {
 }
 
 impl<'m> Received<'m> {
-    /// At this moment, on the thread that answers it, unless a worker does.
+    /// A request received now, on the thread that answers it, unless a worker does.
     pub(super) fn new(number: u16, body: &'m [u8], data: Data<'m>, out: &Outbox) -> Received<'m> {
         let asked = Asked {
             number,
@@ -103,11 +103,11 @@ impl<'m> Received<'m> {
     }
 }
 
-/// The number of requests for locks, which are answered whenever they are settled.
+/// The number of requests for locks, which are answered at any time.
 const LOCK: u16 = 35;
 
 impl Asked {
-    /// Counts the request, if it was answered: otherwise it will come again, or a worker is about it.
+    /// Counts the request, if it was answered: otherwise it will come again, or a worker has it.
     pub(super) fn count_if_answered(&self, meter: &Meter, out: &Outbox) {
         let sent_bytes = (out.put_bytes() - self.put_bytes) as usize;
         if sent_bytes > 0 || self.number == LOCK {
@@ -115,7 +115,7 @@ impl Asked {
         }
     }
 
-    /// The same request, about which this thread is now, with a queue of its own.
+    /// The same request, now on this thread, with a queue of its own.
     pub(super) fn on_this_thread(self) -> Asked {
         Asked {
             put_bytes: 0,
@@ -154,17 +154,17 @@ impl Meter {
         }
     }
 
-    /// The client has connected from there.
+    /// Notes the address that the client has connected from.
     pub(super) fn comes_from(&self, address: SocketAddr) {
         *self.address.lock() = Some(address);
     }
 
-    /// Where it connected from last.
+    /// The address that it last connected from.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         *self.address.lock()
     }
 
-    /// Takes over what another has counted, and leaves nothing there.
+    /// Takes over the counts of another, and leaves nothing there.
     pub(super) fn take_over(&self, other: &Meter) {
         let add = |to: &AtomicU64, from: &AtomicU64| {
             to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
@@ -184,7 +184,7 @@ impl Meter {
         }
     }
 
-    /// Adds what it has counted to `all`, which is in the order of numbers and complete; returns it without latencies.
+    /// Adds its counts to `all`, which is in the order of numbers and complete; returns them without latencies.
     pub(super) fn add_to(&self, all: &mut Vec<OperationActivity>) -> Vec<(u16, Counted)> {
         let mut mine = Vec::new();
         for (number, counts) in self.operations.0.iter().enumerate() {
@@ -234,7 +234,7 @@ pub(super) struct Comings {
     pub(super) expired: AtomicU64,
 }
 
-/// What a server does, at one moment.
+/// A server's activity at one moment.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Metrics {
@@ -242,9 +242,9 @@ pub struct Metrics {
     pub uptime: Duration,
     /// Connections of sessions.
     pub connections: u64,
-    /// Connections that have not said yet what they are for.
+    /// Connections that have not selected a session yet.
     pub strangers: u64,
-    /// Memory for data on its way.
+    /// Memory for data in flight.
     pub buffers_bytes: u64,
     /// How much of it is in use.
     pub buffers_used_bytes: u64,
@@ -252,20 +252,20 @@ pub struct Metrics {
     pub turns: TurnCounts,
     /// By the name of the export.
     pub exports: Vec<(String, Activity)>,
-    /// Sessions that were refused because there were too many, by the name of the export.
+    /// Sessions refused because there were too many, by the name of the export.
     pub sessions_refused: Vec<(String, u64)>,
-    /// What the RDMA adapter has done, if there is one.
+    /// The counters of the RDMA adapter, if there is one.
     pub rdma: Option<RdmaCounters>,
     /// Bound files, by the name of the export.
     pub bound: Vec<(String, Vec<BoundTold>)>,
 }
 
-/// Tells what a server does, for as long as that is there.
+/// Reports a server's activity, as long as the server exists.
 #[derive(Clone)]
 pub struct Observer(pub(super) Weak<Inner>);
 
 impl Observer {
-    /// What it does now, with all clients; `None` once it is gone.
+    /// Its activity now, with all clients; `None` once the server is gone.
     pub fn look(&self) -> Option<Metrics> {
         Some(self.0.upgrade()?.metrics())
     }
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(after[0].number, 13);
         assert_eq!((after[1].counted.requests, after[1].counted.errors), (2, 1));
         assert_eq!(after[1].counted.sent_bytes, 300);
-        // A number of no request is not counted, and harms nothing.
+        // An unknown number is not counted, and does no harm.
         one.count(
             &Asked {
                 number: u16::MAX,

@@ -1,14 +1,13 @@
 //! The server: exports of engines, for many clients.
 //!
-//! Contents: [`Server`]; which request goes where; how sessions begin, go on and end. A request to an engine
-//! that keeps its data in memory is answered on the thread that received it; one to an engine that may wait for a
-//! device is answered by a worker.
+//! Contents: [`Server`]; the routing of requests; how sessions begin, continue and end. The receiving thread answers a
+//! request to an engine that keeps its data in memory; a worker answers one to an engine that may wait for a device.
 //!
 //! A session outlives its connection, and a restart of the server: the client comes back with its ticket. After a
-//! restart it says what it had open, pinned and locked. Until all sessions that had locks have done so, for at most a
-//! lease, locks are given to no others.
+//! restart it reclaims its open files, pins and locks. Until all sessions that had locks have done so, for at most a
+//! lease, no other session gets locks.
 //!
-//! Invariant: what a client sends can end its own connection, and nothing else.
+//! Invariant: a client's messages can end its own connection, and nothing else.
 
 mod admission;
 mod answer;
@@ -77,13 +76,13 @@ pub use rdma::{KeyWanted, Keys, Rdma};
 struct Inner {
     exports: Vec<Arc<Export>>,
     stores: Vec<Arc<Store>>,
-    /// By store and number. Under it those of a session and of the admission are taken, and no others.
+    /// By store and number. Under it a thread takes locks of a session and of the admission, and no others.
     sessions: Mutex<FxHashMap<(usize, u64), Arc<Session>>>,
     admission: Arc<Admission>,
     strangers: Strangers,
-    /// When slots were last taken back, as [`Inner::now_ms`] counts.
+    /// When slots were last revoked, as [`Inner::now_ms`] counts.
     slots_taken_ms: AtomicU64,
-    /// Of the lines about sessions that have ended.
+    /// Throttles log lines about sessions that have ended.
     endings: Throttle,
     /// By store.
     grace: Vec<Grace>,
@@ -92,34 +91,34 @@ struct Inner {
     lease: Duration,
     pool: Pool,
     workers: Option<Workers>,
-    /// For what may take long of an engine that answers at once.
+    /// For long requests to an engine that answers at once.
     aside: Aside,
     /// For changes that had to wait for leases.
     patient: Workers,
     keeper: OnceLock<std::thread::Thread>,
-    /// What sessions have of the adapter, if there is one.
+    /// Sessions' resources of the adapter, if there is one.
     verbs: Option<Verbs>,
-    /// More than one thread answers without a worker, so that a request may still be under way when its repetition
+    /// More than one thread answers without a worker, so that a request may still be in progress when its repetition
     /// comes over another connection.
     may_overlap: bool,
-    /// How long the threads of the reactor are at work.
+    /// How long the threads of the reactor work.
     turns: Arc<Turns>,
     stop: AtomicBool,
 }
 
-/// A running server. Dropping it stops it: connections are closed, and what sessions had is let go.
+/// A running server. Dropping it stops it: connections are closed, and sessions' resources are released.
 pub struct Server {
-    // Before what it serves.
+    // Dropped before the state that it serves.
     reactors: Option<Reactors>,
     keeper: Option<JoinHandle<()>>,
     inner: Arc<Inner>,
 }
 
 impl Server {
-    /// Serves engines, each with its exports, to whoever connects to `listeners`.
+    /// Serves engines, each with its exports, to clients of `listeners`.
     ///
     /// # Errors
-    /// If the root of an export is no directory, two exports have one name, or the system gives no threads or memory.
+    /// If the root of an export is no directory, two exports have one name, or the system has no threads or memory.
     pub fn start(
         listeners: Vec<TcpListener>,
         engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
@@ -201,9 +200,9 @@ impl Server {
         })
     }
 
-    /// Stops serving: connections are closed. Sessions are not ended, so that clients go on when a server is started on
-    /// the same engine again; the engine keeps what they have open as long as this value lives. Close the engine before
-    /// this is dropped, or files without names that are open are freed.
+    /// Stops serving: connections are closed. Sessions are not ended, so that clients continue when a server is started
+    /// on the same engine again; the engine keeps their files open as long as this value lives. Close the engine before
+    /// this is dropped, or open files without names are freed.
     pub fn stop(&mut self) {
         self.inner.stop.store(true, Ordering::Release);
         self.reactors = None;
@@ -229,13 +228,13 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-        // An engine that goes on without this server has no use for what its sessions had.
+        // An engine that outlives this server has no use for its sessions' resources.
         let sessions = std::mem::take(&mut *self.inner.sessions.lock());
         sessions.into_values().for_each(|session| self.inner.close(&session));
     }
 }
 
-/// What the exports demand of those who connect.
+/// The exports' demands on clients.
 fn gate_of(exports: &[Arc<Export>]) -> Result<Gate> {
     let mut names = std::collections::HashSet::new();
     let mut gate = Gate::new(exports.iter().any(|export| export.options.keys.is_empty()));
@@ -251,7 +250,7 @@ fn gate_of(exports: &[Arc<Export>]) -> Result<Gate> {
     Ok(gate)
 }
 
-/// A connection: of nobody yet, or of a session.
+/// A connection: without a session yet, or of one.
 enum Peer {
     Stranger {
         link: Link,
@@ -285,7 +284,7 @@ impl Service for Front {
 
     fn data_bytes_max(&self, peer: &Peer) -> usize {
         match peer {
-            // Who has not greeted gets no buffers.
+            // A connection that has not greeted gets no buffers.
             Peer::Stranger { .. } => 0,
             Peer::Client { .. } => ferrite_fabric::frame::DATA_BYTES_MAX,
         }
@@ -317,7 +316,7 @@ impl Service for Front {
                 let (session, welcome) = match inner.greet(&request, *account) {
                     Ok(greeted) => greeted,
                     Err(error) => {
-                        // It is told why, and may try again.
+                        // Report the reason; the client may retry.
                         put::<()>(out, head.id, Err(error));
                         return Ok(Served::Yes);
                     }
@@ -360,7 +359,7 @@ impl Inner {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// The first message of a connection: which session it is for.
+    /// Handles the first message of a connection, which selects its session.
     fn greet(&self, request: &Request<'_>, account: Account) -> Result<(Arc<Session>, Welcome)> {
         let &Request::Hello {
             magic,
@@ -383,7 +382,7 @@ impl Inner {
             )));
         }
         let key = account.key;
-        // What others have the key of is to this client as if it was not there.
+        // Exports whose keys the client lacks do not exist for it.
         let meant = |export: &&Arc<Export>| export.options.name.as_bytes() == name && export.options.is_open_to(key);
         let export = self.exports.iter().find(meant).ok_or_else(|| {
             FsError::Io(format!(
@@ -421,7 +420,8 @@ impl Inner {
         &self.grace[store.number]
     }
 
-    /// A session of an earlier run has claimed its locks, or will not. With the last one the others get theirs.
+    /// Notes that a session of an earlier run has claimed its locks, or will not. After the last one the others get
+    /// theirs.
     fn locks_are_back(&self, session: &Session) {
         let store = &session.export.store;
         for work in self.grace(store).locks_are_back(session.ticket.session) {
@@ -433,7 +433,7 @@ impl Inner {
         }
     }
 
-    /// Does something with an engine, here or on a worker if the engine may wait.
+    /// Runs work on an engine, here or on a worker if the engine may wait.
     fn work(&self, store: &Store, work: impl FnOnce() + Send + 'static) {
         match &self.workers {
             Some(workers) if store.limits.may_block => workers.give(work),
@@ -441,12 +441,12 @@ impl Inner {
         }
     }
 
-    /// Has something done that has waited, by a thread that has received nothing.
+    /// Runs work that has waited, on a thread that has received nothing.
     fn go_on(&self, work: Work) {
         self.patient.give(work);
     }
 
-    /// Something waits for a term to end.
+    /// Wakes the keeper, because work waits for a term to end.
     fn wake_keeper(&self) {
         if let Some(keeper) = self.keeper.get() {
             keeper.unpark();
@@ -496,7 +496,7 @@ impl Inner {
                 may_wait,
                 is_claim,
             } => {
-                // What others may have got since is not the session's any more.
+                // Locks that others may have got since no longer belong to the session.
                 if is_claim && !(session.is_reclaiming() && self.grace(store).takes_claims_of(session.ticket.session)) {
                     put::<()>(out, id, Err(FsError::Stale));
                     return Ok(Served::Yes);
@@ -529,7 +529,7 @@ impl Inner {
                 let ready = store.leases.recalled(&*session.recipient, &recalls);
                 ready.into_iter().for_each(|work| self.go_on(work));
             }
-            // Moving a file's pages takes long, and so does sealing what nobody has a key of any more.
+            // Moving a file's pages takes long, and so does sealing a file whose last key is gone.
             Request::Bind { .. } | Request::ReleaseKey { .. } | Request::Unbind { .. } => {
                 change::begin(self, session, id, received, true);
             }
@@ -538,7 +538,7 @@ impl Inner {
         Ok(Served::Yes)
     }
 
-    /// Answers what needs the engine.
+    /// Answers a request that needs the engine.
     fn answer(
         &self,
         session: &Arc<Session>,

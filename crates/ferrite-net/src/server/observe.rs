@@ -1,4 +1,4 @@
-//! What a server tells of itself: to clients, of their export; to whoever runs it, of everything.
+//! A server's reports of itself: to clients, of their export; to its administrator, of everything.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,23 +10,23 @@ use super::verbs::Verbs;
 use super::{Inner, Server};
 use crate::wire::{Activity, BoundTold, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
 
-/// Most clients that a client is told of.
+/// Most clients in a report to a client.
 const CLIENTS_MAX: usize = 32;
-/// What an answer may take: all kinds of requests, by as many clients, and all latencies.
+/// Maximum length of an answer: all kinds of requests, by as many clients, and all latencies.
 const ANSWER_BYTES_MAX: usize = CLIENTS_MAX * (160 + REQUEST_NUMBERS * (2 + size_of::<Counted>()))
     + REQUEST_NUMBERS * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
     + 64;
 const _: () = assert!(ANSWER_BYTES_MAX < ferrite_fabric::frame::BODY_BYTES_MAX);
 
 impl Server {
-    /// Tells what the server does.
+    /// An observer of this server.
     pub fn observer(&self) -> Observer {
         Observer(Arc::downgrade(&self.inner))
     }
 }
 
 impl Inner {
-    /// What was done with an export, and by whom, as clients are told.
+    /// The activity of an export, by client, as clients see it.
     pub(super) fn activity(&self, export: &Arc<Export>) -> Activity {
         let mut activity = self.activity_of_all(export);
         activity.clients.truncate(CLIENTS_MAX);

@@ -1,4 +1,4 @@
-//! How a server runs: [`ServerOptions`].
+//! Options of a server: [`ServerOptions`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use ferrite_fabric::reactor::FabricOptions;
 use super::admission::Bounds;
 use super::rdma::Rdma;
 
-/// How a server runs.
+/// How to run a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerOptions {
     /// Threads that serve connections.
     pub threads: usize,
-    /// How long such a thread looks for work before it sleeps. Zero: it sleeps at once.
+    /// How long such a thread polls for work before it sleeps. Zero: it sleeps at once.
     pub busy: Duration,
     /// Threads for engines that may wait for a device.
     pub workers: usize,
-    /// Without a sign of life for so long a session ends.
+    /// A session without a sign of life for so long ends.
     pub lease: Duration,
-    /// How long a change waits for a client that does not give back what it has a lease on, at most. Zero: clients get
-    /// no leases, and keep nothing.
+    /// How long a change waits for a client that does not return its lease, at most. Zero: clients get no leases, and
+    /// cache nothing.
     pub cache_term: Duration,
-    /// Memory for data on its way.
+    /// Memory for data in flight.
     pub buffers_bytes: usize,
-    /// Lets clients go on over a fabric. A build without the feature `fabric` tells them that it cannot.
+    /// Lets clients move to a fabric. A build without the feature `fabric` refuses that.
     pub fabric: Option<FabricOptions>,
     /// The adapter by which clients may write and read files.
     pub rdma: Option<Arc<dyn Rdma>>,
-    /// How much clients may have of it.
+    /// Bounds on clients' use of it.
     pub bounds: Bounds,
 }
 

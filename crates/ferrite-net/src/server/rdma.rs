@@ -1,7 +1,7 @@
-//! What a server wants of an RDMA adapter.
+//! The server's interface to an RDMA adapter.
 //!
-//! The server knows who may have which file; the adapter knows what keys mean, and how datagrams come and go. So a
-//! server without an adapter, and a build without one, differ in an option only.
+//! The server knows the rights to files; the adapter knows the meaning of keys, and moves datagrams. So a server
+//! without an adapter, and a build without one, differ in an option only.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,33 +12,33 @@ use ferrite_vfs::{Ctx, FileSystem, Ino, Result};
 
 use crate::wire::{BoundTold, GrantedKey, QueuePairTold, RdmaCounters};
 
-/// Who wants a key, and for what.
+/// A request for a key.
 #[derive(Clone, Copy)]
 pub struct KeyWanted<'a> {
     /// The key is for queue pairs of this session.
     pub session: u64,
     /// The engine that has the file.
     pub fs: &'a Arc<dyn FileSystem>,
-    /// As whom. The engine checks what he may do.
+    /// The context of the caller. The engine checks its rights.
     pub ctx: &'a Ctx,
     /// The file.
     pub ino: Ino,
-    /// How it is to be bound, if it is not yet.
+    /// How to bind it, if it is not bound yet.
     pub binding: Binding,
     /// Each WRITE is one step.
     pub atomic: bool,
 }
 
-/// Keys for files: of an adapter, and of what stands behind it. All calls may block for as long as a guard is held, or
-/// an inode locked.
+/// Keys for files: of an adapter, and of the files behind it. All calls may block for as long as a guard is held, or an
+/// inode locked.
 pub trait Keys: Send + Sync {
-    /// Takes a key back: when this returns, nothing is done with it any more.
+    /// Revokes a key: when this returns, nothing uses it any more.
     fn release(&self, session: u64, key: u32);
 
-    /// Takes all keys of a session back; an adapter also closes its queue pairs.
+    /// Revokes all keys of a session; an adapter also closes its queue pairs.
     fn end_session(&self, session: u64);
 
-    /// Takes all keys of a file back, and makes it an ordinary file again.
+    /// Revokes all keys of a file, and makes it an ordinary file again.
     ///
     /// # Errors
     /// As [`ferrite_vfs::regions::Region::unbind`].
@@ -59,7 +59,7 @@ pub trait Rdma: Keys {
     /// If there are too many, or no way to the client.
     fn open(&self, session: u64, client: &QueuePairTold) -> Result<QueuePairTold>;
 
-    /// Closes a queue pair: when this returns, it does nothing any more.
+    /// Closes a queue pair: when this returns, it is inactive.
     fn close(&self, session: u64, qpn: u32);
 
     /// Binds a file, if it is not bound yet, and gives a key.
@@ -68,7 +68,7 @@ pub trait Rdma: Keys {
     /// As [`ferrite_vfs::regions::Regions::bind`]; `NotSupported` if the engine has no regions.
     fn bind(&self, wanted: &KeyWanted<'_>) -> Result<GrantedKey>;
 
-    /// What it has done.
+    /// Its counters.
     fn counters(&self) -> RdmaCounters;
 }
 

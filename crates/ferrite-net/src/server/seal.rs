@@ -1,8 +1,8 @@
-//! Seals: numbers that only this server can make, with which it knows what it has said to a client.
+//! Seals: handle MACs that only this server can make, by which it recognizes what it has sent to a client.
 //!
-//! A seal is SipHash-2-4 with the pool's secret. A client that makes one up is right once in 2^64 tries, each of which
-//! is a request. It covers the export: its name, which inode its root is, and its epoch. So what was sealed for an
-//! export is worth nothing once its `path` leads elsewhere, or the administrator has changed its epoch.
+//! A seal is SipHash-2-4 with the pool's secret. A forged one is right once in 2^64 tries, each of which is a request.
+//! It covers the export: its name, its root inode, and its epoch. So an export's seals become invalid once its `path`
+//! leads elsewhere, or the administrator has changed its epoch.
 
 use std::hash::Hasher;
 
@@ -11,11 +11,11 @@ use siphasher::sip::SipHasher24;
 
 use crate::wire::{Node, Ticket};
 
-/// What makes seals. An export has one.
+/// The maker of seals. An export has one.
 #[derive(Clone)]
 pub(super) struct Sealer {
     keys: (u64, u64),
-    /// What every seal of the export covers.
+    /// The part that every seal of the export covers.
     label: Vec<u8>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Sealed<'e> {
     pub(super) epoch: u64,
 }
 
-/// What a seal is on; no two kinds are mistaken for each other.
+/// The kind of the sealed object; no two kinds can be confused.
 #[derive(Clone, Copy)]
 enum Kind {
     Node = 1,
@@ -41,7 +41,7 @@ impl Sealer {
         let secret = u128::from_le_bytes(secret);
         let numbers = [export.root, u64::from(export.root_generation), export.epoch];
         let mut label: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        // Last: it alone has no fixed length.
+        // Last: only the name has no fixed length.
         label.extend_from_slice(export.name.as_bytes());
         Sealer {
             keys: (secret as u64, (secret >> 64) as u64),
@@ -66,7 +66,7 @@ impl Sealer {
     }
 
     pub(super) fn file(&self, ino: Ino, generation: u32, mode: OpenMode) -> u64 {
-        // That it was truncated when it was opened is over.
+        // The truncation at its opening is done.
         let mode = u64::from(mode.read) | u64::from(mode.write) << 1 | u64::from(mode.no_atime) << 2;
         self.seal(Kind::File, [ino, u64::from(generation), mode])
     }

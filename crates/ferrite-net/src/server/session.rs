@@ -1,14 +1,14 @@
-//! A client's session: what the server keeps for it while it lives.
+//! A client's session: the server's state for it while it lives.
 //!
-//! Contents: [`Session`] with the inodes it has pinned and its open files; below it, what it has of locks
-//! (`locks`) and slots of tokens (`slots`), and the inodes that requests use (`within`).
+//! Contents: [`Session`] with its pinned inodes and open files; below it, its locks (`locks`), its slots of tokens
+//! (`slots`), and the inodes that requests use (`within`).
 //!
-//! Everything that a client asks of its session can be repeated: a client that lost its connection sends again what was
-//! not answered. An open file has a number that the client chose. Pins are counted, so the session remembers which
-//! requests that may come again have taken or given back pins ([`Session::repeats`]).
+//! Everything that a client asks of its session can be repeated: a client that lost its connection sends unanswered
+//! requests again. An open file has a number that the client chose. Pins are counted, so the session remembers which
+//! requests that may come again have taken or released pins ([`Session::repeats`]).
 //!
-//! Invariants: a session's lock is never held while the engine is called. An inode that is in use by a request stays
-//! pinned until the request is done, whatever the client releases meanwhile.
+//! Invariants: a session's lock is never held during a call of the engine. An inode that a request uses stays pinned
+//! until the request is done, whatever the client releases meanwhile.
 
 mod changing;
 mod locks;
@@ -36,14 +36,15 @@ use super::export::Export;
 use super::meter::Meter;
 use crate::wire::{ClientActivity, Ticket};
 
-/// Most files a session has open.
+/// Most open files of a session.
 const FILES_MAX: usize = 1 << 16;
-/// Most requests that workers have of a session.
+/// Most requests of a session with workers.
 const GIVEN_MAX: usize = 64;
-/// Most changes of a session that wait. More than clients have under way: while so many wait, nothing is taken of the
-/// connection, not even the answers to recalls that others wait for.
+/// Most waiting changes of a session. More than clients have in flight: while so many wait, the server reads nothing
+/// from the connection, not even the answers to recalls that others wait for.
 const PARKED_MAX: usize = 1024;
-/// Most requests whose effects are remembered. A client has not as many under way; with more, the oldest are forgotten.
+/// Most requests whose effects are remembered. A client never has that many in flight; with more, the oldest are
+/// forgotten.
 const EFFECTS_MAX: usize = 4096;
 /// Most pins that they took, together. A listing takes some hundred.
 const EFFECT_PINS_MAX: usize = 1 << 18;
@@ -52,19 +53,19 @@ const EFFECT_PINS_MAX: usize = 1 << 18;
 struct Pinned {
     /// Pins of the engine.
     pins: u64,
-    /// How many of them the client has given back while a request used the inode.
+    /// How many of them the client has released while a request used the inode.
     late: u64,
     /// Requests that use it.
     users: u32,
-    /// The version of the export's border at which it was looked at, 0 if it was not.
+    /// The version of the export's border at which it was checked, 0 if it was not.
     looked_at: u64,
 }
 
-/// What a request did to the session that must not be done twice.
+/// The effect of a request on the session that must not be repeated.
 enum Effect {
     /// It took a pin of each of these.
     Pinned(Vec<Ino>),
-    /// It gave pins back.
+    /// It released pins.
     Released,
 }
 
@@ -80,18 +81,18 @@ impl Effect {
 #[derive(Default)]
 struct Kept {
     pins: FxHashMap<Ino, Pinned>,
-    /// Inodes without a pin that were looked at, each with the version of the border.
+    /// Inodes without a pin that were checked, each with the version of the border.
     unpinned: FxHashMap<(Ino, u32), u64>,
     effects: BTreeMap<u64, Effect>,
     files: FxHashMap<u64, (Arc<dyn OpenFile>, OpenMode)>,
-    /// How often each inode is open, and how.
+    /// How often each inode is open, and in which modes.
     opened: Opened,
-    /// Numbers of files by which changes are being made, what each stands for, and by how many.
+    /// Numbers of files by which changes are being made, with the inode of each, and the number of changes.
     changing: FxHashMap<u64, (Option<Ino>, u32)>,
     /// Pins that `effects` remembers.
     effect_pins: usize,
     slots: Vec<u32>,
-    /// What the tokens of its slots carry in their upper half.
+    /// The upper half of its slots' tokens.
     number: u64,
     /// The last request that came with a token, and when, as [`Session::last_seen_ms`] counts.
     last_change: u64,
@@ -100,31 +101,31 @@ struct Kept {
     settled_below: u64,
     clients: FxHashMap<u64, ClientId>,
     waiting: FxHashMap<u64, Waiting>,
-    /// Requests that the engine works on.
+    /// Requests in progress in the engine.
     under_way: FxHashSet<u64>,
     /// Those among them that workers have.
     with_workers: FxHashSet<u64>,
-    /// Those under way whose clients have given up, each with the number of the file that it opens.
+    /// Those in progress whose clients have given up, each with the number of the file that it opens.
     abandoned: FxHashMap<u64, u64>,
-    /// It has had a lock, which is noted in the pool.
+    /// It has had a lock, which the pool records.
     is_locker: bool,
     is_reclaiming: bool,
     is_over: bool,
-    /// That it is counted.
+    /// Its place in the count of sessions.
     place: Option<Place>,
 }
 
-/// How a session's client is reached. Apart from the session, for what may outlive it: leases.
+/// How to reach a session's client. Apart from the session, for objects that may outlive it: leases.
 pub(super) struct Recipient {
-    /// Of the session.
+    /// The session's number.
     pub(super) number: u64,
     pub(super) export: Arc<Export>,
-    /// By whatever connection the client has now, if any.
+    /// The client's current connection, if any.
     pub(super) link: Mutex<Option<Link>>,
 }
 
 impl Recipient {
-    /// Sends something.
+    /// Sends a message.
     pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
         // Outside of the lock: the reactor takes it too.
         let link = self.link.lock().clone();
@@ -138,37 +139,37 @@ impl Recipient {
 pub(super) struct Session {
     pub(super) ticket: Ticket,
     pub(super) export: Arc<Export>,
-    /// Whom it is counted for, and what its client has in all.
+    /// The account it is charged to, and the resources of its client in all.
     pub(super) account: Account,
     pub(super) budget: Arc<Budget>,
     kept: Mutex<Kept>,
-    /// A request is not under way any more.
+    /// Signals that a request is no longer in progress.
     done: Condvar,
     /// Requests that wait for a worker, or that one works on.
     given: AtomicUsize,
     pub(super) ends: Arc<Ends>,
-    /// Changes that wait for leases of others to end, or go by the table of leases at least.
+    /// Changes that wait for others' leases to end, or at least go through the table of leases.
     parked: AtomicUsize,
-    /// The client keeps what it has a lease on.
+    /// The client caches under leases.
     has_leases: AtomicBool,
     /// Held while it gets its slots, so that it gets them once.
     getting_slots: Mutex<()>,
     pub(super) recipient: Arc<Recipient>,
-    /// Moves when the client comes with another connection; what still arrives by the old one is ignored.
+    /// Moves when the client comes with another connection; messages that still arrive by the old one are ignored.
     attachment: AtomicU64,
     pub(super) meter: Meter,
-    /// When the client was last heard of, in milliseconds since the server began.
+    /// When the server last heard of the client, in milliseconds since the server began.
     last_seen_ms: AtomicU64,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What it was still answering when it ended.
+        // The counts of requests that it was still answering when it ended.
         self.leave_counts();
     }
 }
 
-/// A request that is being answered. Dropping it ends that.
+/// A request in progress. Dropping it ends that.
 pub(super) struct UnderWay<'s> {
     session: &'s Session,
     request: u64,
@@ -217,7 +218,7 @@ impl Session {
         }
     }
 
-    /// The client has come with this connection. Returns the number under which it is known.
+    /// Attaches a new connection of the client. Returns its number.
     pub(super) fn attach(&self, link: Link) -> u64 {
         let mut current = self.recipient.link.lock();
         if let Some(old) = current.replace(link) {
@@ -226,7 +227,7 @@ impl Session {
         self.attachment.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// The client is about to come with another connection: those of before do not count any more.
+    /// Detaches earlier connections: the client is about to come with another one.
     pub(super) fn detach(&self) {
         self.attachment.fetch_add(1, Ordering::AcqRel);
     }
@@ -236,7 +237,7 @@ impl Session {
         self.attachment.load(Ordering::Acquire) == attachment
     }
 
-    /// Sends something by whatever connection the client has now, if any.
+    /// Sends a message over the client's current connection, if any.
     pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
         self.recipient.send(write);
     }
@@ -253,25 +254,26 @@ impl Session {
         self.kept.lock().is_reclaiming
     }
 
-    /// `request` says so. Changes of the earlier run may come again, which have smaller numbers.
+    /// Notes that the client has reclaimed, with `request`. Changes of the earlier run, which have smaller numbers, may
+    /// come again.
     pub(super) fn has_reclaimed(&self, request: u64) {
         let mut kept = self.kept.lock();
         kept.is_reclaiming = false;
         kept.last_change = kept.last_change.max(request);
     }
 
-    /// Its counters go to its export. The caller holds the lock on the list that it is about to leave.
+    /// Moves its counters to its export. The caller holds the lock on the list that it is about to leave.
     pub(super) fn leave_counts(&self) {
         self.export.past.take_over(&self.meter);
     }
 
-    /// The same for one whose client is gone.
+    /// The same for a session whose client is gone.
     pub(super) fn expire(&self) {
         self.export.comings.expired.fetch_add(1, Ordering::Relaxed);
         self.leave_counts();
     }
 
-    /// What the client has, without what it did; `now_ms` since the server began.
+    /// The client's state, without its operations; `now_ms` since the server began.
     pub(super) fn told(&self, now_ms: u64) -> ClientActivity {
         let is_connected = self.is_connected();
         let kept = self.kept.lock();
@@ -291,11 +293,11 @@ impl Session {
         }
     }
 
-    /// The engine has pinned `ino` because the client has asked for that. While it reclaims it gets one pin of each
-    /// inode: what an earlier connection claimed before it broke is claimed again, by requests of other numbers.
+    /// Records that the engine has pinned `ino` at the client's request. While it reclaims it gets one pin of each
+    /// inode: the client repeats claims of an earlier connection that broke, in requests of other numbers.
     ///
     /// # Errors
-    /// If its client has as many inodes pinned as it may.
+    /// If its client has reached its limit of pinned inodes.
     pub(super) fn claim(&self, request: u64, ino: Ino) -> Result<()> {
         let kept = self.kept.lock();
         let has_pin = kept.pins.get(&ino).is_some_and(|pinned| pinned.pins > pinned.late);
@@ -310,8 +312,8 @@ impl Session {
         }
     }
 
-    /// The engine has pinned `ino` for the answer to a request. False if the client has as many inodes pinned as it
-    /// may: then this one is not pinned any more.
+    /// Records that the engine has pinned `ino` for the answer to a request. False if the client has reached its limit
+    /// of pinned inodes: then this one is unpinned again.
     pub(super) fn grant(&self, request: u64, ino: Ino) -> bool {
         self.grant_to(self.kept.lock(), request, ino)
     }
@@ -340,8 +342,8 @@ impl Session {
         true
     }
 
-    /// A request begins. What it did when it came before, if it did, is undone; true if it was a release, which is not
-    /// to be done again. `settled_below` is what the client says in the same message.
+    /// Begins a request. Undoes its effects if it came before; true if it was a release, which must not be repeated.
+    /// `settled_below` comes from the same message.
     pub(super) fn repeats(&self, request: u64, settled_below: u64) -> bool {
         let mut kept = self.kept.lock();
         kept.settled_below = kept.settled_below.max(settled_below);
@@ -367,7 +369,7 @@ impl Session {
         }
     }
 
-    /// What a request did to the session is undone: its client has given up, or it has failed after all.
+    /// Undoes the effects of a request on the session: its client has given up, or it has failed after all.
     pub(super) fn undo(&self, request: u64) {
         self.repeats(request, 0);
     }
@@ -395,8 +397,8 @@ impl Session {
         }
     }
 
-    /// A request begins that another thread may be at work on already, because the client has sent it again: waits
-    /// until that is done.
+    /// Begins a request that another thread may be executing already, because the client has repeated it: waits until
+    /// that is done.
     pub(super) fn begin_alone(&self, request: u64) -> UnderWay<'_> {
         let mut kept = self.kept.lock();
         while !kept.under_way.insert(request) {
@@ -406,7 +408,7 @@ impl Session {
         UnderWay { session: self, request }
     }
 
-    /// A request is given to a worker. False if one has it already, whose answer the client will get.
+    /// Hands a request to a worker. False if one has it already, whose answer the client will get.
     pub(super) fn give(&self, request: u64) -> bool {
         let mut kept = self.kept.lock();
         let is_new = kept.under_way.insert(request);
@@ -427,15 +429,15 @@ impl Session {
         self.has_given() && self.kept.lock().with_workers.contains(&request)
     }
 
-    /// The worker is done, and is about to send the answer. In this order: what comes again now, because the
-    /// connection has changed, is answered anew, and what came before gets this answer.
+    /// Notes that the worker is done, and is about to send the answer. In this order: a repetition from now on, after a
+    /// reconnect, is answered anew, and an earlier one gets this answer.
     pub(super) fn taken_back(&self, request: u64) {
         self.kept.lock().with_workers.remove(&request);
         self.finish(request);
         self.given.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// A change is going to wait. False if it does already, so that the client will get the answer.
+    /// Parks a change. False if it is parked already, so that the client will get the answer.
     pub(super) fn park(&self, request: u64) -> bool {
         let is_new = self.kept.lock().under_way.insert(request);
         if is_new {
@@ -444,24 +446,24 @@ impl Session {
         is_new
     }
 
-    /// It is made; see [`Self::taken_back`].
+    /// Notes that a parked change is made; see [`Self::taken_back`].
     pub(super) fn unpark(&self, request: u64) {
         self.finish(request);
         self.parked.fetch_sub(1, Ordering::AcqRel);
         self.done.notify_all();
     }
 
-    /// The client has asked for leases.
+    /// Notes that the client wants leases.
     pub(super) fn wants_leases(&self) {
         self.has_leases.store(true, Ordering::Release);
     }
 
-    /// Grants a lease on what is going to be read, if the client wants leases and the export gives any.
+    /// Grants a lease on an inode to be read, if the client wants leases and the export gives any.
     pub(super) fn lease(&self, ino: Ino) -> bool {
         self.has_leases.load(Ordering::Acquire) && self.export.store.leases.grant(Arc::clone(&self.recipient) as _, ino)
     }
 
-    /// Whether workers have as many of its requests as they may.
+    /// Whether workers have the maximum of its requests.
     pub(super) fn is_busy(&self) -> bool {
         self.given.load(Ordering::Acquire) >= GIVEN_MAX || self.parked.load(Ordering::Acquire) >= PARKED_MAX
     }
@@ -475,7 +477,7 @@ impl Session {
             .is_some_and(|link| !link.is_closed())
     }
 
-    /// The client gives pins back. Inodes are as the engine numbers them.
+    /// Releases pins for the client. Inodes are as the engine numbers them.
     pub(super) fn release(&self, request: u64, pins: &[(Ino, u64)]) {
         {
             let mut kept = self.kept.lock();
@@ -519,9 +521,9 @@ impl Session {
         }
     }
 
-    /// Keeps an open file under the client's number. If there is one with this number, the same request opened it
-    /// before. It stays, unless the request has found another file this time: the client has had no answer but the one
-    /// that it gets now.
+    /// Keeps an open file under the client's number. If this number is in use, an earlier try of the same request
+    /// opened it. That file stays, unless the request has found another one this time: the client has seen no answer
+    /// but the one that it gets now.
     pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>, mode: OpenMode) -> Result<()> {
         let mut kept = self.kept.lock();
         if !kept.may_stand_for(number, file.ino()) {
@@ -558,7 +560,7 @@ impl Session {
         Ok(())
     }
 
-    /// An open file; `Stale` if the session has none of this number, which it lost when the server was restarted.
+    /// An open file; `Stale` if the session has none of this number, which it lost with a restart of the server.
     pub(super) fn file(&self, number: u64) -> Result<Arc<dyn OpenFile>> {
         let kept = self.kept.lock();
         let file = kept.files.get(&number).map(|(file, _)| Arc::clone(file));
@@ -583,7 +585,7 @@ impl Session {
         self.kept.lock().is_over
     }
 
-    /// From now on it gets nothing more, and keeps what it has until [`Self::end`].
+    /// From now on it gets nothing more, and keeps its resources until [`Self::end`].
     pub(super) fn begin_to_end(&self) {
         if let Some(link) = self.recipient.link.lock().take() {
             link.close();
@@ -594,7 +596,7 @@ impl Session {
         kept.waiting.retain(|_, waiting| !waiting.is_deferred);
     }
 
-    /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more
+    /// Ends it, and releases everything it has. Has no effect the second time. The pool does not count it any more
     /// ([`super::state::State::session_ends`]).
     pub(super) fn end(&self) {
         self.begin_to_end();
@@ -617,8 +619,8 @@ impl Session {
         drop(place);
     }
 
-    /// Whether it has nothing that its client would miss if it ended now: not even a request under way, nor an answer
-    /// that may be asked for again.
+    /// Whether ending it now costs its client nothing: it has no state, no request in progress, and no answer that may
+    /// be requested again.
     pub(super) fn has_nothing(&self) -> bool {
         if self.given.load(Ordering::Acquire) > 0 || self.parked.load(Ordering::Acquire) > 0 {
             return false;

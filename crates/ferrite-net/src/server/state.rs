@@ -1,20 +1,22 @@
-//! What a server must know again after it was killed: its secret, the sessions that hold slots of tokens, and those
-//! that hold locks.
+//! The server's persistent state, which it must know after a kill: its secret, and the sessions that hold slots of
+//! tokens or locks.
 //!
 //! It lies in an extended attribute of the pool's root ([`NAME`]), so it travels with the pool, and changes atomically.
 //! Clients never see the attribute.
 //!
-//! Invariants: a number, and a slot that a session has, are in the attribute before the client is told. So a slot is
-//! never given to a second session while the first may still repeat a request with it. Slots are given out with a fresh
+//! Invariants: a number, and a session's slots, are in the attribute before the client learns of them. So a slot never
+//! goes to a second session while the first may still repeat a request with it. Slots are given out with a fresh
 //! number, which their tokens carry: a session may ask for its first slots long after later ones have used and freed
-//! them, and the engine takes no token with a smaller number than the slot has seen. A session is in the attribute
-//! before it has its first lock, and is out of it before its locks are given to others. So after a restart only those
-//! who had locks may claim them, and a session that had ended gets nothing back that is another's by now.
+//! them, and the engine takes no token with a smaller number than the slot has seen.
 //!
-//! Where operations are durable after a sync only, or survive only the process, a loss of power may take back what
-//! clients were told: a file that was written, or the inode that a handle means. So the secret is good for one boot of
-//! the machine there, unless the server has stopped in order: after a loss of power all sessions have ended, and no
-//! handle is good.
+//! A session is in the attribute before it has its first lock, and is out of it before others get its locks. So after a
+//! restart only sessions that had locks may claim them, and an ended session reclaims nothing that now belongs to
+//! another.
+//!
+//! Where operations are durable after a sync only, or survive only the process, a loss of power may lose operations
+//! that the server has acknowledged: a written file, or the inode that a handle means. So the secret is valid there for
+//! one boot of the machine, unless the server has stopped in order: after a loss of power all sessions have ended, and
+//! no handle is valid.
 
 mod shares;
 
@@ -36,8 +38,8 @@ pub(super) const HIDDEN_PREFIX: &[u8] = b"trusted.ferrite.";
 const FORMAT: u32 = 3;
 /// Session numbers reserved at once.
 const NUMBERS: u64 = 1024;
-/// Longest state. Engines allow all attributes of an inode together about 4 KiB; with this there is room for an access
-/// list. It holds about 200 sessions with slots and 240 with locks.
+/// Longest state. Engines allow all attributes of an inode together about 4 KiB; this leaves space for an access list.
+/// It holds about 200 sessions with slots and 240 with locks.
 const STATE_BYTES_MAX: usize = 3400;
 const _: () = assert!(shares::HOLDERS_BYTES_MAX + 4 * shares::LOCKERS_MAX + 64 < STATE_BYTES_MAX);
 
@@ -45,12 +47,12 @@ const _: () = assert!(shares::HOLDERS_BYTES_MAX + 4 * shares::LOCKERS_MAX + 64 <
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Holder {
     session: u64,
-    /// What their tokens carry.
+    /// The number that their tokens carry.
     number: u64,
     slots: Vec<u32>,
 }
 
-/// Short, for many must fit: the numbers have 32 bits, and slots are told as runs of at most 255.
+/// Short, for many must fit: the numbers have 32 bits, and slots are encoded as runs of at most 255.
 impl<'m> Wire<'m> for Holder {
     fn put(&self, out: &mut Vec<u8>) {
         (self.session as u32, self.number as u32).put(out);
@@ -83,7 +85,7 @@ impl<'m> Wire<'m> for Holder {
 struct Content {
     format: u32,
     secret: [u8; 16],
-    /// Of the machine, if a loss of power may take back what was done since. 0: it may not.
+    /// Boot of the machine, if a loss of power may lose operations since; otherwise 0.
     boot: u64,
     /// Session numbers below it may be in use.
     reserved: u64,
@@ -112,19 +114,19 @@ pub(super) struct State {
 struct Kept {
     content: Content,
     next: u64,
-    /// Sessions that live.
+    /// Living sessions.
     live: u64,
     /// Slots in all.
     count: u32,
-    /// Numbers of holders of an earlier run, who have not come back.
+    /// Numbers of an earlier run's holders that have not come back.
     inherited: Vec<u64>,
     /// Of sessions of this run that have slots or locks.
     accounts: FxHashMap<u64, Account>,
-    /// It could not be kept the last time: the pool is full, or takes no attribute.
+    /// The last save failed: the pool is full, or takes no attribute.
     is_lost: bool,
 }
 
-/// What an earlier run left behind.
+/// The state recovered from an earlier run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Heritage {
     /// Sessions may come back.
@@ -144,7 +146,7 @@ impl State {
         State::load_in(fs, boot_number(), may_lose)
     }
 
-    /// The same in a boot of this number; whether a loss of power may take back what is done.
+    /// The same in a boot of this number; `may_lose`: whether a loss of power may lose operations.
     fn load_in(fs: &dyn FileSystem, this_boot: u64, may_lose: bool) -> Result<(State, Heritage), FsError> {
         let boot = if may_lose { this_boot } else { 0 };
         let stored = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
@@ -194,7 +196,7 @@ impl State {
         };
         kept.reserve(kept.next);
         if !kept.save(fs) {
-            // Session numbers will come again in the next run, so this one's tickets must not be good there, nor an
+            // Session numbers will come again in the next run, so this one's tickets must not be valid there, nor an
             // earlier run's here.
             kept.content.secret = ferrite_vfs::random()?;
         }
@@ -208,7 +210,7 @@ impl State {
         self.content.lock().content.secret
     }
 
-    /// Whether tokens can be given out.
+    /// Whether tokens are available.
     pub(super) fn has_slots(&self) -> bool {
         let kept = self.content.lock();
         kept.count > 0 && !kept.is_lost
@@ -227,8 +229,8 @@ impl State {
         number
     }
 
-    /// Up to `count` free slots for a session, and the number that their tokens carry. Durable when it returns. Nobody
-    /// gets more than a part of what is free, so that those who come later get some, too.
+    /// Up to `count` free slots for a session, and the number that their tokens carry. Durable when it returns. No
+    /// session gets more than a part of the free slots, so that later ones get some, too.
     pub(super) fn take_slots(
         &self,
         fs: &dyn FileSystem,
@@ -268,7 +270,7 @@ impl State {
         (number, slots)
     }
 
-    /// The slots that a session had in an earlier run: they are its again.
+    /// Returns the slots that a session had in an earlier run to it.
     pub(super) fn claim_slots(&self, session: u64, account: Account) -> (u64, Vec<u32>) {
         let mut kept = self.content.lock();
         let kept = &mut *kept;
@@ -285,8 +287,8 @@ impl State {
         (0, Vec::new())
     }
 
-    /// Gives slots back that were taken for a session which had ended by then, or that a session does not use. Durable
-    /// when it returns.
+    /// Frees slots that were taken for a session which had ended by then, or that a session does not use. Durable when
+    /// it returns.
     pub(super) fn free_slots(&self, fs: &dyn FileSystem, numbers: &[u64]) {
         let mut kept = self.content.lock();
         let count = kept.content.holders.len();
@@ -296,7 +298,7 @@ impl State {
         }
     }
 
-    /// Frees the slots of earlier runs that nobody came back for, and forgets who of them had locks.
+    /// Frees the slots of earlier runs whose sessions did not come back, and forgets which of them had locks.
     pub(super) fn free_inherited(&self, fs: &dyn FileSystem, lockers: &[u64]) {
         let mut kept = self.content.lock();
         let inherited = std::mem::take(&mut kept.inherited);
@@ -311,13 +313,13 @@ impl State {
         kept.save(fs);
     }
 
-    /// A session is about to get its first lock. Durable when it returns.
+    /// Records a session that is about to get its first lock. Durable when it returns.
     ///
     /// # Errors
     /// If too many have locks.
     pub(super) fn add_locker(&self, fs: &dyn FileSystem, session: u64, account: Account) -> Result<(), FsError> {
         let mut kept = self.content.lock();
-        // As for slots: a number that is cut would be another session's.
+        // As for slots: a truncated number would be another session's.
         let short = u32::try_from(session).map_err(|_| FsError::NoSpace(SpaceOf::RecordLocks))?;
         if kept.content.lockers.contains(&short) {
             return Ok(());
@@ -331,12 +333,12 @@ impl State {
             }
             return Err(FsError::NoSpace(SpaceOf::RecordLocks));
         }
-        // If it cannot be kept nobody claims anything after a restart, and locks are lost then, as was said.
+        // If the save fails, no session claims locks after a restart, and they are lost then, as the warning said.
         kept.save(fs);
         Ok(())
     }
 
-    /// A session that was about to get its first lock has ended instead.
+    /// Forgets a session that was about to get its first lock and has ended instead.
     pub(super) fn forget_locker(&self, fs: &dyn FileSystem, session: u64) {
         let mut kept = self.content.lock();
         let count = kept.content.lockers.len();
@@ -346,23 +348,23 @@ impl State {
         }
     }
 
-    /// A session of an earlier run has come back.
+    /// Counts a session of an earlier run that has come back.
     pub(super) fn session_is_back(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
         kept.live += 1;
-        // The time of grace may end at this moment.
+        // The grace period may end at this moment.
         if !kept.content.has_sessions {
             kept.content.has_sessions = true;
             kept.save(fs);
         }
     }
 
-    /// A session that seemed to come back was there already.
+    /// Uncounts a session that seemed to come back and was there already.
     pub(super) fn session_was_there(&self) {
         self.content.lock().live -= 1;
     }
 
-    /// A session ends: its slots are free, and it will not come back for its locks. Durable when it returns, so that
+    /// Ends a session: its slots are free, and it will not come back for its locks. Durable when it returns, so that
     /// the locks can be released then.
     pub(super) fn session_ends(&self, fs: &dyn FileSystem, session: u64) {
         let mut kept = self.content.lock();
@@ -377,7 +379,7 @@ impl State {
         }
     }
 
-    /// Notes that the server stops in order: nothing that a client was told can be lost any more.
+    /// Records an orderly stop: no acknowledged operation can be lost any more.
     pub(super) fn note_stop(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
         if kept.content.boot != 0 {
@@ -386,8 +388,9 @@ impl State {
         }
     }
 
-    /// Notes that a restart has no sessions to wait for, if there are none. The caller knows that none comes back, and
-    /// does not call this for each session that ends: clients that come and go would have the pool written each time.
+    /// Records that a restart has no sessions to wait for, if no session lives. The caller knows that none comes back,
+    /// and does not call this for each session that ends: short-lived clients would cause a write of the pool each
+    /// time.
     pub(super) fn note_end(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
         if kept.content.has_sessions && kept.live == 0 {
@@ -397,7 +400,7 @@ impl State {
     }
 }
 
-/// Reads what was stored; `None` if it is of an earlier version, or makes no sense.
+/// Decodes the stored state; `None` if it is of an earlier version, or invalid.
 fn read(stored: &[u8]) -> Result<Option<Content>, FsError> {
     let mut reader = Reader::new(stored);
     match reader.get::<u32>() {
@@ -428,20 +431,20 @@ impl Kept {
         self.next - 1
     }
 
-    /// Sees to it that `number` is not given out by a later run.
+    /// Ensures that a later run does not give out `number`.
     fn reserve(&mut self, number: u64) {
         if number + 1 >= self.content.reserved {
             self.content.reserved = number + NUMBERS;
         }
     }
 
-    /// False if that is impossible, which is reported once, and tried again the next time.
+    /// Saves the state. False if that fails, which is reported once, and retried the next time.
     fn save(&mut self, fs: &dyn FileSystem) -> bool {
         let mut bytes = Vec::new();
         self.content.put(&mut bytes);
         let was_lost = self.is_lost;
         let set = fs.setxattr(SYSTEM, ROOT_INO, NAME, &bytes, XattrMode::Any);
-        // What a client is told of it must be so after a loss of power as well.
+        // The state that a client learns of must survive a loss of power as well.
         let set = set.and_then(|()| match fs.limits().durable_operations {
             true => Ok(()),
             false => fs.sync(SYSTEM),
@@ -499,7 +502,7 @@ mod tests {
         assert!(has_sessions());
     }
 
-    /// The reference engine has few slots; as if it had more.
+    /// The reference engine has few slots; this simulates more.
     fn with_slots(state: &State) {
         state.content.lock().count = 128;
     }
@@ -552,7 +555,7 @@ mod tests {
         assert_eq!(State::load(&fs).unwrap().1.lockers, [sessions[0]]);
     }
 
-    /// Where a loss of power takes back what clients were told, it ends their sessions and handles; nothing else does.
+    /// Where a loss of power may lose acknowledged operations, it ends sessions and handles; nothing else does.
     #[test]
     fn sessions_end_with_a_boot_that_ended_without_order() {
         let fs = MemFs::new();
@@ -609,7 +612,7 @@ mod tests {
         assert!(state.has_slots(), "it was kept");
         let stored = fs.getxattr(SYSTEM, ROOT_INO, NAME).unwrap();
         assert!(stored.len() <= STATE_BYTES_MAX, "{}", stored.len());
-        // Every other one ends, so that slots do not lie together any more.
+        // Every other session ends, so that free slots are scattered.
         (0..2000)
             .step_by(2)
             .for_each(|session| state.session_ends(&fs, session));

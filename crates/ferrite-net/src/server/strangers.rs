@@ -1,8 +1,8 @@
-//! Connections that have not said yet which session they are for.
+//! Connections that have not selected a session yet.
 //!
-//! Contents: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; with one
-//! more, the one that has been there longest is closed. So sessions and strangers together bound the connections of a
-//! source: one that opens connections and greets nobody closes its own.
+//! Contents: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; one more closes
+//! the oldest. So sessions and strangers together bound the connections of a source: one that opens connections without
+//! greeting closes its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const OF_SOURCE_MAX: usize = 256;
 /// See the head of this module.
 pub(super) struct Strangers {
     next: AtomicU64,
-    /// Each with when it came. No other lock is taken under this one.
+    /// Each with its arrival time. No other lock is taken under this one.
     kept: Mutex<Crowd<(Link, Instant)>>,
 }
 
@@ -31,7 +31,7 @@ impl Strangers {
         }
     }
 
-    /// One has come. Returns its number.
+    /// Adds a connection. Returns its number.
     pub(super) fn come(&self, link: Link, source: Source) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let gone = self.kept.lock().insert(number, source, (link, Instant::now()));
@@ -41,12 +41,12 @@ impl Strangers {
         number
     }
 
-    /// It has greeted, or is gone.
+    /// Removes a connection that has greeted, or is gone.
     pub(super) fn leave(&self, number: u64) {
         self.kept.lock().remove(number);
     }
 
-    /// Closes those that have been there for so long.
+    /// Closes connections older than this.
     pub(super) fn close_older(&self, than: Duration) {
         loop {
             let mut kept = self.kept.lock();

@@ -1,14 +1,14 @@
-//! What lies within an export whose root is not the engine's.
+//! The border of an export whose root is not the engine's.
 //!
-//! A node that a client has been told stays good for as long as its inode exists, and a directory can be moved out of
-//! the export meanwhile. So a session looks at each directory before it uses it the first time: it walks up to the root
-//! of the export. What it has found holds until a rename has moved something across the border ([`Subtree::version`]),
-//! which each rename between two directories looks at when it is done ([`Borders::renamed`]).
+//! A client's node stays valid as long as its inode exists, and a directory can be moved out of the export meanwhile.
+//! So a session checks each directory before it uses it the first time: it walks up to the root of the export. The
+//! result holds until a rename has moved something across the border ([`Subtree::version`]), which each rename between
+//! two directories checks when it is done ([`Borders::renamed`]).
 //!
-//! Files have no one way up, and are not looked at: docs/operations.md says what that means.
+//! Files have no single path up, and are not checked: docs/operations.md describes the consequences.
 //!
-//! Invariants: a session relies on what it found only at the version that it read before it looked. An export of all of
-//! an engine has no border, and costs nothing.
+//! Invariants: a session relies on a result only at the version that it read before the check. An export of a whole
+//! engine has no border, and costs nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 
 /// Most levels between a directory and the root of its export. A walk this long takes a few milliseconds.
 const LEVELS_MAX: usize = 1 << 14;
-/// How often a look is repeated because something moved meanwhile.
+/// How often a check is repeated because something moved meanwhile.
 const LOOKS_MAX: usize = 4;
 
 /// The border of an export.
@@ -36,7 +36,7 @@ impl Subtree {
         }
     }
 
-    /// Whether it is all of the engine.
+    /// Whether it is the whole engine.
     pub(super) fn is_whole(&self) -> bool {
         self.root == ROOT_INO
     }
@@ -64,7 +64,7 @@ impl Subtree {
         Err(FsError::Stale)
     }
 
-    /// Whether a session may use a directory, and the version at which that was so. The caller keeps it pinned.
+    /// Whether a session may use a directory, and the version at which that held. The caller keeps it pinned.
     ///
     /// # Errors
     /// `Stale` if it lies outside; those of the engine.
@@ -74,7 +74,7 @@ impl Subtree {
             if self.contains(fs, dir, |dir| is_known(dir, version))? {
                 return Ok(version);
             }
-            // A walk that met a rename on its way may have seen a path that never was.
+            // A walk that raced with a rename may have seen a path that never existed.
             if self.version() == version {
                 break;
             }
@@ -88,7 +88,7 @@ impl Subtree {
 pub(super) struct Borders(RwLock<Vec<Arc<Subtree>>>);
 
 impl Borders {
-    /// An export has this root.
+    /// Adds the border of an export with this root.
     pub(super) fn add(&self, root: Ino) -> Arc<Subtree> {
         let subtree = Arc::new(Subtree::new(root));
         if !subtree.is_whole() {
@@ -97,8 +97,8 @@ impl Borders {
         subtree
     }
 
-    /// Something was moved from one directory to another, and the request is not answered yet. Looks after the rename:
-    /// one that runs at the same time and moves the directories themselves looks for itself, or is seen here.
+    /// Checks a rename between two directories, whose request is not answered yet. It runs after the rename: a
+    /// concurrent one that moves the directories themselves does its own check, or is seen here.
     pub(super) fn renamed(&self, fs: &dyn FileSystem, from: Ino, to: Ino) {
         if from == to {
             return;

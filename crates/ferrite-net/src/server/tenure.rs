@@ -1,7 +1,8 @@
-//! How sessions begin, are found again, and end; and how slots come back that they do not use.
+//! How sessions begin, are found again, and end; and how the server revokes their unused slots.
 //!
-//! Invariants: a session is found from when it begins until it ends, by one connection at a time. One that has nothing
-//! its client would miss ends with its connection: what connects, greets and goes leaves nothing behind.
+//! Invariants: a session is found from when it begins until it ends, by one connection at a time. One without state
+//! that its client would miss ends with its connection: a client that connects, greets and leaves costs nothing
+//! afterwards.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -15,14 +16,14 @@ use super::export::{Export, Store};
 use super::session::Session;
 use crate::wire::{SessionState, Ticket};
 
-/// How often slots are looked for that nobody uses, at most.
+/// The shortest time between two searches for unused slots.
 const SLOTS_LOOK_MS: u64 = 100;
 
 impl Inner {
     /// The session that a ticket is for, or a new one.
     ///
     /// # Errors
-    /// If there are as many as may be.
+    /// If the limit is reached.
     pub(super) fn session(
         &self,
         export: &Arc<Export>,
@@ -49,7 +50,7 @@ impl Inner {
         Ok((session, SessionState::New))
     }
 
-    /// The session of a valid ticket. In the time of grace one of an earlier run begins again.
+    /// The session of a valid ticket. In the grace period one of an earlier run begins again.
     fn find(&self, export: &Arc<Export>, account: Account, ticket: Ticket) -> Result<Option<Arc<Session>>> {
         let store = &export.store;
         let is_in_grace = self.grace(store).is_on();
@@ -83,15 +84,16 @@ impl Inner {
         found.map(|(session, _)| session)
     }
 
-    /// A connection of a session is gone. If that was its last, and the session has nothing, the session ends.
+    /// Handles the loss of a session's connection. If that was its last, and the session has no state, the session
+    /// ends.
     pub(super) fn end_if_idle(&self, session: &Arc<Session>, attachment: u64) {
         let store = &session.export.store;
-        // Clients come back to a server that starts again, and are known to it by what this one has noted.
+        // Clients come back to a server that starts again, which knows them by the records of this one.
         if self.stop.load(Ordering::Acquire) || self.grace(store).is_on() {
             return;
         }
         let is_idle = || session.is_attached(attachment) && session.has_nothing() && !self.has_keys(session);
-        // Most have something, and do not hold others up.
+        // Most sessions have state, and need not take the lock.
         if !is_idle() {
             return;
         }
@@ -112,7 +114,7 @@ impl Inner {
     /// Ends a session.
     pub(super) fn end(&self, session: &Arc<Session>) {
         let store = &session.export.store;
-        // Before it ends: nobody may come back to it meanwhile.
+        // Before it ends: no connection may resume it meanwhile.
         let was_there = {
             let mut sessions = self.sessions.lock();
             session.leave_counts();
@@ -123,32 +125,32 @@ impl Inner {
         }
     }
 
-    /// Ends a session that is not in the list any more.
+    /// Ends a session that is no longer in the list.
     pub(super) fn let_go(&self, session: &Arc<Session>) {
         let store = &session.export.store;
         // First: a request that is about to get a lock sees that the session has ended, or the pool forgets both.
         session.begin_to_end();
-        // Before its locks are another's: it must not come back for them.
+        // Before another session gets its locks: it must not come back for them.
         store.state.session_ends(&*store.fs, session.ticket.session);
         self.close(session);
         store.leases.is_over(&*session.recipient);
         self.locks_are_back(session);
     }
 
-    /// Notes in the pools that a restart has nobody to wait for, where that is so.
+    /// Records in the pools that a restart has no sessions to wait for, where that is so.
     pub(super) fn note_ends(&self) {
         for store in self.stores.iter().filter(|store| !self.grace(store).is_on()) {
             store.state.note_end(&*store.fs);
         }
     }
 
-    /// Whether letting a session go may take long, because it has keys or queue pairs.
+    /// Whether ending a session may take long, because it has keys or queue pairs.
     pub(super) fn has_keys(&self, session: &Session) -> bool {
         self.verbs.as_ref().is_some_and(|verbs| verbs.knows(session))
     }
 
-    /// Releases all that a session has. Keys and queue pairs before locks, when none is given any more: the next owner
-    /// of a lock meets no write of this session.
+    /// Releases everything a session has. Keys and queue pairs before locks, when it can get no more of them: the next
+    /// owner of a lock meets no write of this session.
     pub(super) fn close(&self, session: &Session) {
         session.begin_to_end();
         if let Some(verbs) = &self.verbs {
@@ -157,7 +159,7 @@ impl Inner {
         session.end();
     }
 
-    /// Slots for a session; if there are none, those that other sessions have not used for a lease.
+    /// Slots for a session; if no slot is free, those that other sessions have not used for a lease.
     pub(super) fn slots(&self, session: &Session, count: usize) -> (u64, Vec<u32>) {
         let (number, slots) = session.slots(count);
         if !slots.is_empty() || count == 0 || !self.take_idle_slots(&session.export.store) {
@@ -166,10 +168,10 @@ impl Inner {
         session.slots(count)
     }
 
-    /// Takes slots back that have been idle. False if there were none, or they were looked for a moment ago.
+    /// Revokes idle slots. False if there were none, or the last search was a moment ago.
     ///
     /// A crash between the steps leaves slots with a session that has lost them here: after the restart it has them
-    /// again, or nobody. The pool has forgotten a session's slots before another gets them.
+    /// again, or no session has. The pool has forgotten a session's slots before another gets them.
     fn take_idle_slots(&self, store: &Store) -> bool {
         let (now_ms, idle_ms) = (self.now_ms(), self.lease.as_millis() as u64);
         let last_ms = self.slots_taken_ms.load(Ordering::Relaxed);

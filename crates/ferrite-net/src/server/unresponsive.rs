@@ -1,14 +1,14 @@
-//! Clients that do not answer recalls, and for how long they get no leases.
+//! Clients that do not answer recalls, and how long they get no leases.
 //!
-//! Contents: [`Unresponsive`], a part of the table of leases. A client whose recall ran out has held up a change
-//! for as long as a lease lasts. It gets no lease for a while, which doubles each time, so that a client which only
-//! looks, and never answers, cannot hold up others again and again.
+//! Contents: [`Unresponsive`], a part of the table of leases. A client whose recall expired has delayed a change for as
+//! long as a lease lasts. It gets no lease for a while, which doubles each time, so that a client which only reads, and
+//! never answers, cannot delay others repeatedly.
 //!
 //! Invariants:
-//! * A session that ends leaves its penalty to those that begin on the same export: nobody gets rid of it by coming as
-//!   another. Others there, which have sessions already, lose nothing.
-//! * If [`GUILTY_MAX`] sessions of an export have to wait at the same time, nobody on it gets a lease for a while,
-//!   which doubles as well: else a client with many sessions would have one to spare at any time. From then on one is
+//! * A session that ends leaves its penalty to those that begin on the same export: a client cannot shed it by a new
+//!   session. Other clients there, which have sessions already, lose nothing.
+//! * If [`GUILTY_MAX`] sessions of an export have to wait at the same time, no session on it gets a lease for a while,
+//!   which doubles as well: else a client with many sessions would always have one to spare. From then on one is
 //!   enough.
 //! * At most [`SESSIONS_MAX`] sessions are known, and two penalties an export.
 //! * A wait is at most [`WAIT_MAX`]; a client that answered recalls for that long afterwards begins anew.
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-/// A recall that came so shortly before the end of the lease does not count: an honest client may be that slow.
+/// A recall sent so shortly before the end of the lease does not count: an honest client may be that slow.
 pub(super) const ANSWER_MIN: Duration = Duration::from_millis(50);
 /// The first wait, in terms of a lease.
 const FIRST_TERMS: u32 = 2;
@@ -35,7 +35,7 @@ struct Penalty {
 }
 
 impl Penalty {
-    /// The one after `last`.
+    /// The penalty after `last`.
     fn next(last: Option<Penalty>, term: Duration, now: Instant) -> Penalty {
         let wait = match last {
             Some(last) if last.until + WAIT_MAX > now => last.wait * 2,
@@ -57,17 +57,17 @@ impl Penalty {
 #[derive(Default)]
 pub(super) struct Unresponsive {
     sessions: FxHashMap<u64, (usize, Penalty)>,
-    /// What those that begin on an export inherit.
+    /// The penalties that new sessions on an export inherit.
     inherited: FxHashMap<usize, Penalty>,
-    /// Exports on which nobody gets leases.
+    /// Exports on which no session gets leases.
     closed: FxHashMap<usize, Penalty>,
 }
 
 impl Unresponsive {
-    /// A recall to a session ran out.
+    /// Notes that a recall to a session expired.
     pub(super) fn note(&mut self, session: u64, export: usize, term: Duration, now: Instant) {
         let last = self.sessions.get(&session).map(|(_, penalty)| *penalty);
-        // Several that ran out at the same time are one.
+        // Several that expired at the same time count as one.
         if last.is_some_and(|last| last.until > now) {
             return;
         }
@@ -86,13 +86,13 @@ impl Unresponsive {
 
     /// Whether a session gets leases.
     pub(super) fn may_have(&self, session: u64, export: usize, now: Instant) -> bool {
-        // Nobody is there in the common case.
+        // The common case: no penalties at all.
         let is_over = |penalty: &Penalty| penalty.until <= now;
         (self.sessions.is_empty() || self.sessions.get(&session).is_none_or(|(_, penalty)| is_over(penalty)))
             && (self.closed.is_empty() || self.closed.get(&export).is_none_or(is_over))
     }
 
-    /// A session asks for leases, perhaps not for the first time.
+    /// Notes that a session asks for leases, perhaps not for the first time.
     pub(super) fn begins(&mut self, session: u64, export: usize, now: Instant) {
         if let Some(&penalty) = self.inherited.get(&export)
             && penalty.is_known(now)
@@ -102,7 +102,7 @@ impl Unresponsive {
         }
     }
 
-    /// A session has ended.
+    /// Notes that a session has ended.
     pub(super) fn ends(&mut self, session: u64) {
         if let Some((export, penalty)) = self.sessions.remove(&session) {
             self.leave(export, penalty);
@@ -155,7 +155,7 @@ mod tests {
         table.begins(3, 7, now);
         table.begins(4, 8, now);
         assert!(table.may_have(2, 7, now) && !table.may_have(3, 7, now) && table.may_have(4, 8, now));
-        // The same client, as yet another: the wait goes up with each.
+        // The same client in yet another session: the wait grows with each.
         let later = now + 2 * TERM;
         assert!(table.may_have(3, 7, later));
         table.begins(5, 7, later);

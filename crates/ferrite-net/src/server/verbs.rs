@@ -1,12 +1,13 @@
-//! Requests about RDMA: who may have queue pairs and keys, and what becomes of them.
+//! Requests about RDMA: rights to queue pairs and keys, and their lifetime.
 //!
 //! Invariants:
 //! * A key is for a file of the session's export that its caller may read, and write if it allows writing, and for
 //!   queue pairs of the session. A read-only export gives no key that allows writing.
-//! * Keys and queue pairs end with their session. Who opens one looks afterwards whether the session has ended.
-//! * While there is a key that allows writing a file, nobody has a lease on it.
-//! * A request that comes again does no harm: a queue pair is known by the client's end of it, and keys that the
-//!   client has not heard of end with the session.
+//! * Keys and queue pairs end with their session. A thread that opens one checks afterwards whether the session has
+//!   ended.
+//! * While there is a key that allows writing a file, no session has a lease on it.
+//! * A repeated request does no harm: a queue pair is identified by the client's end of it, and keys that the client
+//!   has not received end with the session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,16 +30,16 @@ const QUEUE_PAIRS_MAX: usize = 64;
 /// Most keys of a session.
 const KEYS_MAX: usize = 4_096;
 
-/// A key that was given.
+/// A granted key.
 struct Key {
     ino: Ino,
     writable: bool,
     _charge: Charge,
 }
 
-/// What a session has.
+/// The resources of a session.
 struct Held {
-    /// Its name for the adapter.
+    /// Its name in the adapter.
     number: u64,
     /// The name of its export, which no other has.
     export: String,
@@ -50,7 +51,7 @@ struct Held {
 /// A session: its store, and its number there.
 type Owner = (usize, u64);
 
-/// What sessions have of an adapter.
+/// Sessions' resources of an adapter.
 pub(super) struct Verbs {
     adapter: Arc<dyn Rdma>,
     next: AtomicU64,
@@ -124,12 +125,12 @@ impl Verbs {
         self.adapter.places().into_iter().map(UdpPlace).collect()
     }
 
-    /// What its adapter has done.
+    /// The counters of its adapter.
     pub(super) fn counters(&self) -> RdmaCounters {
         self.adapter.counters()
     }
 
-    /// Of the files only those that this export gave keys of, unless it is all there is.
+    /// The adapter's activity, with only those files that this export gave keys of, unless it is the whole engine.
     pub(super) fn activity(&self, export: &Export) -> RdmaActivity {
         let store = &export.store;
         let mut files = self.adapter.files(&store.fs);
@@ -152,7 +153,7 @@ impl Verbs {
         }
     }
 
-    /// The session's name for the adapter.
+    /// The session's name in the adapter.
     fn number(&self, session: &Session) -> u64 {
         self.held
             .lock()
@@ -217,7 +218,7 @@ impl Verbs {
         }
     }
 
-    /// While a change of the file is under way, if the key shall allow writing.
+    /// Called while a change of the file is in progress, if the key allows writing.
     fn bind(&self, session: &Session, head: Head, node: Node, binding: Binding, atomic: bool) -> Result<GrantedKey> {
         let export = &session.export;
         if binding.writable && export.options.read_only {
@@ -280,7 +281,7 @@ impl Verbs {
         self.unbar(&session.export.store, &[released.ino]);
     }
 
-    /// For who may write the file, as others lose their keys.
+    /// Needs the right to write the file, as others lose their keys.
     fn unbind(&self, session: &Session, head: Head, node: Node) -> Result<()> {
         let export = &session.export;
         if export.options.read_only {
@@ -293,7 +294,7 @@ impl Verbs {
             posix::may_access(&attr, &ctx.cred, posix::Access::WRITE)?;
         }
         let _turn = self.turn.lock();
-        // Also if the file could not be sealed, its keys have ended.
+        // Even if the file could not be sealed, its keys have ended.
         let unbound = self.adapter.unbind(&export.store.fs, file.ino);
         let number = export.store.number;
         for (owner, held) in self.held.lock().iter_mut() {
@@ -310,15 +311,15 @@ impl Verbs {
         self.held.lock().contains_key(&owner(session))
     }
 
-    /// What came while the session ended left no trace of it, also if it failed.
+    /// Removes everything that arrived while the session ended, also after a failure.
     fn end_if_over(&self, session: &Session) {
         if session.is_over() {
             self.end_session(session);
         }
     }
 
-    /// A session has ended: so do its keys and queue pairs. One that has none does not wait until others have theirs,
-    /// which takes long; one that is about to get some looks afterwards whether it has ended.
+    /// Ends the keys and queue pairs of an ended session. A session without any does not wait while others get theirs,
+    /// which takes long; one that is about to get some checks afterwards whether it has ended.
     pub(super) fn end_session(&self, session: &Session) {
         if !self.knows(session) {
             return;
@@ -336,7 +337,7 @@ impl Verbs {
         self.unbar(&session.export.store, &inodes);
     }
 
-    /// Leases may be given again on inodes that nobody can write.
+    /// Allows leases again on inodes that no key allows writing.
     fn unbar(&self, store: &Store, inodes: &[Ino]) {
         let held = self.held.lock();
         let is_writable = |ino: Ino| {

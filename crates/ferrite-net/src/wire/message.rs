@@ -66,7 +66,7 @@ pub struct Promises {
     pub whole_write_bytes: u64,
     /// Longest file.
     pub file_bytes_max: u64,
-    /// What survives a failure.
+    /// The state that survives a failure.
     pub durability: Durability,
     /// Operations are durable without `sync`.
     pub durable_operations: bool,

@@ -1,6 +1,6 @@
-//! One copy: a file of a server, and the thread that uses it.
+//! One copy: a file of a server, and its thread.
 //!
-//! Invariant: what is asked of a copy is done in the order in which it was asked for.
+//! Invariant: a copy executes jobs in the order in which they were submitted.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,15 +14,15 @@ use crate::rdma::{RemoteError, RemoteFile};
 
 type Opener = Box<dyn Fn() -> Result<RemoteFile, RemoteError> + Send>;
 
-/// Where a copy is to be had, also again after its server was away.
+/// How to open a copy, also again after its server was away.
 pub struct Source {
     name: String,
     open: Opener,
 }
 
 impl Source {
-    /// A copy of this name, for messages, that `open` opens: it is called on a thread of its own, at first, and when
-    /// the copy was lost. How long its calls try is what a writer waits for a copy that goes away.
+    /// A copy of this name, for messages, that `open` opens: its own thread calls that, at first, and when the copy was
+    /// lost. A writer waits for a copy that goes away as long as its calls keep trying.
     pub fn new(name: impl Into<String>, open: impl Fn() -> Result<RemoteFile, RemoteError> + Send + 'static) -> Source {
         Source {
             name: name.into(),
@@ -31,15 +31,15 @@ impl Source {
     }
 }
 
-/// What the thread of a copy has.
+/// The state of a copy's thread.
 pub(super) struct Side {
     open: Opener,
     file: Option<RemoteFile>,
-    /// Of the lock that keeps other writers out.
+    /// The owner of the lock that keeps other writers out.
     owner: Option<LockOwner>,
 }
 
-/// What is found in a copy that was opened.
+/// The state of a copy when it was opened.
 pub(super) struct Found {
     pub(super) view: Option<View>,
     pub(super) size: u64,
@@ -50,7 +50,7 @@ impl Side {
         self.file.as_ref().ok_or_else(|| FsError::Disconnected.into())
     }
 
-    /// Opens it, unless it is open and works. A writer keeps others out: `WouldBlock` if one is there.
+    /// Opens it, unless it is open and works. A writer keeps others out: `WouldBlock` if another one is there.
     pub(super) fn open(&mut self, writable: bool) -> Result<Found, RemoteError> {
         if self.file.as_ref().is_some_and(|file| file.size().is_err()) {
             self.close();
@@ -72,7 +72,7 @@ impl Side {
         })
     }
 
-    /// What the copy knows of its set, also if the lock is lost.
+    /// The copy's knowledge of its set, also if the lock is lost.
     pub(super) fn view(&self) -> Result<Option<View>, RemoteError> {
         let file = self.file()?;
         match file.client().getxattr(file.ctx(), file.ino(), view::NAME) {
@@ -82,7 +82,7 @@ impl Side {
         }
     }
 
-    /// The bytes of a range are not needed any more; durable.
+    /// Punches a hole in the file; durable.
     pub(super) fn free(&self, offset: u64, len_bytes: u64) -> Result<(), RemoteError> {
         let file = self.file()?;
         file.free(offset, len_bytes)?;
@@ -92,10 +92,10 @@ impl Side {
         Ok(())
     }
 
-    /// Notes, durably, what the copy knows of its set.
+    /// Records the copy's knowledge of its set, durably.
     pub(super) fn note(&self, view: &View) -> Result<(), RemoteError> {
         let file = self.file()?;
-        // Stale if the lock is lost: then another writer may have noted something.
+        // Stale if the lock is lost: then another writer may have recorded something.
         file.size()?;
         let client = file.client();
         client.setxattr(file.ctx(), file.ino(), view::NAME, &view.bytes(), XattrMode::Any)?;
@@ -110,7 +110,7 @@ impl Side {
             return;
         };
         if let Some(owner) = owner {
-            // If nobody hears it, the lock ends with the session.
+            // If that does not arrive, the lock ends with the session.
             let _ = file.client().unlock(file.ctx(), file.ino(), owner, Unlock::Flock);
         }
     }
@@ -124,7 +124,7 @@ impl Drop for Side {
 
 type Job = Box<dyn FnOnce(&mut Side) + Send>;
 
-/// What was asked of a copy.
+/// The pending result of a job.
 pub(super) struct Answer<T>(Receiver<Result<T, RemoteError>>);
 
 impl<T> Answer<T> {
@@ -133,7 +133,7 @@ impl<T> Answer<T> {
         self.0.recv().unwrap_or_else(gone)
     }
 
-    /// The answer, if it is there; `None` if it is still to come.
+    /// The result, if it is there; `None` if it is still to come.
     pub(super) fn poll(&self) -> Option<Result<T, RemoteError>> {
         match self.0.try_recv() {
             Ok(answer) => Some(answer),
@@ -174,7 +174,7 @@ impl Copy {
     ) -> Answer<T> {
         let (answer, answered) = channel();
         let job: Job = Box::new(move |side| drop(answer.send(what(side))));
-        // A thread that is gone has dropped the job, and its answer with it.
+        // A thread that is gone has dropped the job, and its result with it.
         self.jobs.as_ref().map(|jobs| jobs.send(job));
         Answer(answered)
     }

@@ -1,17 +1,17 @@
 //! One file as several files on several servers: each write goes to all of them.
 //!
-//! Contents: [`ReplicatedFile`], which opens, writes, appends and reads. A copy and its thread are in `copy`,
-//! what it knows of its set in `view`; bringing one up to date is in `resync`, what calls say in `outcome`. FileMR
+//! Contents: [`ReplicatedFile`], which opens, writes, appends and reads. A copy and its thread are in `copy`, its
+//! knowledge of its set in `view`; bringing one up to date is in `resync`, the results of calls in `outcome`. FileMR
 //! (NSDI 2020, section 4.2) proposed it: one verb, sent to several memory regions.
 //!
 //! Invariants:
 //! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it. If
 //!   it finds a higher ballot than its own, it has been superseded, and stops.
-//! * Writes and appends of a client are made one after the other, on all copies in the same order. An append's place is
-//!   the end that the client knows, the same on all copies.
-//! * A copy that fails is *left out*: nothing more is written to it before it is resynchronised. That it is, the others
-//!   know (`view`) before the write that found it is acknowledged.
-//! * A copy is read only where it holds what all others hold.
+//! * A client makes writes and appends sequentially, on all copies in the same order. An append goes to the end that
+//!   the client knows, the same on all copies.
+//! * A copy that fails is *left out*: nothing more is written to it before it is resynchronised. The others record that
+//!   (`view`) before the write that found it is acknowledged.
+//! * A client reads a copy only where it holds everything that all others hold.
 
 mod copy;
 mod outcome;
@@ -33,7 +33,7 @@ use self::ranges::Ranges;
 use self::view::View;
 use crate::rdma::RemoteError;
 
-/// More than anybody needs; each has a thread.
+/// More than any user needs; each has a thread.
 const COPIES_MAX: usize = 16;
 
 /// When a write is done.
@@ -81,34 +81,34 @@ impl ReplicatedOptions {
 
 type Result<T> = std::result::Result<T, ReplicatedError>;
 
-/// How a copy stands.
+/// The state of a copy.
 #[derive(Debug, Clone)]
 struct State {
     /// It has the epoch of the set.
     is_in: bool,
-    /// It is not, and is written all the same, because it is being resynchronised.
+    /// It does not, but receives writes all the same, because it is being resynchronised.
     catches_up: bool,
-    /// Where it may differ from the copies that do not.
+    /// Where it may differ from the copies that lack nothing there.
     lacks: Ranges,
     /// Why it was left out.
     why: Option<String>,
 }
 
-/// What whoever writes has to himself.
+/// The state that a writer uses exclusively.
 struct Order {
     view: View,
     size: u64,
     states: Vec<State>,
     next_read: usize,
-    /// A copy was left out, and the others do not know it yet.
+    /// A copy was left out, and the others have not recorded it yet.
     is_raise_due: bool,
-    /// Copies that were asked whether they know of another writer.
+    /// Pending questions to copies whether they know of another writer.
     looks: Vec<Option<Answer<Option<View>>>>,
-    /// The copy that did.
+    /// The copy that knows of one.
     superseded: Option<String>,
 }
 
-/// What is done to a range.
+/// A change of a range.
 enum Change {
     Write(Arc<[u8]>),
     Free(u64),
@@ -122,7 +122,7 @@ impl Change {
         }
     }
 
-    /// Does it, durably.
+    /// Makes it, durably.
     fn job(&self, offset: u64) -> impl FnOnce(&mut Side) -> std::result::Result<(), RemoteError> + Send + use<> {
         let (data, len_bytes) = match self {
             Change::Write(data) => (Some(Arc::clone(data)), 0),
@@ -139,7 +139,7 @@ impl Change {
 pub struct ReplicatedFile {
     options: ReplicatedOptions,
     order: Mutex<Order>,
-    /// One resync at a time. Taken before the order.
+    /// One resync at a time. Taken before `order`.
     resync: Mutex<()>,
     copies: Vec<Copy>,
 }
@@ -149,8 +149,8 @@ fn majority(count: usize) -> usize {
 }
 
 impl ReplicatedFile {
-    /// Opens the copies of a file, all of which have to be named. Their files exist; if they belong to no set yet, they
-    /// become one, and must all be there: the content of the first is that of the set. Blocks.
+    /// Opens the copies of a file; the caller must name all of them. Their files exist; if they belong to no set yet,
+    /// they become one, and must all be there: the content of the first is that of the set. Blocks.
     ///
     /// # Errors
     /// See [`ReplicatedError`].
@@ -178,24 +178,24 @@ impl ReplicatedFile {
         Ok(file)
     }
 
-    /// Writes at `offset`. A write behind the end makes the file longer by zeros.
+    /// Writes at `offset`. A write behind the end extends the file with zeros.
     ///
     /// # Errors
-    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some copies may hold it, and it may be
-    /// read.
+    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some copies may hold it, and readers may
+    /// see it.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<Outcome> {
         self.change(Some(offset), &Change::Write(data.into()))
     }
 
-    /// Writes behind the end, at the same place of all copies.
+    /// Writes behind the end, at the same offset on all copies.
     ///
     /// # Errors
-    /// As [`Self::write`]. After `TooFew` the place is used up, and zeros may be there.
+    /// As [`Self::write`]. After `TooFew` the space is used up, and zeros may be there.
     pub fn append(&self, data: &[u8]) -> Result<Outcome> {
         self.change(None, &Change::Write(data.into()))
     }
 
-    /// The bytes of a range are not needed any more, and read as zeros, on all copies; the size stays.
+    /// Punches a hole on all copies: the range reads as zeros, and the size stays.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -206,7 +206,7 @@ impl ReplicatedFile {
         self.change(Some(offset), &Change::Free(len_bytes))
     }
 
-    /// Reads at `offset`, from a copy that holds what was written there; less than there is room for only at the end.
+    /// Reads at `offset`, from a copy that holds the writes there; fewer bytes than `into` holds only at the end.
     ///
     /// # Errors
     /// `NoSource`.
@@ -218,7 +218,7 @@ impl ReplicatedFile {
         Ok(read.len())
     }
 
-    /// The size. A writer knows it; a reader asks.
+    /// The size. A writer knows it; a reader asks a copy.
     ///
     /// # Errors
     /// `NoSource`.
@@ -230,7 +230,7 @@ impl ReplicatedFile {
         self.ask_each(&holders, |side| side.file()?.size())
     }
 
-    /// How the copies stand, in the order in which they were given.
+    /// The states of the copies, in the order of [`Self::open`].
     pub fn status(&self) -> Vec<CopyStatus> {
         let order = self.order.lock();
         let states = self.copies.iter().zip(&order.states);
@@ -267,11 +267,11 @@ impl ReplicatedFile {
         told.min().unwrap_or(u64::MAX)
     }
 
-    /// Notes on the copies that nobody writes any more, and gives them back. Without it, the next who opens them takes
-    /// what was written last to be in doubt.
+    /// Records on the copies that the writer has finished, and releases them. Otherwise the next writer takes the last
+    /// writes to be in doubt.
     ///
     /// # Errors
-    /// `TooFew` if it could not be noted on enough copies; `Superseded`.
+    /// `TooFew` if too few copies could record it; `Superseded`.
     pub fn close(self) -> Result<()> {
         if !self.options.writable {
             return Ok(());
@@ -292,7 +292,7 @@ impl ReplicatedFile {
         }
     }
 
-    /// Becomes the writer: notes a new ballot on a majority, and a new epoch on the copies that hold everything.
+    /// Becomes the writer: records a new ballot on a majority, and a new epoch on the copies that hold everything.
     fn take(&self, found: &[std::result::Result<Found, RemoteError>]) -> Result<()> {
         let mut order = self.order.lock();
         let order = &mut *order;
@@ -366,8 +366,8 @@ impl ReplicatedFile {
         }
     }
 
-    /// Whether a copy knows of a later writer, as far as that has been heard. Asks those that are not being asked,
-    /// without waiting for them: they may be away.
+    /// The name of a copy that knows of a later writer, as far as answers have come. Asks copies that have no pending
+    /// question, without waiting for them: they may be away.
     fn look_for_another(&self, order: &mut Order) -> Option<String> {
         let own = order.view;
         for (index, copy) in self.copies.iter().enumerate() {
@@ -386,7 +386,7 @@ impl ReplicatedFile {
         order.superseded.clone()
     }
 
-    /// Draws the conclusions of a write to this range.
+    /// Updates the states of the copies after a write to this range.
     fn settle(&self, order: &mut Order, (from, to): (u64, u64), results: Vec<Told>) -> Vec<Held> {
         let holds = |(state, result): (&State, &Told)| state.is_in && matches!(result, Some(Ok(())));
         let is_held = order.states.iter().zip(&results).any(holds);
@@ -396,7 +396,7 @@ impl ReplicatedFile {
             let state = &mut order.states[index];
             match (is_held, &result) {
                 (true, Some(Ok(()))) => state.lacks.remove(from, to),
-                // Nobody is ahead then. One of them says from now on what is there.
+                // No copy is ahead then. One of them defines the content from now on.
                 (false, _) if Some(index) == source => {}
                 _ => state.lacks.add(from, to),
             }
@@ -406,7 +406,7 @@ impl ReplicatedFile {
             copies.push(held(result, &order.states[index]));
         }
         if !self.raise(order) {
-            // Which copies are left out is not known to those that hold it.
+            // The copies that hold it do not know which ones are left out.
             let why = "what the other copies lack could not be noted";
             let holders = copies.iter_mut().filter(|held| **held == Held::Yes);
             holders.for_each(|held| *held = Held::Unknown { why: why.into() });
@@ -420,8 +420,8 @@ impl ReplicatedFile {
         copies
     }
 
-    /// Gives the copies that are in a new epoch, if one was left out, so that it is known by its own. False: none of
-    /// them noted it; it is still to be done.
+    /// Moves the copies that are in to a new epoch, if one was left out, so that its own epoch shows it. False: none of
+    /// them recorded it, and it is still due.
     fn raise(&self, order: &mut Order) -> bool {
         while order.is_raise_due {
             order.view.epoch.1 += 1;
@@ -432,7 +432,7 @@ impl ReplicatedFile {
             order.is_raise_due = false;
             for (index, told) in noted.into_iter().enumerate() {
                 if let Some(Err(error)) = told {
-                    // It may have noted it all the same; so the others need another.
+                    // It may have recorded the epoch all the same; so the others need another.
                     order.leave_out(index, error.to_string());
                 }
             }
@@ -440,7 +440,7 @@ impl ReplicatedFile {
         true
     }
 
-    /// Notes the view on all copies that are in.
+    /// Records the view on all copies that are in.
     fn note(&self, order: &Order) -> Vec<Told> {
         let view = order.view;
         let asked = self.copies.iter().zip(&order.states);
@@ -448,7 +448,7 @@ impl ReplicatedFile {
         wait_for_all(asked.collect())
     }
 
-    /// Asks these copies, one after the other, until one answers.
+    /// Asks these copies, one at a time, until one answers.
     fn ask_each<T: Send + 'static>(
         &self,
         candidates: &[usize],
@@ -469,7 +469,7 @@ impl ReplicatedFile {
     }
 }
 
-/// What a copy said, if it was asked.
+/// The answer of a copy, if it was asked.
 type Told = Option<std::result::Result<(), RemoteError>>;
 
 fn wait_for_all<T>(asked: Vec<Option<Answer<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
@@ -496,7 +496,7 @@ fn read_from(side: &Side, offset: u64, len: usize) -> std::result::Result<Vec<u8
 }
 
 impl Order {
-    /// The copies by whose views a set stands, before anybody writes.
+    /// The initial states of the copies by their views, before any write.
     fn first(copies: &[Copy], found: &[std::result::Result<Found, RemoteError>]) -> Result<Order> {
         let (count, needed) = (copies.len(), majority(copies.len()));
         let with_name = || copies.iter().map(|copy| &copy.name).zip(found);
@@ -506,7 +506,7 @@ impl Order {
         }
         let views = || with_name().filter_map(|(name, found)| Some((name, found.as_ref().ok()?.view?)));
         let known = views().max_by_key(|(_, view)| view.epoch);
-        // One that is new is not to be made without all of its copies: the others may be of one.
+        // A new set must not be made without all of its copies: the missing ones may belong to one.
         let needed = if known.is_some() { needed } else { count };
         let reached = found.iter().flatten().count();
         if reached < needed {
@@ -593,7 +593,7 @@ impl Order {
         Ok(order)
     }
 
-    /// Whether this client is the writer still, as far as it knows.
+    /// Whether this client is still the writer, as far as it knows.
     fn check_own(&self) -> Result<()> {
         match self.superseded.clone() {
             Some(name) => Err(ReplicatedError::Superseded { name }),
@@ -601,14 +601,14 @@ impl Order {
         }
     }
 
-    /// Nothing more is written to a copy.
+    /// Leaves a copy out: nothing more is written to it.
     fn leave_out(&mut self, index: usize, why: String) {
         let state = &mut self.states[index];
         self.is_raise_due |= state.is_in;
         state.is_in = false;
         state.catches_up = false;
         state.why = Some(why);
-        // Somebody has to say what is there, of those that are in.
+        // One of the copies that are in has to define the content.
         let mut ins = self.states.iter_mut().filter(|state| state.is_in);
         if ins.any(|state| state.lacks.is_empty()) {
             return;
@@ -619,14 +619,14 @@ impl Order {
         ins.for_each(|state| state.lacks.add_all(&doubt));
     }
 
-    /// A copy that says what is there, where others are in doubt.
+    /// A copy that defines the content where others are in doubt.
     fn source(&self) -> Option<usize> {
         self.states
             .iter()
             .position(|state| state.is_in && state.lacks.is_empty())
     }
 
-    /// Copies that hold a range, another one first each time.
+    /// Copies that hold a range, starting with another one each time.
     fn holders(&mut self, from: u64, to: u64) -> Vec<usize> {
         let holds = |state: &State| state.is_in && !state.lacks.overlaps(from, to);
         let mut holders: Vec<usize> = (0..self.states.len())

@@ -1,10 +1,10 @@
-//! What calls say: which copies hold what, and why a call failed.
+//! Results of calls: which copies hold what, and why a call failed.
 
 use std::fmt;
 
 use crate::rdma::RemoteError;
 
-/// Whether a copy holds what was written.
+/// Whether a copy holds a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Held {
     /// Durably, and everything before it.
@@ -13,22 +13,22 @@ pub enum Held {
     CatchingUp,
     /// It may hold all, a part or nothing of it: the copy failed.
     Unknown {
-        /// How.
+        /// The failure.
         why: String,
     },
-    /// No; it was not asked, because it had been left out before.
+    /// No; it was left out before.
     No {
-        /// Why it was.
+        /// The reason.
         why: String,
     },
 }
 
-/// What became of a write or an append.
+/// The result of a write or an append.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Where the bytes are.
     pub offset: u64,
-    /// For each copy, in the order in which they were given.
+    /// For each copy, in the order of opening.
     pub copies: Vec<Held>,
 }
 
@@ -39,13 +39,13 @@ impl Outcome {
     }
 }
 
-/// How a copy stands.
+/// The standing of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// It holds everything.
     Current,
-    /// It holds everything that was acknowledged. What was not, because a writer ended or all copies failed, may differ
-    /// from what others hold.
+    /// It holds everything acknowledged. Unacknowledged writes, of a writer that ended or when all copies failed, may
+    /// differ between copies.
     InDoubt,
     /// It is being resynchronised.
     CatchingUp,
@@ -64,12 +64,12 @@ impl fmt::Display for Standing {
     }
 }
 
-/// What is known of a copy.
+/// The known state of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyStatus {
     /// As it was given.
     pub name: String,
-    /// How it stands.
+    /// Its standing.
     pub standing: Standing,
     /// Bytes that it may lack.
     pub lacks_bytes: u64,
@@ -77,7 +77,7 @@ pub struct CopyStatus {
     pub why: Option<String>,
 }
 
-/// What a resync did with a copy.
+/// The result of a resync for one copy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resynced {
     /// Bytes that were compared.
@@ -92,7 +92,7 @@ pub struct Resynced {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicatedError {
-    /// There must be at least one copy, and no more than this.
+    /// There must be at least one copy, and at most this number.
     #[error("a replicated file has 1 to {most} copies, not {count}")]
     Count {
         /// How many were given.
@@ -118,13 +118,13 @@ pub enum ReplicatedError {
         /// Another one.
         first: String,
     },
-    /// Somebody else writes.
+    /// Another client writes.
     #[error("{name} is being written by another client, or was given twice")]
     Locked {
         /// The copy.
         name: String,
     },
-    /// Somebody else has opened it for writing since: the lock was lost with the session of this client, which writes
+    /// Another client has opened it for writing since: the lock was lost with the session of this client, which writes
     /// nothing more.
     #[error(
         "another client has opened {name} for writing since this one was cut off from it, so nothing more is written: \
@@ -143,21 +143,21 @@ pub enum ReplicatedError {
         count: usize,
         /// How many must.
         needed: usize,
-        /// What the others say.
+        /// The errors of the others.
         why: String,
     },
-    /// Too few copies hold what was written. Those that do keep it.
+    /// Too few copies hold the write. Those that do keep it.
     #[error("{} of {} copies hold it, and {needed} must", outcome.holders(), outcome.copies.len())]
     TooFew {
-        /// Which do.
+        /// The copies that do.
         outcome: Outcome,
         /// How many must.
         needed: usize,
     },
-    /// No copy is known to hold what was to be read, or none answers.
+    /// No copy is known to hold the range to read, or none answers.
     #[error("no copy could be read: {why}")]
     NoSource {
-        /// What they say.
+        /// Their errors.
         why: String,
     },
     /// It was opened for reading.

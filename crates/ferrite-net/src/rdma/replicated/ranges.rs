@@ -2,12 +2,12 @@
 //!
 //! Invariant: the ranges are in order, not empty, and neither overlap nor touch.
 
-/// Bytes of a file, as ranges from the first to the one behind the last.
+/// Bytes of a file, as half-open ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ranges(Vec<(u64, u64)>);
 
 impl Ranges {
-    /// All that any file can hold.
+    /// Everything that a file can hold.
     pub(super) fn everything() -> Ranges {
         Ranges(vec![(0, u64::MAX)])
     }
@@ -57,7 +57,7 @@ impl Ranges {
         Some((from, to.min(from.saturating_add(most))))
     }
 
-    /// How many bytes of a file of this size.
+    /// How many of these bytes a file of this size has.
     pub(super) fn len_within(&self, size: u64) -> u64 {
         let within = self.0.iter().map(|(from, to)| to.min(&size).saturating_sub(*from));
         within.sum()

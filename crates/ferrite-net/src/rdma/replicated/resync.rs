@@ -1,11 +1,11 @@
 //! Bringing copies up to date.
 //!
-//! What is compared is bytes: a piece is read from a copy that holds it and from the one that may not, and written
-//! where they differ. Servers have no checksums to ask for.
+//! A resync compares bytes: it reads a piece from a copy that holds it and from the one that may not, and writes it
+//! where they differ. Servers offer no checksums.
 //!
-//! Invariants: writers wait for one piece at most, and go on between pieces. From its first piece on, the copy gets
-//! what they write, too; so what it lacks only becomes less. It is in again, and counts, when it lacks nothing and has
-//! noted the epoch.
+//! Invariants: writers wait for one piece at most, and continue between pieces. From its first piece on, the copy also
+//! gets their writes; so the set of bytes that it lacks only shrinks. It is in again, and counts, when it lacks nothing
+//! and has recorded the epoch.
 
 use parking_lot::MutexGuard;
 
@@ -15,24 +15,24 @@ use super::ranges::Ranges;
 use super::{Order, ReplicatedFile, Result, read_from};
 use crate::rdma::RemoteError;
 
-/// What is compared at a time.
+/// Bytes compared at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What is to be compared.
+/// The extent to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// What a copy is known to lack, by this client; everything of copies that were left out before it came.
+    /// The ranges that a copy is known to lack, by this client; everything of copies that were left out before it came.
     Known,
     /// Everything of all copies.
     Everything,
 }
 
 impl ReplicatedFile {
-    /// Opens copies that were left out again, and makes all copies equal, while others write. Blocks. Tells for each
-    /// copy what was done.
+    /// Reopens copies that were left out, and makes all copies equal, while others write. Blocks. Returns the result
+    /// for each copy.
     ///
     /// # Errors
-    /// `ReadOnly`, `Superseded`. What keeps a copy from becoming current is told with it.
+    /// `ReadOnly`, `Superseded`. The error that keeps a copy from becoming current is in its [`Resynced`].
     pub fn resync(&self, extent: Extent) -> Result<Vec<Resynced>> {
         if !self.options.writable {
             return Err(ReplicatedError::ReadOnly);
@@ -48,10 +48,10 @@ impl ReplicatedFile {
         Ok(done)
     }
 
-    /// From now on the copy gets what is written.
+    /// From now on the copy gets all writes.
     fn begin(&self, index: usize, extent: Extent) -> Result<()> {
         let is_in = self.order.lock().states[index].is_in;
-        // Without the order: a server that is away may take long to say so.
+        // Without the lock on the order: a server that is away may take long to fail.
         let found = match is_in {
             true => None,
             false => Some(self.copies[index].ask(|side| side.open(true)).wait()?),
@@ -93,7 +93,7 @@ impl ReplicatedFile {
         loop {
             let mut order = self.order.lock();
             let brought = self.bring_piece(&mut order, index, done);
-            // Whoever waits to write is next.
+            // A waiting writer is next.
             MutexGuard::unlock_fair(order);
             match brought {
                 Ok(true) => return Ok(()),
@@ -108,12 +108,12 @@ impl ReplicatedFile {
         let size = order.size;
         let state = &mut order.states[index];
         if !state.is_in && !state.catches_up {
-            // A write that it did not take.
+            // It failed to take a write.
             let why = state.why.clone().unwrap_or_default();
             return Err(ReplicatedError::NoSource { why });
         }
         if state.lacks.overlaps(size, u64::MAX) {
-            // What it has behind the end of the others goes first: who writes there later means zeros by the gap.
+            // Its bytes behind the end of the others go first: a later write beyond the end implies zeros in the gap.
             let cut = move |side: &mut Side| {
                 let file = side.file()?;
                 if file.size()? > size {
@@ -132,7 +132,7 @@ impl ReplicatedFile {
         };
         let len = (to - from) as usize;
         let holders = order.holders(from, to);
-        // Read at the same time.
+        // Both reads run at the same time.
         let own = self.copies[index].ask(move |side| read_from(side, from, len));
         let bytes = self.ask_each(&holders, move |side| read_from(side, from, len));
         let own = own.wait();
@@ -142,7 +142,7 @@ impl ReplicatedFile {
         let is_right = own.as_ref().is_ok_and(|own| *own == bytes);
         if !is_right {
             let write = move |side: &mut Side| match bytes.iter().all(|byte| *byte == 0) {
-                // What was freed takes no space here, either.
+                // Freed ranges take no space here, either.
                 true => side.free(from, len as u64),
                 false => side.file()?.write(from, &bytes).and_then(|()| side.file()?.flush()),
             };
@@ -173,10 +173,10 @@ impl ReplicatedFile {
         Ok(())
     }
 
-    /// A copy that fails meanwhile is left out again.
+    /// Leaves a copy that fails meanwhile out again.
     fn lost_if(&self, order: &mut Order, index: usize, result: std::result::Result<(), RemoteError>) -> Result<()> {
         if let Err(error) = result {
-            // The last one is not: nobody is ahead of it.
+            // Except the last one: no copy is ahead of it.
             let others = order
                 .states
                 .iter()

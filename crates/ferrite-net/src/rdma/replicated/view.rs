@@ -1,9 +1,9 @@
-//! What each copy knows of the set that it belongs to: an extended attribute of its file.
+//! Each copy's knowledge of its set: an extended attribute of its file.
 //!
 //! Invariants:
-//! * Who opens a set for writing takes a number, its *ballot*, that is higher than any that a majority of the copies
-//!   has, and notes it on a majority. So no two writers have the same one.
-//! * A copy's *epoch* (the ballot of a writer, and how often it has left a copy out) says up to where it was brought:
+//! * A client that opens a set for writing takes a number, its *ballot*, that is higher than any on a majority of the
+//!   copies, and records it on a majority. So no two writers have the same one.
+//! * A copy's *epoch* (the ballot of a writer, and how often it has left a copy out) marks how far it is up to date:
 //!   copies with the highest epoch hold everything that was acknowledged. A writer that leaves a copy out raises the
 //!   epoch of the others before it acknowledges anything more.
 //!
@@ -41,7 +41,7 @@ impl View {
         bytes
     }
 
-    /// Reads one, if it is one.
+    /// Decodes a view; `None` if the bytes are not one.
     pub(super) fn read(bytes: &[u8]) -> Option<View> {
         let (head, sum) = bytes.split_last_chunk::<4>()?;
         let is_whole = bytes.len() == BYTES && bytes.starts_with(MAGIC);

@@ -1,8 +1,8 @@
-//! Numbers of open files that a change under way goes by.
+//! Numbers of open files in use by changes.
 //!
-//! Contents: [`ChangingFile`]. A change recalls the leases on the file that its number stands for, waits, and is
-//! made then, by the number again. From the look at the number that decides until the change is answered, the number
-//! must not come to stand for another file: [`Session::keep_file`] refuses that ([`Kept::may_stand_for`]).
+//! Contents: [`ChangingFile`]. A change recalls the leases on the file that its number stands for, waits, and is made
+//! then, by the number again. From the decisive lookup of the number until the change is answered, the number must not
+//! come to stand for another file: [`Session::keep_file`] refuses that ([`Kept::may_stand_for`]).
 //!
 //! A client that gives each open file a number of its own never meets this. Closing the file is allowed: the change
 //! finds no file then.
@@ -28,11 +28,11 @@ impl Drop for ChangingFile<'_> {
 }
 
 impl Session {
-    /// A change by the number of an open file is about to be made.
+    /// Begins a change by the number of an open file.
     pub(in crate::server) fn changing_file(&self, number: u64) -> ChangingFile<'_> {
         let mut kept = self.kept.lock();
         let ino = kept.files.get(&number).map(|(file, _)| file.ino());
-        // One that is in use stands for what it stood for when that began.
+        // A number in use keeps the meaning that it had when its first use began.
         kept.changing.entry(number).or_insert((ino, 0)).1 += 1;
         ChangingFile { session: self, number }
     }

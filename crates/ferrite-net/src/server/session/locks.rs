@@ -1,4 +1,4 @@
-//! Requests for locks of a session's clients, and whether the pool knows that it has locks.
+//! Lock requests of a session's clients, and the pool's record that it has locks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,23 +9,23 @@ use ferrite_vfs::{ClientId, FsError, Result, SpaceOf};
 use super::{Resource, Session};
 use crate::server::export::Store;
 
-/// Most of those whom a client serves that have locks.
+/// Most lock owners that one client serves.
 const CLIENTS_MAX: usize = 1 << 16;
-/// Most requests for locks of a session that wait, for others or for the time of grace to end.
+/// Most waiting lock requests of a session, behind others or in the grace period.
 const WAITING_MAX: usize = 4096;
 
 /// A request for a lock that is not settled.
 pub(super) struct Waiting {
     client: ClientId,
     ticket: Option<LockTicket>,
-    /// The engine has not been asked yet.
+    /// The engine does not have the request yet.
     pub(super) is_deferred: bool,
     /// The client has given up.
     is_cancelled: bool,
     _unsettled: Unsettled,
 }
 
-/// Counts a request among those of its store that are not settled, as long as it lives.
+/// Counts an unsettled request of its store, as long as it lives.
 struct Unsettled(Arc<Store>);
 
 impl Unsettled {
@@ -41,18 +41,18 @@ impl Drop for Unsettled {
     }
 }
 
-/// What a request for a lock was doing when its client gave up.
+/// The state of a request for a lock when its client gave up.
 pub(in crate::server) enum Cancelled {
     /// It was settled, or about to be.
     Nothing,
-    /// It waited for the time of grace to end, and does not any more.
+    /// It waited for the grace period to end, and does not any more.
     Deferred,
-    /// The engine lets it wait.
+    /// It waits in the engine.
     Waiting(ClientId, LockTicket),
 }
 
 impl Session {
-    /// The engine's name for one of those whom the client serves, if he has asked for a lock.
+    /// The engine's name for a party that the client serves, if that has requested a lock.
     pub(in crate::server) fn known_client(&self, client: u64) -> Option<ClientId> {
         self.kept.lock().clients.get(&client).copied()
     }
@@ -65,10 +65,10 @@ impl Session {
         forgotten
     }
 
-    /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
+    /// Records in the pool that it is about to have a lock. Everything that can fail is done when it returns.
     ///
     /// # Errors
-    /// If the pool cannot note it, or the session has ended: the pool must not know one of whose end it has been told.
+    /// If the pool cannot record it, or the session has ended: the pool must not record a session after its end.
     fn note_locker(&self) -> Result<()> {
         if self.kept.lock().is_locker {
             return Ok(());
@@ -84,19 +84,19 @@ impl Session {
                 return Ok(());
             }
         }
-        // It ended meanwhile, and the pool was told that before or after this.
+        // It ended meanwhile, and the pool recorded that end before or after this.
         let state = &self.export.store.state;
         state.forget_locker(self.export.fs(), self.ticket.session);
         Err(FsError::Disconnected)
     }
 
-    /// It had locks in an earlier run, which the pool still knows.
+    /// Notes that it had locks in an earlier run, which the pool still knows.
     pub(in crate::server) fn was_locker(&self) {
         self.kept.lock().is_locker = true;
     }
 
-    /// What it has claimed it has. The pool may have forgotten that it had locks, because the time for claims has ended
-    /// in the middle of them: then it is to know it again, before the client hears that it has its locks.
+    /// Keeps the locks that it has claimed. If the time for claims ended in the middle of them, the pool may have
+    /// forgotten that it had locks: then this records it again, before the client hears that it has its locks.
     pub(in crate::server) fn keeps_its_locks(&self) {
         let has_clients = !self.kept.lock().clients.is_empty();
         if has_clients && let Err(error) = self.note_locker() {
@@ -104,18 +104,18 @@ impl Session {
         }
     }
 
-    /// Whether it has ended, and has let go of what this one has.
+    /// Whether it has ended, and has released the locks of this client.
     pub(in crate::server) fn has_let_go(&self, client: ClientId) -> bool {
         let kept = self.kept.lock();
         kept.is_over && !kept.clients.values().any(|&known| known == client)
     }
 
-    /// The pool does not know any more that it had locks.
+    /// Notes that the pool has forgotten its locks.
     pub(in crate::server) fn is_no_locker(&self) {
         self.kept.lock().is_locker = false;
     }
 
-    /// A request for a lock begins. False if it waits already: the client repeats it.
+    /// Begins a request for a lock. False if it waits already: the client repeats it.
     pub(in crate::server) fn begin_wait(&self, request: u64, client: u64, is_deferred: bool) -> Result<bool> {
         let mut kept = self.kept.lock();
         if kept.is_over || kept.waiting.contains_key(&request) {
@@ -140,14 +140,14 @@ impl Session {
         Ok(true)
     }
 
-    /// The engine is to be asked now, for the client that is returned; `None` if the request has ended.
+    /// Resumes a request that now goes to the engine, for the returned client; `None` if the request has ended.
     ///
     /// # Errors
     /// If the client has given up, or the pool cannot note that the session has locks.
     pub(in crate::server) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
         {
             let kept = self.kept.lock();
-            // The pool must not learn of one whose end it has been told.
+            // The pool must not record a session after its end.
             if kept.is_over || !kept.waiting.contains_key(&request) {
                 return Ok(None);
             }
@@ -170,7 +170,7 @@ impl Session {
         Ok(Some(waiting.client))
     }
 
-    /// The client gives up a request for a lock.
+    /// Cancels a request for a lock for the client.
     pub(in crate::server) fn cancel_wait(&self, request: u64) -> Cancelled {
         let mut kept = self.kept.lock();
         match kept.waiting.get_mut(&request) {
@@ -189,7 +189,8 @@ impl Session {
         }
     }
 
-    /// The engine lets a request wait. True if the client has given up meanwhile, so that it is to be cancelled.
+    /// Notes that the request waits in the engine. True if the client has given up meanwhile, so that the caller must
+    /// cancel it.
     pub(in crate::server) fn waits(&self, request: u64, ticket: LockTicket) -> bool {
         match self.kept.lock().waiting.get_mut(&request) {
             Some(waiting) => {

@@ -1,4 +1,4 @@
-//! How a session has inodes open: what a lock of its clients may ask for.
+//! A session's open inodes by mode: they decide which locks its clients may request.
 //!
 //! Invariant: an inode is in it as often as the session has it open, with the modes of these opens.
 

@@ -1,6 +1,6 @@
-//! A session's slots of tokens: it gets them once, and loses those that it does not use.
+//! A session's slots of tokens: it gets them once, and loses unused ones.
 //!
-//! Invariant: slots are taken back only from a session whose client has said that it has the answer to its last change
+//! Invariant: the server revokes slots only if the session's client has confirmed the answer to its last change
 //! ([`Kept::is_settled`]). So no token of theirs comes again, and a change that comes with one later was never made.
 
 use ferrite_vfs::{FsError, Once, Result, Unsupported};
@@ -8,7 +8,7 @@ use ferrite_vfs::{FsError, Once, Result, Unsupported};
 use super::{Kept, Session};
 
 impl Session {
-    /// The slots, and the number that their tokens carry. A session that has none gets up to `count`.
+    /// The slots, and the number that their tokens carry. A session without slots gets up to `count`.
     pub(in crate::server) fn slots(&self, count: usize) -> (u64, Vec<u32>) {
         let _turn = self.getting_slots.lock();
         {
@@ -52,8 +52,8 @@ impl Session {
         kept.settled_below = kept.settled_below.max(below);
     }
 
-    /// Takes the slots back, if the session has made no change for so long, and none can come again. Returns the number
-    /// of their tokens; the caller has the pool forget them.
+    /// Revokes the slots, if the session has made no change for so long, and none can come again. Returns the number of
+    /// their tokens; the caller makes the pool forget them.
     pub(in crate::server) fn take_idle_slots(&self, now_ms: u64, idle_ms: u64) -> Option<u64> {
         let mut kept = self.kept.lock();
         let is_idle = now_ms.saturating_sub(kept.changed_ms) >= idle_ms;
@@ -64,14 +64,14 @@ impl Session {
         Some(std::mem::take(&mut kept.number))
     }
 
-    /// The slots that the session had in an earlier run, and the number of its tokens; none if it had none.
-    /// `request` asks for them.
+    /// The slots of the session in an earlier run, and the number of its tokens; empty if it had none. `request` asks
+    /// for them.
     pub(in crate::server) fn reclaim_slots(&self, request: u64) -> (u64, Vec<u32>) {
         let _turn = self.getting_slots.lock();
         {
             let kept = self.kept.lock();
             if kept.is_over || !kept.is_reclaiming || !kept.slots.is_empty() {
-                // Asked before, on a connection that broke.
+                // Requested before, on a connection that broke.
                 return (kept.number, kept.slots.clone());
             }
         }
@@ -80,7 +80,7 @@ impl Session {
         kept.number = number;
         kept.slots.clone_from(&slots);
         kept.changed_ms = self.last_seen_ms();
-        // Changes of the earlier run may come again, which have smaller numbers.
+        // Changes of the earlier run, which have smaller numbers, may come again.
         kept.last_change = request;
         (number, slots)
     }

@@ -1,8 +1,8 @@
-//! The inodes that a session's requests use: kept from being freed meanwhile, and looked at when they are directories
-//! of a part of the engine.
+//! The inodes that a session's requests use: kept from being freed meanwhile, and checked if they are directories of a
+//! partial export.
 //!
-//! Invariant: a directory is used only if it lies within the export, as far as anybody has moved it by then
-//! ([`crate::server::subtree`]). What was looked at once is not looked at again at the same version of the border.
+//! Invariant: a directory is used only if it lies within the export, as far as renames have moved it by then
+//! ([`crate::server::subtree`]). A directory is not checked twice at the same version of the border.
 
 use ferrite_vfs::{FileKind, Ino, Result, SYSTEM};
 
@@ -10,7 +10,7 @@ use super::Session;
 use crate::server::admission::Resource;
 use crate::wire::Node;
 
-/// Most inodes without a pin of which it is remembered that they were looked at.
+/// Most checked inodes without a pin that are remembered.
 const UNPINNED_MAX: usize = 1024;
 
 /// An inode that a request uses.
@@ -32,7 +32,7 @@ impl Session {
     /// Keeps `node` from being freed as long as the result lives.
     ///
     /// # Errors
-    /// `Stale` if it is none of the export's, or does not lie within it any more.
+    /// `Stale` if it does not belong to the export, or does not lie within it any more.
     pub(in crate::server) fn hold(&self, node: Node) -> Result<Held<'_>> {
         let ino = self.export.meant(node)?;
         if ino == self.export.root() {
@@ -58,7 +58,7 @@ impl Session {
         Ok(held)
     }
 
-    /// Begins to use an inode that the session has pinned. Returns the version at which it was looked at, 0 if it was
+    /// Begins to use an inode that the session has pinned. Returns the version at which it was checked, 0 if it was
     /// not; `None` if the session has not pinned it.
     fn use_pinned(&self, ino: Ino) -> Option<u64> {
         match self.kept.lock().pins.get_mut(&ino) {
@@ -70,7 +70,7 @@ impl Session {
         }
     }
 
-    /// Looks where an inode lies that the caller keeps from being freed.
+    /// Checks where an inode lies that the caller keeps from being freed.
     fn look_at(&self, ino: Ino, generation: u32) -> Result<()> {
         let (subtree, fs) = (&self.export.subtree, self.export.fs());
         let key = (ino, generation);
@@ -79,7 +79,7 @@ impl Session {
         }
         let attr = fs.getattr(SYSTEM, ino)?;
         let version = match attr.kind {
-            // One that was removed is empty, and stays so.
+            // A removed one is empty, and stays so.
             FileKind::Directory if attr.nlink > 0 => {
                 let is_known = |dir: Ino, version: u64| {
                     let kept = self.kept.lock();

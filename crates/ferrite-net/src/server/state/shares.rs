@@ -1,4 +1,4 @@
-//! How much of a pool's slots, and of the attribute that lists who has them, one client gets.
+//! Each client's share of a pool's slots, and of the attribute that lists their holders.
 //!
 //! Invariant: an eighth is kept from an account that has an eighth itself. So whatever one client takes, others find
 //! something, and many find a little.
@@ -11,11 +11,11 @@ use crate::wire::Wire;
 const SLOTS_MAX: usize = 64;
 /// A session gets at most one part of so many of the free slots.
 const SHARES: usize = 8;
-/// The same when half of all slots are taken: more sessions shall get some.
+/// The same when half of all slots are taken, so that more sessions get some.
 const SHARES_OF_FEW: usize = 32;
 /// One part of so many is kept from an account that has as much itself.
 const RESERVES: usize = 8;
-/// Most bytes of the attribute that list who has slots.
+/// Most bytes of the attribute for holders of slots.
 pub(super) const HOLDERS_BYTES_MAX: usize = 2_300;
 /// Most sessions that have locks.
 pub(super) const LOCKERS_MAX: usize = 240;
@@ -44,7 +44,7 @@ impl Kept {
         share.min(free.saturating_sub((all / RESERVES).min(own + share)))
     }
 
-    /// Whether the attribute holds all who have slots now, the last of whom is of this account.
+    /// Whether the attribute can list all current holders of slots, the last of which is of this account.
     pub(super) fn has_room_for_holder(&self, account: Account) -> bool {
         let (mut all, mut own) = (0, 0);
         for holder in &self.content.holders {
@@ -59,7 +59,7 @@ impl Kept {
         all + own.min(HOLDERS_BYTES_MAX / RESERVES) <= HOLDERS_BYTES_MAX
     }
 
-    /// The same for those who have locks.
+    /// The same for sessions with locks.
     pub(super) fn has_room_for_locker(&self, account: Account) -> bool {
         let lockers = &self.content.lockers;
         let is_own = |session: &&u32| self.is_of(account, u64::from(**session));
