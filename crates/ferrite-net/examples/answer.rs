@@ -1,12 +1,13 @@
-//! The other end of `ib_write_lat`, which writes back what it is written:
+//! The other end of `ib_write_lat`, which writes back the number that it receives:
 //!
 //! `cargo run -p ferrite-net --features rdma --example answer -- POOL ADDRESS PORT BYTES ROUNDS`
 //!
 //! Makes a pool and a file in it, offers the file by RDMA at ADDRESS, and waits at TCP port PORT for
-//! `ib_write_lat -s BYTES -n ROUNDS -p PORT ADDRESS`. In each round it writes a number into the client's memory, by the
-//! client's own queue pair, and waits until the client's WRITE has put the same number into the file, which it reads as
-//! a file. A server of files asks its clients for nothing, so this is a program with an adapter of its own, and not
-//! `ferrite serve`.
+//! `ib_write_lat -s BYTES -n ROUNDS -p PORT ADDRESS`.
+//!
+//! In each round it writes a number into the client's memory, by the client's own queue pair, and waits until the
+//! client's WRITE has put the same number into the file, which it reads as a file. A file server makes no requests to
+//! its clients, so this is a program with an adapter of its own, and not `ferrite serve`.
 
 mod exchange;
 
@@ -34,7 +35,7 @@ const POOL_BYTES: u64 = 64 << 20;
 const FILE_BYTES: usize = 16 << 20;
 /// The client is dead if it takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The one session that there is.
+/// The only session.
 const SESSION: u64 = 1;
 
 fn main() -> ExitCode {
@@ -87,7 +88,7 @@ fn answer(pool: &str, address: &str, port: &str, bytes: &str, rounds: &str) -> R
     })
 }
 
-/// On a file of a pool of our own.
+/// On a file of its own pool.
 #[derive(Clone)]
 struct Game {
     adapter: Arc<Adapter<BoundFiles>>,
@@ -100,7 +101,7 @@ struct Game {
 }
 
 impl Game {
-    /// Plays, and gives how many rounds there were. Who is asked begins, as a server of `ib_write_lat` does.
+    /// Plays, and returns the number of rounds. The responder begins, as a server of `ib_write_lat` does.
     fn play(&self, ours: &Line, theirs: &Line) -> Result<u64> {
         let last = self.bytes as u64 - 1;
         for round in 1..=self.rounds {
@@ -127,7 +128,7 @@ impl Game {
     }
 }
 
-/// Plays in a thread of its own: a program that is slow to begin says something more, and wants it answered.
+/// Plays in a thread of its own: a program that is slow to begin sends more, and waits for an answer.
 struct Player {
     game: Game,
     plays: Option<JoinHandle<()>>,

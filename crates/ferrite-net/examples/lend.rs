@@ -2,12 +2,12 @@
 //!
 //! `cargo run -p ferrite-net --features rdma --example lend -- SERVER EXPORT KEY FILE PORT`
 //!
-//! SERVER is HOST:PORT, KEY a file with the export's key (`-`: none), FILE a path in the export, PORT where perftest's
-//! clients are told to go: `ib_write_bw -p PORT 127.0.0.1`. What they send by RDMA goes to the server itself. This
-//! program only speaks the server's side of the exchange, and asks the server for queue pairs and a key.
+//! SERVER is HOST:PORT, KEY a file with the export's key (`-`: no key), FILE a path in the export, PORT the port for
+//! perftest's clients: `ib_write_bw -p PORT 127.0.0.1`. Their RDMA traffic goes to the server itself. This program only
+//! speaks the server's side of the exchange, and requests queue pairs and a key from the server.
 //!
-//! It runs on the host of those clients, because a server opens queue pairs only to the address that asks for them.
-//! Address 0 of what is lent is the beginning of the file. What is behind its end is refused, so it must be large
+//! It runs on the host of those clients, because a server opens queue pairs only to the address of the requester.
+//! Address 0 of the lent memory is the beginning of the file. Access behind its end is refused, so it must be large
 //! enough: twice a message, and 8 KiB at least.
 
 mod exchange;

@@ -1,6 +1,6 @@
-//! What operations on a server in the same process take, over TCP and over a provider of fabrics:
+//! The cost of operations on a server in the same process, over TCP and over a provider of fabrics:
 //! `cargo run -p ferrite-net --features fabric --example rounds -- shm`. A second argument is the address of this host
-//! to go over, a third how many operations. The engine is in memory, so that the way is most of what is measured.
+//! to use, a third the number of operations. The engine is in memory, so that the transport is most of the cost.
 //! `ferrite-lab bench net` measures TCP with more care.
 
 use std::net::TcpListener;

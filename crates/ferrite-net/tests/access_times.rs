@@ -1,5 +1,5 @@
-//! A read-only export moves no access time, whoever reads and however, on each engine. The same reads through an export
-//! that may be written do, so that this can fail.
+//! A read-only export moves no access time, whoever reads and however, on each engine. The same reads through a
+//! writable export do, so that this test can fail.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use ferrite_vfs::{
 const OWNER: u32 = 1000;
 /// Inline in the inode, in a message, in a buffer, in pieces.
 const LENGTHS: [(&str, usize); 4] = [("tiny", 10), ("small", 5000), ("large", 100_000), ("long", 2 << 20)];
-/// Before all that happens since, so that a read is due to move it.
+/// Before everything that happens later, so that a read is due to move it.
 const LONG_AGO: Timestamp = Timestamp(1_000_000_000);
 
 struct Tree {
@@ -65,14 +65,14 @@ impl Tree {
         all
     }
 
-    /// Inodes whose access time is not what it was made.
+    /// Inodes whose access time has changed.
     fn moved(&self) -> Vec<Ino> {
         let has_moved = |ino: &Ino| self.fs.getattr(SYSTEM, *ino).unwrap().atime != LONG_AGO;
         self.all().into_iter().filter(has_moved).collect()
     }
 }
 
-/// Reads everything in every way that there is.
+/// Reads everything in every possible way.
 fn read_all(client: &Client, ctx: &Ctx) {
     let dir = client.lookup(ctx, ROOT_INO, b"dir").unwrap().ino;
     let (mut names, mut more) = (0, 0);
@@ -105,7 +105,7 @@ fn read_all(client: &Client, ctx: &Ctx) {
     }
 }
 
-/// `moves`: what a read of everything moves on this engine.
+/// `moves`: the inodes whose access times a read of everything moves on this engine.
 fn check(fs: Arc<dyn FileSystem>, moves: impl Fn(&Tree) -> Vec<Ino>) {
     let tree = Tree::make(Arc::clone(&fs));
     let exports = vec![export("rw"), export("ro").read_only(true)];

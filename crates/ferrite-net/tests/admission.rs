@@ -1,5 +1,5 @@
-//! The list of everything that clients can make the server keep: each has a bound, a client that meets it hears why,
-//! and no other client notices.
+//! Everything that clients can make the server keep: each item has a bound, a client that meets it learns why, and no
+//! other client notices.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -61,7 +61,7 @@ fn what_greets_and_goes_leaves_nothing() {
         }
     }
     until("sessions that had nothing are gone", || server.sessions() == 0);
-    // What its client would miss stays.
+    // A session that its client would miss stays.
     let (mut raw, welcome) = Raw::greeted(&address, "");
     let _: OpenedFile = raw.done(&create(welcome.root));
     drop(raw);
@@ -75,7 +75,7 @@ fn what_greets_and_goes_leaves_nothing() {
     assert_eq!(raw.greet("", Some(welcome.ticket)).unwrap().state, SessionState::New);
 }
 
-/// The server tells a client for which there is no place why, and takes it later; others keep their sessions.
+/// The server reports to a client that exceeds a limit why, and accepts it later; others keep their sessions.
 #[test]
 fn sessions_of_an_export_a_key_and_an_address_have_bounds() {
     let key = Key::generate().unwrap();
@@ -125,14 +125,14 @@ fn sessions_of_an_export_a_key_and_an_address_have_bounds() {
         }
         other => panic!("{:?}", other.map(drop)),
     }
-    // Others are not concerned.
+    // Other clients are not affected.
     assert_eq!(Raw::greeted(&address, "").1.state, SessionState::New);
     drop(clients.pop());
     until("one has left", || open().map(|client| clients.push(client)).is_ok());
     assert!(server.sessions() >= 3);
 }
 
-/// A client whose session has ended meanwhile waits for a place as for a server that is away.
+/// A client whose session has ended meanwhile waits for a place as for an unreachable server.
 #[test]
 fn a_client_that_comes_back_waits_for_a_place() {
     let options = bounds(|bounds| bounds.sessions_per_address = 1).lease(Duration::from_millis(300));
@@ -177,7 +177,7 @@ fn connections_without_a_session_have_a_bound() {
     bystander.goes_on();
 }
 
-/// An adapter that has whatever it is asked for.
+/// An adapter that grants every request.
 #[derive(Default)]
 struct Generous(AtomicU32);
 
@@ -225,7 +225,7 @@ impl Rdma for Generous {
     }
 }
 
-/// Asks for the `n`-th of a resource; whether the session has it.
+/// Requests the `n`-th of a resource; returns whether the session has it.
 fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
     let name = format!("file{n}");
     raw.pins = false;
@@ -289,8 +289,8 @@ fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
     }
 }
 
-/// The list of all that a client can make the server keep: two sessions of one client together get what is allowed, and
-/// when they end another gets as much.
+/// Everything that a client can make the server keep: two sessions of one client together get the limit, and when they
+/// end another gets as much.
 #[test]
 fn all_that_a_client_makes_the_server_keep_has_a_bound() {
     let adapter: Arc<dyn Rdma> = Arc::new(Generous::default());
@@ -306,7 +306,7 @@ fn all_that_a_client_makes_the_server_keep_has_a_bound() {
             let (mut one, welcome) = Raw::greeted(&address, "");
             let (mut two, _) = Raw::greeted(&address, "");
             let root = welcome.root;
-            // Sessions of before give back what they had a moment after they have left.
+            // Earlier sessions return their resources a moment after they have left.
             for n in 0..3 {
                 until("one gets its share", || ask_for(&mut one, resource, root, n));
             }
@@ -315,7 +315,7 @@ fn all_that_a_client_makes_the_server_keep_has_a_bound() {
             }
             assert!(!ask_for(&mut two, resource, root, 5), "{resource:?}");
             assert!(!ask_for(&mut one, resource, root, 6), "{resource:?}");
-            // What is refused costs nothing, and the sessions go on.
+            // Refused requests cost nothing, and the sessions continue.
             one.done::<()>(&Request::Ping {});
             assert!(two.ask(&Request::Goodbye {}).is_none());
             for n in 7..9 {
@@ -338,7 +338,7 @@ fn mkdir<'n>(parent: Node, name: &'n str) -> Request<'n> {
     }
 }
 
-/// Once 36 sessions took all slots, and the changes of those who came later failed when their answers were lost.
+/// Once 36 sessions took all slots, and the changes of later ones failed when their answers were lost.
 #[test]
 fn slots_that_nobody_uses_are_taken_back() {
     // 64 slots.
@@ -361,7 +361,7 @@ fn slots_that_nobody_uses_are_taken_back() {
         assert!(idle.len() < 64);
     }
     assert!(idle.len() >= 20, "{} sessions had slots", idle.len());
-    // One has made a change, and has not said that it has the answer.
+    // One has made a change, and has not confirmed the answer.
     let (raw, welcome, number, slots) = &mut idle[0];
     raw.once = Some(Once {
         slot: slots[0],

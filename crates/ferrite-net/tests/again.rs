@@ -1,5 +1,5 @@
-//! Requests that come again: locks that a session claims anew after each restart, and a change that a client sends a
-//! second time while the first waits.
+//! Repeated requests: locks that a session claims again after each restart, and a change that a client sends a second
+//! time while the first waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn lock(node: Node, is_claim: bool) -> Request<'static> {
     }
 }
 
-/// A session says in the middle of the end of grace what it had locked. The pool forgets it then with those who have
+/// A session claims its locks in the middle of the end of grace. The pool forgets it then with the sessions that did
 /// not come, and must know it again before the next restart: it still has its lock.
 #[test]
 fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
@@ -51,7 +51,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
         let again = raw.greet("", Some(welcome.ticket)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim, "restart {restart}");
         raw.done::<()>(&lock(node, true));
-        // Grace ends while it still claims: of its time it has used up all.
+        // Grace ends while it still claims: its time is used up.
         let began = Instant::now();
         while server.observer().look().unwrap().exports[0].1.is_in_grace {
             raw.done::<()>(&Request::Ping {});
@@ -65,7 +65,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
     }
 }
 
-/// A token would hide it: the engine does such a change once, however often it is asked.
+/// A token would hide a repetition: the engine executes such a change once, however often it arrives.
 #[test]
 fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     let fs = Arc::new(MemFs::new());
@@ -99,7 +99,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     assert!(writer.send(&body, b"x"));
     let size = || fs.getattr(SYSTEM, file.told.attr.ino).unwrap().size;
     for _ in 0..2 {
-        // What was sent has arrived.
+        // Everything sent so far has arrived.
         writer.done::<()>(&Request::Ping {});
         assert_eq!(size(), 0, "it does not wait for the lease");
         let number = writer.number();
@@ -119,7 +119,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
             break;
         }
     }
-    // All that was sent is done before this, which waits its turn as the write did.
+    // Every earlier request is done before this, which waits its turn as the write did.
     let attr: Attr = writer.done(&Request::FileGetattr { file: 1 });
     assert_eq!((attr.size, size()), (1, 1), "it was made more than once");
     std::thread::sleep(Duration::from_millis(50));

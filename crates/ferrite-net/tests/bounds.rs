@@ -1,8 +1,8 @@
 //! No kind of request holds the thread that received it for 10 ms.
 //!
 //! The test walks the numbers of requests, makes the slowest request of each kind that it knows on a pool with large
-//! files, large directories and many locks, and asks the server how long its threads were at work. A kind that is new
-//! fails it until it is added here, and to the table in docs/engines.md.
+//! files, large directories and many locks, and asks the server how long its threads were at work. A new kind fails it
+//! until it is added here, and to the table in docs/engines.md.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use ferrite_vfs::{
 const DOCS: &str = include_str!("../../../docs/engines.md");
 const LARGE_BYTES: u64 = 256 << 20;
 const DATA_BYTES: usize = 1 << 20;
-/// A thread may lose its core, and the measure counts that: so often a kind may be measured.
+/// A thread may lose its core, which the measurement counts: so often a kind may be measured.
 const TRIES: usize = 20;
 
 struct World {
@@ -36,7 +36,7 @@ struct World {
     deep: Node,
     /// A large file that stays, open under this number.
     large: (Node, u64),
-    /// A file that many have locks on.
+    /// A file with many locks.
     locked: Node,
 }
 
@@ -102,7 +102,7 @@ impl World {
         self.next
     }
 
-    /// As the server names what is called so in the root.
+    /// The server's name of the inode with this name in the root.
     fn node(&mut self, name: &[u8]) -> Node {
         let parent = self.root;
         self.raw.done::<Told>(&Request::Lookup { parent, name }).node()
@@ -152,7 +152,7 @@ impl World {
         (name, node)
     }
 
-    /// A large file without a name, open.
+    /// A large open file without a name.
     fn nameless(&mut self) -> u64 {
         let (name, _) = self.large_file();
         let (_, file) = self.opened(&name);
@@ -206,7 +206,7 @@ impl World {
 /// Makes one request, and measures it.
 type Measured<'m> = &'m mut dyn FnMut(&mut Raw, &Request<'_>);
 
-/// Kinds of which the slowest request is refused, or has no answer.
+/// Kinds whose slowest request is refused, or has no answer.
 const REFUSED: [&str; 10] = [
     "Goodbye",
     "Resolve",
@@ -220,7 +220,7 @@ const REFUSED: [&str; 10] = [
     "SeekData",
 ];
 
-/// Opens and cuts a file, or its kin.
+/// Opens and truncates a file.
 const CUT: OpenMode = OpenMode {
     truncate: true,
     ..OpenMode::read_write()
@@ -588,7 +588,7 @@ fn of_data(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     true
 }
 
-/// Makes the slowest requests of a kind. False for a kind that is not known.
+/// Makes the slowest requests of a kind. False for an unknown kind.
 fn slowest(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     let groups: [fn(&mut World, &str, Measured<'_>) -> bool; 8] = [
         of_session,

@@ -1,5 +1,5 @@
-//! A server that is busy for longer than the lease: nobody loses a session whose signs of life lie unread meanwhile,
-//! and those that are gone are still found out.
+//! A server that is busy for longer than the lease: no client loses a session whose signs of life lie unread meanwhile,
+//! and dead clients are still detected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Ctx, FileSystem, Layer, NewFile, OpenMode, Position, Result, StatFs};
 
 const LEASE: Duration = Duration::from_millis(500);
-/// As long one request takes.
+/// How long one request takes.
 const BUSY: Duration = Duration::from_millis(2500);
 const LONG: Duration = Duration::from_secs(20);
 
@@ -83,7 +83,7 @@ fn signs_of_life_that_lie_unread_count() {
     let request = other.body(&Request::Statfs {});
     let began = Instant::now();
     assert!(other.send(&request, &[]));
-    // One keeps saying that it lives; one loses its connection and is back at once, to be heard later.
+    // One keeps sending signs of life; one loses its connection and is back at once, to be heard later.
     std::thread::sleep(LEASE / 5);
     let back = {
         let address = address.clone();
@@ -112,8 +112,8 @@ fn signs_of_life_that_lie_unread_count() {
     assert!(turns.longest >= BUSY && turns.long >= 1, "{turns:?}");
 }
 
-/// Clients that say nothing are gone after their lease, with a connection and without, also while others keep the
-/// server at work; so is one that takes no answers, and is not read from for that.
+/// Silent clients are gone after their lease, with a connection and without, even while others keep the server busy; so
+/// is one that takes no answers, from which the server stops reading.
 #[test]
 fn those_that_are_silent_are_gone() {
     let (server, address, slow) = server();
@@ -127,7 +127,7 @@ fn those_that_are_silent_are_gone() {
         mode: Position::At(0).into(),
     };
     deaf.ask_with(&write, &vec![7; 64 << 10]).unwrap().unwrap();
-    // More than sockets hold; what is behind that stays unread.
+    // More than sockets hold; the rest stays unread.
     let read = Request::Read {
         file: 1,
         offset: 0,

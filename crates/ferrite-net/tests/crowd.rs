@@ -30,7 +30,7 @@ fn a_thousand_idle_sessions() {
     bystander.goes_on();
 }
 
-/// An adapter that takes its time to bind, until it is told to go on; or to take keys back.
+/// An adapter that binds slowly, until the test releases it; or that revokes keys slowly.
 #[derive(Default)]
 struct Slow {
     gives_keys: bool,
@@ -109,7 +109,7 @@ impl Rdma for Slow {
     }
 }
 
-/// Moving a file's pages takes as long as it takes. Once everybody waited for it as soon as anybody left.
+/// Moving a file's pages may take any time. Once every client waited for it as soon as any left.
 #[test]
 fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
     let (fs, slow) = (Arc::new(MemFs::new()), Arc::new(Slow::default()));
@@ -157,8 +157,8 @@ fn exclusive(node: Node) -> Request<'static> {
     }
 }
 
-/// Whoever leaves has a key and a lock. While the key is being taken back, which takes long, writes with it may still
-/// arrive: nobody else gets the lock. And nobody else waits, for this or for a key that is given back.
+/// The leaving client has a key and a lock. While the key is being revoked, which takes long, writes with it may still
+/// arrive: no other client gets the lock. And no other client waits, for this or for the return of a key.
 #[test]
 fn a_lock_is_anothers_only_when_keys_are_taken_back() {
     for leaves in [true, false] {
@@ -204,7 +204,7 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
     }
 }
 
-/// Sealing the file of a key that is given back takes long, and only who gave it back waits.
+/// Sealing the file of a returned key takes long, and only the client that returned it waits.
 #[test]
 fn nobody_waits_for_a_key_that_another_gives_back() {
     let fs = Arc::new(MemFs::new());
@@ -230,7 +230,7 @@ fn nobody_waits_for_a_key_that_another_gives_back() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     slow.goes_on();
     assert!(first.receive().unwrap().1.is_ok());
-    // Keys that an unbind has ended are none any more, though the file could not be sealed.
+    // Keys that an unbind has ended are invalid, though the file could not be sealed.
     let key = first.done::<GrantedKey>(&bind(told.node())).key;
     slow.is_at_it.store(false, Ordering::Release);
     let unbind = Request::Unbind { node: told.node() };
@@ -250,7 +250,7 @@ fn sixty_four_clients_at_once() {
     );
     let free = engine.statfs(SYSTEM).unwrap().inodes_free;
     // Over a fabric each thread of the server opens its endpoint for its first client. Endpoints of one process are
-    // opened one at a time, and those of all clients here are of this process, which no client of a server is.
+    // opened one at a time, and all clients of this test are in this process, unlike a real server's.
     drop([connect(&address), connect(&address)]);
     std::thread::scope(|scope| {
         for number in 0..64 {

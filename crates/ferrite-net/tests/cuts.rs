@@ -1,7 +1,7 @@
-//! A network that cuts, delays and crumbles: clients see nothing of it, and what they have does not leak.
+//! A network that cuts, delays and fragments: clients see nothing of it, and their resources do not leak.
 //!
-//! Clients are on TCP, whatever others use: it is their sockets' bytes that the network breaks. What is cut beside a
-//! fabric is in `fabric.rs`.
+//! Clients are on TCP, whatever others use: the network breaks their sockets' bytes. Cuts beside a fabric are in
+//! `fabric.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ fn runs() -> u64 {
 
 /// A pool behind a server behind a bad network.
 struct Shaky {
-    // Ended in this order.
+    // Dropped in this order.
     client: Option<Client>,
     network: Proxy,
     _server: Server,
@@ -63,7 +63,7 @@ impl Shaky {
         Shaky::with_key(weather, seed, threads, None)
     }
 
-    /// With a key everything is encrypted.
+    /// With a key all traffic is encrypted.
     fn with_key(weather: Weather, seed: u64, threads: usize, key: Option<Key>) -> Shaky {
         let path = make_pool(64 << 20, 8000);
         let engine = mount(&path);
@@ -86,7 +86,7 @@ impl Shaky {
     }
 }
 
-/// The first connection is not made again by itself.
+/// The client does not retry its first connection on its own.
 fn connect_through(network: &Proxy, key: Option<&Key>) -> Client {
     let options = ClientOptions::default().patience(Some(Duration::from_secs(60)));
     let options = options.key(key.cloned());
@@ -116,7 +116,7 @@ impl TestEngine for Shaky {
 }
 
 impl Drop for Shaky {
-    /// Everything that the client had is let go when its session has ended.
+    /// All resources of the client are released when its session has ended.
     fn drop(&mut self) {
         self.network.turn(Weather::default());
         self.client = None;
@@ -151,7 +151,7 @@ fn random_operations_see_nothing() {
 #[test]
 fn concurrent_histories_see_nothing() {
     let seed = seed();
-    // With several threads a request may still be under way when it comes again.
+    // With several threads a request may still be in progress when its repetition comes.
     let threads: &[usize] = match std::env::var_os("FERRITE_SOAK") {
         Some(_) => &[1, 2, 3],
         None => &[3],
@@ -211,8 +211,8 @@ fn long_reads_and_writes(key: Option<Key>) {
     assert!(site.network.cuts() > 0);
 }
 
-/// Files are opened, pinned, listed and removed by several threads while the network breaks; when all is closed, what
-/// was removed is free, though the client lives on.
+/// Files are opened, pinned, listed and removed by several threads while the network breaks; once everything is closed,
+/// removed files are free, though the client lives on.
 #[test]
 fn pins_and_open_files_do_not_leak() {
     let seed = seed();
@@ -279,7 +279,7 @@ fn pins_and_open_files_do_not_leak() {
     }
 }
 
-/// Without patience a call fails in time, and the client works when the network does.
+/// Without patience a call fails in time, and the client works again with the network.
 #[test]
 fn calls_without_patience_fail_in_time() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());

@@ -1,5 +1,5 @@
-//! Suites that every engine must pass, over a real connection to a pool on devices: its reads are answered when the
-//! device calls back, its changes by threads that may wait, its tokens are kept with the changes.
+//! Suites that every engine must pass, over a real connection to a pool on devices: the server answers its reads when
+//! the device calls back, threads that may wait make its changes, and its tokens are kept with the changes.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ struct RemoteDevices {
 }
 
 impl RemoteDevices {
-    /// `whole_pages`: the device is believed to write pages whole, so that they need no ring.
+    /// `whole_pages`: the test assumes that the device writes pages whole, so that they need no ring.
     fn new(whole_pages: bool) -> RemoteDevices {
         let dir = tempfile::Builder::new()
             .prefix("ferrite-test-")
@@ -163,11 +163,11 @@ fn random_operations() {
     }
 }
 
-/// Many reads of a client under way, beside overwrites of the same pages: each is of one state, and they end, also
-/// those that are under way when the server stops.
+/// Many reads of a client in flight, beside overwrites of the same pages: each sees one state, and they end, also those
+/// in flight when the server stops.
 #[test]
 fn submitted_reads_see_whole_writes_and_end() {
-    // What is one step here.
+    // The size of one atomic step here.
     const RECORD_BYTES: usize = 4 << 10;
     let mut pool = RemoteDevices::new(true);
     let new = NewFile {
@@ -212,7 +212,7 @@ fn submitted_reads_see_whole_writes_and_end() {
             under_way -= 1;
         }
     }
-    // What is under way now may fail, but ends.
+    // Requests in flight now may fail, but end.
     if let Some(server) = &mut pool.server {
         server.stop();
     }

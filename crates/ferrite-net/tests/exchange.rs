@@ -1,7 +1,7 @@
-//! What the examples `lend` and `answer` tell programs of perftest, and hear from them.
+//! The exchange of the examples `lend` and `answer` with programs of perftest.
 //!
-//! What is protected: the exchange goes on at each step as perftest 4.5 expects it, byte by byte, and queue pairs that
-//! were lent are given back when the program goes, however that is.
+//! Protected property: the exchange continues at each step as perftest 4.5 expects it, byte by byte, and the example
+//! returns lent queue pairs when the program leaves, however that happens.
 
 #[path = "../examples/exchange/mod.rs"]
 mod lending;

@@ -1,5 +1,5 @@
-//! What an export does not show and does not allow, asked by clients that mean harm: seals, tickets and tokens of
-//! others, ways out of a subtree, changes of what is read-only, and root.
+//! The limits of an export against adversarial clients: seals, tickets and tokens of other clients, ways out of a
+//! subtree, changes of read-only exports, and root.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn tickets_of_others_are_worth_nothing() {
     let exports = vec![export(""), export("sub").path("/sub")];
     let (server, address) = serve(fs, exports, &ServerOptions::default());
     let (mut mine, welcome) = Raw::greeted(&address, "");
-    // Of another export, invented, with another number.
+    // Of another export, forged, with another number.
     let Ticket { session, seal } = welcome.ticket;
     let others = [
         ("sub", welcome.ticket),
@@ -62,13 +62,13 @@ fn tickets_of_others_are_worth_nothing() {
         assert_ne!(given.ticket.session, session);
     }
     mine.done::<()>(&Request::Ping {});
-    // Its own is worth its session: the older connection is closed.
+    // The client's own ticket selects its session: the older connection is closed.
     let mut again = Raw::connect(&address);
     let given = again.greet("", Some(welcome.ticket)).unwrap();
     assert_eq!((given.state, given.ticket), (SessionState::Alive, welcome.ticket));
     assert!(is_closed(&mut mine));
     again.done::<()>(&Request::Ping {});
-    // Those that began and have nothing end with their connections.
+    // Sessions that began and have no state end with their connections.
     let began = Instant::now();
     while server.sessions() > 1 {
         assert!(began.elapsed() < Duration::from_secs(10), "{}", server.sessions());
@@ -185,7 +185,7 @@ fn seals_tokens_and_numbers_of_others() {
             name: [b"a", b"b"][round % 2],
         });
     }
-    // Files that are not open, or are somebody else's.
+    // Files that are not open, or belong to another client.
     let opened: OpenedFile = all.done(&Request::Create {
         parent: root.root,
         name: b"f",
@@ -228,11 +228,11 @@ fn seals_tokens_and_numbers_of_others() {
         };
         assert_eq!(all.refused(&request), FsError::Stale);
     }
-    // Pins that it does not have are not given back.
+    // Pins that it does not have cannot be released.
     sub.done::<()>(&Request::Release {
         pins: vec![(ROOT_INO, u64::MAX), (opened.told.attr.ino, 5), (u64::MAX, 1)],
     });
-    // Slots and numbers of tokens of others, and slots that there are not.
+    // Slots and token numbers of other sessions, and slots that do not exist.
     let (number, slots): (u64, Vec<u32>) = all.done(&Request::Slots { count: u32::MAX });
     let (other_number, other_slots): (u64, Vec<u32>) = sub.done(&Request::Slots { count: u32::MAX });
     assert!(!slots.is_empty() && !other_slots.is_empty(), "the first has taken all");
@@ -265,7 +265,7 @@ fn seals_tokens_and_numbers_of_others() {
     bystander.goes_on();
 }
 
-/// An export of `/sub`, with things around it that nobody may reach.
+/// An export of `/sub`, with unreachable objects around it.
 fn subtree(options: impl Fn(ExportOptions) -> ExportOptions) -> (Arc<MemFs>, Server, String) {
     let fs = Arc::new(MemFs::new());
     for path in ["sub", "other"] {
@@ -344,7 +344,7 @@ fn nothing_leads_out_of_a_subtree() {
         let told: Told = raw.done(&resolve(root, path));
         assert_eq!(told.node(), root, "{path}");
     }
-    // What is moved out while the client has it, takes the client nowhere.
+    // A directory moved out while the client has it takes the client nowhere.
     let at = |path: &[u8]| fs.resolve(SYSTEM, &Start::default(), path, true).unwrap().ino;
     fs.rename(SYSTEM, at(b"/sub"), b"dir", at(b"/other"), b"dir", RenameMode::Replace)
         .unwrap();
@@ -525,7 +525,7 @@ fn root_is_nobody_unless_it_may_be() {
     private(b"groups", 0o060, 5);
     let (mut raw, welcome) = Raw::greeted(&address, "sub");
     let root = welcome.root;
-    // `check` is off: that is not believed.
+    // `check` is off: the server does not trust that.
     let made: Told = raw.done(&Request::Mkdir {
         parent: root,
         name: b"mine",
@@ -579,7 +579,7 @@ fn root_is_nobody_unless_it_may_be() {
     assert_eq!(opened.told.attr.gid, 5);
 }
 
-/// A client's kernel lets its root list everything, and a client of its own asks without having opened anything.
+/// A client's kernel lets its root list everything, and a client of its own lists without having opened anything.
 #[test]
 fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
     let (fs, _server, address) = subtree(|options| options.root_squash(true));
@@ -638,7 +638,7 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
     }
 }
 
-/// The kernel of a client reads a program for who may run it, and says no more than that it reads.
+/// The kernel of a client reads a program for a caller that may execute it, and says no more than that it reads.
 #[test]
 fn where_root_is_nobody_a_program_is_read_to_run_it() {
     let (fs, _server, address) = subtree(|options| options.root_squash(true));
@@ -669,7 +669,7 @@ fn where_root_is_nobody_a_program_is_read_to_run_it() {
     }
 }
 
-/// What is longer than a message is refused as any engine refuses it, and the connection stays.
+/// A value longer than a message is refused as any engine refuses it, and the connection stays.
 #[test]
 fn values_and_names_longer_than_a_message_are_refused() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());

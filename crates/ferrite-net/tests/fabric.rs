@@ -14,7 +14,7 @@ use ferrite_vfs::{FileSystem, NewFile, OpenMode, Position, ROOT_INO, SYSTEM};
 use common::proxy::{Proxy, Weather};
 use common::{RemotePool, RemoteReference, connect_over, export, make_pool, mount, options_for, serve};
 
-/// Whether to test with a provider. Says so if not. One that is asked for must be there.
+/// Whether to test with a provider. Reports it if not. An explicitly requested one must be present.
 fn has(name: &str) -> bool {
     let is_there = ferrite_fabric::Provider::named(name).is_some_and(ferrite_fabric::Provider::is_there);
     match std::env::var("FERRITE_FABRIC_PROVIDER") {
@@ -27,7 +27,7 @@ fn has(name: &str) -> bool {
     is_there
 }
 
-/// Whether to run what takes ten seconds, or only what takes one.
+/// Whether to run tests of ten seconds, or only those of one.
 fn is_long_run() -> bool {
     let is_long = std::env::var_os("FERRITE_SHORT").is_none();
     if !is_long {
@@ -140,7 +140,7 @@ fn files_hold_what_was_written() {
                         let mut back = vec![0; size + 100];
                         assert_eq!(file.read_at(SYSTEM, offset, &mut back).unwrap(), size);
                         assert!(back[..size] == data, "{provider}: {size} bytes came back otherwise");
-                        // Long reads of which little or nothing is there.
+                        // Long reads for which little or no data is there.
                         for there in [0, 1, 5000] {
                             let from = offset + (size as u64).saturating_sub(there);
                             let count = (offset + size as u64 - from) as usize;
@@ -191,8 +191,8 @@ fn long_reads_and_writes_come_whole() {
     }
 }
 
-/// The connection beside the fabric is cut again and again, with messages and bulk data under way: what was
-/// acknowledged is there, once, and nobody notices.
+/// The connection beside the fabric is cut repeatedly, with messages and bulk data in flight: acknowledged data is
+/// there, once, and no caller notices.
 #[test]
 fn what_is_cut_beside_a_fabric_is_not_noticed() {
     const RECORD_BYTES: usize = 9000;

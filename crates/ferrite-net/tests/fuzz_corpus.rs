@@ -30,7 +30,7 @@ fn corpus(target: &str) -> PathBuf {
     Path::new("../../fuzz/corpus").join(target)
 }
 
-/// Bytes of which many are small, as numbers of things are.
+/// Bytes of which many are small, like real numbers of objects.
 fn bytes(random: &mut Rng, len: u64) -> Vec<u8> {
     let byte = |random: &mut Rng| match random.below(3) {
         0 => random.below(256) as u8,
@@ -70,7 +70,7 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
     if target == "client_answers" {
         return answers_input(random);
     }
-    // Now and then without a greeting, or even without the handshake before it.
+    // Occasionally without a greeting, or even without the handshake before it.
     let manners = random.below(16);
     let mut input = vec![if manners < 4 { manners as u8 } else { 0 }];
     for _ in 0..random.below(12) {
@@ -95,7 +95,7 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
     let changes = random.below(4) as u8;
     let mut input = vec![who, demands, step, changes];
     if who & 1 == 1 {
-        // A preamble, or what looks like one.
+        // A preamble, or a similar message.
         let mut preamble = vec![0; 28];
         preamble[..10].copy_from_slice(b"\xf3errite\n\x01\x00");
         preamble[9] = random.below(3) as u8;
@@ -105,7 +105,7 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
         input.extend(preamble);
     } else {
         for _ in 0..changes {
-            // Of what the client sends, handshake and records have some 150 bytes; the server sends 61.
+            // Of the client's bytes, handshake and records have some 150; the server sends 61.
             let to_server = random.below(2) as u8;
             let place = random.below(if to_server == 1 { 150 } else { 61 }) as u8;
             input.extend([to_server, place, 1 << random.below(8)]);
@@ -116,7 +116,7 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
     input
 }
 
-/// Mostly one small change of an answer, and now and then one of the greeting.
+/// Mostly one small change of an answer, and occasionally one of the greeting.
 fn answers_input(random: &mut Rng) -> Vec<u8> {
     let mut input = vec![random.below(2) as u8];
     for _ in 0..1 + random.below(4) {
@@ -129,7 +129,7 @@ fn answers_input(random: &mut Rng) -> Vec<u8> {
     input
 }
 
-/// Says which input it was that was not survived.
+/// Names the input that a target did not survive.
 struct Named(String);
 
 impl Drop for Named {
@@ -175,7 +175,7 @@ fn random_inputs_are_survived() {
     }
 }
 
-/// Requests that make sense reach the engine: the attack is not one on the first check alone.
+/// Valid requests reach the engine: the attack is not one on the first check alone.
 #[test]
 fn requests_with_a_seal_are_carried_out() {
     let name = format!("made-{}", std::process::id());
@@ -205,8 +205,8 @@ fn rand_seed() -> u64 {
         .map_or(1, |now| now.as_nanos() as u64)
 }
 
-/// Writes the corpora anew: `cargo test -p ferrite-net --test it fuzz_corpus:: -- --ignored`. Inputs with other names, that
-/// somebody found and kept, stay.
+/// Rewrites the corpora: `cargo test -p ferrite-net --test fuzz_corpus -- --ignored`. Inputs with other names, which
+/// were found and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]
 fn write_the_corpora() {

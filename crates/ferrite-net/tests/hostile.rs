@@ -1,6 +1,6 @@
-//! Clients that mean harm, or are broken: each gets an error or a closed connection, and nobody else notices.
+//! Adversarial or broken clients: each gets an error or a closed connection, and no other client notices.
 //!
-//! Meanwhile another client works ([`common::bystander`]): what it reads is right, and it waits for nobody.
+//! Meanwhile another client works ([`common::bystander`]): its reads are right, and it waits for no other.
 
 mod common;
 
@@ -80,8 +80,8 @@ fn garbage_and_lengths_that_no_frame_has() {
     assert_eq!(server.sessions(), 0);
 }
 
-/// Clients that stop in the middle of a frame take nothing from others. Once sixteen of them, which nobody knows, held
-/// all buffers, and nobody could write more than a few KiB.
+/// Clients that stop in the middle of a frame take nothing from others. Once sixteen of them, without sessions, held
+/// all buffers, and no client could write more than a few KiB.
 #[test]
 fn frames_that_never_end_hold_nobody_up() {
     let options = ServerOptions::default().lease(Duration::from_secs(6));
@@ -102,7 +102,7 @@ fn frames_that_never_end_hold_nobody_up() {
         strangers.push(raw);
     }
     bystander.goes_on();
-    // Those who have a session lose it with their lease.
+    // Clients that have a session lose it with their lease.
     for _ in 0..40 {
         let (mut raw, _) = Raw::greeted(&address, "");
         let body = raw.body(&Request::Write {
@@ -246,7 +246,7 @@ fn arguments_that_no_client_of_ours_sends() {
             });
         }
         for offset in [u64::MAX, 1 << 63, i64::MAX as u64] {
-            // Nothing is there, or it is refused.
+            // Either there is no data, or it is refused.
             if let Ok((_, data)) = raw
                 .ask(&Request::Read {
                     file: 1,
@@ -281,7 +281,7 @@ fn arguments_that_no_client_of_ours_sends() {
             ..SetAttr::default()
         };
         raw.refused(&Request::FileSetattr { file: 1, set });
-        // Cookies that nobody gave.
+        // Cookies that the server never gave.
         for cookie in [1, 77, u64::MAX, u64::MAX - 1, 1 << 63, 1 << 32] {
             for with_attributes in [false, true] {
                 raw.ask(&Request::Readdir {
@@ -300,7 +300,7 @@ fn arguments_that_no_client_of_ours_sends() {
             with_attributes: false,
             room_bytes: 0,
         });
-        // Paths without end, and links to themselves.
+        // Endless paths, and links to themselves.
         let _: Told = raw.done(&Request::Symlink {
             parent: root,
             name: b"self",
@@ -319,7 +319,7 @@ fn arguments_that_no_client_of_ours_sends() {
             name: b"l",
             target: &[b'x'; 70_000],
         });
-        // What the server keeps for itself.
+        // The server's private attributes.
         for name in [
             &b"trusted.ferrite.server"[..],
             b"trusted.ferrite.",
@@ -343,7 +343,7 @@ fn arguments_that_no_client_of_ours_sends() {
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
-/// Requests of every kind with bits flipped, cut or longer.
+/// Requests of every kind with bits flipped, truncated or extended.
 #[test]
 fn requests_with_wrong_bytes() {
     let seed = seed_from_env().unwrap_or_else(|| u64::from(std::process::id()));
@@ -378,7 +378,7 @@ fn requests_with_wrong_bytes() {
                 break;
             }
         }
-        // What is malformed closes the connection, and so do goodbye and a greeting. An answer may have any number.
+        // Malformed requests close the connection, and so do goodbye and a greeting. An answer may have any number.
         let data = vec![0; random.below(3) as usize * 100];
         let is_lost = !raw.send(&body, &data) || !raw.send_ping();
         if is_lost || !raw.comes_back() {
@@ -523,7 +523,7 @@ impl Raw {
     }
 
     fn send_ping(&mut self) -> bool {
-        // The largest number of all is the transport's.
+        // The transport owns the largest number.
         self.next_is(PING - 1);
         let body = self.body(&Request::Ping {});
         self.next_is(1);
@@ -542,7 +542,7 @@ impl Raw {
     }
 }
 
-/// A client that takes no answers costs a bounded amount of memory, and nobody's time.
+/// A client that takes no answers costs a bounded amount of memory, and delays no other.
 #[test]
 fn who_never_reads_is_not_read_from() {
     let options = ServerOptions::default().lease(Duration::from_secs(3));
@@ -577,7 +577,7 @@ fn who_never_reads_is_not_read_from() {
         });
         let frame = [&prefix(body.len(), 0)[..], &body].concat();
         raw.stream.set_nonblocking(true).unwrap();
-        // As many as go.
+        // As many as the socket takes.
         for _ in 0..20_000 {
             if raw.stream.write_all(&frame).is_err() {
                 break;
@@ -589,7 +589,7 @@ fn who_never_reads_is_not_read_from() {
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 200 << 20, "{} MiB", grown >> 20);
     let began = Instant::now();
-    // They do not say anything that is heard, so their sessions end.
+    // The server hears nothing from them, so their sessions end.
     while server.sessions() > 2 {
         assert!(began.elapsed() < Duration::from_secs(20));
         std::thread::sleep(Duration::from_millis(20));
@@ -597,7 +597,7 @@ fn who_never_reads_is_not_read_from() {
     bystander.goes_on();
 }
 
-/// One session that asks for all that a session can have.
+/// One session that requests everything a session can have.
 #[test]
 fn what_a_session_keeps_is_bounded() {
     let (_server, address) = start();
@@ -612,7 +612,7 @@ fn what_a_session_keeps_is_bounded() {
     });
     let before = resident_bytes();
     raw.pins = true;
-    // It never says which of its requests are settled.
+    // It never confirms any of its requests.
     let rounds = match std::env::var_os("FERRITE_SHORT") {
         Some(_) => 100,
         None => 200,

@@ -1,7 +1,7 @@
-//! What a client costs the server that has worked and now does nothing.
+//! The cost of a client that has worked and is now idle.
 //!
-//! The server is a process of its own ([`common::child`]), so that its memory is counted and nobody else's. The system
-//! says on Linux only how much that is.
+//! The server is a process of its own ([`common::child`]), so that only its memory is counted. The system reports that
+//! on Linux only.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use crate::common::make_pool;
 use crate::common::raw::{Raw, unsealed_root};
 use ferrite_net::wire::Request;
 
-/// Not a test: what the measured process runs.
+/// Not a test: the work of the measured process.
 #[test]
 fn child() {
     serve_if_child();
 }
 
 const CLIENTS: u64 = 200;
-/// What an idle client may hold of the server's own memory. Its whole cost may be 256 KiB; its socket is part of that.
+/// The server's own memory for an idle client, at most. Its whole cost may be 256 KiB; its socket is part of that.
 const CLIENT_BYTES_MAX: u64 = 64 << 10;
-/// A request so long that who kept the room for it would exceed that.
+/// A request so long that keeping its space would exceed that.
 const NAME_BYTES: usize = 120 << 10;
 
 #[test]
@@ -27,7 +27,7 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
     let path = make_pool(64 << 20, 1000);
     let site = Site::new(&path, Duration::from_secs(600), 2);
     let work = |raw: &mut Raw| {
-        // Refused, which is an answer too; the room for the request was taken.
+        // Refused, which is an answer too; the space for the request was taken.
         let name = vec![b'n'; NAME_BYTES];
         let _ = raw.refused(&Request::Lookup {
             parent: unsealed_root(),
@@ -35,13 +35,13 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
         });
         raw.done::<()>(&Request::Ping {});
     };
-    // What the first clients make the server take once and for all is not any client's.
+    // Memory that the server allocates once, for the first clients, is not any client's.
     let mut first: Vec<Raw> = (0..8).map(|_| Raw::greeted(&site.address, "").0).collect();
     first.iter_mut().for_each(work);
     let before = site.memory_bytes();
     let mut idle: Vec<Raw> = (0..CLIENTS).map(|_| Raw::greeted(&site.address, "").0).collect();
     idle.iter_mut().for_each(work);
-    // Room is given back behind an answer, not before it.
+    // The server frees the space after the answer, not before it.
     let began = Instant::now();
     let mut each = u64::MAX;
     while each > CLIENT_BYTES_MAX && began.elapsed() < Duration::from_secs(10) {

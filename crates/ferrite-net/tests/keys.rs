@@ -1,4 +1,4 @@
-//! Exports with keys: who gets in, who does not, what is said to whom, and what somebody in between can do.
+//! Exports with keys: which clients are admitted, what each learns, and the limits of a man in the middle.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ fn with(key: &Key) -> ClientOptions {
     ClientOptions::default().patience(patience).key(Some(key.clone()))
 }
 
-/// Why a client is not let in.
+/// Why a client is not admitted.
 fn refused(address: &str, name: &str, options: &ClientOptions) -> ConnectError {
     match Client::connect(address, name, options) {
         Ok(_) => panic!("`{name}` was opened"),
@@ -112,7 +112,7 @@ fn a_key_that_no_export_has_learns_nothing_else() {
         );
         assert!(matches!(handshake_error(error), HandshakeError::KeyRefused { key } if key == stranger.id()));
     }
-    // The name of a key that it has, from somebody who does not have the key, is answered as any other.
+    // A sender that names an existing key without having it gets the same answer as any other.
     let answers = [
         opening_answered(&address, &opening(&stranger, stranger.id())),
         opening_answered(&address, &opening(&stranger, one.id())),
@@ -122,7 +122,7 @@ fn a_key_that_no_export_has_learns_nothing_else() {
     bystander.goes_on();
 }
 
-/// What a client with `key` opens a connection with, if it says that it has the key of this name.
+/// The opening of a client with `key` that claims to have the key of this name.
 fn opening(key: &Key, says: ferrite_fabric::secure::KeyId) -> Vec<u8> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -132,7 +132,7 @@ fn opening(key: &Key, says: ferrite_fabric::secure::KeyId) -> Vec<u8> {
         encrypt: Encrypt::Auto,
     };
     stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    // Nobody answers, but it has spoken.
+    // The peer does not answer, but the client has sent its opening.
     assert!(introduce(&stream, &credentials, Instant::now()).is_err());
     let mut opening = vec![0; PREAMBLE_BYTES + MESSAGE_BYTES];
     accepted.read_exact(&mut opening).unwrap();
@@ -143,7 +143,7 @@ fn opening(key: &Key, says: ferrite_fabric::secure::KeyId) -> Vec<u8> {
     opening
 }
 
-/// What a server says to such a client before it closes the connection.
+/// The server's answer to such a client before it closes the connection.
 fn opening_answered(address: &str, opening: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -161,7 +161,7 @@ fn without_a_key_nobody_reaches_what_has_one() {
     let error = refused(&address, "", &ClientOptions::default());
     assert!(error.to_string().contains("without a key"), "{error}");
     assert!(matches!(handshake_error(error), HandshakeError::KeyWanted));
-    // Who says nothing of a handshake is not even answered.
+    // A client without a handshake gets no answer at all.
     let mut stream = TcpStream::connect(&address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut frame = Vec::new();
@@ -180,7 +180,7 @@ fn a_client_with_a_key_wants_a_server_that_proves_it() {
     let (_server, address) = serve(fs, vec![export("")], &ServerOptions::default());
     let error = handshake_error(refused(&address, "", &with(&new_key())));
     assert!(matches!(error, HandshakeError::KeyRefused { .. }), "{error}");
-    // One that only says welcome.
+    // A server that only says welcome.
     let key = new_key();
     for garbage in [0, 1, MESSAGE_BYTES, 1000] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -210,7 +210,7 @@ fn a_client_with_a_key_wants_a_server_that_proves_it() {
     assert!(matches!(error, HandshakeError::NothingToEncryptWith));
 }
 
-/// Keys are changed without an hour in which nobody gets in: the new one is added, clients change, the old one goes.
+/// Keys are rotated without downtime: the new one is added, clients change, the old one goes.
 #[test]
 fn an_export_may_have_an_old_and_a_new_key() {
     let (old, new) = (new_key(), new_key());
@@ -227,8 +227,8 @@ fn an_export_may_have_an_old_and_a_new_key() {
     }
 }
 
-/// A refusal proves nothing: whoever answers at the server's address can say it. So who was let in before waits, as
-/// for a server that is away.
+/// A refusal proves nothing: any peer at the server's address can send it. So a client that was admitted before waits,
+/// as for an unreachable server.
 #[test]
 fn a_client_whose_key_was_taken_away_waits_for_it() {
     let (mine, other) = (new_key(), new_key());
@@ -286,7 +286,7 @@ fn both_ends_encrypt_if_one_wants_it() {
     }
 }
 
-/// Names, and nothing else, decide between exports; two of one name would be one too many.
+/// Names alone decide between exports; two of one name would be ambiguous.
 #[test]
 fn two_exports_of_one_name_are_refused() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -298,7 +298,7 @@ fn two_exports_of_one_name_are_refused() {
     assert!(matches!(&error, FsError::Io(text) if text.contains("`a`")), "{error}");
 }
 
-/// Whoever can change what travels gets no further than who can cut it: changes happen once, and in order.
+/// An attacker that can change traffic gets no further than one that can cut it: changes happen once, and in order.
 #[test]
 fn records_that_were_changed_on_their_way_end_the_connection_only() {
     let seed = seed_from_env().unwrap_or_else(|| u64::from(std::process::id()));
@@ -373,8 +373,8 @@ fn records_that_were_changed_on_their_way_end_the_connection_only() {
     }
 }
 
-/// The bytes that open a connection, changed one by one: no client goes on, none goes on without the encryption that
-/// it wants, and the server serves others.
+/// The bytes that open a connection, changed one by one: no client continues, none continues without the encryption
+/// that it wants, and the server serves others.
 #[test]
 fn nobody_in_between_turns_proof_or_encryption_off() {
     let key = new_key();
@@ -414,7 +414,7 @@ fn nobody_in_between_turns_proof_or_encryption_off() {
     assert_eq!(server.sessions(), 0);
 }
 
-/// What a client has sent is of no use to who has recorded it, also where nothing is encrypted.
+/// A recording of a client's traffic is useless to an attacker, even without encryption.
 #[test]
 fn what_was_recorded_cannot_be_sent_again() {
     let key = new_key();
@@ -446,7 +446,7 @@ fn what_was_recorded_cannot_be_sent_again() {
     }
 }
 
-/// Handshakes that are none, that stop, or that trickle, while others work.
+/// Handshakes that are invalid, that stop, or that trickle, while others work.
 #[test]
 fn garbage_and_half_handshakes_hold_nobody_up() {
     let seed = seed_from_env().unwrap_or_else(|| u64::from(std::process::id()));
@@ -465,7 +465,7 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
                 let at = random.below(bytes.len() as u64) as usize;
                 bytes[at] ^= 1 << random.below(8);
             }
-            // A record that is no proof, and what would be a frame behind it.
+            // A record that is no proof, and bytes like a frame behind it.
             _ => bytes.extend((0..random.below(100)).map(|_| random.next_u64() as u8)),
         }
         // The server may close before all is sent.
@@ -495,7 +495,7 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
     }
     slow.push(trickle);
     for mut stream in slow {
-        // Those that have sent all have the server's answer before the end.
+        // Clients that have sent everything have the server's answer before the end.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
@@ -504,7 +504,8 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
     assert_eq!(server.sessions(), 0);
 }
 
-/// A client that is not encrypted, and has proved its key, is served as any other; a second handshake is no message.
+/// A client that is not encrypted, and has proved its key, is served as any other; a second handshake is not a valid
+/// message.
 #[test]
 fn a_handshake_comes_once() {
     let (_server, address, one, _) = house();

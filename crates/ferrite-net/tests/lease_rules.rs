@@ -1,4 +1,5 @@
-//! Which leases a change recalls, who gets leases, and for how long who does not answer recalls gets none.
+//! Which leases a change recalls, which clients get leases, and how long a client that does not answer recalls gets
+//! none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +34,7 @@ fn make(client: &Client, name: &[u8]) -> (Attr, Arc<dyn OpenFile>) {
     (opened.attr, opened.file)
 }
 
-/// A client with leases that does what a test says.
+/// A client with leases that does what a test directs.
 struct Holder {
     raw: Raw,
     root: Node,
@@ -47,7 +48,7 @@ impl Holder {
         Holder { raw, root }
     }
 
-    /// Asks for leases; their term.
+    /// Asks for leases; returns their term.
     fn wants_leases(&mut self) -> Duration {
         let term_ms: u32 = self.raw.done(&Request::Leases { relied_on: false });
         Duration::from_millis(u64::from(term_ms))
@@ -58,13 +59,13 @@ impl Holder {
         self.raw.done::<Told>(&Request::Lookup { parent, name }).node()
     }
 
-    /// Asks for attributes; whether they come with a lease.
+    /// Asks for attributes; returns whether they come with a lease.
     fn looks(&mut self, node: Node) -> bool {
         self.raw.done::<Attr>(&Request::Getattr { node });
         self.raw.was_leased
     }
 
-    /// The number of a recall and its inode, if that is one.
+    /// The number of a recall and its inode, if the message is one.
     fn recalled((id, came): (u64, Came)) -> Option<(u64, Ino)> {
         let body = came.ok().filter(|_| id == RECALL_ID)?.0;
         Some(Reader::new(&body).last().unwrap())
@@ -82,13 +83,13 @@ impl Holder {
         }
     }
 
-    /// Has dropped what recalls told of.
+    /// Answers recalls: the inodes are no longer cached.
     fn answer(&mut self, recalls: Vec<u64>) {
         self.raw.done::<()>(&Request::Recalled { recalls });
     }
 }
 
-/// What a change may use.
+/// The place that a change may use.
 struct Place<'c> {
     client: &'c Client,
     ino: Ino,
@@ -97,7 +98,7 @@ struct Place<'c> {
 
 type Change = fn(&Place<'_>);
 
-/// All that changes the file whose names are `file` and `twin`, or its attributes. `other` is another file.
+/// All changes of the file whose names are `file` and `twin`, or of its attributes. `other` is another file.
 const CHANGES: [(&str, Change); 17] = [
     ("setattr", |at| {
         let mode = SetAttr {
@@ -212,8 +213,8 @@ fn whatever_changes_a_file_recalls_the_leases_on_it_first() {
     }
 }
 
-/// What a client writes by the number of an open file, while its change waits for the leases on the file that this
-/// number stood for.
+/// A client writes by the number of an open file, and reassigns the number while its change waits for the leases on the
+/// first file.
 #[test]
 fn a_change_recalls_what_its_number_means_when_it_is_made() {
     let options = ServerOptions::default().cache_term(LONG_TERM);
@@ -264,7 +265,7 @@ fn a_change_recalls_what_its_number_means_when_it_is_made() {
     assert_eq!(honest.getattr(SYSTEM, ino).unwrap().size, 5);
 }
 
-/// Looks at a file again and again until told to stop, and answers no recall; how many came.
+/// Reads a file repeatedly until stopped, and answers no recall; returns how many came.
 fn hog(mut holder: Holder, node: Node, stop: &AtomicBool) -> usize {
     let mut recalls = 0;
     while !stop.load(Ordering::SeqCst) {
@@ -283,7 +284,7 @@ fn hog(mut holder: Holder, node: Node, stop: &AtomicBool) -> usize {
     recalls
 }
 
-/// Its recalls run out, and each time it has to wait longer for another lease.
+/// Its recalls expire, and each time it has to wait longer for another lease.
 #[test]
 fn a_client_that_never_answers_a_recall_holds_up_others_ever_less_often() {
     const TERM: Duration = Duration::from_millis(100);
@@ -320,7 +321,7 @@ fn a_client_that_never_answers_a_recall_holds_up_others_ever_less_often() {
     }
 }
 
-/// Where a client may only look, what it keeps is worth less than that others can change it at once.
+/// Where a client may only read, its cache is worth less than others' ability to change files at once.
 #[test]
 fn an_export_gives_leases_unless_it_is_read_only_or_told_otherwise() {
     let exports: [(ExportOptions, bool); 6] = [
@@ -345,7 +346,7 @@ fn an_export_gives_leases_unless_it_is_read_only_or_told_otherwise() {
     }
 }
 
-/// Such a file is freed when its last user closes it, which is no change of anybody's that could recall something.
+/// Such a file is freed when its last user closes it, which is no client's change that could recall leases.
 #[test]
 fn nobody_has_a_lease_on_the_attributes_of_a_file_without_a_name() {
     let options = ServerOptions::default().cache_term(LONG_TERM);

@@ -1,4 +1,4 @@
-//! Leased caches: what one client keeps never hides what another has done, and nobody holds up others for long.
+//! Leased caches: one client's cache never hides another's changes, and no client delays others for long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use ferrite_vfs::{
 
 const CACHE_BYTES: usize = 1 << 20;
 const TERM: Duration = Duration::from_millis(600);
-/// What a loaded machine may add.
+/// The delay that a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(5);
 const CALM: Weather = Weather {
     cuts: 0,
@@ -50,7 +50,7 @@ fn hits(client: &Client) -> u64 {
     client.cache_activity().unwrap().hits
 }
 
-/// The same question twice: the second answer is the cache's.
+/// The same call twice: the second answer is the cache's.
 fn twice<T: PartialEq + std::fmt::Debug>(client: &Client, ask: impl Fn() -> T) -> T {
     let first = ask();
     let before = hits(client);
@@ -128,8 +128,8 @@ fn what_one_client_changes_another_sees_at_once_though_it_keeps_what_it_knows() 
     assert!(keeper.cache_activity().unwrap().recalls > 0);
 }
 
-/// Readers of a number that is written by counting up: each sees at least what had been written when it began, and no
-/// more than was being written when it ended. Through data, an attribute and a name, each from two clients.
+/// Readers of a number that a writer increments: each sees at least the value written when it began, and no more than
+/// the one being written when it ended. Through data, an attribute and a name, each from two clients.
 fn register_is_linear(address: &str, cache_bytes: usize, writes: u64) {
     let clients = [
         connect_leased(address, cache_bytes),
@@ -165,7 +165,7 @@ fn register_is_linear(address: &str, cache_bytes: usize, writes: u64) {
                 while !is_over.load(Ordering::Acquire) {
                     check("data", &|_| {
                         let mut number = [0; 8];
-                        // More than is there, so that the end is known.
+                        // More than the file holds, so that the end is known.
                         let mut room = [0; 64];
                         assert_eq!(file.read_at(SYSTEM, 0, &mut room).unwrap(), 8);
                         number.copy_from_slice(&room[..8]);
@@ -246,7 +246,7 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
         name: b"file",
     });
     assert_eq!(told.attr.ino, attr.ino);
-    // The other client's own work goes on meanwhile, and so does everything else.
+    // The other client's own work continues meanwhile, and so does everything else.
     let began = Instant::now();
     std::thread::scope(|scope| {
         let change = scope.spawn(|| {
@@ -268,7 +268,7 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
     let again = Instant::now();
     file.write(SYSTEM, Position::At(0).into(), b"y").unwrap();
     assert!(again.elapsed() < TERM, "it has no lease any more");
-    // Nor does an answer to a recall that is none of its business help anybody.
+    // An answer to recalls that it never got has no effect, either.
     mute.done::<()>(&Request::Recalled {
         recalls: (0..1000).collect(),
     });
@@ -301,7 +301,7 @@ fn a_client_that_vanishes_knows_nothing_when_others_go_on() {
             file.write(SYSTEM, Position::At(0).into(), b"x").unwrap();
             Instant::now()
         });
-        // It is told the old size, and the change has not been made.
+        // Its reads return the old size, and the change has not been made.
         while began.elapsed() < TERM / 3 {
             let cached = hits(&gone);
             assert_eq!(gone.getattr(SYSTEM, attr.ino).unwrap().size, 0);
@@ -337,10 +337,10 @@ fn a_restarted_server_changes_nothing_before_earlier_leases_are_over() {
     assert!(took >= TERM * 3 / 4 && took < TERM + SLACK, "{took:?}");
     network.silence(false);
     network.cut();
-    // Asked for over the old connection, so it is not kept.
+    // Requested over the old connection, so it is not cached.
     assert_eq!(look(&keeper, b"file").unwrap().nlink, 2);
     assert_eq!(twice(&keeper, || look(&keeper, b"file").unwrap().nlink), 2);
-    // A run after one without leases waits for nobody.
+    // A run after one without leases does not wait.
     drop((keeper, other, server));
     drop(serve_at(&address, Arc::new(engine.clone()), &options()));
     std::thread::sleep(TERM);
@@ -354,7 +354,7 @@ fn a_restarted_server_changes_nothing_before_earlier_leases_are_over() {
     drop(server);
 }
 
-/// Clients that have said goodbye rely on nothing, so a server that is restarted after that waits for nobody.
+/// Clients that have said goodbye rely on nothing, so a server that is restarted after that does not wait.
 #[test]
 fn a_server_that_stops_when_no_lease_lasts_leaves_no_term_behind() {
     let path = make_pool(32 << 20, 4_000);

@@ -1,5 +1,5 @@
-//! What listings cost: who takes a directory in small parts, as kernels do, is not sent much more than it takes, and
-//! who takes it at once needs no more answers for that.
+//! The cost of listings: a client that takes a directory in small parts, as kernels do, receives not much more than it
+//! takes, and one that takes it at once needs no more answers for that.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, ROOT_INO, SYSTEM};
 
 const ENTRIES: usize = 3000;
-/// What a kernel's buffer of 4 KiB holds of these entries, with attributes and without.
+/// Entries that a kernel's buffer of 4 KiB holds, with attributes and without.
 const PART: [usize; 2] = [20, 80];
 
 fn directory() -> (Server, String, Client, Ino) {
@@ -33,7 +33,7 @@ fn directory() -> (Server, String, Client, Ino) {
     (server, address, client, dir)
 }
 
-/// What listings have cost so far.
+/// The cost of listings so far.
 fn cost(client: &Client) -> Counted {
     let operations = client.activity().unwrap().operations;
     let is_listing = |number: u16| Request::name_of(number) == Some("Readdir");
@@ -41,7 +41,7 @@ fn cost(client: &Client) -> Counted {
     found.map(|operation| operation.counted).unwrap_or_default()
 }
 
-/// Takes up to `count` entries from `cookie` on; returns how many there were, and where it goes on.
+/// Takes up to `count` entries from `cookie` on; returns how many there were, and the cookie after them.
 fn part(client: &Client, dir: Ino, with_attributes: bool, cookie: u64, count: usize) -> (usize, u64) {
     let (mut taken, mut next) = (0, cookie);
     let mut take = |next_cookie| {
@@ -62,7 +62,7 @@ fn part(client: &Client, dir: Ino, with_attributes: bool, cookie: u64, count: us
     (taken, next)
 }
 
-/// Answers, and bytes of them, for a whole directory in parts.
+/// The number of answers, and their bytes, for a whole directory in parts.
 fn take_all(client: &Client, dir: Ino, with_attributes: bool, count: usize) -> (u64, u64) {
     let before = cost(client);
     let (mut cookie, mut all) = (0, 0);
@@ -97,12 +97,12 @@ fn small_parts_cost_little_more_than_the_whole() {
             "{bytes} bytes in parts, {whole_bytes} as a whole"
         );
         assert!(again_answers <= whole_answers + 2);
-        // Nobody is told twice what he has taken.
+        // The server does not send entries twice that the caller has taken.
         assert!(again_bytes < whole_bytes + whole_bytes / 20);
     }
 }
 
-/// The server sends as much as is wanted, but always an entry, and never more than fits into a message.
+/// The server sends as much as the client wants, but always an entry, and never more than fits into a message.
 #[test]
 fn an_answer_is_as_long_as_is_wanted() {
     let (_server, address, _client, _) = directory();

@@ -1,5 +1,5 @@
-//! Locks between two clients: who waits gets the lock when it is released, however that happens; who must not have it
-//! does not.
+//! Locks between two clients: a waiting client gets the lock when it is released, however that happens; a client that
+//! must not have it does not get it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -103,7 +103,7 @@ fn readers_share_and_writers_exclude() {
     let ino = file(&a, b"file");
     assert_eq!(file(&b, b"file"), ino);
     try_lock(&a, ino, &flock(1, Shared)).unwrap();
-    // The same number of an owner is somebody else at another client.
+    // The same owner number at another client is another owner.
     try_lock(&b, ino, &flock(1, Shared)).unwrap();
     assert_eq!(try_lock(&a, ino, &flock(1, Exclusive)), NO);
     assert_eq!(try_lock(&b, ino, &flock(2, Exclusive)), NO);
@@ -117,7 +117,7 @@ fn readers_share_and_writers_exclude() {
     assert_eq!(try_lock(&a, ino, &record(1, 9, 0, Shared)), NO);
     try_lock(&a, ino, &record(1, 10, 0, Exclusive)).unwrap();
     assert_eq!(try_lock(&b, ino, &record(1, 0, 11, Exclusive)), NO);
-    // Whom a client serves are as different as clients.
+    // Parties that a client serves are as distinct as clients.
     let other = &SYSTEM.clone().of_client(ClientId::fresh());
     assert_eq!(
         Wanted::of(&b, other, ino, &record(1, 0, 1, Shared), false).settled(),
@@ -168,14 +168,14 @@ fn waits_end_when_the_lock_is_released() {
         try_lock(&a, ino, &hold).unwrap();
         let wanted = wait(&b, ino, &want);
         wanted.waits();
-        // Other calls go on meanwhile.
+        // Other calls continue meanwhile.
         b.getattr(SYSTEM, ino).unwrap();
         a.unlock(SYSTEM, ino, LockOwner(1), unlock).unwrap();
         assert_eq!(wanted.settled(), Ok(()));
         for client in [&a, &b] {
             client.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
         }
-        // A process of the other client that ends, with several that wait.
+        // A process of the other client that ends, with several waiting requests.
         let process = &SYSTEM.clone().of_client(ClientId::fresh());
         Wanted::of(&a, process, ino, &hold, false).settled().unwrap();
         let wanted = wait(&b, ino, &want);
@@ -217,7 +217,7 @@ fn a_client_that_closes_or_vanishes_lets_go() {
         b.unlock(SYSTEM, ino, LockOwner(2), Unlock::All).unwrap();
         assert_eq!(server.sessions(), 1);
     }
-    // One that vanishes while it waits does not get the lock later.
+    // A client that vanishes while it waits does not get the lock later.
     let network = Proxy::new(&address, Weather::default(), 1);
     let options = ClientOptions::default().patience(Some(SHORT));
     let a = Client::connect(&network.address, "", &options).unwrap();
@@ -254,7 +254,7 @@ fn a_wait_can_be_cancelled() {
             assert_eq!(wanted.settled(), Err(FsError::Interrupted));
         }
         a.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
-        // Nothing of the cancelled waits is left.
+        // The cancelled waits leave nothing behind.
         try_lock(&a, ino, &request).unwrap();
         a.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
     }
@@ -276,13 +276,13 @@ fn deadlocks_are_seen_across_clients() {
         wait(&b, inos[0], &record(1, 0, 1, Exclusive)).settled(),
         Err(FsError::Deadlock)
     );
-    // Who was refused kept what it has.
+    // The refused owner keeps its locks.
     waits.waits();
     b.unlock(SYSTEM, inos[1], LockOwner(1), Unlock::All).unwrap();
     assert_eq!(waits.settled(), Ok(()));
 }
 
-/// Waits survive cuts: each is settled once, and the lock is held by one at a time.
+/// Waits survive cuts: each is settled once, and one owner at a time holds the lock.
 #[test]
 fn waits_survive_cuts() {
     let (_server, address) = server();
@@ -326,7 +326,7 @@ fn waits_survive_cuts() {
     assert!(network.cuts() > 0);
 }
 
-/// After a restart, requests of new sessions wait until those of before have said what they had.
+/// After a restart, requests of new sessions wait until earlier sessions have reclaimed their locks.
 #[test]
 fn what_waits_for_the_end_of_grace_can_be_given_up() {
     let path = make_pool(16 << 20, 1000);
@@ -337,7 +337,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     let keeper = connect(&address);
     let ino = file(&keeper, b"file");
     try_lock(&keeper, ino, &flock(1, Exclusive)).unwrap();
-    // Somebody who has a lock, and does not come back for it.
+    // A client that has a lock, and does not come back for it.
     let (mut gone, welcome) = Raw::greeted(&address, "");
     let mine: ferrite_net::wire::Told = gone.done(&Request::Lookup {
         parent: welcome.root,
@@ -359,7 +359,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
         file(client, b"file");
     }
     let other = file(&goes, b"other");
-    // Cancelled while it is put off. Once that had no effect, and it waited on.
+    // Cancelled while it is deferred. Once that had no effect, and it waited on.
     let wanted = wait(&cancels, ino, &flock(1, Exclusive));
     wanted.waits();
     cancels.cancel_lock(SYSTEM, wanted.ticket.unwrap());
@@ -369,7 +369,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
         "too late to mean anything: {:?}",
         began.elapsed()
     );
-    // Once this one was granted to nobody, for good.
+    // Once this one was granted to no owner, for good.
     let nobodys = wait(&goes, other, &flock(1, Exclusive));
     nobodys.waits();
     drop(goes);
@@ -378,7 +378,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
         "too late to mean anything: {:?}",
         began.elapsed()
     );
-    // Of one that wanted no wait, and whose client lost its patience. Once this one was granted to nobody, too.
+    // A request that wanted no wait, and whose client lost its patience. Once this one was granted to no owner, too.
     let third = file(&cancels, b"third");
     let (mut impatient, welcome) = Raw::greeted(&address, "");
     let theirs: ferrite_net::wire::Told = impatient.done(&Request::Lookup {
@@ -409,7 +409,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     drop(server);
 }
 
-/// A client asks again and again for the same with the same number, and then goes.
+/// A client repeats the same request with the same number, and then leaves.
 #[test]
 fn requests_that_come_twice_are_answered_once() {
     let (server, address) = server();

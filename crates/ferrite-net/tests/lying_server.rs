@@ -1,4 +1,4 @@
-//! Servers that mean harm, or are broken: what they say reaches nobody on the client's machine unless it can be true.
+//! Adversarial or broken servers: nothing on the client's machine uses their answers unless they can be true.
 //!
 //! Each lie is one that a client once believed. The fuzz target `client_answers` looks for others.
 
@@ -29,7 +29,7 @@ fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Cli
     (client, liar, lies)
 }
 
-/// Puts another content behind the head of an answer, which says that the request has succeeded.
+/// Replaces the content behind the head of an answer, which reports success.
 fn says(frame: &mut Frame, content: impl Fn(&mut Vec<u8>)) {
     frame.body.truncate(HEAD_BYTES);
     frame.body[HEAD_BYTES - 1] = 1;
@@ -93,7 +93,7 @@ fn no_name_leads_out_of_its_directory() {
     }
 }
 
-/// Each of these once kept a client asking for ever.
+/// Each of these once made a client loop for ever.
 #[test]
 fn a_listing_that_does_not_proceed_ends() {
     let lies: [fn(&mut Vec<u8>); 3] = [
@@ -159,7 +159,7 @@ fn links_and_attributes_have_content_that_they_can_have() {
 
 #[test]
 fn sizes_numbers_and_space_are_those_of_files() {
-    // The size stands behind inode, generation, kind, mode, links, owner, group and device.
+    // The size is behind inode, generation, kind, mode, links, owner, group and device.
     const SIZE_AT: usize = HEAD_BYTES + 8 + 4 + 1 + 5 * 4;
     let (client, _liar, _) = lied_to("Lookup", |frame| {
         frame.body[SIZE_AT..SIZE_AT + 8].copy_from_slice(&u64::MAX.to_le_bytes());
@@ -185,7 +185,7 @@ fn sizes_numbers_and_space_are_those_of_files() {
     }
 }
 
-/// A server's words are for messages, and messages are for terminals and logs.
+/// A server's texts end up in messages, and messages in terminals and logs.
 #[test]
 fn texts_of_errors_control_nothing() {
     let (client, _liar, _) = lied_to("Statfs", |frame| {
@@ -216,7 +216,7 @@ fn slots_that_cannot_be_are_not_waited_for() {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
-/// Recalls without end are answered as long as that is possible, and keep nobody from giving up.
+/// The client answers endless recalls as long as that is possible, and they keep no caller from giving up.
 #[test]
 fn a_flood_of_recalls_keeps_nobody() {
     let liar = Liar::new(honest(), |asked, frame| {
@@ -242,12 +242,12 @@ fn a_flood_of_recalls_keeps_nobody() {
     client.getattr(SYSTEM, ROOT_INO).unwrap();
 }
 
-/// A server that breaks every connection is not connected to without a pause.
+/// A client does not reconnect without a pause to a server that breaks every connection.
 #[test]
 fn a_server_that_breaks_connections_costs_little() {
     let liar = Liar::new(honest(), |asked, mut frame| {
         if asked == number_of("Getattr") {
-            // No answer has these flags.
+            // No valid answer has these flags.
             frame.body[HEAD_BYTES - 1] = 0xff;
         }
         vec![frame]
@@ -259,7 +259,7 @@ fn a_server_that_breaks_connections_costs_little() {
     assert!((2..80).contains(&reconnects), "{reconnects} in a second");
 }
 
-/// The greeting: a session that ends at once would have the client connect again for ever.
+/// The greeting: a session that ends at once would make the client reconnect for ever.
 #[test]
 fn a_greeting_that_cannot_be_is_refused() {
     for lease_at in [HEAD_BYTES + 2 + 8 + 16 + 1, HEAD_BYTES] {

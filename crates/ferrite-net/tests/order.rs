@@ -1,4 +1,4 @@
-//! Requests that must not be done twice, or too late: a release that is repeated, a request of a connection that
+//! Requests that must not be executed twice, or too late: a repeated release, and a request of a connection that
 //! another has replaced.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ferrite_net::wire::{Request, SessionState, Told};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Attr, Ctx, FileKind, FileSystem, FsError, Layer, NewNode, ROOT_INO, Result, SYSTEM, StatFs};
 
-/// The client has two pins, gives one back, and repeats that: a file without a name is still there.
+/// The client has two pins, releases one, and repeats that: a file without a name is still there.
 #[test]
 fn a_release_that_is_repeated_gives_back_one_pin() {
     let fs = Arc::new(MemFs::new());
@@ -42,12 +42,12 @@ fn a_release_that_is_repeated_gives_back_one_pin() {
     }
     let getattr = Request::Getattr { node: told.node() };
     assert_eq!(raw.done::<Attr>(&getattr).nlink, 0);
-    // Another release gives back the other.
+    // Another release releases the other.
     raw.done::<()>(&release);
     assert_eq!(raw.refused(&getattr), FsError::Stale);
 }
 
-/// Takes its time for one kind of request.
+/// Executes one kind of request slowly.
 struct Slow(MemFs);
 
 impl Layer for Slow {

@@ -1,5 +1,5 @@
 //! Long reads, which travel in pieces: each sees one state of the file, whatever others do to it meanwhile, and also if
-//! its pages are sent from where they lie.
+//! its pages are sent in place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ fn new_file() -> NewFile {
     }
 }
 
-/// A page that says which it is, and when it was written.
+/// A page that records its index, and when it was written.
 fn page(index: usize, round: u32) -> Vec<u8> {
     let word = (index as u64) << 32 | u64::from(round);
     word.to_le_bytes().repeat(PAGE / 8)
@@ -56,8 +56,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Writes the first page, up to `others_max` others, and then the last one, each with the number of the round, until it
-/// is to stop.
+/// Writes the first page, up to `others_max` others, and then the last one, each with the number of the round, until
+/// stopped.
 fn keep_changing(file: &dyn OpenFile, others_max: u64, pause_us_max: u64, stop: &AtomicBool) {
     let mut random = Rng::new(7);
     let mut round = 0;
@@ -75,8 +75,8 @@ fn keep_changing(file: &dyn OpenFile, others_max: u64, pause_us_max: u64, stop: 
     }
 }
 
-/// Reads until `ends`; returns how many reads found something new. Each finds the last page at most a round older than
-/// the first, and never younger.
+/// Reads until `ends`; returns how many reads found new data. Each finds the last page at most a round older than the
+/// first, and never younger.
 fn keep_reading(file: &dyn OpenFile, ends: Instant) -> usize {
     let mut content = vec![0; PAGES * PAGE];
     let (mut last_seen, mut changed) = (0, 0);
@@ -97,7 +97,7 @@ fn keep_reading(file: &dyn OpenFile, ends: Instant) -> usize {
     changed
 }
 
-/// Some read what one changes.
+/// Several clients read while one changes.
 fn one_state(writes: &dyn FileSystem, reads: &dyn FileSystem, seconds: u64) {
     one_state_of((writes, 20, 6000), (reads, 1), seconds);
 }
@@ -145,10 +145,10 @@ fn long_reads_of_the_reference_see_one_state() {
     one_state(reference.fs(), reference.fs(), 2);
 }
 
-/// When the sockets are full what was lent is sent late, and its pages may have become others'.
+/// When the sockets are full lent data is sent late, and its pages may have become others'.
 #[test]
 fn late_long_reads_see_one_state() {
-    // What is freed is soon written to again.
+    // Freed pages are soon written again.
     let path = make_pool(12 << 20, 100);
     let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
     let delays = Weather {
@@ -163,8 +163,8 @@ fn late_long_reads_see_one_state() {
     );
 }
 
-/// Holes, preallocated pages, pages with logs and an end that is no page's. Over TCP: a fabric puts data where it
-/// belongs, and long reads over it are one request.
+/// Holes, preallocated pages, pages with logs and an end inside a page. Over TCP: a fabric places data at its
+/// destination, and long reads over it are one request.
 #[test]
 fn what_has_no_pages_to_lend_is_read_all_the_same() {
     let path = make_pool(64 << 20, 100);
@@ -214,8 +214,8 @@ fn what_has_no_pages_to_lend_is_read_all_the_same() {
     assert_eq!(file.read_at(SYSTEM, 0, &mut vec![0; 1 << 20]), Ok(0));
 }
 
-/// A client that does not take what it asked for, until the pages that were lent to it are another's. Both are on TCP:
-/// it is the thread that has filled one's socket which answers the other.
+/// A client does not take its requested data, until the pages lent to it belong to another. Both are on TCP: the thread
+/// that has filled one's socket answers the other.
 #[test]
 fn what_is_sent_late_is_what_was_asked_for() {
     let path = make_pool(12 << 20, 100);
@@ -263,7 +263,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
         client.lookup(SYSTEM, ROOT_INO, b"file").unwrap().size,
         (PAGES * PAGE) as u64
     );
-    // The pool has no room for both: what others write goes where the file was.
+    // The pool has no space for both: others' writes go where the file was.
     let empty = SetAttr {
         size: Some(0),
         ..SetAttr::default()
@@ -286,7 +286,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
     assert!(data.is_empty() && told_now.version != told.version);
 }
 
-/// What a client need not ask for.
+/// Requests that a client need not make.
 #[test]
 fn pieces_of_other_lengths_and_files_are_refused() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());

@@ -1,5 +1,5 @@
-//! Servers whose machine goes down before they have synced what they had answered. The next one has an older image;
-//! here that is an empty one.
+//! Servers whose machine goes down before they have synced acknowledged changes. The next one has an older image; here
+//! that is an empty one.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn restart(mut server: Server, address: &str, fs: &Arc<dyn FileSystem>) -> Serve
     serve_at(address, Arc::clone(fs), &ServerOptions::default())
 }
 
-/// Nobody has a handle of what was renamed or closed, that would be stale.
+/// No handle exists of a renamed or closed file, which would be stale.
 #[test]
 fn the_first_sync_after_a_loss_fails() {
     let fs = image();
@@ -68,7 +68,7 @@ fn the_first_sync_after_a_loss_fails() {
     };
     drop(write());
     let _server = restart(server, &address, &image());
-    // What was asked with the old root is refused.
+    // Requests with the old root are refused.
     assert_eq!(client.lookup(SYSTEM, ROOT_INO, b"file"), Err(FsError::Stale));
     let file = write();
     assert!(matches!(file.fsync(SYSTEM), Err(FsError::Io(_))));

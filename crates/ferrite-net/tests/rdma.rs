@@ -1,8 +1,8 @@
-//! Files of a server by one-sided verbs: who gets queue pairs and keys, what ends them, and what a client does when
-//! they end.
+//! Files of a server by one-sided verbs: rights to queue pairs and keys, what ends them, and a client's reaction to
+//! their end.
 //!
-//! What is protected: nobody reaches by RDMA what he may not reach by requests, or not any more; what was acknowledged
-//! is there; where there is no RDMA the same calls work by requests, and say so.
+//! Protected properties: no client reaches by RDMA what it may not reach by requests, or not any more; acknowledged
+//! data is there; without RDMA the same calls work by requests, and report it.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Place {
         self.fs.lookup(SYSTEM, ROOT_INO, name).unwrap().ino
     }
 
-    /// What programs on the server's host see.
+    /// The file as programs on the server's host see it.
     fn local(&self, name: &[u8]) -> Vec<u8> {
         let ino = self.ino(name);
         let file = self.fs.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-/// The same on real pools: pages are found, and what is written is there after the pool was closed.
+/// The same on real pools: pages are found, and written data is there after the pool was closed.
 #[test]
 fn pages_of_a_pool_are_written_in_place() {
     let pool = common::make_pool(64 << 20, 1_000);
@@ -130,7 +130,7 @@ fn pages_of_a_pool_are_written_in_place() {
     let mut read = vec![1; 110_012];
     assert_eq!(file.read(0, &mut read).unwrap(), read.len());
     assert!(read[..10_000].iter().all(|byte| *byte == 0) && read[10_000..110_000] == data[..]);
-    // Programs on the server's host see it, change it and cut it, and verbs go on.
+    // Programs on the server's host see it, change it and truncate it, and verbs continue.
     let local = fs.open(SYSTEM, made.attr.ino, OpenMode::read_write()).unwrap();
     let mut seen = vec![0; 200_000];
     assert_eq!(local.read_at(SYSTEM, 0, &mut seen).unwrap(), 110_012);
@@ -154,7 +154,7 @@ fn pages_of_a_pool_are_written_in_place() {
     let told = client.rdma_activity().unwrap().files;
     assert_eq!((told.len(), told[0].keys, told[0].size), (1, 1, 30_003));
     assert!(told[0].entries > 0 && told[0].writable);
-    // A READ behind the new end cost a queue pair, and nobody noticed.
+    // A READ behind the new end cost a queue pair, unnoticed.
     assert_eq!(file.traffic().reconnects, 1);
     file.close().unwrap();
     assert_eq!(client.rdma_activity().unwrap().files, []);
@@ -168,7 +168,7 @@ fn pages_of_a_pool_are_written_in_place() {
     assert_eq!(seen[29_999..30_003], [data[19_999], b'e', b'n', b'd']);
 }
 
-/// An append to a pool that is frozen comes when it is thawed; until then its adapter's only thread serves others.
+/// An append to a frozen pool completes when it is thawed; until then its adapter's only thread serves others.
 #[test]
 fn a_frozen_pool_keeps_no_other_queue_pair_waiting() {
     let pool = common::make_pool(64 << 20, 1_000);
@@ -202,7 +202,7 @@ fn a_frozen_pool_keeps_no_other_queue_pair_waiting() {
     assert_eq!(engine.getattr(SYSTEM, ino).unwrap().size, 5);
 }
 
-/// A change of permissions ends the keys of who may not use the file any more, at once, and no other's.
+/// A change of permissions ends the keys of users who may not use the file any more, at once, and no other's.
 #[test]
 fn permissions_that_are_taken_away_end_keys() {
     let pool = common::make_pool(64 << 20, 1_000);
@@ -257,7 +257,7 @@ fn open(client: &Arc<Client>, name: &[u8]) -> RemoteFile {
     RemoteFile::open(client, SYSTEM, look(client, name), options()).unwrap()
 }
 
-/// Servers that are gone are noticed soon.
+/// A client notices soon that a server is gone.
 fn options() -> RemoteOptions {
     RemoteOptions::default().initiator(InitiatorOptions {
         retry_after: Duration::from_millis(100),
@@ -288,12 +288,12 @@ fn what_is_written_by_verbs_is_read_locally_and_back() {
     let local = place.local(b"file");
     assert!(local[..5] == [0; 5] && local[5..][..data.len()] == data[..]);
     assert_eq!(local[300_005..], *b"appendedonce");
-    // Behind the end there is nothing, and at the end what is there.
+    // Behind the end there is nothing, and at the end all data before it.
     let mut room = [1; 10];
     assert_eq!(file.read(local.len() as u64 - 4, &mut room).unwrap(), 4);
     assert_eq!(room[..4], *b"once");
     assert_eq!(file.read(local.len() as u64 + 7, &mut room).unwrap(), 0);
-    // What programs there append is found.
+    // Appends by programs there are visible.
     let there = place
         .fs
         .open(SYSTEM, place.ino(b"file"), OpenMode::read_write())
@@ -308,7 +308,7 @@ fn what_is_written_by_verbs_is_read_locally_and_back() {
     assert_eq!((place.files.keys(), place.files.queue_pairs()), (0, 0));
 }
 
-/// Clients that do not know what others have written make a file as long as the furthest of their writes, no longer.
+/// Clients that do not know others' writes make a file as long as the furthest of their writes, no longer.
 #[test]
 fn a_file_ends_where_the_furthest_write_ended() {
     let place = Place::new();
@@ -353,7 +353,7 @@ fn keys_and_queue_pairs_end_with_their_session() {
     first.close();
     await_counts(&place, 1);
     two.write(0, b"still").unwrap();
-    // Without a word.
+    // Without notice.
     drop(place.server);
     assert_eq!((place.files.keys(), place.files.queue_pairs()), (0, 0));
 }
@@ -381,7 +381,7 @@ fn a_key_is_good_for_its_session_and_while_it_lasts() {
     let mut foreign = queue_pair(&second);
     let refused = |result: Result<(), ferrite_rnic::Error>| matches!(result, Err(ferrite_rnic::Error::Access));
     assert!(refused(foreign.append(granted.key, b"evil")));
-    // One that is released, one that reads, one of a file that was unbound.
+    // One key is released, one reads, one is of a file that was unbound.
     first.release_key(granted.key).unwrap();
     assert!(refused(own.append(granted.key, b"late")));
     let readable = first.bind(SYSTEM, ino, READABLE, false).unwrap();
@@ -403,7 +403,7 @@ fn queue_pair(client: &Client) -> Initiator {
         mtu: offer.mtu.code(),
     };
     let theirs = client.open_queue_pair(&ours).unwrap();
-    // One that is asked for again, as after a broken connection, is the same.
+    // A queue pair requested again, as after a broken connection, is the same.
     assert_eq!(client.open_queue_pair(&ours).unwrap(), theirs);
     initiator.connect(&ferrite_rnic::QueuePair {
         address: theirs.place.0,
@@ -447,7 +447,7 @@ fn nobody_gets_a_key_for_what_is_not_his() {
         squashed.bind(SYSTEM, there, READABLE, false),
         Err(FsError::AccessDenied)
     ));
-    // A client of a subtree is not told of what is bound elsewhere.
+    // A client of a subtree does not see files bound elsewhere.
     assert_eq!(all.rdma_activity().unwrap().files.len(), 1);
     assert_eq!(connect("dir").rdma_activity().unwrap().files, []);
     // A queue pair at an address that is not the client's would make the server send there.
@@ -468,7 +468,7 @@ fn nobody_gets_a_key_for_what_is_not_his() {
     assert_eq!(place.files.queue_pairs(), 0);
 }
 
-/// What the engine revokes, a client asks for again; what it may not have any more, it does not get.
+/// A client requests a revoked key again; it gets no key that it may not have any more.
 #[test]
 fn a_revoked_key_is_asked_for_again_and_permission_is_checked_then() {
     let place = Place::new();
@@ -516,7 +516,7 @@ fn a_client_goes_on_after_a_restart_of_the_server() {
     let mut read = [0; 12];
     assert_eq!(file.read(0, &mut read).unwrap(), 12);
     assert_eq!(read, *b"before after");
-    // An append that nobody acknowledged is reported, and the next one goes on.
+    // An unacknowledged append is reported, and the next one succeeds.
     place.restart();
     assert!(matches!(file.append(b"?"), Err(RemoteError::Unacknowledged)));
     file.append(b"!")
@@ -564,7 +564,7 @@ fn without_rdma_the_same_calls_are_requests_and_say_why() {
         works_by_requests(&place, &RemoteFile::open(&client, SYSTEM, ino, options).unwrap(), why);
         assert_eq!((place.files.keys(), place.files.queue_pairs()), (0, 0));
     }
-    // A place where nobody answers, as behind a firewall.
+    // A place that never answers, as behind a firewall.
     let place = Place::with_adapter(Arc::new(Mute(mute.local_addr().unwrap())));
     let client = place.client();
     let hurried = options().initiator(InitiatorOptions {
@@ -592,7 +592,7 @@ fn works_by_requests(place: &Place, file: &RemoteFile, why: &str) {
     assert_eq!(file.traffic(), Default::default());
 }
 
-/// An adapter whose datagrams nobody gets.
+/// An adapter whose datagrams never arrive.
 struct Mute(SocketAddr);
 
 impl Keys for Mute {
@@ -642,7 +642,7 @@ impl Place {
     }
 }
 
-/// Verbs tell nobody of their writes, so nobody keeps anything of a file that they may write.
+/// Writes by verbs bypass the server, so no client may cache a file that they may write.
 #[test]
 fn nobody_has_a_lease_on_a_file_that_is_written_by_verbs() {
     let place = Place::new();

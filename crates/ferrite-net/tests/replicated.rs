@@ -1,7 +1,7 @@
 //! One file as three, on three servers.
 //!
-//! What is protected: what was acknowledged is on as many copies as was asked for, at the same place; a copy that was
-//! away is never read or believed before it has caught up, whoever opens the set; and after a resync all are equal.
+//! Protected properties: an acknowledged write is on as many copies as requested, at the same place; a copy that was
+//! away is never read or trusted before it has caught up, whoever opens the set; and after a resync all are equal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,10 +30,10 @@ struct Host {
     fs: Arc<MemFs>,
     address: String,
     server: Option<Server>,
-    /// Of the datagrams that are lost, repeated, late, each.
+    /// The percentage of datagrams that are lost, repeated and late, each.
     percent: u64,
     seed: u64,
-    /// Opened here by verbs.
+    /// How many opens here use verbs.
     by_verbs: Arc<AtomicU64>,
 }
 
@@ -79,7 +79,7 @@ impl Host {
         self.server = Some(serve_at(&self.address, Arc::clone(&self.fs) as _, &self.options()));
     }
 
-    /// What programs on the host see.
+    /// The content as programs on the host see it.
     fn content(&self) -> Vec<u8> {
         let ino = self.fs.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
         let file = self.fs.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
@@ -88,7 +88,7 @@ impl Host {
         bytes
     }
 
-    /// What a writer that died may have left here, and not elsewhere.
+    /// Leaves bytes here, and not elsewhere, as a writer that died may have.
     fn put(&self, position: Position, data: &[u8]) {
         let ino = self.fs.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
         let file = self.fs.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
@@ -129,7 +129,7 @@ fn open_as(hosts: &[Host], options: ReplicatedOptions) -> Result<ReplicatedFile,
     ReplicatedFile::open(hosts.iter().map(Host::source).collect(), options)
 }
 
-/// A server that was started again lets nobody lock before those who had locks may have claimed them.
+/// A restarted server grants no locks before sessions that had locks may have claimed them.
 fn open(hosts: &[Host]) -> ReplicatedFile {
     let began = Instant::now();
     loop {
@@ -150,7 +150,7 @@ fn read_all(file: &ReplicatedFile) -> Vec<u8> {
     bytes
 }
 
-/// Until these copies are current.
+/// Resyncs until these copies are current.
 fn resync_some(file: &ReplicatedFile, which: &[usize]) -> Vec<Resynced> {
     let began = Instant::now();
     loop {
@@ -199,7 +199,7 @@ fn all_copies_hold_what_is_written_and_one_that_was_away_catches_up() {
     model.extend(b"without");
     assert_eq!((outcome.holders(), outcome.offset), (2, 100_008));
     assert!(matches!(outcome.copies[1], Held::Unknown { .. }), "{outcome:?}");
-    // It is not asked again, and known to lack what it missed.
+    // It is not written any more, and known to lack the writes that it missed.
     let outcome = file.write(50, &[7; 1_000]).unwrap();
     model[50..1_050].fill(7);
     assert!(matches!(outcome.copies[1], Held::No { .. }), "{outcome:?}");
@@ -221,7 +221,7 @@ fn all_copies_hold_what_is_written_and_one_that_was_away_catches_up() {
     model.extend(b"!");
     file.close().unwrap();
     equal(&hosts, &model);
-    // Nothing is in doubt then.
+    // No copy is in doubt then.
     let file = open(&hosts);
     assert_eq!(standings(&file), [Standing::Current; 3]);
     let done = file.resync(Extent::Everything).unwrap();
@@ -244,7 +244,7 @@ fn who_asks_for_all_copies_hears_of_each_that_is_missing() {
     hosts[0].start();
     resync(&file);
     equal(&hosts, b"alltwo");
-    // Without any.
+    // Without any server.
     hosts.iter_mut().for_each(Host::stop);
     assert!(matches!(file.append(b"none"), Err(ReplicatedError::TooFew { outcome, .. }) if outcome.holders() == 0));
     hosts.iter_mut().for_each(Host::start);
@@ -274,7 +274,7 @@ fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
         assert_eq!(read_all(&reader), b"old new old");
     }
     assert!(matches!(reader.write(0, b"x"), Err(ReplicatedError::ReadOnly)));
-    // A majority of which only one has it is enough to know it.
+    // A majority of which only one has the record is enough to know it.
     hosts[1].stop();
     let file = open(&hosts);
     assert_eq!(read_all(&file), b"old new old");
@@ -285,7 +285,7 @@ fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
     file.write(0, b"two").unwrap();
     drop(file);
     hosts[1].start();
-    // What the second was left out of it is not asked for.
+    // The second copy has no say about the writes that it was left out of.
     let file = open(&hosts);
     assert_eq!(
         standings(&file),
@@ -295,7 +295,7 @@ fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
     equal(&hosts, b"two new old");
 }
 
-/// A writer that reached one copy alone must not make that one look newer than what others wrote after it.
+/// A writer that reached one copy alone must not make that one look newer than others' later writes.
 #[test]
 fn what_only_a_minority_was_told_is_not_believed() {
     let mut hosts = hosts(0, 1);
@@ -327,7 +327,7 @@ fn what_only_a_minority_was_told_is_not_believed() {
     equal(&hosts, b"true");
 }
 
-/// What a writer leaves that dies in an append: bytes on some copies, zeros or nothing on others.
+/// The remains of a writer that dies in an append: bytes on some copies, zeros or nothing on others.
 #[test]
 fn what_a_dead_writer_left_is_in_doubt_until_it_is_mended() {
     let hosts = hosts(0, 1);
@@ -347,7 +347,7 @@ fn what_a_dead_writer_left_is_in_doubt_until_it_is_mended() {
     for _ in 0..3 {
         assert!(read_all(&file) == model, "one says what is there");
     }
-    // They count meanwhile: they hold all that was acknowledged.
+    // They count meanwhile: they hold everything acknowledged.
     assert_eq!(file.append(b"next").unwrap().holders(), 3);
     model.extend(b"next");
     let done = resync(&file);
@@ -358,8 +358,8 @@ fn what_a_dead_writer_left_is_in_doubt_until_it_is_mended() {
     equal(&hosts, &model);
 }
 
-/// What a dead writer left behind the end is on no copy any more when somebody writes further behind, also while a copy
-/// is only half as the others.
+/// The remains of a dead writer behind the end are gone from every copy once a client writes further behind, even while
+/// a copy is only half caught up.
 #[test]
 fn a_gap_that_is_written_during_a_resync_is_zeros_everywhere() {
     let hosts = hosts(0, 1);
@@ -372,7 +372,7 @@ fn a_gap_that_is_written_during_a_resync_is_zeros_everywhere() {
     drop(file);
     hosts[1].put(Position::End, &[0xee; 2 << 20]);
     let file = open(&hosts);
-    // The first says what is there.
+    // The first defines the content.
     assert_eq!(standings(&file)[1], Standing::InDoubt);
     std::thread::scope(|scope| {
         let resync = scope.spawn(|| resync(&file));
@@ -422,7 +422,7 @@ fn one_writes_at_a_time_and_sets_are_not_mixed() {
     equal(&new, b"mine");
 }
 
-/// The lock is lost with the session, and with it the way to write, also by verbs, which the network lets through.
+/// The lock is lost with the session, and with it the right to write, also by verbs, which the network lets through.
 #[test]
 fn who_was_cut_off_writes_nothing_more() {
     let hosts = hosts(0, 1);
@@ -437,7 +437,7 @@ fn who_was_cut_off_writes_nothing_more() {
     // When the lease is over.
     let second = open(&hosts);
     second.write(0, b"other").unwrap();
-    // The first had it open, so what it wrote last was in doubt.
+    // The first had it open, so its last writes were in doubt.
     resync(&second);
     let fails = || match first.write(0, b"wrong") {
         Err(ReplicatedError::TooFew { outcome, .. }) => assert_eq!(outcome.holders(), 0, "{outcome:?}"),
@@ -446,7 +446,7 @@ fn who_was_cut_off_writes_nothing_more() {
     };
     fails();
     proxies.iter().for_each(|proxy| proxy.silence(false));
-    // As soon as a copy can be asked it says why.
+    // As soon as a copy is reachable again it reports why.
     let began = Instant::now();
     while !matches!(first.write(0, b"wrong"), Err(ReplicatedError::Superseded { .. })) {
         fails();
@@ -565,7 +565,7 @@ fn copies_are_equal_after_a_storm() {
     }
 }
 
-/// Gives the thread's part, and what it has appended where.
+/// Returns the thread's part, and the offsets and data of its appends.
 fn busy(file: &ReplicatedFile, thread: u32, seed: u64, is_over: &AtomicBool) -> (Vec<u8>, Vec<(u64, Vec<u8>)>) {
     let mut random = Rng::new(seed * 100 + u64::from(thread));
     let (mut own, mut appended) = (vec![0; 10_000], Vec::new());

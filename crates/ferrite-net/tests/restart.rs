@@ -1,7 +1,7 @@
-//! Servers that are killed while clients work: every change that was answered has happened, once; what clients have
-//! open, pinned or locked they still have. Clients notice nothing but the wait.
+//! Servers that are killed while clients work: every acknowledged change has happened, once; clients keep their open
+//! files, pins and locks. Clients notice nothing but the wait.
 //!
-//! The server is a process, which is killed at a random instruction, again and again ([`common::child`]). The times
+//! The server is a process, which the test kills at a random instruction, repeatedly ([`common::child`]). The times
 //! between come from a seed, which is printed; `FERRITE_SEED` replays them.
 
 mod common;
@@ -23,7 +23,7 @@ use ferrite_vfs::{
     ClientId, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, RenameMode, Result, SYSTEM, Written,
 };
 
-/// Not a test: what the killed process runs.
+/// Not a test: the work of the killed process.
 #[test]
 fn child() {
     serve_if_child();
@@ -53,10 +53,10 @@ fn new_file(exclusive: bool) -> NewFile {
     }
 }
 
-/// Works until it is told that all is over.
+/// Works until the test signals the end.
 type Worker<'w> = Box<dyn Fn(&AtomicBool) + Send + Sync + 'w>;
 
-/// Kills and restarts the server at random times while `workers` run, which end when they see that it is over.
+/// Kills and restarts the server at random times while `workers` run, which end when the test signals it.
 fn with_kills(site: &mut Site, seed: u64, workers: Vec<Worker<'_>>) {
     let is_over = &AtomicBool::new(false);
     let (workers, mut random) = (&workers, Rng::new(seed));
@@ -88,7 +88,7 @@ fn goes_on(is_over: &AtomicBool) -> bool {
     !is_over.load(Ordering::Acquire)
 }
 
-/// Stops the server and looks whether the pool is in order, with nothing left of files without names.
+/// Stops the server and checks that the pool is consistent, without remains of files without names.
 fn is_in_order(mut site: Site, path: &std::path::Path) {
     site.stop();
     let image = std::fs::read(path).unwrap();
@@ -186,7 +186,7 @@ fn changes_of_names_have_the_result_of_the_first_try() {
     let mut site = Site::new(&path, LEASE, 2);
     let clients = [connect(&site.address), connect(&site.address)];
     let before = clients[0].statfs(SYSTEM).unwrap();
-    // Of two who create exclusively one succeeds; the winner removes it. `held` says that somebody has won.
+    // Of two exclusive creations one succeeds; the winner removes the file. `held` says that there is a winner.
     let (held, wins) = (AtomicBool::new(false), AtomicU64::new(0));
     let compete = |client: &Client, is_over: &AtomicBool| {
         while goes_on(is_over) {
@@ -221,7 +221,7 @@ fn changes_of_names_have_the_result_of_the_first_try() {
             .unwrap();
     }
     drop(clients);
-    // What was open when the server was killed stays until the time of grace is over.
+    // Files that were open when the server was killed stay until the grace period is over.
     let last = connect(&site.address);
     assert_comes_back(&last, before.inodes_free);
     drop(last);
@@ -274,7 +274,7 @@ fn files_without_names_pins_and_locks_stay() {
         Wait::No,
     )
     .unwrap();
-    // A lock with a hole in it, which is said again step by step.
+    // A lock with a hole in it, which the client reclaims step by step.
     lock(&keeper, ctx, ino, &record(1, (0, 1000), LockKind::Exclusive), Wait::No).unwrap();
     let hole = ByteRange::new(100, 100).unwrap();
     keeper.unlock(ctx, ino, LockOwner(1), Unlock::Range(hole)).unwrap();
@@ -340,7 +340,7 @@ fn files_without_names_pins_and_locks_stay() {
     is_in_order(site, &path);
 }
 
-/// Waits until as many inodes are free: what clients post arrives after what they ask.
+/// Waits until as many inodes are free: a client's posted requests arrive after its calls.
 fn assert_comes_back(client: &Client, inodes_free: u64) {
     let began = Instant::now();
     while client.statfs(SYSTEM).unwrap().inodes_free != inodes_free {
@@ -349,7 +349,7 @@ fn assert_comes_back(client: &Client, inodes_free: u64) {
     }
 }
 
-/// Who holds the lock is alone, over restarts, too: no increment of a number that each reads and writes is lost.
+/// The lock's holder is alone, even over restarts: no increment of a number that each reads and writes is lost.
 #[test]
 fn locks_exclude_over_restarts() {
     let seed = seed();
@@ -392,7 +392,7 @@ fn locks_exclude_over_restarts() {
     assert!(increments.load(Ordering::Relaxed) > 0);
 }
 
-/// A client that does not come back after a restart: a lease later nothing is left of it.
+/// A client that does not come back after a restart: a lease later it has left nothing behind.
 #[test]
 fn who_does_not_come_back_leaves_nothing() {
     let lease = Duration::from_millis(700);
@@ -462,7 +462,7 @@ fn slots_of_a_later_session_serve_an_earlier_one() {
     early.rmdir(SYSTEM, ROOT_INO, b"early").unwrap();
 }
 
-/// Slots go round: sessions that end, or are lost with their server, leave them to others.
+/// Slots circulate: sessions that end, or are lost with their server, leave them to others.
 #[test]
 fn slots_are_free_again() {
     let lease = Duration::from_millis(400);
@@ -480,7 +480,7 @@ fn slots_are_free_again() {
             client.rmdir(SYSTEM, ROOT_INO, name.as_bytes()).unwrap();
         }
         network.silence(true);
-        // Dropped in this order: a client that reaches nobody takes its time to end.
+        // Dropped in this order: a client without a reachable server takes its time to end.
         lost.push((network, client));
         site.kill();
         site.start();
@@ -490,7 +490,7 @@ fn slots_are_free_again() {
     client.mkdir(SYSTEM, ROOT_INO, b"first", 0o755).unwrap();
     site.kill();
     site.start();
-    // With a token, so nobody notices.
+    // With a token, so no caller notices.
     client.mkdir(SYSTEM, ROOT_INO, b"second", 0o755).unwrap();
     drop(lost);
 }

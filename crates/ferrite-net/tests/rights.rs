@@ -1,4 +1,4 @@
-//! Who may lock a file: those that may use it so. And how many requests for locks may wait.
+//! Rights to lock a file: a caller needs the matching access to it. And bounds on waiting lock requests.
 
 use std::sync::Arc;
 
@@ -167,7 +167,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     assert_eq!(user.locks("own", true, Exclusive), Err(FsError::BadHandle));
 }
 
-/// Also asking who has a lock takes a right to the file.
+/// Querying a lock needs a right to the file, too.
 #[test]
 fn nobody_learns_of_the_locks_on_what_is_not_theirs() {
     let (_server, address, _) = server();

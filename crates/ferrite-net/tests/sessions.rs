@@ -1,5 +1,5 @@
-//! What a session has, to the letter: who gets locks and slots back after a restart, what becomes of requests whose
-//! client has given up, and of those that come twice while an engine takes its time.
+//! The state of a session, exactly: which sessions get locks and slots back after a restart, and what happens to
+//! requests whose client has given up, and to those that come twice while an engine is slow.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn lock(client: &Client, ino: Ino, owner: u64, wait: Wait) -> Result<()> {
     )
 }
 
-/// Others wait for those who had locks, and no longer.
+/// Other sessions wait for those that had locks, and no longer.
 #[test]
 fn grace_ends_when_all_who_had_locks_are_back() {
     let path = make_pool(16 << 20, 1000);
@@ -75,7 +75,7 @@ fn grace_ends_when_all_who_had_locks_are_back() {
     drop((file, server));
 }
 
-/// What a session that has ended had is another's by now.
+/// The resources of an ended session belong to others by now.
 #[test]
 fn a_session_that_has_ended_claims_nothing() {
     let path = make_pool(64 << 20, 1000);
@@ -106,7 +106,7 @@ fn a_session_that_has_ended_claims_nothing() {
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
     let mut ended = Raw::connect(&address);
-    // The ticket is good, and nobody knows that the session has ended: only what it may have matters.
+    // The ticket is valid, and the server does not know that the session has ended: only its rights matter.
     let again = ended.greet("", Some(welcome.ticket)).unwrap();
     assert_eq!(again.state, SessionState::ToReclaim);
     assert_eq!(ended.refused(&claim(true)), FsError::Stale);
@@ -115,8 +115,8 @@ fn a_session_that_has_ended_claims_nothing() {
     assert_eq!(ended.refused(&claim(false)), FsError::WouldBlock);
 }
 
-/// The connection breaks while the client says what it had, and the time of grace ends before it is back. Once it was
-/// told that the server had everything: it kept locks that it had not, and could change nothing without its slots.
+/// The connection breaks while the client reclaims, and the grace period ends before it is back. Once the server
+/// answered that it had everything: the client kept locks that it had lost, and could change nothing without its slots.
 #[test]
 fn who_was_interrupted_while_reclaiming_reclaims_again() {
     let lease = Duration::from_secs(1);
@@ -176,8 +176,8 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     let mut raw = back();
     assert_eq!(raw.refused(&lock(true)), FsError::Stale);
     raw.done::<()>(&Request::Reclaimed {});
-    // One that was claimed in time stays the session's over the restart after that, although the time was over before
-    // all had been said.
+    // A lock claimed in time stays the session's over the restart after that, although the time was over before it had
+    // reclaimed everything.
     raw.done::<()>(&lock(false));
     restart(&mut server);
     let mut raw = back();
@@ -192,8 +192,8 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     back().done::<()>(&lock(true));
 }
 
-/// A client whose connection broke while it reclaimed says again what it has pinned. Once each time gave it one more
-/// pin of the server, of which it knew nothing.
+/// A client whose connection broke while it reclaimed claims its pins again. Once each time gave it one more pin of the
+/// server, of which it knew nothing.
 #[test]
 fn what_is_claimed_twice_is_pinned_once() {
     let path = make_pool(16 << 20, 1000);
@@ -227,8 +227,8 @@ fn what_is_claimed_twice_is_pinned_once() {
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
 }
 
-/// A client asks for a lock while others may still claim theirs, and leaves before it is its turn. Once the pool took
-/// it for one that has locks from then on, and all waited for it after the next restart.
+/// A client requests a lock while others may still claim theirs, and leaves before its turn. Once the pool took it for
+/// a lock holder from then on, and all waited for it after the next restart.
 #[test]
 fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let path = make_pool(16 << 20, 1000);
@@ -264,7 +264,7 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     server.stop();
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
-    // Waits no longer than for an answer, which is less than the time of grace.
+    // Waits no longer than for an answer, which is less than the grace period.
     Raw::greeted(&address, "").0.done::<()>(&lock(false));
 }
 
@@ -275,7 +275,7 @@ fn files_whose_locks_are_lost_are_stale() {
     let (engine, options) = (Arc::new(MemFs::new()), ServerOptions::default().lease(lease));
     let (mut server, address) = serve(engine.clone(), vec![export("")], &options);
     let network = Proxy::new(&address, Weather::default(), 1);
-    // Only on TCP does what passes the network pass through it.
+    // Only TCP traffic passes through this network.
     let (away, stays) = (connect_tcp(&network.address), connect(&address));
     let locked = away.create(SYSTEM, ROOT_INO, b"locked", &new_file()).unwrap();
     let plain = away.create(SYSTEM, ROOT_INO, b"plain", &new_file()).unwrap();
@@ -292,7 +292,7 @@ fn files_whose_locks_are_lost_are_stale() {
     assert_eq!(lock(&away, ino, 1, Wait::No), Err(FsError::WouldBlock));
     let again = away.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
-    // A restart, after which all files are opened again, does not bring it back to life.
+    // A restart, after which all files are opened again, does not revive it.
     server.stop();
     drop(server);
     let _server = serve_at(&address, engine, &options);
@@ -301,8 +301,8 @@ fn files_whose_locks_are_lost_are_stale() {
     assert_eq!(locked.file.write_at(SYSTEM, 0, b"x"), Err(FsError::Stale));
 }
 
-/// The first that a client does after its session has ended may be a change, which was under way then: on a file whose
-/// lock is lost, or that is gone, it is as stale as all that follow. On others nobody knows whether it was made.
+/// The first call of a client after its session has ended may be a change that was in flight then: on a file whose lock
+/// is lost, or that is gone, it is as stale as all that follow. On other files its outcome is unknown.
 #[test]
 fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
     let lease = Duration::from_millis(400);
@@ -328,7 +328,7 @@ fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
         // Its session has ended when another gets its lock.
         match what {
             "locked" => lock(&stays, ino, 2, Wait::Forever).unwrap(),
-            // Nothing shows it from outside.
+            // No outside effect shows it.
             _ => std::thread::sleep(4 * lease),
         }
         network.silence(false);
@@ -352,7 +352,7 @@ fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
     }
 }
 
-/// The outcome of a write that is submitted.
+/// The outcome of a submitted write.
 fn submitted(file: &Arc<dyn OpenFile>) -> Result<()> {
     let (tell, told) = std::sync::mpsc::channel();
     let pool = ferrite_vfs::buffers::Pool::new(1 << 20).unwrap();
@@ -370,7 +370,7 @@ fn nothing_is_kept_for_nobody() {
     let before = engine.statfs(SYSTEM).unwrap().inodes_free;
     let opened = engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
     engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
-    // As a server's process that is killed leaves it.
+    // The image that a killed server process leaves.
     let image = std::fs::read(&path).unwrap();
     drop(opened);
     engine.unmount().unwrap();
@@ -382,7 +382,7 @@ fn nothing_is_kept_for_nobody() {
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
 }
 
-/// An engine that waits for a device: creating takes until the test lets it.
+/// An engine that waits for a device: creation takes until the test permits it.
 struct Slow {
     below: MemFs,
     may_go: Mutex<bool>,
@@ -390,7 +390,7 @@ struct Slow {
     at_work: AtomicU32,
     most_at_work: AtomicU32,
     creations: AtomicU64,
-    /// Pins that calls gave, less those taken back.
+    /// Pins that calls gave, less the released ones.
     pins: AtomicU64,
 }
 
@@ -455,7 +455,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// The client sends a request again while the engine is still at the first: it is done once, and answered.
+/// The client repeats a request while the engine is still at the first: it is executed once, and answered.
 #[test]
 fn what_comes_again_meanwhile_is_not_done_twice() {
     let engine = Slow::new();
@@ -485,8 +485,8 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
     assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
 }
 
-/// The answer to an open by path was lost, and the path leads to another file when it comes again: what the client is
-/// told of is what it has open. Once it was told of the one, and had the other.
+/// The answer to an open by path was lost, and the path leads to another file when the request is repeated: the answer
+/// describes the file that the client has open. Once it described the one, and the client had the other.
 #[test]
 fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
     let engine = Arc::new(MemFs::new());
@@ -521,7 +521,7 @@ fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
     assert_ne!(opened(), old);
 }
 
-/// The client has given up; then the engine is done. Neither pin nor open file stay.
+/// The client has given up; then the engine is done. Neither pin nor open file stays.
 #[test]
 fn who_gives_up_leaves_nothing_behind() {
     let engine = Slow::new();
@@ -541,13 +541,13 @@ fn who_gives_up_leaves_nothing_behind() {
     assert!(client.lookup(SYSTEM, ROOT_INO, b"file").is_ok(), "the change was made");
 }
 
-/// Reads that wait for a buffer leave the workers to the write that has it. Once they kept them for ever.
+/// Reads that wait for a buffer leave the workers to the write that has it. Once they blocked them for ever.
 #[test]
 fn who_waits_for_a_buffer_keeps_no_worker() {
     let engine = Slow::new();
     engine.below.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
     let mut options = ServerOptions::default();
-    // What one write takes.
+    // The size of one write.
     (options.workers, options.buffers_bytes) = (1, DATA_BYTES_MAX);
     let (_server, address) = serve(engine, vec![export("")], &options);
     let open = || {
@@ -595,8 +595,8 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
     }
 }
 
-/// With so many requests of a client at an engine that stands still the server does not read its signs of life. Once it
-/// took that for silence, and gave its locks to others.
+/// With so many requests of a client at a stalled engine the server does not read its signs of life. Once it took that
+/// for silence, and gave its locks to others.
 #[test]
 fn a_client_that_the_server_does_not_read_keeps_its_session() {
     let engine = Slow::new();
@@ -635,7 +635,7 @@ fn a_client_that_the_server_does_not_read_keeps_its_session() {
     raw.done::<()>(&Request::Ping {});
     let ino = other.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
     assert_eq!(lock(&other, ino, 1, Wait::No), Err(FsError::WouldBlock));
-    // One that has vanished is not waited for any longer than others.
+    // The server waits for a vanished client no longer than for others.
     until("the session ends", || server.sessions() == 1);
     lock(&other, ino, 1, Wait::Forever).unwrap();
 }

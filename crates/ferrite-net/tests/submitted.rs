@@ -1,5 +1,5 @@
-//! Reads and writes whose callers do not wait: each is answered once, with what a call would have given, also while
-//! connections break, slots are few and completions ask for more.
+//! Reads and writes whose callers do not wait: each is answered once, with the result that a call would have, also
+//! while connections break, slots are few and completions make new requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ fn new_file(client: &Client) -> Arc<dyn OpenFile> {
     client.create(SYSTEM, ROOT_INO, b"file", &new).unwrap().file
 }
 
-/// Counts what is done, for who waits until all is.
+/// Counts completed operations, for a thread that waits until all are.
 #[derive(Default)]
 struct Count {
     done: Mutex<usize>,
@@ -90,7 +90,7 @@ fn many_are_under_way_at_once() {
     let before = client.requests();
     write_and_read(&file, 500);
     assert_eq!(client.requests() - before, 1000);
-    // Calls go on beside them.
+    // Calls continue beside them.
     std::thread::scope(|scope| {
         scope.spawn(|| write_and_read(&file, 300));
         for _ in 0..300 {
@@ -105,7 +105,7 @@ fn cuts_and_delays_are_not_noticed() {
     let path = make_pool(16 << 20, 1000);
     let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
     let network = Proxy::new(&address, Weather::default(), 5);
-    // What it cuts and delays are sockets' bytes; what is cut beside a fabric is in `fabric.rs`.
+    // The network cuts and delays sockets' bytes; cuts beside a fabric are in `fabric.rs`.
     let client = connect_tcp(&network.address);
     let file = new_file(&client);
     network.turn(Weather {
@@ -113,7 +113,7 @@ fn cuts_and_delays_are_not_noticed() {
         delays: 30,
         crumbs: 0,
     });
-    // Each record once, wherever it comes to lie.
+    // Each record once, at whatever offset.
     let records = 600;
     let (pool, count) = (Pool::new(records * PAGE).unwrap(), Arc::new(Count::default()));
     for number in 0..records {
@@ -144,7 +144,7 @@ fn cuts_and_delays_are_not_noticed() {
     write_and_read(&file, 200);
 }
 
-/// A completion submits the next, and calls, on the thread that receives.
+/// A completion submits the next, and calls, on the receiving thread.
 #[test]
 fn completions_ask_for_more() {
     let path = make_pool(16 << 20, 1000);

@@ -1,5 +1,5 @@
-//! Clients of a part of an engine reach nothing else, even if somebody moves directories across its border or changes
-//! its `path`.
+//! Clients of a part of an engine reach nothing else, even if directories move across its border or the administrator
+//! changes its `path`.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -159,7 +159,7 @@ fn rename(raw: &mut Raw, (from, name): (Node, &str), (to, new_name): (Node, &str
     });
 }
 
-/// Once a client that knew a directory went on to read and write it, and what came into it later.
+/// Once a client that knew a directory continued to read and write it, and later entries of it.
 #[test]
 fn what_is_moved_out_of_an_export_is_out_of_reach() {
     for pins in [false, true] {
@@ -195,7 +195,7 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
                 assert_eq!(raw.refused(&request), FsError::Stale, "{request:?}");
             }
         }
-        // The rest of the export is usable, and so is what comes back.
+        // The rest of the export is usable, and so is a directory that comes back.
         let _: Told = raw.done(&resolve(root, "file"));
         rename(&mut all, (other, "dir"), (sub, "back"), RenameMode::Replace);
         use_both(&mut raw);
@@ -214,7 +214,7 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
     }
 }
 
-/// A file has no one place: a client keeps the handle that it has until the administrator ends all handles.
+/// A file has no single place: a client keeps its handle until the administrator ends all handles.
 #[test]
 fn a_file_that_was_moved_out_stays_known_to_who_knew_it() {
     let fs = tree();
@@ -237,7 +237,7 @@ fn a_file_that_was_moved_out_stays_known_to_who_knew_it() {
     )
     .unwrap();
     assert!(raw.ask(&Request::Getattr { node: file }).unwrap().is_ok());
-    // A directory that was removed is nowhere, and harms nobody.
+    // A removed directory is nowhere, and does no harm.
     let deep = find(&mut raw, welcome.root, "dir/deep");
     raw.done::<()>(&Request::Pin { node: deep });
     raw.done::<()>(&Request::Unlink {
@@ -266,7 +266,7 @@ fn serve_again(address: &str, fs: &Arc<MemFs>, export: ExportOptions) -> Server 
     Server::start(vec![listener], engines, &options).unwrap()
 }
 
-/// Handles, tickets and open files outlive a restart, but not what the administrator changes of the export.
+/// Handles, tickets and open files outlive a restart, but not the administrator's changes of the export.
 #[test]
 fn a_changed_path_or_epoch_ends_all_handles() {
     let fs = tree();

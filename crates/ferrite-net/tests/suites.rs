@@ -28,7 +28,7 @@ fn leased_pool() -> Box<dyn TestEngine> {
     Box::new(RemotePool::leased(64 << 20, 40_000, 8 << 20))
 }
 
-/// So small that something is dropped all the time.
+/// So small that the cache evicts all the time.
 fn leased_small_pool() -> Box<dyn TestEngine> {
     Box::new(RemotePool::leased(32 << 20, 4_000, 16 << 10))
 }

@@ -1,5 +1,4 @@
-//! Leases on files that somebody has writable keys of: there are none as long as one key is left, whoever gives one
-//! back.
+//! Leases on files with writable keys: no client gets one as long as one key is left, whoever returns another.
 
 use std::sync::Arc;
 
@@ -49,7 +48,7 @@ fn the_last_writable_key_of_a_file_brings_its_leases_back() {
     let mut files: Vec<RemoteFile> = clients.iter().map(writable).collect();
     let last = files.pop().unwrap();
     assert!(!keeps());
-    // One gives its key back, one ends its session, one has its key no more.
+    // One returns its key, one ends its session, one has its key no more.
     let [first, second, third] = <[RemoteFile; 3]>::try_from(files).unwrap_or_else(|_| unreachable!());
     first.close().unwrap();
     assert!(!keeps(), "another session has a writable key");

@@ -1,4 +1,4 @@
-//! What a client vouches for, to a kernel that keeps it: nobody changes that before it was taken back.
+//! A client's guarantees to a kernel that caches its answers: no change happens before they are revoked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Attr, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM, SetAttr, TakeBack, Vouching};
 
 const TERM: Duration = Duration::from_millis(1500);
-/// What a loaded machine may add.
+/// The delay that a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(5);
 
 struct Two {
@@ -45,8 +45,8 @@ impl Two {
         self.keeper.vouching().expect("it keeps something")
     }
 
-    /// Asks, as a kernel does, and returns for how long the answers may be kept: attributes, the name, and another that
-    /// is not there.
+    /// Makes calls as a kernel does, and returns how long the answers may be cached: attributes, the name, and another
+    /// that is absent.
     fn asked(&self) -> [Duration; 3] {
         let keeper = &self.keeper;
         let attr = keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
@@ -71,7 +71,7 @@ impl Two {
     }
 }
 
-/// Tells which inodes are taken back, each after a while.
+/// Reports which inodes are revoked, each after a while.
 fn told(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
     let (sender, taken) = channel();
     let sender = parking_lot::Mutex::new(sender);
@@ -92,7 +92,7 @@ fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
     for vouched in two.asked() {
         assert!(vouched > Duration::ZERO && vouched <= TERM / 2, "{vouched:?}");
     }
-    // Nor for what it has not told.
+    // Nor for answers that it has not given.
     let vouching = two.vouching();
     let other = Attr { size: 7, ..two.attr };
     assert_eq!(vouching.attr(&other), Duration::ZERO);
@@ -111,7 +111,7 @@ fn a_change_waits_until_what_was_told_is_taken_back() {
     let took = two.change();
     assert!(took >= SLOW, "{took:?}");
     assert_eq!(taken.try_recv(), Ok(two.attr.ino));
-    // It makes its own changes without being asked.
+    // Its own changes revoke nothing.
     two.keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
     let set = SetAttr {
         mode: Some(0o640),
@@ -132,7 +132,7 @@ fn what_cannot_be_taken_back_is_over_with_its_lease() {
     assert_eq!(taken.try_recv(), Ok(two.attr.ino));
 }
 
-/// A connection that breaks takes nothing back from who was told: what was vouched for holds nevertheless.
+/// A broken connection revokes no answers of the client: its guarantees hold nevertheless.
 #[test]
 fn what_was_told_holds_over_a_broken_connection() {
     for connects_first in [true, false] {
@@ -160,18 +160,18 @@ fn what_was_told_holds_over_a_broken_connection() {
     }
 }
 
-/// Many changes and many looks: at no time is something vouched for that has changed already.
+/// Many changes and many lookups: at no time does the client vouch for state that has changed already.
 #[test]
 fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
     let two = Two::new();
-    // The mode that may be kept, and until when, in nanoseconds since the start; as a kernel has it.
+    // The mode that may be cached, and until when, in nanoseconds since the start; as a kernel has it.
     let start = Instant::now();
     let kept = Arc::new(parking_lot::Mutex::new((0u32, Duration::ZERO)));
     let versions = Arc::new(AtomicU64::new(0));
     {
         let (kept, versions) = (Arc::clone(&kept), Arc::clone(&versions));
         two.vouching().watch(Box::new(move |_| {
-            // Replies on their way are older than this.
+            // Replies in flight are older than this.
             versions.fetch_add(1, Ordering::SeqCst);
             kept.lock().1 = Duration::ZERO;
             true

@@ -1,58 +1,58 @@
-//! The server's side of what perftest's programs tell each other over TCP, for the examples that stand in for one.
+//! The server's side of the exchange of perftest's programs over TCP, for the examples that stand in for one.
 //!
-//! Both ends say in turn, the client first: their version (16 bytes), the size of a page and of a cache line (4 bytes
+//! Both ends send in turn, the client first: their version (16 bytes), the size of a page and of a cache line (4 bytes
 //! each), their path MTU (2 bytes), and then, for each queue pair and between the parts of a test, a [`Line`]. After a
-//! test of bandwidth they compare results, five numbers of 8 bytes. At the end some say "done". So it has been since
-//! version 5.70 of the exchange; what is not understood ends it.
+//! test of bandwidth they compare results, five numbers of 8 bytes. At the end some send "done". This holds since
+//! version 5.70 of the exchange; unknown messages end it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-/// What goes wrong.
+/// Any error of an example.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// A line, with the zero behind it.
 const LINE_BYTES: usize = 108;
-/// READs under way at a time that an adapter of ours remembers.
+/// READs in flight that Ferrite's adapters remember.
 const READS: u32 = 16;
-/// Between two lines before a test there is less.
+/// The longest silence between two lines before a test.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Numbers that are compared after a test of bandwidth.
+/// Numbers compared after a test of bandwidth.
 const RESULTS: usize = 5;
 
-/// Who has queue pairs and a key for a program.
+/// A source of queue pairs and a key for a program.
 pub(crate) trait Lender {
-    /// The path MTU that a program may have that would like this one: the code, 1 to 5.
+    /// The path MTU for a program that wants this one: the code, 1 to 5.
     ///
     /// # Errors
-    /// If there is no way.
+    /// If there is no path.
     fn mtu(&mut self, wanted: u8) -> Result<u8>;
 
-    /// A queue pair for a program's, and a key.
+    /// Lends a queue pair for the program's, and a key.
     ///
     /// # Errors
-    /// If there is none.
+    /// If it has no queue pair or key to lend.
     fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line>;
 
-    /// All queue pairs are lent, and the program has said nothing for a while: its test has begun, or it is slow and
-    /// says something more, which nobody answers before this returns.
+    /// All queue pairs are lent, and the program has been silent for a while: its test has begun, or it is slow and
+    /// sends more, which waits until this returns.
     fn begin(&mut self, _pairs: &[(Line, Line)]) {}
 
     /// The program has ended.
     fn end(&mut self, pairs: &[(Line, Line)]);
 }
 
-/// A TCP port of all addresses.
+/// Listens at a TCP port of all addresses.
 ///
 /// # Errors
-/// If it cannot be had.
+/// If it is unavailable.
 pub(crate) fn port(number: &str) -> Result<TcpListener> {
     Ok(TcpListener::bind((Ipv6Addr::UNSPECIFIED, number.parse()?))?)
 }
 
-/// Serves programs that come to a TCP port, each by a lender of its own.
+/// Serves programs that connect to a TCP port, each by a lender of its own.
 ///
 /// # Errors
 /// If the port is gone.
@@ -74,7 +74,7 @@ pub(crate) fn listen<L: Lender + Send + 'static>(listener: &TcpListener, mut len
 
 fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line, Line)>) -> Result<()> {
     stream.set_nodelay(true)?;
-    // Its version, page size and line size are ours.
+    // The program's version, page size and line size are echoed.
     for len in [16, 4, 4] {
         let mut same = vec![0; len];
         stream.read_exact(&mut same)?;
@@ -86,7 +86,7 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
     stream.write_all(&[b'0' + mtu, 0])?;
     let mut has_begun = false;
     loop {
-        // How many lines there are before a test depends on the program, so silence says that it has begun.
+        // The number of lines before a test depends on the program, so silence marks its beginning.
         if !has_begun && !pairs.is_empty() && is_silent(&stream)? {
             has_begun = true;
             lender.begin(pairs);
@@ -94,7 +94,7 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
         let mut head = [0; 8];
         match stream.read(&mut head[..1])? {
             0 => return Ok(()),
-            // "done": some say so before they go.
+            // "done": some send it before they leave.
             _ if head[0] == b'd' => return Ok(()),
             _ => stream.read_exact(&mut head[1..])?,
         }
@@ -119,7 +119,7 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
     }
 }
 
-/// Whether nothing comes for a while.
+/// Whether the program is silent for a while.
 fn is_silent(stream: &TcpStream) -> Result<bool> {
     stream.set_read_timeout(Some(SILENCE))?;
     let peeked = stream.peek(&mut [0]);
@@ -131,12 +131,12 @@ fn is_silent(stream: &TcpStream) -> Result<bool> {
     }
 }
 
-/// Whether this is how a line begins, and not a number.
+/// Whether a line begins like this, and not a number.
 fn is_line(head: &[u8; 8]) -> bool {
     head[..4].iter().all(u8::is_ascii_hexdigit) && head[4] == b':'
 }
 
-/// Results of a test of bandwidth: ours are the client's.
+/// Compares the results of a test of bandwidth by echoing the client's.
 fn compare_results(stream: &mut TcpStream, first: [u8; 8]) -> Result<()> {
     let mut number = first;
     for index in 0..RESULTS {
@@ -148,18 +148,18 @@ fn compare_results(stream: &mut TcpStream, first: [u8; 8]) -> Result<()> {
     Ok(())
 }
 
-/// An end of a queue pair, as it is told.
+/// An end of a queue pair, as it is exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Line {
     /// Its number.
     pub(crate) qpn: u32,
     /// The number of its first packet.
     pub(crate) psn: u32,
-    /// The key of what it lends.
+    /// The key of the lent memory.
     pub(crate) key: u32,
-    /// Where that begins.
+    /// The address at which that begins.
     pub(crate) at: u64,
-    /// Where it is.
+    /// The address of the host.
     pub(crate) ip: IpAddr,
 }
 

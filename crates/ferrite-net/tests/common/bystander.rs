@@ -1,4 +1,4 @@
-//! A client that must notice nothing of what others do.
+//! A client that must notice nothing of other clients' actions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_vfs::{FileKind, FileSystem, NewFile, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
-/// Somebody who works all the time, until dropped.
+/// A client that works all the time, until dropped.
 pub(crate) struct Bystander {
     is_over: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -16,7 +16,7 @@ pub(crate) struct Bystander {
 }
 
 impl Bystander {
-    /// On an export that may be written.
+    /// On a writable export.
     pub(crate) fn at(address: &str, export: &str) -> Bystander {
         let options = ClientOptions::default().patience(Some(Duration::from_secs(15)));
         let client = Client::connect(address, export, &options).unwrap();
@@ -46,7 +46,7 @@ impl Bystander {
         }
     }
 
-    /// It still gets on.
+    /// It still makes progress.
     pub(crate) fn goes_on(&self) {
         let (before, began) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < before + 2 {

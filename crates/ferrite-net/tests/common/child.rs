@@ -1,7 +1,7 @@
-//! A server in a process of its own, which can be killed as servers are: at any instruction.
+//! A server in a process of its own, which a test can kill as servers are killed: at any instruction.
 //!
-//! The child is this very test program, told by the environment to run the one test that calls [`serve_if_child`]. It
-//! ends when its input does, so it does not outlive its parent.
+//! The child is this very test program, which the environment directs to run the one test that calls
+//! [`serve_if_child`]. It ends when its input does, so it does not outlive its parent.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(crate) fn serve_if_child() {
         engine.unmount().unwrap();
         println!("{READY}");
     }
-    // Without running what drops do: files that are open stay as they are.
+    // Without running drops: open files stay as they are.
     std::process::exit(0);
 }
 
@@ -87,7 +87,7 @@ impl Site {
         self.child = Some((child, input, output));
     }
 
-    /// Bytes of memory that the server's process has for itself: without its program, and without the pool it maps.
+    /// Private memory of the server's process in bytes: without its program, and without the pool it maps.
     #[cfg(target_os = "linux")]
     pub(crate) fn memory_bytes(&self) -> u64 {
         let (child, _, _) = self.child.as_ref().expect("it runs");
@@ -97,7 +97,7 @@ impl Site {
         kib << 10
     }
 
-    /// The server's process stands still for a time.
+    /// Stops the server's process for a time.
     pub(crate) fn freeze(&self, time: Duration) {
         let (child, _, _) = self.child.as_ref().expect("it runs");
         let send = |signal| kill_process(Pid::from_child(child), signal).unwrap();
@@ -106,7 +106,7 @@ impl Site {
         send(Signal::CONT);
     }
 
-    /// Kills the server, wherever it is in whatever it does.
+    /// Kills the server, at any point.
     pub(crate) fn kill(&mut self) {
         let (mut child, _, _) = self.child.take().expect("it runs");
         child.kill().unwrap();

@@ -1,5 +1,5 @@
-//! What stands behind keys in tests: files of any engine, reached by its ordinary calls. So these tests are about who
-//! gets queue pairs and keys, and what becomes of them, and not about how fast a page is found.
+//! A test double of the files behind keys: files of any engine, reached by its ordinary calls. So these tests are about
+//! rights to queue pairs and keys, and their lifetime, and not about the speed of finding a page.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) struct Double {
 }
 
 impl Double {
-    /// Every file cannot be bound.
+    /// Refuses to bind any file.
     pub(crate) fn refusing(why: Unsupported) -> Double {
         Double {
             refuses: Some(why),
@@ -51,7 +51,7 @@ impl Double {
         self.inner.lock().queue_pairs.len()
     }
 
-    /// As a change of permissions does: keys end while their holders go on.
+    /// As a change of permissions does: keys end while their holders continue.
     pub(crate) fn revoke_all(&self) {
         self.inner.lock().keys.clear();
     }
@@ -204,7 +204,7 @@ impl Memory for Reach {
         if at != RESERVE_AT {
             return Err(Fault::Access);
         }
-        // Others come between these two on other threads.
+        // Other threads may run between these two.
         let _alone = self.0.lock();
         let size = file.getattr(SYSTEM).map_err(|_| Fault::Operational)?.size;
         if size == compare {

@@ -1,4 +1,4 @@
-//! Somebody between client and server who can change what they send: [`Meddler`] knows the form of handshake and
+//! A man in the middle: [`Meddler`] can change traffic between client and server; it knows the form of handshake and
 //! records, and has no key.
 
 use std::io::{Read, Write};
@@ -9,35 +9,35 @@ use std::time::Duration;
 
 use ferrite_fabric::secure::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, VERDICT_BYTES};
 
-/// Whose bytes are meant.
+/// The sender of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,
     Server,
 }
 
-/// What becomes of a record.
+/// A manipulation of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trick {
-    /// One bit of it, at this byte of its ciphertext, counted around.
+    /// Flips one bit of it, at this byte of its ciphertext, modulo its length.
     Flip(usize),
-    /// It comes twice.
+    /// Sends it twice.
     Replay,
-    /// It does not come.
+    /// Drops it.
     Drop,
-    /// It comes after the next one.
+    /// Sends it after the next one.
     Swap,
-    /// It is cut by a byte, and says so.
+    /// Truncates it by a byte, with a matching length.
     Shorten,
 }
 
 struct Shared {
     target: String,
-    /// What to do to which record of a connection, once.
+    /// A manipulation, and its record of a connection, once.
     plan: Mutex<Option<(Side, Trick, usize)>>,
-    /// The connection on which that was done.
+    /// The connection on which it was done.
     played_on: Mutex<Option<usize>>,
-    /// What to do to the bytes that open a connection.
+    /// The manipulation of the bytes that open a connection.
     opening: Mutex<Option<(Side, usize, u8)>>,
     /// All that clients have sent, by connection.
     heard: Mutex<Vec<Vec<u8>>>,
@@ -56,7 +56,7 @@ impl Meddler {
         Meddler::start(target, true)
     }
 
-    /// One who only listens. What follows the handshake need not be records.
+    /// A passive listener. The bytes after the handshake need not be records.
     pub(crate) fn listening(target: &str) -> Meddler {
         Meddler::start(target, false)
     }
@@ -87,7 +87,7 @@ impl Meddler {
         *self.shared.plan.lock().unwrap() = Some((side, trick, nth));
     }
 
-    /// The plan was carried out, and the client has connected again.
+    /// Whether the plan was carried out, and the client has reconnected.
     pub(crate) fn is_done(&self) -> bool {
         let played_on = *self.shared.played_on.lock().unwrap();
         let is_planned = self.shared.plan.lock().unwrap().is_some();
@@ -95,12 +95,12 @@ impl Meddler {
         !is_planned && played_on.is_some_and(|number| number + 1 < connections)
     }
 
-    /// From now on these bits of a byte of what a side opens connections with are turned; or none again.
+    /// From now on flips these bits in a byte of a side's opening; or none again.
     pub(crate) fn rewrite(&self, what: Option<(Side, usize, u8)>) {
         *self.shared.opening.lock().unwrap() = what;
     }
 
-    /// What the clients have sent, by connection.
+    /// The bytes that the clients have sent, by connection.
     pub(crate) fn heard(&self) -> Vec<Vec<u8>> {
         self.shared.heard.lock().unwrap().clone()
     }
@@ -151,7 +151,7 @@ impl Shared {
                     Side::Server => VERDICT_BYTES,
                 }
         ];
-        // A verdict may be all that comes.
+        // A verdict may be everything that comes.
         let mut filled = 0;
         while filled < opening.len() {
             let count = from.read(&mut opening[filled..])?;

@@ -32,8 +32,8 @@ pub(crate) fn host() -> String {
     std::env::var("FERRITE_FABRIC_HOST").unwrap_or_else(|_| "127.0.0.1".into())
 }
 
-/// The provider of fabrics that all clients are to use, if any: but for those of [`connect_tcp`], and those that
-/// encrypt, which no fabric does.
+/// The provider of fabrics that all clients use, if any: except those of [`connect_tcp`], and those that encrypt, which
+/// no fabric does.
 fn provider_for_all() -> Option<String> {
     std::env::var("FERRITE_FABRIC_PROVIDER").ok()
 }
@@ -44,7 +44,7 @@ fn key_of_host() -> Option<Key> {
     Key::parse(&format!("ferrite-key-1:{}", "5a".repeat(32)))
 }
 
-/// What is served, for clients that may be at any address and use a fabric, which encrypts nothing.
+/// The exports and options for clients that may be at any address and use a fabric, which encrypts nothing.
 fn for_all(exports: Vec<ExportOptions>, options: &ServerOptions) -> (Vec<ExportOptions>, ServerOptions) {
     let open = |export: ExportOptions| match key_of_host() {
         Some(key) => export.keys(vec![key]).encryption(Encryption::Offered),
@@ -68,7 +68,7 @@ pub(crate) fn serve(fs: Arc<dyn FileSystem>, exports: Vec<ExportOptions>, option
     )
 }
 
-/// The same on a given port, which an earlier server may just have given up.
+/// The same on a given port, which an earlier server may just have closed.
 pub(crate) fn serve_at(address: &str, fs: Arc<dyn FileSystem>, options: &ServerOptions) -> Server {
     let (exports, options) = for_all(vec![export("")], options);
     for _ in 0..500 {
@@ -97,13 +97,13 @@ pub(crate) fn connect_export(address: &str, name: &str) -> Client {
     Client::connect(address, name, &options_over(provider_for_all().as_deref())).unwrap()
 }
 
-/// A client that stays on TCP whatever the others use: its test is about what happens to the bytes on the sockets,
-/// which a fabric passes by.
+/// A client that stays on TCP whatever the others use: its test is about the bytes on the sockets, which a fabric
+/// bypasses.
 pub(crate) fn connect_tcp(address: &str) -> Client {
     connect_with(address, key_of_host())
 }
 
-/// A client that keeps what it has leases on, up to so many bytes.
+/// A client that caches under leases, up to so many bytes.
 pub(crate) fn connect_leased(address: &str, cache_bytes: usize) -> Client {
     let options = options_over(provider_for_all().as_deref()).cache_bytes(Some(cache_bytes));
     Client::connect(address, "", &options).unwrap()
@@ -234,7 +234,7 @@ impl RemotePool {
         pool
     }
 
-    /// With a key everything is encrypted.
+    /// With a key all traffic is encrypted.
     pub(crate) fn with_key(bytes: u64, inodes: u64, key: Option<Key>) -> RemotePool {
         RemotePool::with(None, bytes, inodes, key)
     }

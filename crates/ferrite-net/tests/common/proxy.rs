@@ -1,5 +1,5 @@
-//! A network that can be broken: bytes pass through [`Proxy`], which cuts, delays, crumbles or swallows them. What it
-//! passes on it passes on unchanged, in order and once, as TCP does.
+//! An unreliable network: bytes pass through [`Proxy`], which cuts, delays, fragments or swallows them. Bytes that it
+//! passes on are unchanged, in order and sent once, as with TCP.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ferrite_testkit::rng::Rng;
 
-/// How bad the network is. Each number is how many of 1,000 pieces meet with it.
+/// How bad the network is. Each number is how many of 1,000 pieces it affects.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
     /// The connection is cut, in the middle of the piece.
@@ -29,7 +29,7 @@ struct Shared {
     is_silent: AtomicBool,
     is_over: AtomicBool,
     cuts: AtomicU64,
-    /// Both ends of each connection that is not over, by number.
+    /// Both ends of each live connection, by number.
     streams: Mutex<HashMap<u64, [TcpStream; 2]>>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Proxy {
     shared: Arc<Shared>,
 }
 
-/// How often a thread of a proxy looks up.
+/// How often a thread of a proxy wakes up to check.
 const TICK: Duration = Duration::from_millis(20);
 
 impl Proxy {
@@ -63,12 +63,12 @@ impl Proxy {
         Proxy { address, shared }
     }
 
-    /// From now on the network is as bad as that.
+    /// Sets the quality of the network.
     pub(crate) fn turn(&self, weather: Weather) {
         *self.shared.weather.lock().unwrap() = weather;
     }
 
-    /// From now on nothing passes, until `silence(false)`.
+    /// Blocks all traffic, until `silence(false)`.
     pub(crate) fn silence(&self, is_silent: bool) {
         self.shared.is_silent.store(is_silent, Ordering::Release);
     }
@@ -105,7 +105,7 @@ impl Shared {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             };
-            // A target that is down closes what comes.
+            // A target that is down closes new connections.
             let Ok(server) = TcpStream::connect(&self.target) else {
                 continue;
             };
@@ -121,7 +121,7 @@ impl Shared {
                 let shared = Arc::clone(self);
                 let random = Rng::new(self.seed.fetch_add(1, Ordering::Relaxed));
                 std::thread::spawn(move || {
-                    // Whatever ends one direction ends both.
+                    // The end of one direction ends both.
                     let _ = shared.pump(&from, &to, random);
                     let _ = from.shutdown(Shutdown::Both);
                     let _ = to.shutdown(Shutdown::Both);

@@ -1,4 +1,4 @@
-//! A client that need not behave: it sends what a test wants, and takes what comes.
+//! A client that need not behave: it sends what a test wants, and takes any answer.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_net::wire::{AnswerHead, Caller, Head, MAGIC, Node, Reader, Request, Ticket, VERSION, Welcome, Wire};
 use ferrite_vfs::{FsError, Once, ROOT_INO};
 
-/// A connection without manners.
+/// A connection without rules.
 pub(crate) struct Raw {
     pub(crate) stream: TcpStream,
     next: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Raw {
     pub(crate) was_leased: bool,
 }
 
-/// What came back: the body behind its head, or the error; and data.
+/// The outcome: the body behind its head, or the error; and data.
 pub(crate) type Came = Result<(Vec<u8>, Vec<u8>), FsError>;
 
 impl Raw {
@@ -32,7 +32,7 @@ impl Raw {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_nodelay(true).unwrap();
-        // As who has no key.
+        // As a client without a key.
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         handshake::introduce(&stream, &Credentials::default(), deadline).unwrap();
         Raw {
@@ -48,7 +48,7 @@ impl Raw {
         }
     }
 
-    /// Connects and says hello, as it should be done.
+    /// Connects and says hello, correctly.
     pub(crate) fn greeted(address: &str, export: &str) -> (Raw, Welcome) {
         let mut raw = Raw::connect(address);
         let welcome = raw.greet(export, None).unwrap();
@@ -101,7 +101,7 @@ impl Raw {
         self.stream.write_all(&frame).is_ok()
     }
 
-    /// The next answer; `None` if the server has closed the connection. A server that says nothing fails the test.
+    /// The next answer; `None` if the server has closed the connection. A silent server fails the test.
     pub(crate) fn receive(&mut self) -> Option<(u64, Came)> {
         let mut prefix = [0; PREFIX_BYTES];
         match self.stream.read_exact(&mut prefix) {
@@ -125,7 +125,7 @@ impl Raw {
         })
     }
 
-    /// Asks and waits; `None` if the connection was closed.
+    /// Sends a request and waits; `None` if the connection was closed.
     pub(crate) fn ask(&mut self, request: &Request<'_>) -> Option<Came> {
         self.ask_with(request, &[])
     }
@@ -144,7 +144,7 @@ impl Raw {
         }
     }
 
-    /// Asks for what must be refused, and returns why it was.
+    /// Sends a request that must fail, and returns the error.
     pub(crate) fn refused(&mut self, request: &Request<'_>) -> FsError {
         match self.ask(request) {
             Some(Err(error)) => error,
@@ -153,7 +153,7 @@ impl Raw {
         }
     }
 
-    /// Asks for what must succeed.
+    /// Sends a request that must succeed.
     pub(crate) fn done<T: for<'m> Wire<'m>>(&mut self, request: &Request<'_>) -> T {
         let (body, _) = self.ask(request).expect("an answer").unwrap_or_else(|error| {
             panic!("{request:?}: {error}");
@@ -175,7 +175,7 @@ pub(crate) fn hello(export: &str, resume: Option<Ticket>) -> Request<'_> {
     }
 }
 
-/// A node with a seal that is none.
+/// A node with a forged seal.
 pub(crate) fn invented(ino: u64) -> Node {
     Node {
         ino,
@@ -184,7 +184,7 @@ pub(crate) fn invented(ino: u64) -> Node {
     }
 }
 
-/// The root as nobody has sealed it.
+/// The root without a valid seal.
 pub(crate) fn unsealed_root() -> Node {
     invented(ROOT_INO)
 }

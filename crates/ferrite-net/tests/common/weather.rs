@@ -13,7 +13,7 @@ use ferrite_testkit::rng::Rng;
 use ferrite_vfs::{FileSystem, Ino, Result};
 use parking_lot::Mutex;
 
-/// The socket by which the server sees each client.
+/// The sockets through which the server sees each client.
 type Backs = Arc<Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>>;
 
 /// See the head of this module. A host in between, which clients take for the server.
@@ -43,7 +43,7 @@ impl Weather {
         weather
     }
 
-    /// Passes on what comes at a socket, by the socket and to the address that `to` says for its sender.
+    /// Forwards datagrams that arrive at a socket, by the socket and to the address that `to` returns for their sender.
     fn way(
         &self,
         from: Arc<UdpSocket>,
@@ -74,7 +74,7 @@ struct Way {
 type Parcel = (Vec<u8>, Arc<UdpSocket>, SocketAddr);
 
 fn send(parcel: Option<Parcel>) {
-    // One that finds nobody is lost.
+    // A datagram without a receiver is lost.
     parcel.inspect(|(bytes, by, receiver)| drop(by.send_to(bytes, receiver)));
 }
 
@@ -94,7 +94,7 @@ impl Way {
                 destination: here,
             };
             let Some((by, receiver)) = to(source).filter(|_| icrc::verify(&flow, &room[..len], Ids::Zero)) else {
-                // Of somebody who is not known here.
+                // From an unknown sender.
                 continue;
             };
             // Addresses and ports are in the checksum.
