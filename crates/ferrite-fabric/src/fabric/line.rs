@@ -97,7 +97,7 @@ impl Line {
         })
     }
 
-    /// Locks the state. Its holder may wait for a lock of a killed server; this frees it then.
+    /// Locks the state. Its holder may wait for a lock of a killed server; this call then frees that lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         loop {
             if let Some(state) = self.state.try_lock_for(TAKES_NO_LONGER) {

@@ -101,7 +101,7 @@ impl Guard {
         }
     }
 
-    /// Removes a client that the endpoint no longer knows.
+    /// Marks a client that the endpoint no longer knows as left.
     pub(crate) fn remove(&self, id: PeerId) {
         let mut peers = self.0.peers.lock();
         if let Some(peer) = peers.iter_mut().find(|peer| peer.id == id && peer.left.is_none()) {

@@ -156,14 +156,14 @@ impl Cache {
         }
     }
 
-    /// Notes a new connection, on which leases have this term.
+    /// Empties the cache for a new connection, on which leases have this term.
     pub(super) fn connected(&self, term: Duration) {
         let mut kept = self.kept.lock();
         kept.drop_all();
         kept.term = term;
     }
 
-    /// Notes the loss of the connection.
+    /// Empties the cache when the connection is lost.
     pub(super) fn disconnected(&self) {
         self.connected(Duration::ZERO);
     }

@@ -44,7 +44,7 @@ pub(super) struct Slot<'s> {
 }
 
 impl Slots {
-    /// Notes the begin of a session, which has no slots yet.
+    /// Forgets all slots: a session begins, and has none yet.
     pub(super) fn begin(&self, session: u64) {
         let mut kept = self.kept.lock();
         *kept = Kept {

@@ -601,7 +601,7 @@ impl<'s> Answering<'s> {
             let lent = file.lend(&self.ctx, offset, len, &mut take);
             match (lent, rest) {
                 (Ok(_), None) => return Served::Yes,
-                // The answer has begun, and its data is missing: it must not arrive.
+                // The answer has begun, and lacks data that it announces: it must not arrive.
                 (Err(error), None) => {
                     tracing::error!("a read from pages that were lent failed: {error}");
                     if let Some(link) = &*self.session.recipient.link.lock() {

@@ -199,7 +199,7 @@ impl Leases {
         (term, table.ready(Instant::now()))
     }
 
-    /// Drops the leases of a session that is over, whatever its client caches.
+    /// Notes that a session is over. Its leases stay until their terms end, whatever its client caches.
     pub(super) fn is_over(&self, session: &dyn Holder) {
         if self.is_on.load(Ordering::Acquire) {
             self.table.lock().unresponsive.ends(session.number());

@@ -359,7 +359,7 @@ impl State {
         }
     }
 
-    /// Uncounts a session that seemed to come back and was there already.
+    /// Corrects the count: a session that seemed to come back was there already.
     pub(super) fn session_was_there(&self) {
         self.content.lock().live -= 1;
     }

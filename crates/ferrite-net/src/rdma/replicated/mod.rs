@@ -267,8 +267,8 @@ impl ReplicatedFile {
         told.min().unwrap_or(u64::MAX)
     }
 
-    /// Records on the copies that the writer has finished, and releases them. Otherwise the next writer takes the last
-    /// writes to be in doubt.
+    /// Records on the copies that the writer has finished, and releases them. Otherwise the next client that opens them
+    /// takes the last writes to be in doubt.
     ///
     /// # Errors
     /// `TooFew` if too few copies could record it; `Superseded`.
@@ -420,8 +420,8 @@ impl ReplicatedFile {
         copies
     }
 
-    /// Moves the copies that are in to a new epoch, if one was left out, so that its own epoch shows it. False: none of
-    /// them recorded it, and it is still due.
+    /// Moves the copies that are in to a new epoch, if one was left out, so that the old epoch of that copy shows it.
+    /// False: none of them recorded it, and it is still due.
     fn raise(&self, order: &mut Order) -> bool {
         while order.is_raise_due {
             order.view.epoch.1 += 1;

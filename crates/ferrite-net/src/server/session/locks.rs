@@ -170,7 +170,7 @@ impl Session {
         Ok(Some(waiting.client))
     }
 
-    /// Cancels a request for a lock for the client.
+    /// Cancels a client's request for a lock.
     pub(in crate::server) fn cancel_wait(&self, request: u64) -> Cancelled {
         let mut kept = self.kept.lock();
         match kept.waiting.get_mut(&request) {
