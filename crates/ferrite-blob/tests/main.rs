@@ -1,5 +1,6 @@
-//! The tests of blobs on devices, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
-//! in a process of its own.
+//! The tests of blobs on devices, in one program.
+//!
+//! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
 mod common;
 mod faults;

@@ -89,10 +89,7 @@ pub(crate) fn serve(
     let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, frost)
         .and_then(|()| start_work(&volume, &mounted, is_remote, options.scrub))
         .and_then(|()| trace.as_ref().map_or(Ok(()), Trace::begin))
-        .and_then(|()| match is_daemon {
-            true => detach(&null),
-            false => Ok(()),
-        });
+        .and_then(|()| if is_daemon { detach(&null) } else { Ok(()) });
     let ended = match started {
         Ok(()) => {
             tracing::info!(pool = %pool.display(), dir = %dir.display(), requests = way, "mounted");

@@ -1,4 +1,4 @@
-//! `ferrite-lab bench` measures any directory, prints each operation once, and removes what it made.
+//! `ferrite bench` measures any directory, prints each operation once, and removes what it made.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -188,8 +188,8 @@ fn try_random_inputs((target, attack): (&str, fn(&[u8])), first: u64, limit: Opt
     println!("{target}: {done} inputs");
 }
 
-/// Writes the corpora anew: `cargo test -p ferrite-fs --test it fuzz_corpus:: -- --ignored`. Inputs with other names, found
-/// earlier and kept, stay.
+/// Writes the corpora anew: `cargo test -p ferrite-fs --test it fuzz_corpus:: -- --ignored`. Inputs with other names,
+/// found earlier and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]
 fn write_the_corpora() {

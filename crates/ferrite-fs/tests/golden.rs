@@ -2,8 +2,9 @@
 //!
 //! Protects the format on the medium (docs/format.md). Never change or remove an image or its list: a change that needs
 //! this to make the test pass breaks the pools of users. New ones come with
-//! `cargo test -p ferrite-fs --test it golden::make_images -- --ignored`, which adds a set of them; `FERRITE_SEED` chooses
-//! the seed, and the program `zstd` must be there. A set is due when the format gains something that no image has yet.
+//! `cargo test -p ferrite-fs --test it golden::make_images -- --ignored`, which adds a set of them; `FERRITE_SEED`
+//! chooses the seed, and the program `zstd` must be there. A set is due when the format gains something that no image
+//! has yet.
 //!
 //! `NAME.pool.zst` is a pool, `NAME.txt` its content. Those called `dirty` were not unmounted: they have records to
 //! replay, and an orphan.

@@ -1,5 +1,6 @@
-//! The tests of client and server, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
-//! in a process of its own.
+//! The tests of client and server, in one program.
+//!
+//! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
 mod access_times;
 mod admission;

@@ -90,7 +90,7 @@ impl Region {
     /// Memory that holds `image`, zero-padded to a whole word. For tests.
     pub fn from_image(image: &[u8]) -> Result<Region, PmError> {
         let region = Region::anonymous((image.len() as u64).next_multiple_of(8))?;
-        // Most of an image is zeros, as the new mapping is; storing them would only have the kernel find memory for them.
+        // Most of an image is zeros, as the new mapping is; storing them would only make the kernel find memory.
         const PART: [u8; 4096] = [0; 4096];
         for (index, part) in image.chunks(PART.len()).enumerate() {
             if part != &PART[..part.len()] {

@@ -1,5 +1,6 @@
-//! The tests of what engines share, in one program, so that they are linked once. `scripts/run-tests.py` runs each module
-//! in a process of its own.
+//! The tests of what engines share, in one program.
+//!
+//! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
 mod lock_completions;
 mod lock_crowds;

@@ -1,7 +1,7 @@
-//! `ferrite-lab bench`: measures a directory, of a mount, of any other file system, or in a volume that is not mounted.
+//! `ferrite bench`: measures a directory, of a mount, of any other file system, or in a volume that is not mounted.
 //!
-//! Contents: the command, and its operations, one caller at a time. Each operation is timed from its call to its return,
-//! so a rate is what one thread sees, and the percentiles are those of single calls.
+//! Contents: the command, and its operations, one caller at a time. Each operation is timed from its call to its
+//! return, so a rate is what one thread sees, and the percentiles are those of single calls.
 //!
 //! Invariant: everything is in one directory of its own, which is removed at the end, also after an error or a signal.
 

@@ -65,8 +65,8 @@ pub(crate) fn complain(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The program `ferrite` that mounts and serves for benchmarks: the one that `FERRITE_BIN` names, or else the one beside
-/// this program.
+/// The program `ferrite` that mounts and serves for benchmarks: the one that `FERRITE_BIN` names, or else the one
+/// beside this program.
 pub(crate) fn ferrite() -> Result<PathBuf, Failure> {
     if let Some(named) = std::env::var_os("FERRITE_BIN") {
         return Ok(named.into());
