@@ -59,8 +59,10 @@ fn signal(process: &str, signal: &str) {
 
 /// A process on the mount that makes one call and waits for the server.
 fn waiting(dir: &Path, script: &str) -> Child {
+    // A shell has its background jobs ignore SIGINT, and these tests may be part of one.
+    let heard = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)\n";
     Command::new("python3")
-        .args(["-c", script])
+        .args(["-c", &format!("{heard}{script}")])
         .current_dir("/")
         .env("DIR", dir)
         .stdin(Stdio::piped())
@@ -81,7 +83,7 @@ fn line(child: &mut Child) -> String {
 fn ends(child: &mut Child) -> bool {
     let has_ended = becomes_so(SOON, || child.try_wait().unwrap().is_some());
     if !has_ended {
-        // `status` and `wchan` take no lock that a waiting process may hold.
+        // Reading these takes no lock that a waiting process may hold.
         let show = |path: String| eprintln!("{path}:\n{}", std::fs::read_to_string(&path).unwrap_or_default());
         show(format!("/proc/{}/status", child.id()));
         show(format!("/proc/{}/wchan", child.id()));
