@@ -73,20 +73,16 @@ fn a_sync_is_paid_by_who_asks_for_it() {
     let syncs = || engine.counters().file_syncs;
     let ino = make(&engine, ROOT_INO, "file");
     let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
-    let (before, started) = (syncs(), Instant::now());
+    let before = syncs();
     for n in 0..200 {
         write(&engine, ino, n * 700, &[n as u8; 5000]);
         file.fsync(SYSTEM).unwrap();
         file.fsync(SYSTEM).unwrap();
     }
     let paid = syncs() - before;
-    // The thread in the background may have had a part: three for each time that it finds the ring half full, and one
-    // in two seconds, which may be many on a busy machine.
-    let others = 6 + started.elapsed().as_secs();
-    assert!(
-        (200..=200 + others).contains(&paid),
-        "{paid} syncs for 200 that were needed"
-    );
+    // The thread in the background may add some, more on a busy machine: three for each time that it finds the ring half
+    // full, and one in two seconds. If writes or the second of two requests paid, there would be 400.
+    assert!((200..=300).contains(&paid), "{paid} syncs for 200 that were needed");
     let started = Instant::now();
     let before = syncs();
     write(&engine, ino, 0, b"nobody asks for this one");
