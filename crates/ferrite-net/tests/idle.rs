@@ -3,11 +3,15 @@
 //! The server is a process of its own ([`common::child`]), so that only its memory is counted. The system reports that
 //! on Linux only.
 
+#![cfg(target_os = "linux")]
+
+mod common;
+
 use std::time::{Duration, Instant};
 
-use crate::common::child::{Site, serve_if_child};
-use crate::common::make_pool;
-use crate::common::raw::{Raw, unsealed_root};
+use common::child::{Site, serve_if_child};
+use common::make_pool;
+use common::raw::{Raw, unsealed_root};
 use ferrite_net::wire::Request;
 
 /// Not a test: the work of the measured process.

@@ -22,8 +22,6 @@ mod exports;
 mod fuzz_corpus;
 #[path = "../../../fuzz/src/handshake.rs"]
 mod handshake;
-#[cfg(target_os = "linux")]
-mod idle;
 mod keys;
 mod lease_rules;
 mod leases;
