@@ -80,8 +80,8 @@ fn a_sync_is_paid_by_who_asks_for_it() {
         file.fsync(SYSTEM).unwrap();
     }
     let paid = syncs() - before;
-    // The thread in the background may add some, more on a busy machine: three for each time that it finds the ring half
-    // full, and one in two seconds. If writes or the second of two requests paid, there would be 400.
+    // The thread in the background may add some, more on a busy machine: three for each time that it finds the ring
+    // half full, and one in two seconds. If writes or the second of two requests paid, there would be 400.
     assert!((200..=300).contains(&paid), "{paid} syncs for 200 that were needed");
     let started = Instant::now();
     let before = syncs();
