@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs the workspace's tests, two groups at a time, and its documentation's tests.
 
-A group is a test program, or a module of the program `it`, into which a crate's integration tests are linked. Each runs in
-a process of its own; `cargo test` would run one program after another. Tests on a mount mostly wait, which leaves time for
-those that compute. The output of a group is printed in one piece when it has ended. All groups run even if some fail; the
-exit code is 1 if any failed. A group that takes half an hour hangs: what its threads wait for is printed, and it is ended,
-so that its tests are named and the others still run.
+A group is a test program, or a module of the program `it`, into which a crate's integration tests are linked. Each runs
+in a process of its own; `cargo test` would run one program after another. Tests on a mount mostly wait, which leaves
+time for those that compute. The output of a group is printed in one piece when it has ended. All groups run even if some
+fail; the exit code is 1 if any failed. A group that takes half an hour hangs: what its threads wait for is printed, and
+it is ended, so that its tests are named and the others still run.
 
     run-tests.py [--short | --record] [--only CRATE/GROUP[=TESTS]]... ARGUMENT...
 
@@ -218,7 +218,10 @@ def record(done):
 
 def grown(done, recorded):
     """The groups that have become slower than all the others have, in lines."""
-    known = [(group, recorded[group.key()]) for group in done if group.key() in recorded]
+    if not recorded:
+        return []
+    # Those of less than a second are not in the list, nor are new ones.
+    known = [(group, recorded.get(group.key(), 1.0)) for group in done]
     ratios = [group.seconds / was for group, was in known if was >= 5]
     # A slower or busier machine slows most of them; its upper quartile tells by how much.
     pace = max(1.0, statistics.quantiles(ratios, n=4)[2]) if len(ratios) > 3 else 1.0

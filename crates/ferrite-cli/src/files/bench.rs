@@ -5,11 +5,13 @@
 //!
 //! Invariant: everything is in one directory of its own, which is removed at the end, also after an error or a signal.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use ferrite_measure::Rng;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::content::Watch;
@@ -24,6 +26,9 @@ const LARGE_BYTES: usize = 1 << 20;
 /// Bytes of a call at a random place, and of a small file.
 const SMALL_BYTES: usize = 4096;
 
+/// The longest large file: above it, the times of the calls would fill the memory.
+const SIZE_MAX: u64 = 1 << 44;
+
 /// Measure a directory: how fast one program reads, writes, and handles small files there
 #[derive(Debug, clap::Args)]
 #[command(after_help = concat!("\
@@ -32,8 +37,8 @@ Examples:
   ferrite bench tcp://HOST:7447:/         an export, without a mount
   ferrite bench pm:/dev/shm/pool:/ --json a pool in this process
 
-It makes a directory `.ferrite-bench-…` there, works in it with one thread, and removes it. What the kernel caches of a \
-mount is part of the result. Rates are those of one caller; p50, p99 and max are times of single calls.
+It makes a directory `.ferrite-bench-…` there, works in it with one thread, and removes it. The kernel's cache \
+of a mount is part of the result. Rates are those of one caller; p50, p99 and max are times of single calls.
 "))]
 pub(crate) struct Bench {
     /// The directory
@@ -55,6 +60,7 @@ pub(crate) struct Bench {
 
 fn large_size(text: &str) -> Result<u64, String> {
     match size::parse(text) {
+        Ok(bytes) if bytes > SIZE_MAX => Err(format!("choose at most {}", size::human(SIZE_MAX))),
         Ok(bytes) if bytes >= LARGE_BYTES as u64 => Ok(bytes / LARGE_BYTES as u64 * LARGE_BYTES as u64),
         Ok(_) => Err("choose 1M or more".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -116,6 +122,9 @@ struct Run<'b> {
     command: &'b Bench,
     folder: Folder,
     watch: Watch,
+    /// Small files made, and removed again, in order.
+    made: Cell<u64>,
+    removed: Cell<u64>,
 }
 
 impl Bench {
@@ -128,7 +137,7 @@ impl Bench {
         }
         let mut volumes = Volumes::to_change();
         let Some(place) = Place::of(&self.place, &mut volumes)? else {
-            return Err(Failure::new(USAGE, "choose a directory; standard input is none"));
+            return Err(Failure::new(USAGE, "choose a directory, not standard input"));
         };
         let watch = Watch {
             bar: Bytes::new(self.quiet),
@@ -148,6 +157,8 @@ impl Bench {
             command: self,
             folder: base.make_dir(&name, 0o700)?,
             watch,
+            made: Cell::new(0),
+            removed: Cell::new(0),
         };
         let measured = run.all();
         let removed = run.clear().and_then(|()| base.remove_dir(&name));
@@ -186,7 +197,7 @@ impl Run<'_> {
         bytes: usize,
         mut call: impl FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        let mut times = Vec::with_capacity(operations as usize);
+        let mut times = Vec::new();
         for n in 0..operations {
             self.watch.check()?;
             let start = Instant::now();
@@ -245,15 +256,21 @@ impl Run<'_> {
         let files = u64::from(self.command.files);
         let data = [7; SMALL_BYTES];
         self.time("create, 4 KiB", files, SMALL_BYTES, |n| {
+            // Counted first: a call that fails may have made it.
+            self.made.set(n + 1);
             self.folder.create_new(&small(n), 0o600)?.write_all_at(&data, 0)
         })?;
         self.time("stat", files, 0, |n| self.folder.look(&small(n)).map(drop))?;
-        self.time("remove", files, 0, |n| self.folder.remove_file(&small(n)))
+        self.time("remove", files, 0, |n| {
+            self.folder.remove_file(&small(n))?;
+            self.removed.set(n + 1);
+            Ok(())
+        })
     }
 
     /// Removes what is there, whatever has been done.
     fn clear(&self) -> Result<()> {
-        let names = (0..u64::from(self.command.files)).map(small);
+        let names = (self.removed.get()..self.made.get()).map(small);
         for name in names.chain([OsString::from("large")]) {
             match self.folder.remove_file(&name) {
                 Err(why) if !why.is(rustix::io::Errno::NOENT) => return Err(why),
@@ -266,15 +283,8 @@ impl Run<'_> {
 
 /// Offsets of so many pages that nobody can predict, the same in every run.
 fn random_pages(count: u64, pages: u64) -> Vec<u64> {
-    let mut state = 1u64;
-    let next = |_| {
-        // Knuth's generator for 64 bits; its upper half is random enough to choose pages.
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 32) % pages * SMALL_BYTES as u64
-    };
-    (0..count).map(next).collect()
+    let mut random = Rng::new(1);
+    (0..count).map(|_| random.below(pages) * SMALL_BYTES as u64).collect()
 }
 
 fn small(n: u64) -> OsString {

@@ -147,6 +147,10 @@ mod tests {
         }
         assert_eq!(LOOKS.load(Ordering::Relaxed), 2);
         assert!(start.elapsed() >= 2 * LOOK_EVERY);
-        assert_eq!(limit.check(), Err(FsError::Interrupted), "a call that gave up goes on");
+        assert_eq!(
+            limit.check(),
+            Err(FsError::Interrupted),
+            "a call that gave up continues"
+        );
     }
 }

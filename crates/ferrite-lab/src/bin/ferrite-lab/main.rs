@@ -8,9 +8,10 @@ mod bench;
 mod experiments;
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
 
@@ -49,9 +50,16 @@ pub(crate) fn about<E: Display>(path: &Path) -> impl FnOnce(E) -> Failure + '_ {
     move |error| Failure::new(FAILED, format!("{}: {error}", path.display()))
 }
 
-/// Prints a line to standard output. If its reader has gone, there is less to read; that is no error.
+/// Why results did not reach standard output. A reader that has gone is no reason.
+static LOST: OnceLock<String> = OnceLock::new();
+
+/// Prints a line to standard output.
 pub(crate) fn say(line: impl Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    if let Err(error) = writeln!(std::io::stdout(), "{line}")
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        let _ = LOST.set(error.to_string());
+    }
 }
 
 /// Prints a value as one line of JSON.
@@ -110,10 +118,17 @@ fn main() -> ExitCode {
         Command::Experiments(action) => action.run(),
         Command::Bench(command) => command.run(),
     };
-    ExitCode::from(ended.unwrap_or_else(|failure| {
+    let code = ended.unwrap_or_else(|failure| {
         complain(format_args!("ferrite-lab: {}", failure.message));
         failure.code
-    }))
+    });
+    let Some(why) = LOST.get() else {
+        return ExitCode::from(code);
+    };
+    complain(format_args!(
+        "ferrite-lab: standard output: {why}; the output is incomplete"
+    ));
+    ExitCode::from(code.max(FAILED))
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let figures = [REGISTRATION, FRAGMENTATION, HITS, LATENCY, LOG];
     let needs_rdma = figures.iter().any(|figure| figure.id == id);
     (needs_rdma && cfg!(not(feature = "rdma")))
-        .then_some("this build has no RDMA; make one that has: cargo build --release -p ferrite-cli --features rdma")
+        .then_some("this build has no RDMA; make one that has: cargo build --release -p ferrite-lab --features rdma")
 }
 
 #[cfg(feature = "rdma")]

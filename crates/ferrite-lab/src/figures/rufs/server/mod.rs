@@ -106,7 +106,7 @@ pub(in crate::figures) fn lacking(id: &str) -> Option<&'static str> {
     let needs_engine = figures.iter().any(|figure| figure.id == id);
     (needs_engine && cfg!(not(feature = "nvme"))).then_some(
         "this build has no NVMe engine; make one that has: scripts/setup-debian.sh build && cargo build --release -p \
-         ferrite-cli --features nvme",
+         ferrite-lab --features nvme",
     )
 }
 
