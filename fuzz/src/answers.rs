@@ -2,7 +2,7 @@
 //!
 //! Contents: [`Liar`], which stands between clients and an honest server and changes answers; and the target
 //! [`client_answers`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the corpus on a
-//! stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`).
+//! stable compiler (`crates/ferrite-server/tests/fuzz_corpus.rs`).
 //!
 //! Whatever a server says, no call of a client panics, waits for longer than it may, or never ends; and a
 //! client gives nothing to its users that is no name, no target of a link, or outside what was asked for.
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::handshake::{PREAMBLE_BYTES, VERDICT_BYTES};
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
-use ferrite_net::wire::{Head, Reader, Request};
+use ferrite_proto::{Head, Reader, Request};
+use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{

@@ -1,7 +1,7 @@
 //! Attacks on the handshake: bytes from a fuzzer as what a peer sends before it is welcome.
 //!
 //! Contents: [`handshake`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the
-//! corpora on a stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`). Either the bytes themselves come to a
+//! corpora on a stable compiler (`crates/ferrite-server/tests/fuzz_corpus.rs`). Either the bytes themselves come to a
 //! server, or somebody in between changes what a real client and a real server say to each other, records included.
 //!
 //! Whatever comes, neither end panics or waits for more than a handshake has. A server believes a client with a key

@@ -1,7 +1,7 @@
 //! Attacks on the network service: bytes from a fuzzer as messages, and as what a client sends to a server.
 //!
 //! Contents: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the
-//! test that replays the corpora on a stable compiler (`crates/ferrite-net/tests/fuzz_corpus.rs`).
+//! test that replays the corpora on a stable compiler (`crates/ferrite-server/tests/fuzz_corpus.rs`).
 //!
 //! A message must be refused or mean one thing: what is read and written again is the same bytes. A server must go on to
 //! serve others, whatever one client sends.
@@ -11,13 +11,13 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
-use ferrite_net::wire::{
+use ferrite_proto::{
     Activity, AnswerHead, Entry, Head, MAGIC, OpenedFile, Reader, Request, Told, VERSION, Welcome, Wire,
 };
+use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::locks::RecordLock;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, SYSTEM, StatFs};

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::rdma::{
+use ferrite_client::rdma::{
     Acknowledge, Held, Outcome, RemoteError, RemoteFile, RemoteOptions, ReplicatedError, ReplicatedFile,
     ReplicatedOptions, Source, Standing,
 };
-use ferrite_net::volume::RemoteVolume;
+use ferrite_client::volume::RemoteVolume;
+use ferrite_client::{Client, ClientOptions};
 use ferrite_vfs::{Ctx, FileKind, FileSystem, FsError, Ino, OpenFlags, Start};
 use serde::Serialize;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ferrite_net::secure::Key;
+use ferrite_client::secure::Key;
 
 use super::{Outcome, say};
 

@@ -115,7 +115,7 @@ enum Held {
     #[cfg(feature = "rdma")]
     Nothing,
     #[cfg(feature = "rdma")]
-    Copies(std::sync::Arc<ferrite_net::rdma::ReplicatedFile>),
+    Copies(std::sync::Arc<ferrite_client::rdma::ReplicatedFile>),
 }
 
 impl Place {
@@ -152,8 +152,8 @@ impl Place {
 
     #[cfg(feature = "rdma")]
     fn store(&self, writable: bool, makes: bool) -> Result<(Box<dyn Store>, Held), Failure> {
-        use ferrite_net::rdma::{Acknowledge, RemoteFile, RemoteOptions};
-        use ferrite_net::volume::RemoteVolume;
+        use ferrite_client::rdma::{Acknowledge, RemoteFile, RemoteOptions};
+        use ferrite_client::volume::RemoteVolume;
 
         use crate::copies;
 
@@ -161,7 +161,7 @@ impl Place {
         match &self.files[..] {
             [Operand::There { address, path, .. }] if address.is_remote() => {
                 let text = address.path().to_string_lossy();
-                let client = RemoteVolume::open(&text, &ferrite_net::client::ClientOptions::default())?.client();
+                let client = RemoteVolume::open(&text, &ferrite_client::ClientOptions::default())?.client();
                 let ino = copies::find(&client, path, makes).map_err(|error| self.failed(&error))?;
                 let patience = options.patience;
                 let file = RemoteFile::open(&client, &copies::context(), ino, options);

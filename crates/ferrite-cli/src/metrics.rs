@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ferrite_net::server::{Metrics, Observer};
-use ferrite_net::wire::{BoundTold, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
+use ferrite_proto::{BoundTold, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
+use ferrite_server::{Metrics, Observer};
 
 use super::{FAILED, Failure, USAGE};
 
@@ -319,7 +319,7 @@ fn bound_files(text: &mut String, metrics: &Metrics) {
 }
 
 fn exports(text: &mut String, metrics: &Metrics) {
-    type Value = fn(&ferrite_net::wire::Activity) -> u64;
+    type Value = fn(&ferrite_proto::Activity) -> u64;
     let families: [(&str, &str, &str, Value); 5] = [
         ("ferrite_sessions", "gauge", "Sessions of clients.", |of| of.sessions),
         (
@@ -356,7 +356,7 @@ fn exports(text: &mut String, metrics: &Metrics) {
 }
 
 fn clients(text: &mut String, metrics: &Metrics) {
-    type Value = fn(&ferrite_net::wire::ClientActivity) -> u64;
+    type Value = fn(&ferrite_proto::ClientActivity) -> u64;
     let families: [(&str, &str, &str, Value); 9] = [
         (
             "ferrite_client_open_files",

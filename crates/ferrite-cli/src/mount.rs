@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ferrite::volume::Address;
-use ferrite_net::volume::RemoteAddress;
+use ferrite_client::volume::RemoteAddress;
 
 use super::control::Request;
 use super::mount_options::parse;

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use ferrite::volume::Address;
 use ferrite::{Durability, MountOptions};
+use ferrite_client::volume::{Caching, RemoteAddress};
 use ferrite_fuse::{FuseOptions, Rings};
-use ferrite_net::volume::{Caching, RemoteAddress};
 
 use self::words::{Effect, Word};
 use super::{Failure, USAGE, scrub};

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume};
-use ferrite_net::client::Client;
-use ferrite_net::rdma::{
+use ferrite_client::Client;
+use ferrite_client::rdma::{
     Acknowledge, Extent, How, Outcome as NetOutcome, RemoteFile, RemoteOptions, ReplicatedError, ReplicatedFile,
 };
-use ferrite_net::volume::RemoteVolume;
+use ferrite_client::volume::RemoteVolume;
 use ferrite_vfs::Ino;
 use ferrite_vfs::regions::Binding;
 use serde::Serialize;
@@ -24,7 +24,7 @@ use crate::files::Operand;
 use crate::{FAILED, Failure, Outcome, USAGE, about, complain, copies, opening, output, say, say_json};
 
 /// The port that clients of rdma_cm connect to: that of the server's ordinary protocol.
-pub(crate) const SERVICE_PORT: u16 = ferrite_net::volume::PORT;
+pub(crate) const SERVICE_PORT: u16 = ferrite_client::volume::PORT;
 
 /// Bytes moved at a time.
 const PIECE_BYTES: usize = 4 << 20;

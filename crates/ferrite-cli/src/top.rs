@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use ferrite::MountOptions;
 use ferrite::volume::Address;
-use ferrite_net::volume::RemoteVolume;
-use ferrite_net::wire::{Activity, Counted, OperationActivity, Request, SHORTEST_LOG2};
+use ferrite_client::volume::RemoteVolume;
+use ferrite_proto::{Activity, Counted, OperationActivity, Request, SHORTEST_LOG2};
 
 use super::printable::printable;
 use super::target::address;

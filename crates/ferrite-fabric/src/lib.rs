@@ -4,7 +4,7 @@
 //! connection, and encryption ([`secure`]); the client's end of a connection ([`connection`]), and waiting for its end
 //! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), its send queue ([`outbox`]),
 //! and where its peers come from ([`source`]). With the feature `fabric` connections move to libfabric, where both ends
-//! can. The meaning of messages is not this crate's concern: `ferrite-net` defines it.
+//! can. The meaning of messages is not this crate's concern: `ferrite-proto` defines it.
 //!
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![deny(unsafe_code)]

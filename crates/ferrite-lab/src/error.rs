@@ -61,7 +61,7 @@ pub enum LabError {
     Wrong(String),
     /// The server cannot be reached.
     #[error("server: {0}")]
-    Net(#[from] ferrite_net::client::ConnectError),
+    Net(#[from] ferrite_client::ConnectError),
     /// A peer for a comparison is not available.
     #[error("{0}")]
     Peer(String),

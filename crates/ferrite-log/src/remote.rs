@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use ferrite_net::rdma::{RemoteError, RemoteFile, ReplicatedError, ReplicatedFile, VerbError};
+use ferrite_client::rdma::{RemoteError, RemoteFile, ReplicatedError, ReplicatedFile, VerbError};
 use ferrite_vfs::FsError;
 
 use crate::error::{Error, Result};

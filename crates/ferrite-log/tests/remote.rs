@@ -4,10 +4,10 @@
 //! Protects: a walk returns appended data, once, each appender's in its order, even if no client learned of its
 //! completion; and all copies of a log are equal.
 
-#[path = "../../ferrite-net/tests/common/double.rs"]
+#[path = "../../ferrite-server/tests/common/double.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod double;
-#[path = "../../ferrite-net/tests/common/weather.rs"]
+#[path = "../../ferrite-server/tests/common/weather.rs"]
 mod weather;
 
 use std::collections::HashMap;
@@ -17,13 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use double::Double;
-use ferrite_log::{Log, LogOptions, RemoteStore, Store};
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::rdma::{
-    Adapter, Extent, RemoteError, RemoteFile, RemoteOptions, ReplicatedFile, ReplicatedOptions, Source, Standing,
+use ferrite_client::rdma::{
+    Extent, RemoteError, RemoteFile, RemoteOptions, ReplicatedFile, ReplicatedOptions, Source, Standing,
 };
-use ferrite_net::server::{ExportOptions, Rdma, Server, ServerOptions};
+use ferrite_client::{Client, ClientOptions};
+use ferrite_log::{Log, LogOptions, RemoteStore, Store};
 use ferrite_rnic::{InitiatorOptions, Options};
+use ferrite_server::rdma::Adapter;
+use ferrite_server::{ExportOptions, Rdma, Server, ServerOptions};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::memfs::MemFs;

@@ -32,10 +32,10 @@ const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[
         "messages_that_make_no_sense_cost_their_sender_the_connection",
         73,
     ),
-    ("ferrite-net/src/client/greet.rs", "greet", 74),
-    ("ferrite-net/src/server/answer.rs", "answer", 266),
-    ("ferrite-net/src/server/mod.rs", "start", 80),
-    ("ferrite-net/src/server/mod.rs", "dispatch", 84),
+    ("ferrite-client/src/greet.rs", "greet", 74),
+    ("ferrite-server/src/answer.rs", "answer", 266),
+    ("ferrite-server/src/lib.rs", "start", 80),
+    ("ferrite-server/src/lib.rs", "dispatch", 84),
 ];
 
 /// The files that may contain `unsafe`; a folder ends with a slash. docs/architecture.md gives the reasons.

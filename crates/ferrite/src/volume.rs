@@ -18,7 +18,7 @@ pub use ferrite_vfs::volume::{
 };
 
 #[cfg(feature = "net")]
-pub use ferrite_net::volume::BadAddress;
+pub use ferrite_client::volume::BadAddress;
 
 use crate::pool::{self, MountOptions};
 
@@ -59,8 +59,8 @@ fn open_remote(address: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>
             ),
         ));
     }
-    let client = ferrite_net::client::ClientOptions::default().read_only(options.read_only);
-    Ok(Arc::new(ferrite_net::volume::RemoteVolume::open(&text, &client)?))
+    let client = ferrite_client::ClientOptions::default().read_only(options.read_only);
+    Ok(Arc::new(ferrite_client::volume::RemoteVolume::open(&text, &client)?))
 }
 
 /// The scheme of pools on devices.
@@ -210,7 +210,7 @@ impl Address {
                 // The rest is not a path, and means nothing alone.
                 #[cfg(feature = "net")]
                 TCP | FABRIC => {
-                    ferrite_net::volume::RemoteAddress::parse(&text.to_string_lossy())?;
+                    ferrite_client::volume::RemoteAddress::parse(&text.to_string_lossy())?;
                     text.to_owned()
                 }
                 _ => OsStr::from_bytes(place).to_owned(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferrite::volume::Address;
 use ferrite::{AtimePolicy, Durability, FallocateMode, FileTimes, Fs, MountOptions, NewNode, OpenOptions, XattrMode};
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
+use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 
 /// A server with two exports, `data` and, read-only, `frozen`, of the same files.

@@ -2,7 +2,7 @@
 
 use super::place::Why;
 use super::show::{self, Json};
-use ferrite_net::volume::RemoteVolume;
+use ferrite_client::volume::RemoteVolume;
 
 use super::{OPERANDS, Opened, Operand, Volumes, shown};
 use crate::printable::printable;

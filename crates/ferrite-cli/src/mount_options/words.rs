@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use ferrite::{AtimePolicy, Durability};
-use ferrite_net::volume::{parse_caching, parse_encrypt};
+use ferrite_client::volume::{parse_caching, parse_encrypt};
 
 use super::{Draft, number, rings, wrong};
 use crate::{Failure, scrub};

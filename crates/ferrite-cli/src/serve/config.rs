@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ferrite::volume::Address;
 use ferrite::{Durability, MountOptions};
-use ferrite_net::secure::Key;
-use ferrite_net::server::{Bounds, ExportOptions, ServerOptions};
+use ferrite_client::secure::Key;
+use ferrite_server::{Bounds, ExportOptions, ServerOptions};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -359,7 +359,7 @@ mod tests {
         let export = &pool.exports[0].options;
         assert!(export.root_squash && !export.read_only && export.keys.is_empty());
         assert_eq!(export.path, b"/");
-        assert_eq!(export.encryption, ferrite_net::secure::Encryption::Remote);
+        assert_eq!(export.encryption, ferrite_client::secure::Encryption::Remote);
         assert_eq!(plan.options.lease, Duration::from_secs(plan::LEASE_SECONDS));
         assert!(plan.unreachable().is_empty());
     }

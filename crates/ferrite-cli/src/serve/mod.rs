@@ -21,8 +21,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume};
-use ferrite_net::secure::{Encryption, is_loopback};
-use ferrite_net::server::{ExportOptions, FabricOptions, Server, ServerOptions};
+use ferrite_client::secure::{Encryption, is_loopback};
+use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_vfs::FileSystem;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 

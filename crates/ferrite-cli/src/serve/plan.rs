@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ferrite::MountOptions;
 use ferrite::volume::Address;
-use ferrite_net::secure::{Key, is_loopback};
-use ferrite_net::server::{ExportOptions, FabricOptions, ServerOptions};
+use ferrite_client::secure::{Key, is_loopback};
+use ferrite_server::{ExportOptions, FabricOptions, ServerOptions};
 
 use crate::{FAILED, Failure, USAGE};
 

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ferrite_net::server::Rdma;
+use ferrite_server::Rdma;
 
 use crate::Failure;
 
 /// Starts it at these addresses; `None` without any.
 #[cfg(feature = "rdma")]
 pub(super) fn start(addresses: &[SocketAddr]) -> Result<Option<Arc<dyn Rdma>>, Failure> {
-    use ferrite_net::rdma::{Adapter, BoundFiles};
+    use ferrite_server::rdma::{Adapter, BoundFiles};
 
     if addresses.is_empty() {
         return Ok(None);

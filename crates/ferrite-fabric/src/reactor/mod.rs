@@ -254,7 +254,7 @@ impl Reactors {
                 Arc::clone(waker),
                 listeners.take().unwrap_or_default(),
             )?;
-            let thread = std::thread::Builder::new().name(format!("ferrite-net-{index}"));
+            let thread = std::thread::Builder::new().name(format!("ferrite-io-{index}"));
             running.threads.push(thread.spawn(move || reactor.run())?);
         }
         Ok(running)

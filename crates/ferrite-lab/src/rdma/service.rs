@@ -5,10 +5,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_client::rdma::{How, RemoteFile, RemoteOptions};
+use ferrite_client::{Client, ClientOptions};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::rdma::{Adapter, BoundFiles, How, RemoteFile, RemoteOptions};
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
+use ferrite_server::rdma::{Adapter, BoundFiles};
+use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
 use super::{failed, layout};

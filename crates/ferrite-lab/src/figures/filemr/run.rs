@@ -236,7 +236,7 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
     let local = service.local("local", file_bytes / 2)?;
     let data = [4; WRITE_BYTES];
     let place = |number: u64| mix(number) % (file_bytes / 2 / WRITE_BYTES as u64) * WRITE_BYTES as u64;
-    let failed = |error: ferrite_net::rdma::RemoteError| LabError::Rdma(error.to_string());
+    let failed = |error: ferrite_client::rdma::RemoteError| LabError::Rdma(error.to_string());
     for round in 0..=plan.rounds {
         let by_request = each_ns(count, |number| requests.write(place(number), &data).map_err(failed))? / 1e3;
         let here = each_ns(count, |number| {
@@ -367,7 +367,7 @@ pub(super) fn log(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
     let local = service.local("local", PAGE_BYTES)?;
     let count = (plan.hot_operations / 50).max(20) as usize;
     let entry = [2; 64];
-    let failed = |error: ferrite_net::rdma::RemoteError| LabError::Rdma(error.to_string());
+    let failed = |error: ferrite_client::rdma::RemoteError| LabError::Rdma(error.to_string());
     let mut samples: [Vec<f64>; 4] = Default::default();
     for round in 0..=plan.rounds {
         let times = [

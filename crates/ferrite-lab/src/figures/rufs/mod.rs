@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::{Buffer, Pool};
+use ferrite_client::{Client, ClientOptions};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
+use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 use rustix::fs::OFlags;
 

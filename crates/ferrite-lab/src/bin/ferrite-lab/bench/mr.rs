@@ -195,7 +195,7 @@ impl Bench {
         let service = Service::new(super::options().mapping, 256 << 20)?;
         let [verbs, requests] = service.remote("log", PAGE_BYTES)?;
         let count = (self.effort.operations / 4) as u64;
-        let remote = |error: ferrite_net::rdma::RemoteError| Failure::new(FAILED, error.to_string());
+        let remote = |error: ferrite_client::rdma::RemoteError| Failure::new(FAILED, error.to_string());
         let entry = [6; 64];
         let ours = &mut || {
             timed(count, || {

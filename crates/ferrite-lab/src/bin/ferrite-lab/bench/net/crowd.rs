@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ferrite_client::Client;
 use ferrite_lab::peers::{FILE_BYTES, page};
-use ferrite_net::client::Client;
 use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use ferrite_client::{Client, ClientOptions, Fabric};
 use ferrite_fabric::{Provider, bare};
-use ferrite_net::client::{Client, ClientOptions, Fabric};
 use ferrite_vfs::SYSTEM;
 
 use super::{FILE_BYTES, MESSAGE_BYTES, Served, circumstances, filled, page, pin, whole};

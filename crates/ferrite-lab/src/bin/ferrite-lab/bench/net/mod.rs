@@ -18,8 +18,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_client::{Client, ClientOptions};
 use ferrite_lab::peers::{FILE_BYTES, Many, Nfs, page};
-use ferrite_net::client::{Client, ClientOptions};
 use ferrite_pm::Counters;
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -1,0 +1,386 @@
+//! The calls of the trait, sent as requests.
+
+use std::sync::Arc;
+
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::{
+    Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
+    RenameMode, Result, SetAttr, Start, StatFs, Vouching, XattrMode,
+};
+
+use super::book::OpenedAs;
+use super::cache::{Asker, Cache, Changed};
+use super::file::RemoteFile;
+use super::link::{Link, Repeats};
+use super::message::Answer;
+use super::unsynced::Era;
+use super::untrusted::{FileSeal, LinkTarget, XattrNames, XattrValue};
+use super::{Client, limits, locks};
+use ferrite_proto::{Node, OpenedFile, Request, Told};
+
+impl Client {
+    pub(super) fn node(&self, ino: Ino) -> Result<Node> {
+        self.link.book.node(ino)
+    }
+
+    pub(super) fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
+        self.link.call(ctx, request, Repeats::Yes, &[], &mut [])
+    }
+
+    fn change(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
+        self.link.change(ctx, request, changed(request), &[])
+    }
+
+    /// The cached result for a name, for a caller that does or does not want it pinned.
+    fn known(&self, ctx: &Ctx, parent: Node, name: &[u8]) -> Option<Result<Attr>> {
+        let (node, attr) = match self.link.cache.as_ref()?.name(parent, name, &self.asker(ctx))? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(error)),
+        };
+        if ctx.pins && node.ino != ferrite_vfs::ROOT_INO {
+            // Only the server gives the first pin.
+            self.link.book.pin_again(node.ino, node.generation)?.ok()?;
+        } else {
+            self.link.book.learn_node(node);
+        }
+        Some(Ok(attr))
+    }
+
+    fn asker(&self, ctx: &Ctx) -> Asker {
+        let head = super::head(ctx, &self.link.groups);
+        Asker {
+            caller: head.caller,
+            check: head.check,
+        }
+    }
+
+    fn told(&self, answer: &Answer) -> Result<Attr> {
+        let told: Told = answer.result()?;
+        self.link.book.learn(&told);
+        Ok(told.attr)
+    }
+
+    fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
+        let opened: OpenedFile = answer.result()?;
+        self.link.book.learn(&opened.told);
+        let file = self.keep(opened.told.node(), mode, opened.seal, number);
+        Ok(Opened {
+            attr: opened.told.attr,
+            file,
+            created: opened.created,
+        })
+    }
+
+    /// The flags with which a read-only client opens a file that should be created if it is missing: it opens an
+    /// existing file, and creates none.
+    fn without_creation(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<OpenFlags> {
+        if !flags.create || !self.link.options.read_only {
+            return Ok(*flags);
+        }
+        let unpinned = Ctx {
+            pins: false,
+            ..ctx.clone()
+        };
+        match self.resolve(&unpinned, start, path, !flags.exclusive && !flags.no_follow) {
+            Ok(_) if flags.exclusive => Err(FsError::Exists),
+            Ok(_) => Ok(OpenFlags {
+                create: false,
+                ..*flags
+            }),
+            Err(FsError::NotFound) => Err(FsError::ReadOnly),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keep(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
+        let opened = OpenedAs {
+            node,
+            mode,
+            seal,
+            is_stale: false,
+        };
+        self.link.book.opened(number, opened);
+        Arc::new(RemoteFile {
+            link: Arc::clone(&self.link),
+            node,
+            number,
+            may_read: mode.read,
+            reconnects: self.link.reconnects(),
+        })
+    }
+}
+
+/// The cached inodes that a change touches. Only the server knows which inode a name stands for.
+fn changed(request: &Request<'_>) -> Changed {
+    match request {
+        Request::Setattr { node, .. }
+        | Request::Setxattr { node, .. }
+        | Request::Removexattr { node, .. }
+        | Request::Open { node, .. } => Changed::One(node.ino),
+        Request::Mknod { parent, .. } | Request::Mkdir { parent, .. } | Request::Symlink { parent, .. } => {
+            Changed::One(parent.ino)
+        }
+        Request::Create { parent, new, .. } if !new.open.truncate => Changed::One(parent.ino),
+        _ => Changed::Everything,
+    }
+}
+
+impl Link {
+    /// Counts a change that the server has answered.
+    pub(super) fn note_unsynced(&self, repeats: Repeats, answer: &Answer, era: Era) {
+        if repeats == Repeats::WithToken && answer.is_ok() && !self.promises().durable_operations {
+            self.unsynced.changed(era);
+        }
+    }
+}
+
+impl FileSystem for Client {
+    fn limits(&self) -> Limits {
+        limits(&self.link)
+    }
+
+    fn vouching(&self) -> Option<&dyn Vouching> {
+        self.link.cache.is_some().then_some(self as _)
+    }
+
+    fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
+        self.ask(ctx, &Request::Statfs {})?.result()
+    }
+
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        if let Some(known) = self.known(ctx, parent, name) {
+            return known;
+        }
+        let asked = self.link.cache.as_ref().map(Cache::ask);
+        let answer = self.ask(ctx, &Request::Lookup { parent, name })?;
+        if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased()) {
+            let told = answer.result::<Told>().ok();
+            cache.keep_name(&asked, parent, name, self.asker(ctx), told.as_ref());
+        }
+        self.told(&answer)
+    }
+
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+        let dir = self.node(dir)?;
+        let node: Node = self.ask(ctx, &Request::Parent { dir })?.result()?;
+        self.link.book.learn_node(node);
+        Ok(node.ino)
+    }
+
+    fn getattr(&self, ctx: &Ctx, ino: Ino) -> Result<Attr> {
+        let node = self.node(ino)?;
+        let ask = || self.ask(ctx, &Request::Getattr { node });
+        self.link.attr(node, ask)
+    }
+
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let node = self.node(ino)?;
+        self.change(ctx, &Request::Setattr { node, set: *set })?.result()
+    }
+
+    fn pin(&self, ctx: &Ctx, ino: Ino, generation: u32) -> Result<()> {
+        if ino == ferrite_vfs::ROOT_INO {
+            return Ok(());
+        }
+        if let Some(pinned) = self.link.book.pin_again(ino, generation) {
+            return pinned;
+        }
+        let node = self.node(ino)?;
+        if node.generation != generation {
+            return Err(FsError::Stale);
+        }
+        self.ask(ctx, &Request::Pin { node })?.result::<()>()?;
+        self.link.book.pinned(node);
+        Ok(())
+    }
+
+    fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
+        match self.link.book.unpin(ino, count) {
+            None | Some(0) => {}
+            Some(granted) => self.link.post(&Request::Release {
+                pins: vec![(ino, granted)],
+            }),
+        }
+    }
+
+    fn readlink(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<u8>> {
+        let node = self.node(ino)?;
+        let answer = self.ask(ctx, &Request::Readlink { node })?;
+        self.link.was_read(ino);
+        answer.result().map(|LinkTarget(target)| target.to_vec())
+    }
+
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.change(
+            ctx,
+            &Request::Mknod {
+                parent,
+                name,
+                new: *node,
+            },
+        )?)
+    }
+
+    fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.change(ctx, &Request::Mkdir { parent, name, mode })?)
+    }
+
+    fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.change(ctx, &Request::Symlink { parent, name, target })?)
+    }
+
+    fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let (node, parent) = (self.node(ino)?, self.node(parent)?);
+        self.told(&self.change(ctx, &Request::Link { node, parent, name })?)
+    }
+
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        let parent = self.node(parent)?;
+        self.change(ctx, &Request::Unlink { parent, name })?.result()
+    }
+
+    fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        let parent = self.node(parent)?;
+        self.change(ctx, &Request::Rmdir { parent, name })?.result()
+    }
+
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let request = Request::Rename {
+            parent: self.node(parent)?,
+            name,
+            new_parent: self.node(new_parent)?,
+            new_name,
+            mode,
+        };
+        self.change(ctx, &request)?.result()
+    }
+
+    fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        self.list(ctx, dir, cookie, false, &mut |entry, _| sink(entry))
+    }
+
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        self.list(ctx, dir, cookie, true, sink)
+    }
+
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let node = self.node(ino)?;
+        let file = self.link.fresh_number();
+        let request = Request::Open { node, mode, file };
+        let answer = match request.is_change() {
+            true => self.change(ctx, &request)?,
+            false => self.ask(ctx, &request)?,
+        };
+        let FileSeal(seal) = answer.result()?;
+        Ok(self.keep(node, mode, seal, file))
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let file = self.link.fresh_number();
+        let request = Request::Create {
+            parent: self.node(parent)?,
+            name,
+            new: *new,
+            file,
+        };
+        self.opened(&self.change(ctx, &request)?, new.open, file)
+    }
+
+    fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
+        let request = Request::Resolve {
+            root: self.node(start.root)?,
+            base: self.node(start.base)?,
+            path,
+            follow,
+        };
+        self.told(&self.ask(ctx, &request)?)
+    }
+
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
+        let file = self.link.fresh_number();
+        let flags = &self.without_creation(ctx, start, path, flags)?;
+        let request = Request::OpenPath {
+            root: self.node(start.root)?,
+            base: self.node(start.base)?,
+            path,
+            flags: *flags,
+            file,
+        };
+        let answer = match request.is_change() {
+            true => self.change(ctx, &request)?,
+            false => self.ask(ctx, &request)?,
+        };
+        self.opened(&answer, flags.open_mode(), file)
+    }
+
+    fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let node = self.node(ino)?;
+        let answer = self.ask(ctx, &Request::Getxattr { node, name })?;
+        answer.result().map(|XattrValue(value)| value.to_vec())
+    }
+
+    fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let node = self.node(ino)?;
+        let request = Request::Setxattr {
+            node,
+            name,
+            value,
+            mode,
+        };
+        self.change(ctx, &request)?.result()
+    }
+
+    fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let node = self.node(ino)?;
+        let answer = self.ask(ctx, &Request::Listxattr { node })?;
+        let XattrNames(names) = answer.result()?;
+        Ok(names.into_iter().map(<[u8]>::to_vec).collect())
+    }
+
+    fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
+        let node = self.node(ino)?;
+        self.change(ctx, &Request::Removexattr { node, name })?.result()
+    }
+
+    fn sync(&self, ctx: &Ctx) -> Result<()> {
+        self.link.unsynced.sync(|| self.ask(ctx, &Request::Sync {})?.result())
+    }
+
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
+        locks::lock(&self.link, ctx, ino, request, may_wait, done)
+    }
+
+    fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+        locks::unlock(&self.link, ctx, ino, owner, what)
+    }
+
+    fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+        locks::conflicting(&self.link, ctx, ino, lock)
+    }
+
+    fn cancel_lock(&self, _: &Ctx, ticket: LockTicket) {
+        locks::cancel(&self.link, ticket);
+    }
+
+    fn release_client(&self, ctx: &Ctx) {
+        locks::release_client(&self.link, ctx);
+    }
+}

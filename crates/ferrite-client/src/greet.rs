@@ -1,0 +1,221 @@
+//! The first messages of a connection: they select its session, and reclaim the client's state if the server has lost
+//! it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_fabric::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
+use ferrite_fabric::secure::Credentials;
+use ferrite_vfs::{FsError, Ino};
+use rustc_hash::FxHashSet;
+
+use super::book::Book;
+use super::message::{Answer, encode};
+use super::slots::Slots;
+use super::unsynced::Unsynced;
+use super::untrusted::{LeaseTerm, SlotsTold};
+use super::{ConnectError, own_head};
+use ferrite_proto::{MAGIC, Node, Request, SessionState, Ticket, VERSION, Welcome};
+
+/// Files that one request closes; one message cannot hold all.
+const CLOSED_AT_ONCE: usize = 4096;
+
+/// A connecting client.
+pub(super) struct Greeting<'c> {
+    pub(super) address: &'c str,
+    pub(super) export: &'c str,
+    pub(super) credentials: &'c Credentials,
+    pub(super) fabric: Option<&'c Fabric>,
+    pub(super) book: &'c Book,
+    pub(super) slots: &'c Slots,
+    pub(super) unsynced: &'c Unsynced,
+    /// Whether the client caches under leases.
+    pub(super) wants_leases: bool,
+    /// How long a waiting thread polls for an answer.
+    pub(super) spin: Duration,
+    /// Other parties (a kernel) rely on answers given under earlier leases until they are recalled.
+    pub(super) are_leases_relied_on: bool,
+    /// The next number of a request.
+    pub(super) numbers: &'c AtomicU64,
+}
+
+impl Greeting<'_> {
+    /// Connects, and begins a session or resumes the one of a ticket; also returns the term of its leases. Blocks, up
+    /// to about `limit`.
+    pub(super) fn greet(
+        &self,
+        ticket: Option<Ticket>,
+        limit: Duration,
+    ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
+        if self.fabric.is_some() {
+            begin_fabrics();
+        }
+        let mut opened = Connection::open(self.address, self.credentials, limit)?;
+        if let Some(fabric) = self.fabric {
+            opened = upgrade(opened, self.address, fabric, limit)?;
+        }
+        let (connection, mut receiver) = opened;
+        receiver.set_spin(self.spin);
+        let mut dialogue = Dialogue {
+            greeting: self,
+            connection: &connection,
+            receiver: &mut receiver,
+            ends: Instant::now() + limit,
+        };
+        let hello = Request::Hello {
+            magic: MAGIC,
+            version: VERSION,
+            export: self.export.as_bytes(),
+            resume: ticket,
+        };
+        let answer = dialogue.ask(&hello)?;
+        let address = self.address.to_owned();
+        let welcome = match answer.result::<Welcome>() {
+            Ok(welcome) => welcome,
+            Err(why) if !answer.is_ok() => return Err(ConnectError::Refused { address, why }),
+            Err(why) => {
+                return Err(ConnectError::Foreign {
+                    address,
+                    why: why.to_string(),
+                });
+            }
+        };
+        self.book.set_root(welcome.root);
+        self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
+        self.unsynced.greeted(welcome.instance, welcome.state);
+        match welcome.state {
+            SessionState::Alive => {}
+            SessionState::ToReclaim => {
+                if self.slots.has_any() {
+                    let told = dialogue.ask(&Request::ReclaimSlots {})?.result();
+                    let (number, slots) = told.map(|SlotsTold(told)| told).unwrap_or_default();
+                    self.slots.reclaimed(number, slots);
+                }
+                dialogue.reclaim(true)?;
+            }
+            SessionState::New => {
+                // A session that had no state ends with its connection, and its loss does no harm.
+                if ticket.is_some() && self.book.has_any() {
+                    tracing::warn!(
+                        "the session on {address} has ended; locks were lost, and what others removed may be gone"
+                    );
+                }
+                self.slots.begin(welcome.ticket.session);
+                dialogue.reclaim(false)?;
+            }
+        }
+        let term_ms = match self.wants_leases {
+            true => dialogue
+                .ask(&Request::Leases {
+                    relied_on: self.are_leases_relied_on,
+                })?
+                .result()
+                .map_or(0, |LeaseTerm(term_ms)| term_ms),
+            false => 0,
+        };
+        let term = Duration::from_millis(u64::from(term_ms));
+        Ok((connection, receiver, welcome, term))
+    }
+}
+
+/// Requests on a connection that no other thread uses yet, one at a time.
+struct Dialogue<'d> {
+    greeting: &'d Greeting<'d>,
+    connection: &'d Connection,
+    receiver: &'d mut Receiver,
+    ends: Instant,
+}
+
+impl Dialogue<'_> {
+    fn ask(&mut self, request: &Request<'_>) -> Result<Answer, ConnectError> {
+        let head = own_head(self.greeting.numbers.fetch_add(1, Ordering::Relaxed));
+        self.connection.send(&encode(&head, request), &[])?;
+        loop {
+            match Answer::receive(self.receiver)? {
+                Some((answer, _)) if answer.id() == head.id => return Ok(answer),
+                // Nor do unrequested answers extend the time.
+                _ if Instant::now() >= self.ends => {
+                    return Err(ConnectError::Foreign {
+                        address: self.greeting.address.to_owned(),
+                        why: "it does not answer".into(),
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Reclaims open files, locks and pins. State that the server has lost is stale from now on, and so are open files
+    /// whose locks are lost: their owners rely on nobody else having changed them.
+    ///
+    /// Files first: an inode without a name is freed with its last pin, and a claim of a lock pins it only for its own
+    /// duration. Pins of unlocked inodes last: there may be very many, and the time for claims of locks is short.
+    fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
+        let book = self.greeting.book;
+        if !may_claim_locks {
+            for (_, node, _) in book.locks() {
+                self.lock_is_lost(node.ino, &FsError::Stale)?;
+            }
+        }
+        let (stale, files): (Vec<_>, Vec<_>) = book.files().into_iter().partition(|(_, opened)| opened.is_stale);
+        // An earlier connection may have opened them before it broke.
+        self.close(&stale.into_iter().map(|(file, _)| file).collect::<Vec<_>>())?;
+        for (file, opened) in files {
+            let answer = self.ask(&Request::Reopen {
+                node: opened.node,
+                mode: opened.mode,
+                seal: opened.seal,
+                file,
+            })?;
+            if let Err(error) = answer.result::<()>() {
+                tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
+                if error == FsError::Stale {
+                    book.file_is_gone(file);
+                }
+            }
+        }
+        let locks = book.locks();
+        let locked: FxHashSet<Ino> = locks.iter().map(|(_, node, _)| node.ino).collect();
+        let (first, last): (Vec<_>, Vec<_>) = book.pins().into_iter().partition(|node| locked.contains(&node.ino));
+        self.pin(first)?;
+        for (key, node, held) in locks {
+            for lock in held {
+                let claim = Request::Lock {
+                    node,
+                    client: key.client,
+                    lock,
+                    may_wait: false,
+                    is_claim: true,
+                };
+                if let Err(error) = self.ask(&claim)?.result::<()>() {
+                    self.lock_is_lost(node.ino, &error)?;
+                }
+            }
+        }
+        self.pin(last)?;
+        self.ask(&Request::Reclaimed {}).map(drop)
+    }
+
+    /// Recorded at once: if this connection breaks, the next must not get the lock after all.
+    fn lock_is_lost(&mut self, ino: Ino, why: &FsError) -> Result<(), ConnectError> {
+        tracing::warn!("a lock was lost: inode {ino}: {why}");
+        let stale = self.greeting.book.locks_are_lost(ino);
+        self.close(&stale)
+    }
+
+    fn pin(&mut self, nodes: Vec<Node>) -> Result<(), ConnectError> {
+        for node in nodes {
+            let answer = self.ask(&Request::Pin { node })?;
+            self.greeting.book.pinned_again(node.ino, answer.result::<()>().is_ok());
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, files: &[u64]) -> Result<(), ConnectError> {
+        for files in files.chunks(CLOSED_AT_ONCE) {
+            let files = files.to_vec();
+            self.ask(&Request::Close { files })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! Requests whose callers do not wait, as the connection handles them.
+//!
+//! Contents: the part of [`Link`] that makes such requests: for locks, and for submitted reads and writes
+//! ([`super::submit`] decides when to send those).
+
+use std::time::Instant;
+
+use ferrite_buffers::Buffer;
+use ferrite_vfs::{Ctx, FsError, Waits};
+
+use super::link::Link;
+use super::message::encode;
+use super::requests::{Later, Then};
+use super::submit::Parked;
+use super::{head, own_head};
+use ferrite_proto::{Head, Request};
+
+impl Link {
+    /// Makes a request and passes its answer to `then`, at any time, on any thread. Returns its number.
+    pub(super) fn call_later(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
+        let later = |body| Later {
+            body,
+            buffer: None,
+            buffer_is_sent: false,
+            once: None,
+            deadline: None,
+            then,
+        };
+        self.send_later(head(ctx, &self.groups), request, later)
+    }
+
+    /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Waits only for space in the
+    /// socket.
+    pub(super) fn submit(&self, ctx: &Ctx, request: Request<'static>, buffer: Buffer, then: Then) {
+        if let Err(error) = self.options.permit(&request) {
+            return then(Err(error), Some(buffer));
+        }
+        self.parking.push(Parked {
+            head: head(ctx, &self.groups),
+            request,
+            buffer,
+            deadline: self.options.patience.map(|patience| Instant::now() + patience),
+            then,
+        });
+        self.send_parked();
+    }
+
+    /// Sends parked requests that may be sent now.
+    pub(super) fn send_parked(&self) {
+        let has_slots = self.promises().has_slots;
+        let mut wants_slots = false;
+        while let Some((mut parked, once)) = self.parking.pop(|parked| {
+            if !parked.is_change() || !has_slots {
+                return Some(None);
+            }
+            // Asking means waiting, which only the watcher may do: this may be the receiving thread.
+            wants_slots = self.slots.are_wanted();
+            match self.slots.try_take() {
+                Some(once) => Some(Some(once)),
+                None if wants_slots || self.slots.has_any() => None,
+                None => Some(None),
+            }
+        }) {
+            parked.head.once = once;
+            let is_change = parked.is_change();
+            let later = |body| Later {
+                body,
+                buffer: Some(parked.buffer),
+                buffer_is_sent: is_change,
+                once,
+                deadline: parked.deadline,
+                then: parked.then,
+            };
+            self.send_later(parked.head, &parked.request, later);
+        }
+        if wants_slots {
+            self.wake_watcher.ring();
+        }
+    }
+
+    fn send_later(&self, mut head: Head, request: &Request<'_>, later: impl FnOnce(Vec<u8>) -> Later) -> u64 {
+        let (mut body, mut data) = (Vec::new(), Vec::new());
+        let (up, is_first) = {
+            let line = self.line.lock();
+            // The token may belong to a session that has been replaced since.
+            let is_void = head.once.is_some_and(|once| !self.slots.has(once));
+            if line.is_over || is_void {
+                drop(line);
+                let Later { then, buffer, .. } = later(body);
+                then(Err(FsError::Disconnected), buffer);
+                return 0;
+            }
+            let is_first = self.requests.enter_later(&mut head, |head| {
+                body = encode(head, request);
+                let later = later(body.clone());
+                data.extend_from_slice(later.data());
+                later
+            });
+            (line.up.clone(), is_first)
+        };
+        if let Some(up) = up
+            && up.outgoing.send(&up.connection, &body, &data).is_err()
+        {
+            self.lost(&up);
+        }
+        if is_first {
+            self.wake_watcher.ring();
+        }
+        head.id
+    }
+
+    /// Cancels a waiting request for a lock: its answer comes soon.
+    pub(super) fn cancel_later(&self, number: u64) {
+        let (mut head, mut body) = (own_head(0), Vec::new());
+        let up = {
+            // As in `post`.
+            let line = self.line.lock();
+            let waits = self.requests.enter_cancel(&mut head, number, |head| {
+                body = encode(head, &Request::CancelLock { request: number });
+                body.clone()
+            });
+            line.up.clone().filter(|_| waits)
+        };
+        if let Some(up) = up
+            && up.connection.send(&body, &[]).is_err()
+        {
+            self.lost(&up);
+        }
+    }
+
+    /// The watcher waits here on behalf of submitters: for slots, and for deadlines.
+    pub(super) fn look_after_submitted(&self) {
+        if self.options.patience.is_some() {
+            let now = Instant::now();
+            for request in self.requests.expire(now, |_| false) {
+                self.post(&Request::Abandon { request, file: 0 });
+            }
+            for parked in self.parking.take(Some(now)) {
+                parked.fail(FsError::TimedOut);
+            }
+        }
+        if self.parking.has_some() {
+            if self.promises().has_slots && self.slots.are_wanted() {
+                // If the server has none, the changes go without.
+                let asked = self.ask_for_slots(Waits::FOREVER);
+                tracing::trace!("slots: {asked:?}");
+            }
+            self.send_parked();
+        }
+        self.call_completions();
+    }
+}

@@ -1,0 +1,135 @@
+//! Calls through the cache, and the handling of recalls.
+//!
+//! A party that relies on the client's answers (a kernel) may have to wait for requests of this client before it can
+//! give them up. So a thread that serves nothing else asks it, and then answers the recall.
+
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ferrite_fabric::FabricError;
+use ferrite_vfs::{Attr, Ctx, FsError, Ino, Result, TakeBack, Vouching};
+
+use super::Client;
+use super::cache::{Cache, Changed};
+use super::link::{Link, Repeats};
+use super::message::Answer;
+use super::taking_back::{RECALLS_MAX, Recall};
+use super::untrusted::{RecallTold, of_inode};
+use ferrite_proto::{Node, Request};
+
+/// Recalls that one message answers.
+const RECALLS_AT_ONCE: usize = 4096;
+
+/// Revokes what recalls name, in order. If that fails, the recall is not answered, and its lease expires.
+fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack) {
+    for Recall { number, ino } in recalls {
+        if take_back(ino) {
+            let Some(link) = link.upgrade() else {
+                return;
+            };
+            link.recalls.lock().push(number);
+            link.answer_recalls();
+        }
+    }
+}
+
+impl Vouching for Client {
+    fn attr(&self, attr: &Attr) -> Duration {
+        self.vouches(|cache| cache.vouches_for(attr))
+    }
+
+    fn name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration {
+        self.vouches(|cache| cache.vouches_for_name(dir, name, found))
+    }
+
+    fn watch(&self, watcher: TakeBack) {
+        let link = Arc::downgrade(&self.link);
+        let started = self.link.taking_back.begin(|recalls| {
+            let thread = std::thread::Builder::new().name("ferrite-recalls".into());
+            thread.spawn(move || take_back(&link, &recalls, &watcher)).map(drop)
+        });
+        if let Err(error) = started {
+            tracing::warn!("nothing is kept, for want of a thread: {error}");
+        }
+    }
+}
+
+impl Client {
+    fn vouches(&self, how_long: impl FnOnce(&Cache) -> Duration) -> Duration {
+        match &self.link.cache {
+            Some(cache) if self.link.taking_back.is_on() => how_long(cache),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// Whether a failed change may still take effect, because the client does not know what the server does with it.
+pub(super) fn may_be_made_later(answer: &Result<Answer>) -> bool {
+    matches!(answer, Err(FsError::TimedOut | FsError::Disconnected))
+}
+
+impl Link {
+    /// Makes a change that affects the cache, as [`Self::call`] does.
+    pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Answer> {
+        let changing = self.cache.as_ref().map(|cache| cache.change(changed));
+        let answer = self.call(ctx, request, Repeats::WithToken, data, &mut []);
+        if may_be_made_later(&answer) {
+            std::mem::forget(changing);
+        }
+        answer
+    }
+
+    /// Attributes of an inode, from the cache or by `ask`, whose answer the cache keeps.
+    pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Answer>) -> Result<Attr> {
+        let Some(cache) = &self.cache else {
+            return of_inode(ask()?.result()?, node.ino);
+        };
+        if let Some(attr) = cache.attr(node) {
+            return Ok(attr);
+        }
+        let asked = cache.ask();
+        let answer = ask()?;
+        let attr = of_inode(answer.result()?, node.ino)?;
+        if answer.is_leased() {
+            cache.keep_attr(&asked, &attr);
+        }
+        Ok(attr)
+    }
+
+    /// Notes that the server has answered a read, which may have moved an access time.
+    pub(super) fn was_read(&self, ino: Ino) {
+        if let Some(cache) = &self.cache {
+            cache.was_read(ino);
+        }
+    }
+
+    /// Handles a recall, which the server sends in place of an answer.
+    ///
+    /// # Errors
+    /// If it recalls more than a client could ever have to answer at a time; with the connection all leases end.
+    pub(super) fn note_recall(&self, answer: &Answer) -> std::result::Result<(), FabricError> {
+        if let (Some(cache), Ok(RecallTold((recall, ino)))) = (&self.cache, answer.result()) {
+            cache.recall(ino);
+            let is_passed = self.taking_back.pass_on(Recall { number: recall, ino });
+            let mut recalls = self.recalls.lock();
+            match is_passed {
+                Some(true) => {}
+                Some(false) if recalls.len() < RECALLS_MAX => recalls.push(recall),
+                _ => return Err(FabricError::Foreign),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn answer_recalls(&self) {
+        if self.cache.is_some() {
+            let recalls = std::mem::take(&mut *self.recalls.lock());
+            // One message does not hold all.
+            for recalls in recalls.chunks(RECALLS_AT_ONCE) {
+                let recalls = recalls.to_vec();
+                self.post(&Request::Recalled { recalls });
+            }
+        }
+    }
+}

@@ -1,0 +1,661 @@
+//! The connection as callers see it: always there, only slow at times.
+//!
+//! Contents: [`Link`], which sends requests, matches the answers, and reconnects when necessary.
+//!
+//! There is no dedicated receiving thread, because handing an answer over costs more than most requests: one of the
+//! threads that wait for an answer receives for all, until it has its own, and then passes that duty on. A background
+//! thread, the *watcher*, does it when only locks are waited for, and sends pings.
+//!
+//! Invariants: request numbers are never reused, so that no answer is taken for another's. A request that could have
+//! taken effect is sent again only if that does no harm: if it changes nothing, if repeating it has no further effect
+//! on the session, or if it carries a token of the session that is still alive.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ferrite_fabric::FabricError;
+use ferrite_fabric::connection::{Connection, Receiver};
+use ferrite_fabric::watch::Wake;
+use ferrite_vfs::{Ctx, FsError, Result, Waits};
+use parking_lot::{Condvar, Mutex};
+
+use super::book::Book;
+use super::cache::Cache;
+use super::greet::Greeting;
+use super::groups::GroupCache;
+use super::limit::Limit;
+use super::message::{Answer, State, Waiter, check_length, encode};
+use super::outgoing::Outgoing;
+use super::pace::Pace;
+use super::requests::{Completion, Pending, Requests};
+use super::slots::{Slot, Slots};
+use super::submit::Parking;
+use super::taking_back::TakingBack;
+use super::unsynced::Unsynced;
+use super::untrusted::SlotsTold;
+use super::{ClientOptions, ConnectError, head, own_head};
+use ferrite_proto::{Head, Promises, RECALL_ID, Request, Ticket};
+
+/// The first wait between attempts to connect, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long a waiting thread sleeps before it checks whether it should receive.
+const LOOK_UP: Duration = Duration::from_millis(200);
+/// How often the watcher sends a ping, at least.
+const WATCH_MAX: Duration = Duration::from_secs(10);
+
+/// A server that is silent for longer is gone, whatever lease it has promised.
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+
+/// A connection that works, or did.
+pub(super) struct Up {
+    pub(super) connection: Connection,
+    pub(super) receiver: Mutex<Receiver>,
+    is_broken: AtomicBool,
+    pub(super) outgoing: Outgoing,
+    /// When something was last received.
+    heard: Mutex<Instant>,
+}
+
+#[derive(Default)]
+pub(super) struct Line {
+    pub(super) up: Option<Arc<Up>>,
+    is_connecting: bool,
+    ticket: Option<Ticket>,
+    promises: Option<Promises>,
+    lease: Duration,
+    /// The client is closed.
+    pub(super) is_over: bool,
+    /// How often the server has refused to continue the session, and the last reason.
+    refusals: (u64, Option<FsError>),
+}
+
+/// See the head of this module.
+pub(super) struct Link {
+    address: String,
+    export: String,
+    pub(super) options: ClientOptions,
+    pub(super) line: Mutex<Line>,
+    pub(super) changed: Condvar,
+    pub(super) requests: Requests,
+    pub(super) parking: Parking,
+    reconnects: AtomicU64,
+    pace: Pace,
+    pub(super) book: Book,
+    pub(super) cache: Option<Cache>,
+    /// Recalls to answer.
+    pub(super) recalls: Mutex<Vec<u64>>,
+    pub(super) taking_back: TakingBack,
+    pub(super) slots: Slots,
+    pub(super) unsynced: Arc<Unsynced>,
+    pub(super) groups: GroupCache,
+    pub(super) watcher: Mutex<Option<JoinHandle<()>>>,
+    pub(super) wake_watcher: Wake,
+}
+
+/// Whether a request may be repeated though it may have taken effect.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeats {
+    /// Repeating it has no further effect.
+    Yes,
+    /// It is a change, which needs a token.
+    WithToken,
+}
+
+impl Link {
+    /// Connects for the first time.
+    pub(super) fn open(
+        address: &str,
+        export: &str,
+        options: &ClientOptions,
+    ) -> std::result::Result<Arc<Link>, ConnectError> {
+        let link = Arc::new(Link {
+            address: address.to_owned(),
+            export: export.to_owned(),
+            options: options.clone(),
+            line: Mutex::default(),
+            changed: Condvar::new(),
+            requests: Requests::default(),
+            parking: Parking::default(),
+            reconnects: AtomicU64::new(0),
+            pace: Pace::default(),
+            book: Book::default(),
+            cache: options.cache_bytes.map(Cache::new),
+            recalls: Mutex::default(),
+            taking_back: TakingBack::default(),
+            slots: Slots::default(),
+            unsynced: Arc::default(),
+            groups: GroupCache::default(),
+            watcher: Mutex::default(),
+            wake_watcher: Wake::new()?,
+        });
+        let up = link.greet(None, options.connect)?;
+        link.line.lock().up = Some(Arc::new(up));
+        let watcher = {
+            let link = Arc::downgrade(&link);
+            std::thread::Builder::new()
+                .name("ferrite-watcher".into())
+                .spawn(move || {
+                    while let Some(link) = link.upgrade() {
+                        if !link.watch() {
+                            break;
+                        }
+                    }
+                })?
+        };
+        *link.watcher.lock() = Some(watcher);
+        Ok(link)
+    }
+
+    pub(super) fn promises(&self) -> Promises {
+        self.line.lock().promises.expect("known since the first connection")
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
+    }
+
+    /// The server's address, while there is a connection.
+    pub(super) fn peer(&self) -> Option<std::net::IpAddr> {
+        let peer = self.line.lock().up.as_ref()?.connection.peer().ok()?;
+        Some(peer.ip().to_canonical())
+    }
+
+    pub(super) fn is_encrypted(&self) -> Option<bool> {
+        let up = self.line.lock().up.clone();
+        up.map(|up| up.connection.is_encrypted())
+    }
+
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.numbers().load(Ordering::Relaxed)
+    }
+
+    pub(super) fn fresh_number(&self) -> u64 {
+        self.requests.fresh_number()
+    }
+
+    pub(super) fn cut(&self) {
+        if let Some(up) = &self.line.lock().up {
+            up.connection.close();
+        }
+    }
+
+    /// Makes a request and waits for its answer; data of the answer goes into `into`, as much as it holds.
+    pub(super) fn call(
+        &self,
+        ctx: &Ctx,
+        request: &Request<'_>,
+        repeats: Repeats,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<Answer> {
+        self.options.permit(request)?;
+        let limit = Limit::of(self.options.patience, &ctx.waits);
+        let mut was_sent = false;
+        let mut head = head(ctx, &self.groups);
+        let waiter = Arc::new(Waiter::new());
+        self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
+        let answer = self.call_until_answered(
+            (&mut head, &mut was_sent),
+            (request, repeats),
+            &waiter,
+            &limit,
+            (data, into),
+        );
+        self.requests.leave(head.id);
+        if self.parking.has_some() {
+            // It may have had the slot that another request waits for.
+            self.send_parked();
+        }
+        if was_sent && matches!(answer, Err(FsError::TimedOut | FsError::Interrupted)) {
+            // It may still have an effect on the session, unknown to this client.
+            self.post(&Request::Abandon {
+                request: head.id,
+                file: request.file().unwrap_or_default(),
+            });
+        }
+        answer
+    }
+
+    fn call_until_answered(
+        &self,
+        (head, was_sent): (&mut Head, &mut bool),
+        (request, repeats): (&Request<'_>, Repeats),
+        waiter: &Arc<Waiter>,
+        limit: &Limit,
+        (data, into): (&[u8], &mut [u8]),
+    ) -> Result<Answer> {
+        let mut slot = None;
+        let mut body = Vec::new();
+        loop {
+            if !*was_sent {
+                if repeats == Repeats::WithToken {
+                    slot = self.slot(limit)?;
+                    head.once = slot.as_ref().map(|slot: &Slot<'_>| slot.once);
+                }
+                body = encode(head, request);
+                check_length(&body, request)?;
+            }
+            let up = self.up(limit)?;
+            let era = self.unsynced.era();
+            if *was_sent && !self.may_repeat(repeats, head) {
+                return Err(FsError::Disconnected);
+            }
+            if !*was_sent && repeats == Repeats::WithToken && !self.slots.is_current(slot.as_ref()) {
+                // Another session has begun since.
+                continue;
+            }
+            // A server that accepts every connection and breaks it would keep the caller for ever.
+            if *was_sent {
+                limit.check()?;
+            }
+            waiter.set(State::Waiting);
+            // A request that was sent in part was not executed, but the client cannot tell which part was sent.
+            *was_sent = true;
+            let answer = match up.connection.ask(&body, data, into.len()) {
+                Ok(()) => self.wait(&up, waiter, head.id, limit, into),
+                Err(_) => {
+                    self.lost(&up);
+                    Ok(None)
+                }
+            };
+            if let Some(answer) = answer? {
+                self.note_unsynced(repeats, &answer, era);
+                return Ok(answer);
+            }
+        }
+    }
+
+    fn may_repeat(&self, repeats: Repeats, head: &Head) -> bool {
+        match (repeats, head.once) {
+            (Repeats::Yes, _) => true,
+            (Repeats::WithToken, Some(once)) => self.slots.has(once),
+            (Repeats::WithToken, None) => false,
+        }
+    }
+
+    /// Makes a request without waiting for its answer. It arrives, unless the session ends.
+    pub(super) fn post(&self, request: &Request<'_>) {
+        let mut head = own_head(0);
+        let mut body = Vec::new();
+        let up = {
+            // The connecting thread sends everything that is noted before others see the connection.
+            let line = self.line.lock();
+            self.requests.enter(&mut head, |head| {
+                body = encode(head, request);
+                Pending::Posted(body.clone())
+            });
+            line.up.clone()
+        };
+        // Without a connection, the next one sends it.
+        if let Some(up) = up
+            && up.connection.send(&body, &[]).is_err()
+        {
+            self.lost(&up);
+        }
+    }
+
+    pub(super) fn ask_for_slots(&self, waits: Waits) -> Result<()> {
+        let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
+        let request = Request::Slots {
+            count: self.options.slots,
+        };
+        let ctx = ferrite_vfs::SYSTEM.clone().waiting(waits);
+        let answer = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
+        let SlotsTold((number, mut slots)) = answer.result()?;
+        slots.truncate(self.options.slots as usize);
+        self.slots.fill(session, number, slots);
+        Ok(())
+    }
+
+    /// A slot for a change; `None` if the server has none.
+    fn slot(&self, limit: &Limit) -> Result<Option<Slot<'_>>> {
+        if !self.promises().has_slots {
+            return Ok(None);
+        }
+        loop {
+            if self.slots.are_wanted() {
+                self.ask_for_slots(limit.rest())?;
+            }
+            let slot = self.slots.take(limit)?;
+            // The slots may have ended with the session.
+            if slot.is_some() || !self.slots.are_wanted() {
+                return Ok(slot);
+            }
+        }
+    }
+
+    /// Waits for the answer to the request `id`; `None` if the connection broke.
+    pub(super) fn wait(
+        &self,
+        up: &Arc<Up>,
+        waiter: &Waiter,
+        id: u64,
+        limit: &Limit,
+        into: &mut [u8],
+    ) -> Result<Option<Answer>> {
+        loop {
+            match waiter.take() {
+                State::Answered(answer) => return Ok(Some(answer.with_data(into))),
+                State::Broken => return Ok(None),
+                State::Waiting | State::Called => {}
+            }
+            if let Some(mut receiver) = up.receiver.try_lock() {
+                // It may have been answered before the receiver was free.
+                let state = waiter.take();
+                let received = match state {
+                    State::Answered(answer) => Ok(Some(answer.with_data(into))),
+                    State::Broken => Ok(None),
+                    _ => self.receive(up, &mut receiver, Some((id, &mut *into)), limit),
+                };
+                drop(receiver);
+                self.call_another(id);
+                self.complete(up);
+                match received {
+                    Ok(None) if !up.is_broken.load(Ordering::Acquire) => {}
+                    Ok(None) => return Ok(None),
+                    other => return other,
+                }
+            } else {
+                waiter.sleep(LOOK_UP);
+            }
+            limit.check()?;
+        }
+    }
+
+    /// Receives for all waiting threads, until the answer to the request `mine` is there. `None` if the connection
+    /// broke, or nothing came for a while and no thread waits here, or completions are to be called.
+    fn receive(
+        &self,
+        up: &Arc<Up>,
+        receiver: &mut Receiver,
+        mut mine: Option<(u64, &mut [u8])>,
+        limit: &Limit,
+    ) -> Result<Option<Answer>> {
+        let mut has_completions = false;
+        loop {
+            if up.is_broken.load(Ordering::Acquire) || has_completions && !receiver.has_frame() {
+                return Ok(None);
+            }
+            let received = match Answer::receive(receiver) {
+                Ok(Some((mut answer, data_bytes))) => match &mut mine {
+                    Some((id, into)) if *id == answer.id() => {
+                        let taken = answer.take_data(receiver, data_bytes, into);
+                        taken.map(|()| Some(answer))
+                    }
+                    _ if answer.id() == RECALL_ID => {
+                        has_completions = true;
+                        self.note_recall(&answer).map(|()| None)
+                    }
+                    _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_later| {
+                        has_completions |= is_later;
+                        None
+                    }),
+                },
+                Ok(None) => match mine {
+                    Some(_) => {
+                        limit.check()?;
+                        continue;
+                    }
+                    None => return Ok(None),
+                },
+                Err(error) => Err(error),
+            };
+            match received {
+                Ok(answer) => {
+                    *up.heard.lock() = Instant::now();
+                    if answer.is_some() {
+                        return Ok(answer);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!("{}: {error}", self.address);
+                    self.lost(up);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Calls the completions whose answers have come, and sends their new requests. The caller does not hold the
+    /// receiver.
+    fn complete(&self, up: &Arc<Up>) {
+        self.answer_recalls();
+        let completed = self.requests.completed();
+        if completed.is_empty() {
+            return;
+        }
+        up.outgoing.hold();
+        completed.into_iter().for_each(|completion| self.finish(completion));
+        self.send_parked();
+        if up.outgoing.let_go(&up.connection).is_err() {
+            self.lost(up);
+        }
+    }
+
+    pub(super) fn call_completions(&self) {
+        let completed = self.requests.completed();
+        completed.into_iter().for_each(|completion| self.finish(completion));
+    }
+
+    fn finish(&self, completion: Completion) {
+        if let Some(once) = completion.once {
+            self.slots.free(once);
+        }
+        if let Some(len_bytes) = completion.expected_bytes() {
+            self.parking.landed(len_bytes);
+        }
+        completion.call();
+    }
+
+    /// Makes another waiting thread receive, if there is one.
+    fn call_another(&self, but: u64) {
+        if !self.requests.call_another(but) && self.requests.await_later() {
+            self.wake_watcher.ring();
+        }
+    }
+
+    /// Drops the broken connection `up`: all threads that wait for its answers retry.
+    pub(super) fn lost(&self, up: &Arc<Up>) {
+        up.is_broken.store(true, Ordering::Release);
+        up.connection.close();
+        {
+            let mut line = self.line.lock();
+            if line.up.as_ref().is_some_and(|current| Arc::ptr_eq(current, up)) {
+                line.up = None;
+                if let Some(cache) = &self.cache {
+                    cache.disconnected();
+                }
+            }
+        }
+        self.requests.break_off();
+        self.wake_watcher.ring();
+    }
+
+    /// The connection; makes it, or waits until it is made. A caller that may give up leaves that to the watcher.
+    pub(super) fn up(&self, limit: &Limit) -> Result<Arc<Up>> {
+        let mut line = self.line.lock();
+        let refusals = line.refusals.0;
+        loop {
+            if line.is_over {
+                return Err(FsError::Disconnected);
+            }
+            if let Some(up) = &line.up {
+                return Ok(Arc::clone(up));
+            }
+            if line.refusals.0 != refusals {
+                return Err(line.refusals.1.clone().unwrap_or(FsError::Disconnected));
+            }
+            if !line.is_connecting && !limit.is_short() {
+                line.is_connecting = true;
+                let ticket = line.ticket;
+                drop(line);
+                let made = self.connect_again(ticket, limit.deadline());
+                line = self.line.lock();
+                line.is_connecting = false;
+                if let Err(why) = &made
+                    && !matches!(why, FsError::TimedOut | FsError::Disconnected)
+                {
+                    line.refusals = (line.refusals.0 + 1, Some(why.clone()));
+                }
+                self.changed.notify_all();
+                made?;
+                continue;
+            }
+            if !line.is_connecting {
+                self.wake_watcher.ring();
+            }
+            match limit.next_check() {
+                None => self.changed.wait(&mut line),
+                Some(at) => drop(self.changed.wait_until(&mut line, at)),
+            }
+            limit.check()?;
+        }
+    }
+
+    fn connect_again(&self, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<()> {
+        let mut backoff = BACKOFF.0;
+        self.pace.wait();
+        loop {
+            match self.greet(ticket, ATTEMPT) {
+                Ok(up) => {
+                    self.reconnects.fetch_add(1, Ordering::Relaxed);
+                    self.take_up(Arc::new(up));
+                    return Ok(());
+                }
+                Err(ConnectError::Refused { why, .. }) if !matches!(why, FsError::TooManySessions(_)) => {
+                    return Err(why);
+                }
+                // The peer has proved nothing, so the error may be transient.
+                Err(error @ ConnectError::Fabric(FabricError::Handshake { .. })) if backoff == BACKOFF.0 => {
+                    tracing::warn!("connecting again: {error}");
+                }
+                Err(error) => tracing::debug!("connecting again: {error}"),
+            }
+            if self.line.lock().is_over {
+                return Err(FsError::Disconnected);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() + backoff >= deadline) {
+                return Err(FsError::TimedOut);
+            }
+            // Staggered against all other clients that have lost the same server.
+            let share = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |time| time.subsec_micros() % 512);
+            std::thread::sleep(backoff * (512 + share) / 1024);
+            backoff = (backoff * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Sends unanswered requests that no thread waits for, and then opens the connection to all. Requests noted
+    /// meanwhile are sent as well, so that nothing is forgotten, nothing is sent twice, and nothing overtakes another.
+    fn take_up(&self, up: Arc<Up>) {
+        let mut sent_below = 0;
+        loop {
+            let mut line = self.line.lock();
+            // Changes of an ended session may have taken effect. Under the lock, because `send_later` compares new ones
+            // with the session's slots under it.
+            self.requests.expire(Instant::now(), |once| !self.slots.has(once));
+            let unsent = self.requests.unanswered(sent_below);
+            if unsent.is_empty() {
+                if !line.is_over {
+                    line.up = Some(up);
+                }
+                return;
+            }
+            drop(line);
+            for (id, body, data) in unsent {
+                // If it fails, the next user of the connection finds out.
+                let _ = up.connection.send(&body, &data);
+                sent_below = id + 1;
+            }
+        }
+    }
+
+    /// Connects, and begins a session or resumes the one of a ticket.
+    fn greet(&self, ticket: Option<Ticket>, limit: Duration) -> std::result::Result<Up, ConnectError> {
+        let greeting = Greeting {
+            address: &self.address,
+            export: &self.export,
+            credentials: &self.options.credentials,
+            fabric: self.options.fabric.as_ref(),
+            book: &self.book,
+            slots: &self.slots,
+            unsynced: &self.unsynced,
+            wants_leases: self.cache.is_some(),
+            spin: self.options.spin,
+            are_leases_relied_on: self.taking_back.is_on(),
+            numbers: self.requests.numbers(),
+        };
+        let (connection, receiver, welcome, term) = greeting.greet(ticket, limit)?;
+        if let Some(cache) = &self.cache {
+            cache.connected(term);
+        }
+        let mut line = self.line.lock();
+        line.ticket = Some(welcome.ticket);
+        line.promises = Some(welcome.promises);
+        line.lease = Duration::from_millis(u64::from(welcome.lease_ms)).min(LEASE_MAX);
+        drop(line);
+        Ok(Up {
+            connection,
+            receiver: Mutex::new(receiver),
+            is_broken: AtomicBool::new(false),
+            outgoing: Outgoing::default(),
+            heard: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// One turn of the watcher. False when the client is closed.
+    fn watch(&self) -> bool {
+        let (up, lease) = {
+            let line = self.line.lock();
+            if line.is_over {
+                return false;
+            }
+            (line.up.clone(), line.lease)
+        };
+        let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
+        self.look_after_submitted();
+        // Recalls come at any time.
+        let waits = self.cache.is_some() || self.requests.await_later();
+        let Some(up) = up else {
+            // Another thread may be connecting; if none waits, the watcher has to.
+            if self.up(&Limit::until(Some(Instant::now() + ATTEMPT))).is_err() {
+                // A server that refuses does so at once.
+                self.wake_watcher.wait(None, BACKOFF.1);
+            }
+            return true;
+        };
+        let silence = up.heard.lock().elapsed();
+        if silence > lease.max(tick * 2) {
+            // It has not even answered pings: the server is gone, or its host is.
+            self.lost(&up);
+            return true;
+        }
+        if silence >= tick {
+            let ping = self.requests.ping();
+            if up.connection.send(&encode(&ping, &Request::Ping {}), &[]).is_err() {
+                self.lost(&up);
+                return true;
+            }
+        }
+        if waits || silence >= tick {
+            if let Some(mut receiver) = up.receiver.try_lock_for(tick) {
+                // It returns when nothing has come for a while, and then other threads have their turn.
+                let _ = self.receive(&up, &mut receiver, None, &Limit::until(None));
+                drop(receiver);
+                self.call_another(0);
+                self.complete(&up);
+            }
+            return true;
+        }
+        if self.wake_watcher.wait(Some(up.connection.as_fd()), tick) {
+            self.lost(&up);
+        }
+        true
+    }
+}

@@ -1,0 +1,123 @@
+//! Locks: requests whose answer may come at any time.
+
+use std::sync::Arc;
+
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::{Ctx, FsError, Ino, Result, SYSTEM};
+
+use super::book::{LockKey, LockStep};
+use super::link::{Link, Repeats};
+use ferrite_proto::Request;
+
+fn owner(request: &LockRequest) -> LockOwner {
+    match request {
+        LockRequest::Flock(owner, _) => *owner,
+        LockRequest::Record(lock) => lock.owner,
+    }
+}
+
+/// See [`ferrite_vfs::FileSystem::lock`].
+pub(super) fn lock(
+    link: &Arc<Link>,
+    ctx: &Ctx,
+    ino: Ino,
+    lock: &LockRequest,
+    may_wait: bool,
+    done: LockDone,
+) -> Option<LockTicket> {
+    let node = match link.book.node(ino) {
+        Ok(node) => node,
+        Err(error) => {
+            done(Err(error));
+            return None;
+        }
+    };
+    let (lock, client) = (*lock, ctx.client.0);
+    let key = LockKey {
+        client,
+        ino,
+        owner: owner(&lock),
+    };
+    let request = Request::Lock {
+        node,
+        client,
+        lock,
+        may_wait,
+        is_claim: false,
+    };
+    if !may_wait {
+        let answer = link.call(ctx, &request, Repeats::Yes, &[], &mut []);
+        let result = answer.and_then(|answer| answer.result::<()>());
+        if result.is_ok() {
+            link.book.locked(key, node, LockStep::Locked(lock));
+        }
+        done(result);
+        return None;
+    }
+    let number = {
+        let book = Arc::downgrade(link);
+        link.call_later(
+            ctx,
+            &request,
+            Box::new(move |answer, _| {
+                let result = answer.and_then(|answer| answer.result::<()>());
+                if let Some(link) = book.upgrade()
+                    && result.is_ok()
+                {
+                    link.book.locked(key, node, LockStep::Locked(lock));
+                }
+                done(result);
+            }),
+        )
+    };
+    Some(LockTicket(number))
+}
+
+/// See [`ferrite_vfs::FileSystem::unlock`]. A caller that does not wait for the answer has unlocked all the same.
+pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+    let (node, client) = (link.book.node(ino)?, ctx.client.0);
+    let request = Request::Unlock {
+        node,
+        client,
+        owner,
+        what,
+    };
+    match link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []) {
+        // It reaches the server after a reconnect, or its session ends, and the locks with it.
+        Err(FsError::TimedOut | FsError::Interrupted) => link.post(&request),
+        answer => answer?.result::<()>()?,
+    }
+    let key = LockKey { client, ino, owner };
+    link.book.locked(key, node, LockStep::Unlocked(what));
+    Ok(())
+}
+
+/// The context of a request by the client itself, which waits no longer than its caller does.
+fn of_itself(ctx: &Ctx) -> Ctx {
+    SYSTEM.clone().waiting(ctx.waits)
+}
+
+/// See [`ferrite_vfs::FileSystem::conflicting_lock`].
+pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+    let request = Request::ConflictingLock {
+        node: link.book.node(ino)?,
+        client: ctx.client.0,
+        lock: *lock,
+    };
+    link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut [])?
+        .result()
+}
+
+/// See [`ferrite_vfs::FileSystem::cancel_lock`].
+pub(super) fn cancel(link: &Link, ticket: LockTicket) {
+    link.cancel_later(ticket.0);
+}
+
+/// See [`ferrite_vfs::FileSystem::release_client`].
+pub(super) fn release_client(link: &Link, ctx: &Ctx) {
+    let client = ctx.client.0;
+    link.book.client_released(client);
+    // Errors are not reported: without a connection the lease ends the locks.
+    let request = Request::ReleaseClient { client };
+    let _ = link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []);
+}

@@ -1,0 +1,106 @@
+//! Reads and writes whose callers do not wait: one thread can have many in flight.
+//!
+//! Contents: [`Parking`], where they wait until they may be sent. The client sends them as long as the total length of
+//! the expected answers is small, and, if they are changes, as slots are free.
+//!
+//! Invariant: the receiving thread may also be the one that sends these, when a completion makes a new request. So the
+//! server's answers meanwhile must fit its queue ([`FLIGHT_BYTES_MAX`] is below its limit), or each end would wait for
+//! the other to receive.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use ferrite_buffers::Buffer;
+use ferrite_vfs::FsError;
+use parking_lot::Mutex;
+
+use super::requests::Then;
+use ferrite_proto::{Head, Request};
+
+/// Longest transfer of this kind; longer ones are made as calls.
+pub(super) const TRANSFER_BYTES_MAX: usize = 128 << 10;
+/// Most data of answers in flight.
+const FLIGHT_BYTES_MAX: usize = 512 << 10;
+
+/// A read or write that is not sent yet.
+pub(super) struct Parked {
+    pub(super) head: Head,
+    pub(super) request: Request<'static>,
+    pub(super) buffer: Buffer,
+    pub(super) deadline: Option<Instant>,
+    pub(super) then: Then,
+}
+
+impl Parked {
+    /// Whether it needs a token.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self.request, Request::Write { .. })
+    }
+
+    /// How much data its answer has.
+    fn expected_bytes(&self) -> usize {
+        if self.is_change() { 0 } else { self.buffer.len() }
+    }
+
+    /// Fails it without sending it.
+    pub(super) fn fail(self, error: FsError) {
+        (self.then)(Err(error), Some(self.buffer));
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    queue: VecDeque<Parked>,
+    flight_bytes: usize,
+}
+
+/// See the head of this module.
+#[derive(Default)]
+pub(super) struct Parking {
+    waiting: Mutex<Waiting>,
+    count: AtomicUsize,
+}
+
+impl Parking {
+    pub(super) fn push(&self, parked: Parked) {
+        self.waiting.lock().queue.push_back(parked);
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether any are parked.
+    pub(super) fn has_some(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// The first, if it may be sent: there is space for its answer, and `prepare` succeeds. The caller later calls
+    /// [`Self::landed`] with its buffer's length, unless it is a change.
+    pub(super) fn pop<T>(&self, prepare: impl FnOnce(&Parked) -> Option<T>) -> Option<(Parked, T)> {
+        let mut waiting = self.waiting.lock();
+        let first = waiting.queue.front()?;
+        let flight_bytes = waiting.flight_bytes + first.expected_bytes();
+        if flight_bytes > FLIGHT_BYTES_MAX {
+            return None;
+        }
+        let prepared = prepare(first)?;
+        let first = waiting.queue.pop_front()?;
+        waiting.flight_bytes = flight_bytes;
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        Some((first, prepared))
+    }
+
+    /// Notes that an answer has come.
+    pub(super) fn landed(&self, len_bytes: usize) {
+        self.waiting.lock().flight_bytes -= len_bytes;
+    }
+
+    /// Takes those that have waited too long by `now`, or all.
+    pub(super) fn take(&self, now: Option<Instant>) -> Vec<Parked> {
+        let mut waiting = self.waiting.lock();
+        let is_late = |parked: &Parked| now.is_none_or(|now| parked.deadline.is_some_and(|deadline| now >= deadline));
+        let (late, rest): (Vec<Parked>, Vec<Parked>) = waiting.queue.drain(..).partition(is_late);
+        waiting.queue.extend(rest);
+        self.count.fetch_sub(late.len(), Ordering::AcqRel);
+        late
+    }
+}

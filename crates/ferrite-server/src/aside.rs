@@ -1,0 +1,274 @@
+//! Long requests, executed by threads that receive nothing.
+//!
+//! This module has [`Aside`], which selects such requests for engines that answer on the receiving thread, and has the
+//! threads. A request that frees or searches many pages, or carries a whole list, goes there; so does every request for
+//! an inode on which such a request is at work, because it may wait for the inode's lock.
+//!
+//! A request that names its target by a name or a path may need any inode, and goes there while there is such work.
+//! docs/engines.md lists the bound of each request, with a test (`tests/bounds.rs`).
+//!
+//! Invariant: an inode is marked from before its request is handed to a thread until that is done, so no receiving
+//! thread waits for it. Receiving threads make the marks, so a later request finds them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::reactor::Served;
+use ferrite_vfs::workers::{Work, Workers};
+use ferrite_vfs::{Attr, Ino, SYSTEM, Start};
+
+use super::export::Store;
+use super::lane::{Busy, Holds, Lane};
+use super::meter::Received;
+use super::session::Session;
+use super::{Inner, change};
+use ferrite_proto::{Head, Node, Request};
+
+/// Threads.
+const THREADS: usize = 4;
+/// A receiving thread does not free or truncate larger files.
+const FREED_BYTES_MAX: u64 = 4 << 20;
+/// A receiving thread does not search larger files.
+const SEARCHED_BYTES_MAX: u64 = 64 << 20;
+/// A receiving thread does not process longer lists.
+const LIST_MAX: usize = 128;
+
+/// See the head of this module.
+pub(super) struct Aside {
+    pub(super) workers: Workers,
+    busy: Arc<Busy>,
+}
+
+/// The inodes that a request needs, as far as it names them.
+enum Needs {
+    Nothing,
+    Inode(Ino),
+    /// The target of a name or a path.
+    Any,
+}
+
+/// Whether a request may take long, and for which inode.
+enum Length {
+    Short,
+    Long(Option<Ino>),
+}
+
+impl Length {
+    fn of(is_long: bool, ino: Ino) -> Length {
+        match is_long {
+            true => Length::Long(Some(ino)),
+            false => Length::Short,
+        }
+    }
+}
+
+fn is_large(attr: &Attr) -> bool {
+    attr.blocks * 512 > FREED_BYTES_MAX
+}
+
+/// Whether the attributes show the last name of a large file, or none left.
+fn is_last_of_large(attr: &Attr) -> bool {
+    attr.nlink <= 1 && is_large(attr)
+}
+
+impl Aside {
+    pub(super) fn start() -> std::io::Result<Aside> {
+        Ok(Aside {
+            workers: Workers::start(THREADS)?,
+            busy: Arc::default(),
+        })
+    }
+
+    /// Whether a request goes aside.
+    fn lane(&self, session: &Session, request: &Request<'_>) -> Option<Lane> {
+        if self.busy.has_some() {
+            match needs(session, request) {
+                Needs::Nothing => {}
+                Needs::Any => return Some(self.mark(session, None)),
+                Needs::Inode(ino) if self.is_busy(session, ino) => return Some(self.mark(session, Some(ino))),
+                Needs::Inode(_) => {}
+            }
+        }
+        match length(session, request) {
+            Length::Long(ino) => Some(self.mark(session, ino)),
+            // It must find pending closes done.
+            Length::Short if session.has_given() && session.ends.latest().is_some() => Some(self.mark(session, None)),
+            Length::Short => None,
+        }
+    }
+
+    fn is_busy(&self, session: &Session, ino: Ino) -> bool {
+        self.busy.has((session.export.store.number, ino))
+    }
+
+    fn mark(&self, session: &Session, ino: Option<Ino>) -> Lane {
+        Busy::mark(&self.busy, ino.map(|ino| (session.export.store.number, ino)))
+    }
+}
+
+impl Inner {
+    /// Executes a request that needs the engine: here, on a worker, or when leases have ended.
+    pub(super) fn ask_engine(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        head: Head,
+        request: Request<'_>,
+        received: Received<'_>,
+        out: &mut Outbox,
+    ) -> Served {
+        let (id, store) = (head.id, &session.export.store);
+        if session.is_given(id) {
+            return Served::Yes;
+        }
+        let lane = match store.limits.may_block {
+            true => None,
+            false => self.aside.lane(session, &request),
+        };
+        let passing = request.is_change().then(|| store.leases.pass());
+        if let Some(None) = passing {
+            change::begin(self, session, id, received, lane.is_some());
+            return Served::Yes;
+        }
+        if store.limits.submits && self.submit(session, &head, &request, &received) {
+            return Served::Yes;
+        }
+        if store.limits.may_block || lane.is_some() {
+            let is_end = matches!(request, Request::Close { .. } | Request::Release { .. });
+            let holds = Holds::new(passing.flatten(), lane);
+            self.give(session, id, received, holds, is_end);
+            return Served::Yes;
+        }
+        let _turn = self.may_overlap.then(|| session.begin_alone(id));
+        self.answer(session, head, request, received.data.bytes(), out)
+    }
+
+    /// Passes a request for a lock to the engine, which may weaken another and so settle many waiting requests.
+    pub(super) fn ask_for_lock(&self, store: &Store, work: Work) {
+        match !store.limits.may_block && has_many_unsettled_locks(store) {
+            true => self.go_on(work),
+            false => self.work(store, work),
+        }
+    }
+
+    /// The threads for work on an engine that may wait, or take long.
+    pub(super) fn workers_of(&self, store: &Store) -> &Workers {
+        let for_blocking = self.workers.as_ref().filter(|_| store.limits.may_block);
+        for_blocking.unwrap_or(&self.aside.workers)
+    }
+}
+
+/// Whether a call that releases a lock may have to reply to many requests.
+fn has_many_unsettled_locks(store: &Store) -> bool {
+    store.unsettled_locks.load(Ordering::Relaxed) > LIST_MAX
+}
+
+fn meant(session: &Session, node: &Node) -> Option<Ino> {
+    session.export.meant(*node).ok()
+}
+
+fn needs(session: &Session, request: &Request<'_>) -> Needs {
+    let inode = |ino: Option<Ino>| ino.map_or(Needs::Nothing, Needs::Inode);
+    match request {
+        Request::Lookup { .. }
+        | Request::Link { .. }
+        | Request::Unlink { .. }
+        | Request::Rename { .. }
+        | Request::Create { .. }
+        | Request::Readdir { .. }
+        | Request::Resolve { .. }
+        | Request::OpenPath { .. }
+        | Request::Release { .. }
+        | Request::Close { .. }
+        | Request::Abandon { .. } => Needs::Any,
+        Request::Getattr { node }
+        | Request::Setattr { node, .. }
+        | Request::Open { node, .. }
+        | Request::Reopen { node, .. }
+        | Request::Pin { node }
+        | Request::Readlink { node }
+        | Request::Getxattr { node, .. }
+        | Request::Setxattr { node, .. }
+        | Request::Listxattr { node }
+        | Request::Removexattr { node, .. } => inode(meant(session, node)),
+        Request::FileGetattr { file }
+        | Request::FileSetattr { file, .. }
+        | Request::Read { file, .. }
+        | Request::ReadPiece { file, .. }
+        | Request::Write { file, .. }
+        | Request::Fallocate { file, .. }
+        | Request::SeekData { file, .. }
+        | Request::SeekHole { file, .. }
+        | Request::Fsync { file } => inode(session.file(*file).ok().map(|file| file.ino())),
+        _ => Needs::Nothing,
+    }
+}
+
+fn length(session: &Session, request: &Request<'_>) -> Length {
+    let fs = session.export.fs();
+    let large = |ino: Option<Ino>, is_long: &dyn Fn(&Attr) -> bool| {
+        let attr = ino.and_then(|ino| fs.getattr(SYSTEM, ino).ok());
+        attr.map_or(Length::Short, |attr| Length::of(is_long(&attr), attr.ino))
+    };
+    let named = |dir: &Node, name: &[u8], is_long: &dyn Fn(&Attr) -> bool| {
+        let attr = meant(session, dir).and_then(|dir| fs.lookup(SYSTEM, dir, name).ok());
+        attr.map_or(Length::Short, |attr| Length::of(is_long(&attr), attr.ino))
+    };
+    let open = |file: &u64| session.file(*file).ok();
+    match request {
+        Request::Activity {} | Request::ReleaseClient { .. } => Length::Long(None),
+        // It may have to reply to all waiting requests.
+        Request::Unlock { node, .. } if has_many_unsettled_locks(&session.export.store) => {
+            Length::Long(meant(session, node))
+        }
+        Request::Setattr { node, set } if set.size.is_some() => large(meant(session, node), &is_large),
+        Request::FileSetattr { file, set } if set.size.is_some() => large(open(file).map(|file| file.ino()), &is_large),
+        Request::Open { node, mode, .. } if mode.truncate => large(meant(session, node), &is_large),
+        Request::Create { parent, name, new, .. } if new.open.truncate => named(parent, name, &is_large),
+        Request::OpenPath {
+            root,
+            base,
+            path,
+            flags,
+            ..
+        } if flags.truncate => {
+            let start = meant(session, root).zip(meant(session, base));
+            let start = start.map(|(root, base)| Start { root, base });
+            let found = start.and_then(|start| fs.resolve(SYSTEM, &start, path, true).ok());
+            found.map_or(Length::Short, |attr| Length::of(is_large(&attr), attr.ino))
+        }
+        Request::Unlink { parent, name } => named(parent, name, &is_last_of_large),
+        Request::Rename {
+            new_parent, new_name, ..
+        } => named(new_parent, new_name, &is_last_of_large),
+        Request::Fallocate { file, len_bytes, .. } if *len_bytes > FREED_BYTES_MAX => {
+            open(file).map_or(Length::Short, |file| Length::Long(Some(file.ino())))
+        }
+        Request::SeekData { file, .. } | Request::SeekHole { file, .. } => {
+            let attr = open(file).and_then(|file| file.getattr(SYSTEM).ok());
+            match attr.is_some_and(|attr| attr.size > SEARCHED_BYTES_MAX) {
+                // A search holds no lock for long.
+                true => Length::Long(None),
+                false => Length::Short,
+            }
+        }
+        Request::Close { files } => length_of_end(session, files, &[]),
+        Request::Abandon { file, .. } => length_of_end(session, std::slice::from_ref(file), &[]),
+        Request::Release { pins } => length_of_end(session, &[], pins),
+        _ => Length::Short,
+    }
+}
+
+/// Whether closing these files, or releasing these pins, may free much.
+fn length_of_end(session: &Session, files: &[u64], pins: &[(Ino, u64)]) -> Length {
+    let is_freed = |attr: Attr| attr.nlink == 0 && is_large(&attr);
+    let by_closing = |file: &u64| {
+        let attr = session.file(*file).and_then(|file| file.getattr(SYSTEM));
+        attr.is_ok_and(is_freed)
+    };
+    let by_release = |&(ino, _): &(Ino, u64)| session.export.fs().getattr(SYSTEM, ino).is_ok_and(is_freed);
+    match files.len() + pins.len() > LIST_MAX || files.iter().any(by_closing) || pins.iter().any(by_release) {
+        true => Length::Long(None),
+        false => Length::Short,
+    }
+}

@@ -1,0 +1,206 @@
+//! Changes in the presence of leases: each waits until no client caches its inodes any more.
+//!
+//! Contents: [`Change`], a copied request that goes through the table of leases step by step, and is answered over
+//! whatever connection the client has then. Without leases none of this happens.
+//!
+//! Changes of names are sequential: the inode behind a name must not change between its lookup and the change. A path
+//! walked by the engine may end anywhere, so a change by path recalls everything.
+//!
+//! Invariant: a change is made only while everything that it touches is in the table as being changed. The meaning of a
+//! request may change while it waits (the client closes a file, and opens another under its number): so the request is
+//! examined again when it may be made, with the number fixed from then on ([`Session::changing_file`]). If it touches
+//! an inode that was not recalled it recalls anew, a few times, and at last everything.
+
+use std::sync::Arc;
+
+use ferrite_fabric::outbox::Outbox;
+use ferrite_vfs::{Ino, SYSTEM};
+
+use super::Inner;
+use super::later::Owned;
+use super::leases::{Holder, Touched};
+use super::meter::{Asked, Received};
+use super::session::{Recipient, Session};
+use ferrite_proto::{AnswerHead, Head, Node, RECALL_ID, Reader, Request, Wire};
+
+/// How often a change whose targets keep changing recalls only those.
+const RECALLS_MAX: u32 = 4;
+
+impl Holder for Recipient {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn export(&self) -> usize {
+        Arc::as_ptr(&self.export).addr()
+    }
+
+    fn recall(&self, recall: u64, ino: Ino) {
+        let shown = self.export.shown(ino);
+        self.send(|out| {
+            let mut frame = out.frame();
+            AnswerHead::ok(RECALL_ID).put(frame.body());
+            (recall, shown).put(frame.body());
+            frame.finish();
+        });
+    }
+}
+
+fn changes_names(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::Create { .. }
+            | Request::OpenPath { .. }
+    )
+}
+
+/// The number of the open file through which a request changes something.
+fn changed_file(request: &Request<'_>) -> Option<u64> {
+    match request {
+        Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
+            Some(*file)
+        }
+        _ => None,
+    }
+}
+
+/// The inodes that a change touches. If it changes names, no other such change is in progress.
+fn touched(session: &Session, request: &Request<'_>) -> Touched {
+    let ino = |node: &Node| session.export.meant(*node).ok();
+    // An inode whose attributes cannot be returned to any client has no leases.
+    let named = |dir: &Node, name: &[u8]| Some(session.export.fs().lookup(SYSTEM, ino(dir)?, name).ok()?.ino);
+    let inodes: Vec<Option<Ino>> = match request {
+        Request::Setattr { node, .. }
+        | Request::Setxattr { node, .. }
+        | Request::Removexattr { node, .. }
+        | Request::Open { node, .. }
+        | Request::Bind {
+            node, writable: true, ..
+        }
+        | Request::Unbind { node } => vec![ino(node)],
+        // A read-only binding does not invalidate caches.
+        Request::Bind { .. } | Request::ReleaseKey { .. } => vec![],
+        Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
+            vec![session.file(*file).ok().map(|file| file.ino())]
+        }
+        Request::Mknod { parent, .. } | Request::Mkdir { parent, .. } | Request::Symlink { parent, .. } => {
+            vec![ino(parent)]
+        }
+        Request::Link { node, parent, .. } => vec![ino(node), ino(parent)],
+        Request::Unlink { parent, name } | Request::Rmdir { parent, name } | Request::Create { parent, name, .. } => {
+            vec![ino(parent), named(parent, name)]
+        }
+        Request::Rename {
+            parent,
+            name,
+            new_parent,
+            new_name,
+            ..
+        } => vec![
+            ino(parent),
+            named(parent, name),
+            ino(new_parent),
+            named(new_parent, new_name),
+        ],
+        _ => return Touched::Everything,
+    };
+    Touched::These(inodes.into_iter().flatten().collect())
+}
+
+/// A request that waits for leases to end.
+struct Change {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    id: u64,
+    body: Vec<u8>,
+    data: Owned,
+    asked: Asked,
+}
+
+/// Makes a change once no client caches its inodes, and answers it then. A change that is repeated meanwhile is
+/// answered once. One that `is_long` goes to a thread that receives nothing.
+pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>, is_long: bool) {
+    if !session.park(id) {
+        return;
+    }
+    let change = Change {
+        inner: Arc::clone(inner),
+        session: Arc::clone(session),
+        id,
+        body: received.body.to_vec(),
+        data: received.data.into(),
+        asked: received.asked,
+    };
+    match is_long {
+        true => inner.go_on(Box::new(move || change.begin())),
+        false => inner.work(&session.export.store, move || change.begin()),
+    }
+}
+
+impl Change {
+    fn request(&self) -> Option<(Head, Request<'_>)> {
+        Reader::new(&self.body).last().ok()
+    }
+
+    fn begin(self) {
+        let Some((_, request)) = self.request() else { return };
+        if !changes_names(&request) {
+            return self.recall(0);
+        }
+        let leases = Arc::clone(&self.session.export.store.leases);
+        if let Some(work) = leases.change_names(Box::new(move || self.recall(0))) {
+            work();
+        }
+    }
+
+    fn recall(self, before: u32) {
+        let Some((_, request)) = self.request() else { return };
+        let touched = match before < RECALLS_MAX {
+            true => touched(&self.session, &request),
+            false => Touched::Everything,
+        };
+        let (session, leases) = (Arc::clone(&self.session), Arc::clone(&self.session.export.store.leases));
+        let (inner, then) = (Arc::clone(&self.inner), touched.clone());
+        if let Some(work) = leases.recall(
+            &touched,
+            &*session.recipient,
+            Box::new(move || self.make(&then, before)),
+        ) {
+            work();
+        } else {
+            inner.wake_keeper();
+        }
+    }
+
+    fn make(self, recalled: &Touched, before: u32) {
+        let Some((head, request)) = self.request() else { return };
+        let (inner, session) = (&self.inner, &self.session);
+        let leases = &session.export.store.leases;
+        let number = changed_file(&request).map(|file| session.changing_file(file));
+        if !recalled.covers(&touched(session, &request)) {
+            drop(number);
+            leases.changed(recalled);
+            return self.recall(before + 1);
+        }
+        let has_names = changes_names(&request);
+        let data = self.data.bytes();
+        let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
+        // Changes have their data here; none starves.
+        inner.answer(session, head, request, data, &mut out);
+        drop(number);
+        leases.changed(recalled);
+        if has_names && let Some(next) = leases.names_changed() {
+            inner.go_on(next);
+        }
+        session.unpark(self.id);
+        asked.count_if_answered(&session.meter, &out);
+        session.send(|to| to.append(&mut out));
+    }
+}

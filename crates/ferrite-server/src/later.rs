@@ -1,0 +1,184 @@
+//! Deferred replies, by a thread that may wait or when the engine calls back.
+//!
+//! Invariants: one of them at a time has a request ([`Session::give`]); a repetition of it meanwhile gets that answer.
+//! No worker waits for a buffer: requests that have one may wait for a worker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
+use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::reactor::{Data, Served};
+
+use super::Inner;
+use super::answer::put;
+use super::ends::End;
+use super::lane::Holds;
+use super::meter::{Asked, Received};
+use super::session::Session;
+use ferrite_proto::{AnswerHead, Head, Reader, Request, Wire};
+
+/// How often a request that found no buffer is retried.
+const BUFFER_WAIT: Duration = Duration::from_millis(1);
+
+impl Inner {
+    /// Submits a read to an engine that calls back. `false`: the caller has to wait for it, or to refuse it.
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        head: &Head,
+        request: &Request<'_>,
+        received: &Received<'_>,
+    ) -> bool {
+        let Request::Read {
+            file,
+            offset,
+            len_bytes,
+        } = *request
+        else {
+            return false;
+        };
+        let len = len_bytes as usize;
+        if len == 0 || len > DATA_BYTES_MAX {
+            return false;
+        }
+        let (Ok(file), Some(buffer)) = (session.file(file), self.pool.take(len)) else {
+            return false;
+        };
+        let id = head.id;
+        session.repeats(id, head.settled_below);
+        if !session.give(id) {
+            return true;
+        }
+        let is_leased = session.lease(file.ino());
+        let ctx = session.export.ctx(head.caller.clone(), head.check, head.pins);
+        let (inner, session, asked) = (Arc::downgrade(self), Arc::clone(session), received.asked);
+        let done = move |mut buffer: ferrite_buffers::Buffer, read: ferrite_vfs::Result<usize>| {
+            let (mut out, asked) = (Outbox::default(), asked.on_this_thread());
+            match read {
+                Ok(count) => {
+                    buffer.set_len(count);
+                    let mut frame = out.frame();
+                    AnswerHead {
+                        is_leased,
+                        ..AnswerHead::ok(id)
+                    }
+                    .put(frame.body());
+                    match count <= INLINE_BYTES_MAX {
+                        true => frame.finish_with(count, |room| {
+                            room.copy_from_slice(&buffer);
+                            count
+                        }),
+                        false => frame.finish_from(buffer),
+                    }
+                }
+                Err(error) => put::<()>(&mut out, id, Err(error)),
+            }
+            session.taken_back(id);
+            asked.count_if_answered(&session.meter, &out);
+            session.send(|to| to.append(&mut out));
+            // Dropping the last reference to a session closes its files, which may wait. This thread must not.
+            if Arc::strong_count(&session) == 1
+                && let Some(workers) = inner.upgrade().as_ref().and_then(|inner| inner.workers.as_ref())
+            {
+                workers.add(move || drop(session));
+            }
+        };
+        file.submit_read(&ctx, offset, buffer, Box::new(done));
+        true
+    }
+
+    /// Hands a request to a worker, unless one has it already. Later requests find one that `is_end` done.
+    pub(super) fn give(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        id: u64,
+        received: Received<'_>,
+        holds: Holds,
+        is_end: bool,
+    ) {
+        if !session.give(id) {
+            return;
+        }
+        let given = Given {
+            before: session.ends.latest().filter(|_| !is_end),
+            end: is_end.then(|| End::begin(&session.ends)),
+            inner: Arc::clone(self),
+            session: Arc::clone(session),
+            id,
+            body: received.body.to_vec(),
+            asked: received.asked,
+            data: received.data.into(),
+            holds,
+            starved: None,
+        };
+        self.workers_of(&session.export.store).give(move || given.answer());
+    }
+}
+
+/// The data of a request, kept for later.
+pub(super) enum Owned {
+    Bytes(Vec<u8>),
+    Buffer(ferrite_buffers::Buffer),
+}
+
+impl From<Data<'_>> for Owned {
+    fn from(data: Data<'_>) -> Owned {
+        match data {
+            Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
+            Data::Buffer(buffer) => Owned::Buffer(buffer),
+        }
+    }
+}
+
+impl Owned {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Owned::Bytes(bytes) => bytes,
+            Owned::Buffer(buffer) => buffer,
+        }
+    }
+}
+
+/// A request that a worker has, or that waits for one.
+struct Given {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    id: u64,
+    body: Vec<u8>,
+    data: Owned,
+    asked: Asked,
+    /// The last pending end when it came.
+    before: Option<u64>,
+    end: Option<End>,
+    holds: Holds,
+    /// When it last found no buffer for its answer.
+    starved: Option<Instant>,
+}
+
+impl Given {
+    fn answer(mut self) {
+        if let Some(before) = self.before.take() {
+            self.session.ends.wait_for(before);
+        }
+        if let Some(starved) = self.starved {
+            std::thread::sleep(BUFFER_WAIT.saturating_sub(starved.elapsed()));
+        }
+        let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
+        let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
+        let data = self.data.bytes();
+        let served = match Reader::new(&self.body).last::<(Head, Request<'_>)>() {
+            Ok((head, request)) => inner.answer(&session, head, request, data, &mut out),
+            Err(_) => Served::Yes,
+        };
+        if served == Served::Starved && !session.is_over() {
+            // At the end of the queue: others may have the buffers, and free them when a worker gets to them.
+            self.starved = Some(Instant::now());
+            return inner.workers_of(&session.export.store).add(move || self.answer());
+        }
+        drop((self.holds, self.end));
+        session.taken_back(self.id);
+        asked.count_if_answered(&session.meter, &out);
+        session.send(|to| to.append(&mut out));
+    }
+}

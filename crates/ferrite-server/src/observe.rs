@@ -1,0 +1,103 @@
+//! A server's reports of itself: to clients, of their export; to its administrator, of everything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::export::Export;
+use super::meter::{Metrics, Observer};
+use super::session::Session;
+use super::verbs::Verbs;
+use super::{Inner, Server};
+use ferrite_proto::{Activity, BoundTold, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
+
+/// Most clients in a report to a client.
+const CLIENTS_MAX: usize = 32;
+/// Maximum length of an answer: all kinds of requests, by as many clients, and all latencies.
+const ANSWER_BYTES_MAX: usize = CLIENTS_MAX * (160 + REQUEST_NUMBERS * (2 + size_of::<Counted>()))
+    + REQUEST_NUMBERS * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
+    + 64;
+const _: () = assert!(ANSWER_BYTES_MAX < ferrite_fabric::frame::BODY_BYTES_MAX);
+
+impl Server {
+    /// An observer of this server.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::downgrade(&self.inner))
+    }
+}
+
+impl Inner {
+    /// The activity of an export, by client, as clients see it.
+    pub(super) fn activity(&self, export: &Arc<Export>) -> Activity {
+        let mut activity = self.activity_of_all(export);
+        activity.clients.truncate(CLIENTS_MAX);
+        activity
+    }
+
+    /// The same with all clients.
+    fn activity_of_all(&self, export: &Arc<Export>) -> Activity {
+        let now_ms = self.now_ms();
+        let mut operations = Vec::new();
+        let counted: Vec<(Arc<Session>, Vec<_>)> = {
+            // A session that ends leaves this list and its counters to the export in one step.
+            let sessions = self.sessions.lock();
+            export.past.add_to(&mut operations);
+            sessions
+                .values()
+                .filter(|session| Arc::ptr_eq(&session.export, export))
+                .map(|session| (Arc::clone(session), session.meter.add_to(&mut operations)))
+                .collect()
+        };
+        let mut clients: Vec<ClientActivity> = counted
+            .into_iter()
+            .map(|(session, operations)| ClientActivity {
+                operations,
+                ..session.told(now_ms)
+            })
+            .collect();
+        clients.sort_by_cached_key(|client| (std::cmp::Reverse(client.total().requests), client.session));
+        Activity {
+            uptime_ms: now_ms,
+            sessions: clients.len() as u64,
+            sessions_begun: export.comings.begun.load(Ordering::Relaxed),
+            sessions_reclaimed: export.comings.reclaimed.load(Ordering::Relaxed),
+            sessions_expired: export.comings.expired.load(Ordering::Relaxed),
+            is_in_grace: self.grace(&export.store).is_on(),
+            operations,
+            clients,
+        }
+    }
+
+    /// See [`super::Observer::look`].
+    pub(super) fn metrics(&self) -> Metrics {
+        let exports: Vec<(String, Activity)> = self
+            .exports
+            .iter()
+            .map(|export| (export.options.name.clone(), self.activity_of_all(export)))
+            .collect();
+        let refused = |export: &Arc<Export>| {
+            let refused = export.attendance.refused.load(Ordering::Relaxed);
+            (export.options.name.clone(), refused)
+        };
+        let clients = exports.iter().flat_map(|(_, activity)| &activity.clients);
+        Metrics {
+            uptime: self.began.elapsed(),
+            connections: clients.filter(|client| client.is_connected).count() as u64,
+            strangers: self.strangers.len() as u64,
+            buffers_bytes: self.pool.len_bytes() as u64,
+            buffers_used_bytes: (self.pool.len_bytes() - self.pool.free_bytes()) as u64,
+            turns: self.turns.counts(),
+            rdma: self.verbs.as_ref().map(Verbs::counters),
+            bound: self.bound_files(),
+            sessions_refused: self.exports.iter().map(refused).collect(),
+            exports,
+        }
+    }
+
+    fn bound_files(&self) -> Vec<(String, Vec<BoundTold>)> {
+        let Some(verbs) = &self.verbs else {
+            return Vec::new();
+        };
+        let of = |export: &Arc<Export>| (export.options.name.clone(), verbs.activity(export).files);
+        self.exports.iter().map(of).collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! Requests that must not be executed twice, or too late: a repeated release, and a request of a connection that
+//! another has replaced.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::raw::{Raw, prefix};
+use crate::common::{export, serve};
+use ferrite_proto::{Request, SessionState, Told};
+use ferrite_server::ServerOptions;
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Attr, Ctx, FileKind, FileSystem, FsError, Layer, NewNode, ROOT_INO, Result, SYSTEM, StatFs};
+
+/// The client has two pins, releases one, and repeats that: a file without a name is still there.
+#[test]
+fn a_release_that_is_repeated_gives_back_one_pin() {
+    let fs = Arc::new(MemFs::new());
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    let ino = fs.mknod(SYSTEM, ROOT_INO, b"file", &node).unwrap().ino;
+    let (_server, address) = serve(Arc::clone(&fs) as _, vec![export("")], &ServerOptions::default());
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    raw.pins = true;
+    let lookup = Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    };
+    let told: Told = raw.done(&lookup);
+    assert!(told.is_pinned);
+    raw.done::<Told>(&lookup);
+    raw.pins = false;
+    fs.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+    let release = Request::Release { pins: vec![(ino, 1)] };
+    raw.done::<()>(&release);
+    let number = raw.number();
+    for _ in 0..3 {
+        raw.next_is(number - 1);
+        raw.done::<()>(&release);
+    }
+    let getattr = Request::Getattr { node: told.node() };
+    assert_eq!(raw.done::<Attr>(&getattr).nlink, 0);
+    // Another release releases the other.
+    raw.done::<()>(&release);
+    assert_eq!(raw.refused(&getattr), FsError::Stale);
+}
+
+/// Executes one kind of request slowly.
+struct Slow(MemFs);
+
+impl Layer for Slow {
+    fn below(&self) -> &dyn FileSystem {
+        &self.0
+    }
+
+    fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
+        std::thread::sleep(Duration::from_secs(1));
+        self.0.statfs(ctx)
+    }
+}
+
+/// The old connection's thread is at work on a request, with more behind it, while the client comes with a new one at
+/// another thread.
+#[test]
+fn what_an_old_connection_still_brings_is_not_done() {
+    let options = ServerOptions::default().threads(2);
+    let (_server, address) = serve(Arc::new(Slow(MemFs::new())), vec![export("")], &options);
+    // Connections go to the threads in turn; the first thread is the one that accepts, and must be free.
+    let (_first, _) = Raw::greeted(&address, "");
+    let (mut old, welcome) = Raw::greeted(&address, "");
+    let mut bytes = Vec::new();
+    let mkdir = Request::Mkdir {
+        parent: welcome.root,
+        name: b"late",
+        mode: 0o755,
+    };
+    for request in [&Request::Statfs {}, &mkdir] {
+        let body = old.body(request);
+        bytes.extend_from_slice(&prefix(body.len(), 0));
+        bytes.extend_from_slice(&body);
+    }
+    std::io::Write::write_all(&mut old.stream, &bytes).unwrap();
+    // It is at work on the first by now, or not even that far: then the connection is closed before.
+    std::thread::sleep(Duration::from_millis(200));
+    let mut new = Raw::connect(&address);
+    let again = new.greet("", Some(welcome.ticket)).unwrap();
+    assert_eq!(again.state, SessionState::Alive);
+    while old.receive().is_some() {}
+    let lookup = Request::Lookup {
+        parent: welcome.root,
+        name: b"late",
+    };
+    assert_eq!(new.refused(&lookup), FsError::NotFound);
+}

@@ -1,0 +1,216 @@
+//! A client's guarantees to a kernel that caches its answers: no change happens before they are revoked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use crate::common::{connect, connect_leased, export, serve};
+use ferrite_client::Client;
+use ferrite_server::ServerOptions;
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Attr, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM, SetAttr, TakeBack, Vouching};
+
+const TERM: Duration = Duration::from_millis(1500);
+/// The delay that a loaded machine may add.
+const SLACK: Duration = Duration::from_secs(5);
+
+struct Two {
+    _server: ferrite_server::Server,
+    keeper: Client,
+    other: Client,
+    attr: Attr,
+}
+
+impl Two {
+    fn new() -> Two {
+        let options = ServerOptions::default().cache_term(TERM);
+        let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options);
+        let (keeper, other) = (connect_leased(&address, 1 << 20), connect(&address));
+        let new = NewFile {
+            mode: 0o644,
+            open: OpenMode::read_write(),
+            exclusive: true,
+        };
+        let attr = other.create(SYSTEM, ROOT_INO, b"file", &new).unwrap().attr;
+        Two {
+            _server: server,
+            keeper,
+            other,
+            attr,
+        }
+    }
+
+    fn vouching(&self) -> &dyn Vouching {
+        self.keeper.vouching().expect("it keeps something")
+    }
+
+    /// Makes calls as a kernel does, and returns how long the answers may be cached: attributes, the name, and another
+    /// that is absent.
+    fn asked(&self) -> [Duration; 3] {
+        let keeper = &self.keeper;
+        let attr = keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
+        let missing = keeper.lookup(SYSTEM, ROOT_INO, b"missing");
+        assert_eq!(missing, Err(FsError::NotFound));
+        let vouching = self.vouching();
+        [
+            vouching.attr(&keeper.getattr(SYSTEM, attr.ino).unwrap()),
+            vouching.name(ROOT_INO, b"file", Some(attr.ino)),
+            vouching.name(ROOT_INO, b"missing", None),
+        ]
+    }
+
+    fn change(&self) -> Duration {
+        let began = Instant::now();
+        let set = SetAttr {
+            mode: Some(0o600),
+            ..SetAttr::default()
+        };
+        self.other.setattr(SYSTEM, self.attr.ino, &set).unwrap();
+        began.elapsed()
+    }
+}
+
+/// Reports which inodes are revoked, each after a while.
+fn told(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
+    let (sender, taken) = channel();
+    let sender = parking_lot::Mutex::new(sender);
+    let take_back = move |ino| {
+        std::thread::sleep(after);
+        let _ = sender.lock().send(ino);
+        done
+    };
+    (Box::new(take_back), taken)
+}
+
+#[test]
+fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
+    let two = Two::new();
+    assert!(two.other.vouching().is_none());
+    assert_eq!(two.asked(), [Duration::ZERO; 3]);
+    two.vouching().watch(told(Duration::ZERO, true).0);
+    for vouched in two.asked() {
+        assert!(vouched > Duration::ZERO && vouched <= TERM / 2, "{vouched:?}");
+    }
+    // Nor for answers that it has not given.
+    let vouching = two.vouching();
+    let other = Attr { size: 7, ..two.attr };
+    assert_eq!(vouching.attr(&other), Duration::ZERO);
+    assert_eq!(vouching.name(ROOT_INO, b"file", None), Duration::ZERO);
+    assert_eq!(vouching.name(ROOT_INO, b"file", Some(99)), Duration::ZERO);
+    assert_eq!(vouching.name(ROOT_INO, b"unknown", None), Duration::ZERO);
+}
+
+#[test]
+fn a_change_waits_until_what_was_told_is_taken_back() {
+    const SLOW: Duration = Duration::from_millis(300);
+    let two = Two::new();
+    let (take_back, taken) = told(SLOW, true);
+    two.vouching().watch(take_back);
+    assert!(two.asked()[0] > Duration::ZERO);
+    let took = two.change();
+    assert!(took >= SLOW, "{took:?}");
+    assert_eq!(taken.try_recv(), Ok(two.attr.ino));
+    // Its own changes revoke nothing.
+    two.keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
+    let set = SetAttr {
+        mode: Some(0o640),
+        ..SetAttr::default()
+    };
+    two.keeper.setattr(SYSTEM, two.attr.ino, &set).unwrap();
+    assert!(taken.try_recv().is_err());
+}
+
+#[test]
+fn what_cannot_be_taken_back_is_over_with_its_lease() {
+    let two = Two::new();
+    let (take_back, taken) = told(Duration::ZERO, false);
+    two.vouching().watch(take_back);
+    assert!(two.asked()[0] > Duration::ZERO);
+    let took = two.change();
+    assert!(took >= TERM / 2 && took < TERM + SLACK, "{took:?}");
+    assert_eq!(taken.try_recv(), Ok(two.attr.ino));
+}
+
+/// A broken connection revokes no answers of the client: its guarantees hold nevertheless.
+#[test]
+fn what_was_told_holds_over_a_broken_connection() {
+    for connects_first in [true, false] {
+        let two = Two::new();
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let taking = Arc::clone(&is_taken);
+        two.vouching().watch(Box::new(move |_| {
+            taking.store(true, Ordering::SeqCst);
+            true
+        }));
+        let began = Instant::now();
+        let vouched = two.asked()[0];
+        assert!(vouched > Duration::ZERO);
+        two.keeper.cut();
+        if connects_first {
+            two.keeper.statfs(SYSTEM).unwrap();
+            assert_eq!(two.keeper.reconnects(), 1);
+        }
+        two.change();
+        assert!(
+            is_taken.load(Ordering::SeqCst) || began.elapsed() >= vouched,
+            "changed {:?} after it was told for {vouched:?}",
+            began.elapsed()
+        );
+    }
+}
+
+/// Many changes and many lookups: at no time does the client vouch for state that has changed already.
+#[test]
+fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
+    let two = Two::new();
+    // The mode that may be cached, and until when, in nanoseconds since the start; as a kernel has it.
+    let start = Instant::now();
+    let kept = Arc::new(parking_lot::Mutex::new((0u32, Duration::ZERO)));
+    let versions = Arc::new(AtomicU64::new(0));
+    {
+        let (kept, versions) = (Arc::clone(&kept), Arc::clone(&versions));
+        two.vouching().watch(Box::new(move |_| {
+            // Replies in flight are older than this.
+            versions.fetch_add(1, Ordering::SeqCst);
+            kept.lock().1 = Duration::ZERO;
+            true
+        }));
+    }
+    two.keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
+    let ends = start + Duration::from_secs(2);
+    let (mut looks, mut changes) = (0, 0);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut count = 0;
+            while Instant::now() < ends {
+                let version = versions.load(Ordering::SeqCst);
+                let attr = two.keeper.getattr(SYSTEM, two.attr.ino).unwrap();
+                let vouched = two.vouching().attr(&attr);
+                let mut kept = kept.lock();
+                if versions.load(Ordering::SeqCst) == version {
+                    *kept = (attr.mode & 0o777, start.elapsed() + vouched);
+                    count += u32::from(vouched > Duration::ZERO);
+                }
+            }
+            count
+        });
+        let mut mode = 0;
+        while Instant::now() < ends {
+            mode = (mode + 1) % 0o777;
+            let set = SetAttr {
+                mode: Some(mode),
+                ..SetAttr::default()
+            };
+            two.other.setattr(SYSTEM, two.attr.ino, &set).unwrap();
+            let (known, until) = *kept.lock();
+            assert!(
+                until <= start.elapsed() || known == mode,
+                "{known:o} is kept, and it is {mode:o} already"
+            );
+            changes += 1;
+        }
+        looks += asking.join().unwrap();
+    });
+    assert!(looks > 10 && changes > 10, "{looks} looks, {changes} changes");
+}
