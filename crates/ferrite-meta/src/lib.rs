@@ -6,6 +6,7 @@
 //! | `error` | errors of a store |
 //! | `memory`, `locks` | [`MemoryStore`], for tests and for engines that need no persistence |
 //! | `rocks` | `RocksStore`, with the cargo feature `rocksdb` |
+//! | `rocksdb` | RocksDB's transactions on a directory or on files behind a trait; the border to C++ |
 //! | `close_mark`, `log_check`, `shelf` | telling damage of RocksDB's logs from the torn tail of a crash |
 //! | `salvage` | copies: the readable part of a damaged store, dumps, and stores restored from dumps |
 //! | `home` | RocksDB's files without a kernel file system: on `Blobs` |
@@ -13,7 +14,7 @@
 //! *Architecture invariant:* the public interface exposes nothing of RocksDB. A store on several machines must be
 //! possible behind the same traits.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(feature = "rocksdb")]
 mod close_mark;
@@ -26,6 +27,8 @@ mod log_check;
 mod memory;
 #[cfg(feature = "rocksdb")]
 mod rocks;
+#[cfg(feature = "rocksdb")]
+mod rocksdb;
 #[cfg(feature = "rocksdb")]
 mod salvage;
 #[cfg(feature = "rocksdb")]

@@ -15,7 +15,7 @@
 //! KiB; records of checksum (4), length (2), type (1), content; a record that does not fit is in several parts; the
 //! content begins with the sequence number of its first change (8) and how many changes there are (4).
 
-use ferrite_rocksdb::Reader;
+use crate::rocksdb::Reader;
 
 use crate::error::{Error, Result};
 use crate::shelf::Shelf;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_rocksdb::{Db, DbError, Place, Salvage};
+use crate::rocksdb::{Db, DbError, Place, Salvage};
 use parking_lot::Mutex;
 
 use crate::close_mark;
@@ -213,7 +213,7 @@ impl RocksStore {
         let (size, _) = room.bytes()?;
         let reserve_bytes = options.reserve_bytes.min(size / RESERVES_PER_PLACE);
         let buffer = usize::try_from(size / BUFFERS_PER_PLACE).unwrap_or(usize::MAX);
-        let wanted = ferrite_rocksdb::Options {
+        let wanted = crate::rocksdb::Options {
             create: options.create && !options.read_only,
             read_only: options.read_only,
             block_cache_bytes: options.block_cache_bytes,
@@ -452,7 +452,7 @@ impl MetaStore for RocksStore {
 struct Txn<'s> {
     store: &'s RocksStore,
     /// `None` in a read-only store.
-    txn: Option<ferrite_rocksdb::Txn<'s>>,
+    txn: Option<crate::rocksdb::Txn<'s>>,
     /// Whether it put anything, even if that was undone.
     puts: bool,
     deletes: bool,
@@ -460,7 +460,7 @@ struct Txn<'s> {
 }
 
 impl<'s> Txn<'s> {
-    fn changing(&mut self) -> Result<&mut ferrite_rocksdb::Txn<'s>> {
+    fn changing(&mut self) -> Result<&mut crate::rocksdb::Txn<'s>> {
         let refused = || Error::Invalid("the store is open for looking only".into());
         self.txn.as_mut().ok_or_else(refused)
     }

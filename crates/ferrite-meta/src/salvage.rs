@@ -12,7 +12,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferrite_rocksdb::{Db, Place, Salvage};
+use crate::rocksdb::{Db, Place, Salvage};
 
 use crate::error::{Error, Result};
 use crate::home::{Below, BlobFiles, Blobs};
@@ -164,7 +164,7 @@ fn sync_parent(path: &Path) -> std::io::Result<()> {
 
 /// Opens a database to read as much as possible.
 fn open_damaged(place: &Place) -> Result<Db> {
-    let options = |salvage| ferrite_rocksdb::Options {
+    let options = |salvage| crate::rocksdb::Options {
         create: false,
         block_cache_bytes: 8 << 20,
         write_buffer_bytes: 32 << 20,

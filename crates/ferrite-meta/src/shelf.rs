@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use ferrite_rocksdb::{FileError, Files, Reader};
+use crate::rocksdb::{FileError, Files, Reader};
 
 use crate::error::{Error, Result};
 use crate::home::BlobFiles;

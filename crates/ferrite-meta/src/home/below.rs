@@ -2,7 +2,7 @@
 //!
 //! Invariant: it has no state but the two directories.
 
-use ferrite_rocksdb::{FileError, Files, Reader, Writer};
+use crate::rocksdb::{FileError, Files, Reader, Writer};
 
 use super::files::BlobFiles;
 

@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ferrite_rocksdb::{FileError, Files, Reader, Writer};
+use crate::rocksdb::{FileError, Files, Reader, Writer};
 use parking_lot::Mutex;
 
 use super::blobs::{BlobError, Blobs};

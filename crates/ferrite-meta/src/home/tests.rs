@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::rocksdb::{Db, FileError, Files, Options, Place, Writer};
 use ferrite_measure::Rng;
-use ferrite_rocksdb::{Db, FileError, Files, Options, Place, Writer};
 
 use super::files::BlobFiles;
 use super::{BlobError, Blobs, MemoryBlobs};
@@ -193,7 +193,7 @@ fn options() -> Options {
         lock_timeout: Duration::from_secs(5),
         sync: true,
         read_only: false,
-        salvage: ferrite_rocksdb::Salvage::No,
+        salvage: crate::rocksdb::Salvage::No,
     }
 }
 

@@ -17,14 +17,14 @@ use parking_lot::Mutex;
 use thiserror::Error;
 
 use super::env::{self, Root};
-pub use super::ffi::Statistics;
-use super::ffi::{self, Bytes, Database, Failure, Kind, Transaction};
-use crate::files::Files;
+
+use super::ffi::{self, Bytes, Database, Failure, Kind, Statistics, Transaction};
+use crate::rocksdb::files::Files;
 
 /// Errors of RocksDB. The text names the file if one is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum DbError {
+pub(crate) enum DbError {
     /// An expected file is missing.
     #[error("RocksDB: {0}")]
     NotFound(String),
@@ -56,7 +56,7 @@ pub enum DbError {
 
 /// Where a database lies.
 #[derive(Clone)]
-pub enum Place {
+pub(crate) enum Place {
     /// In a directory of this machine, made if it is missing.
     Directory(PathBuf),
     /// In files behind the [`Files`] trait.
@@ -68,36 +68,36 @@ const ALONE: &[u8] = b"/db";
 
 /// Options of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub(crate) struct Options {
     /// Create a missing database. Otherwise that is an error.
-    pub create: bool,
+    pub(crate) create: bool,
     /// Memory for cached blocks, filters and indexes of tables.
-    pub block_cache_bytes: usize,
+    pub(crate) block_cache_bytes: usize,
     /// Changes are collected up to this size in memory (and in the log) before they become a table. Merged tables have
     /// this size too, and the first level four times as much: merging needs space for up to 16 of them.
-    pub write_buffer_bytes: usize,
+    pub(crate) write_buffer_bytes: usize,
     /// Merges leave this much space free: the log and new tables need it, without which the database stops.
-    pub merges_leave_bytes: u64,
+    pub(crate) merges_leave_bytes: u64,
     /// Threads that write and merge tables.
-    pub background_jobs: u32,
+    pub(crate) background_jobs: u32,
     /// With so many unmerged tables, writers wait for a merge: for ever, if merges lack space.
-    pub unmerged_tables_max: u32,
+    pub(crate) unmerged_tables_max: u32,
     /// Length of the prefixes in filters: a scan within one consults them first. 0 disables them.
-    pub prefix_len_bytes: u32,
+    pub(crate) prefix_len_bytes: u32,
     /// How long a transaction waits for a lock.
-    pub lock_timeout: Duration,
+    pub(crate) lock_timeout: Duration,
     /// A commit is durable when it returns. Otherwise it is after the next [`Db::sync`].
-    pub sync: bool,
+    pub(crate) sync: bool,
     /// Read only: the log is read into memory, no file is made, changed or locked, and there are no transactions. The
     /// caller ensures that no process changes the database meanwhile.
-    pub read_only: bool,
+    pub(crate) read_only: bool,
     /// Open it to read as much as possible, however damaged it is.
-    pub salvage: Salvage,
+    pub(crate) salvage: Salvage,
 }
 
 /// How much is done to read a damaged database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Salvage {
+pub(crate) enum Salvage {
     /// Nothing: damage is an error.
     No,
     /// [`Db::salvage`] skips unreadable records and blocks.
@@ -114,7 +114,7 @@ struct Told {
 }
 
 /// An open database. Any number of threads may use it at once. [`Self::close`] reports errors; dropping it does not.
-pub struct Db {
+pub(crate) struct Db {
     database: NonNull<Database>,
     closed: bool,
     /// The C++ side has the addresses of both.
@@ -141,7 +141,7 @@ impl Db {
     /// # Errors
     /// [`DbError::Invalid`] if the database is missing and was not to be created, [`DbError::InUse`] if it is open
     /// already.
-    pub fn open(place: &Place, options: &Options) -> Result<Db, DbError> {
+    pub(crate) fn open(place: &Place, options: &Options) -> Result<Db, DbError> {
         let (root, path) = match place {
             Place::Directory(path) => (None, path.as_os_str().as_bytes()),
             Place::Files(files) => (Some(Box::new(Root(Arc::clone(files)))), ALONE),
@@ -193,7 +193,7 @@ impl Db {
     }
 
     /// Begins a transaction; `None` if the database was opened with [`Options::read_only`].
-    pub fn begin(&self) -> Option<Txn<'_>> {
+    pub(crate) fn begin(&self) -> Option<Txn<'_>> {
         // SAFETY: the database is open.
         let transaction = unsafe { ffi::ferrite_rocksdb_begin(self.database.as_ptr()) };
         // RocksDB's `new` does not return without memory.
@@ -202,7 +202,7 @@ impl Db {
     }
 
     /// The value of a key, as last committed.
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
         value_by(|context, failure| {
             // SAFETY: the database is open; `show` gets the visitor during the call only, from this thread.
             unsafe { ffi::ferrite_rocksdb_get(self.database.as_ptr(), Bytes::of(key), show, context, failure) }
@@ -211,7 +211,12 @@ impl Db {
 
     /// Passes `each` the pairs of `from..to` in order, until it returns false. All are from one snapshot; `each` may
     /// use the database.
-    pub fn scan(&self, from: &[u8], to: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), DbError> {
+    pub(crate) fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), DbError> {
         visit(each, |context, failure| {
             let (from, to) = (Bytes::of(from), Bytes::of(to));
             // SAFETY: as in `get`.
@@ -221,7 +226,7 @@ impl Db {
 
     /// Passes `each` all readable pairs, in any order, some maybe twice, until it returns false. Returns the number of
     /// ranges of keys that are partly unreadable.
-    pub fn salvage(&self, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> u64 {
+    pub(crate) fn salvage(&self, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> u64 {
         let mut gaps = 0;
         let visited = visit(each, |context, _| {
             // SAFETY: as in `get`.
@@ -232,23 +237,24 @@ impl Db {
     }
 
     /// Returns when all earlier commits are durable.
-    pub fn sync(&self) -> Result<(), DbError> {
+    pub(crate) fn sync(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_sync)
     }
 
     /// Makes tables of all data that is only in memory and in the log.
-    pub fn flush(&self) -> Result<(), DbError> {
+    pub(crate) fn flush(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_flush)
     }
 
     /// Merges all tables. Blocks for as long as that takes.
-    pub fn compact(&self) -> Result<(), DbError> {
+    pub(crate) fn compact(&self) -> Result<(), DbError> {
         self.call(ffi::ferrite_rocksdb_compact)
     }
 
     /// Writes a copy, as of now, which opens as a database, to a place that does not exist yet: a directory's path, or
-    /// a name behind the [`Files`] trait.
-    pub fn checkpoint(&self, path: &[u8]) -> Result<(), DbError> {
+    /// a name behind the [`Files`] trait. Nothing else renames a directory.
+    #[cfg(test)]
+    pub(crate) fn checkpoint(&self, path: &[u8]) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_rocksdb_checkpoint(self.database.as_ptr(), Bytes::of(path), &mut failure) };
@@ -256,7 +262,7 @@ impl Db {
     }
 
     /// Its counters.
-    pub fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&self) -> Statistics {
         let mut statistics = Statistics::default();
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_rocksdb_statistics(self.database.as_ptr(), &mut statistics) };
@@ -265,23 +271,23 @@ impl Db {
 
     /// Merges that ended for lack of space since the last one that did not; those of unmerged tables, since the last of
     /// these. RocksDB tries again each second.
-    pub fn merges_lack_room(&self) -> u64 {
+    pub(crate) fn merges_lack_room(&self) -> u64 {
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_rocksdb_merges_lack_room(self.database.as_ptr()) }
     }
 
     /// Why RocksDB takes no more writes, if so. One of its own threads may have found out.
-    pub fn fatal(&self) -> Option<String> {
+    pub(crate) fn fatal(&self) -> Option<String> {
         self.told.fatal.lock().clone()
     }
 
     /// Makes the log durable and ends all threads.
-    pub fn close(mut self) -> Result<(), DbError> {
+    pub(crate) fn close(mut self) -> Result<(), DbError> {
         self.end()
     }
 
     /// Closes the database, the first time. Nothing but this and the fields' own drop may follow.
-    pub fn end(&mut self) -> Result<(), DbError> {
+    pub(crate) fn end(&mut self) -> Result<(), DbError> {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
         }
@@ -309,14 +315,14 @@ impl Drop for Db {
 }
 
 /// A transaction. It has a lock on each key that it changed or got for update, until it ends. Dropping it undoes it.
-pub struct Txn<'db> {
+pub(crate) struct Txn<'db> {
     db: &'db Db,
     transaction: NonNull<Transaction>,
 }
 
 impl Txn<'_> {
     /// The value of a key: this transaction's, or else as last committed. Takes no lock.
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
         value_by(|context, failure| {
             // SAFETY: the transaction has not ended; `show` gets the visitor during the call only, from this thread.
             unsafe { ffi::ferrite_rocksdb_txn_get(self.transaction.as_ptr(), Bytes::of(key), show, context, failure) }
@@ -324,7 +330,7 @@ impl Txn<'_> {
     }
 
     /// Locks a key, and gets its value. Blocks while others have it locked.
-    pub fn get_for_update(&mut self, key: &[u8], exclusive: bool) -> Result<Option<Vec<u8>>, DbError> {
+    pub(crate) fn get_for_update(&mut self, key: &[u8], exclusive: bool) -> Result<Option<Vec<u8>>, DbError> {
         let (txn, key) = (self.transaction.as_ptr(), Bytes::of(key));
         value_by(|context, failure| {
             // SAFETY: as in `get`.
@@ -333,7 +339,7 @@ impl Txn<'_> {
     }
 
     /// Locks a key exclusively, and sets its value.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), DbError> {
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), DbError> {
         let mut failure = Failure::none();
         let (key, value) = (Bytes::of(key), Bytes::of(value));
         // SAFETY: the transaction has not ended.
@@ -342,7 +348,7 @@ impl Txn<'_> {
     }
 
     /// Locks a key exclusively, and removes it.
-    pub fn delete(&mut self, key: &[u8]) -> Result<(), DbError> {
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the transaction has not ended.
         unsafe { ffi::ferrite_rocksdb_txn_delete(self.transaction.as_ptr(), Bytes::of(key), &mut failure) };
@@ -350,7 +356,12 @@ impl Txn<'_> {
     }
 
     /// As [`Db::scan`], with this transaction's own changes.
-    pub fn scan(&self, from: &[u8], to: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), DbError> {
+    pub(crate) fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), DbError> {
         let (db, txn) = (self.db.database.as_ptr(), self.transaction.as_ptr());
         visit(each, |context, failure| {
             let (from, to) = (Bytes::of(from), Bytes::of(to));
@@ -360,13 +371,13 @@ impl Txn<'_> {
     }
 
     /// Sets a savepoint.
-    pub fn savepoint(&mut self) {
+    pub(crate) fn savepoint(&mut self) {
         // SAFETY: the transaction has not ended.
         unsafe { ffi::ferrite_rocksdb_txn_savepoint(self.transaction.as_ptr()) };
     }
 
     /// Undoes all changes since the last savepoint, and forgets it.
-    pub fn rollback_to_savepoint(&mut self) -> Result<(), DbError> {
+    pub(crate) fn rollback_to_savepoint(&mut self) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the transaction has not ended.
         unsafe { ffi::ferrite_rocksdb_txn_rollback_to_savepoint(self.transaction.as_ptr(), &mut failure) };
@@ -377,7 +388,7 @@ impl Txn<'_> {
     ///
     /// # Errors
     /// After one, it is unknown whether the changes will be there when the database is opened again.
-    pub fn commit(self) -> Result<(), DbError> {
+    pub(crate) fn commit(self) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the transaction has not ended; `drop` ends it.
         unsafe { ffi::ferrite_rocksdb_txn_commit(self.transaction.as_ptr(), &mut failure) };

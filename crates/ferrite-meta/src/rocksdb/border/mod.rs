@@ -7,4 +7,4 @@ mod db;
 mod env;
 mod ffi;
 
-pub use db::{Db, DbError, Options, Place, Salvage, Statistics, Txn};
+pub(crate) use db::{Db, DbError, Options, Place, Salvage, Txn};

@@ -139,29 +139,29 @@ pub(super) struct OpenOptions {
 /// Counters of a database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Statistics {
+pub(crate) struct Statistics {
     /// Keys, estimated.
-    pub keys_estimated: u64,
+    pub(crate) keys_estimated: u64,
     /// Bytes in tables.
-    pub table_bytes: u64,
+    pub(crate) table_bytes: u64,
     /// Bytes of memory for what is not in tables yet.
-    pub memory_table_bytes: u64,
+    pub(crate) memory_table_bytes: u64,
     /// Bytes that the cache of blocks holds now.
-    pub block_cache_bytes: u64,
+    pub(crate) block_cache_bytes: u64,
     /// Blocks that were found in the cache, since the database was opened.
-    pub block_cache_hits: u64,
+    pub(crate) block_cache_hits: u64,
     /// Blocks that were not.
-    pub block_cache_misses: u64,
+    pub(crate) block_cache_misses: u64,
     /// Bytes written to the log since the database was opened.
-    pub log_bytes: u64,
+    pub(crate) log_bytes: u64,
     /// Syncs of the log. Fewer than commits, if threads commit at the same time.
-    pub log_syncs: u64,
+    pub(crate) log_syncs: u64,
     /// Merges of tables that are running or due.
-    pub merges: u64,
-    /// Tables that were never merged; see [`crate::Options::unmerged_tables_max`].
-    pub unmerged_tables: u64,
+    pub(crate) merges: u64,
+    /// Tables that were never merged; see [`crate::rocksdb::Options::unmerged_tables_max`].
+    pub(crate) unmerged_tables: u64,
     /// Microseconds in which writers had to wait for tables to be merged.
-    pub stall_us: u64,
+    pub(crate) stall_us: u64,
 }
 
 /// A database of the C++ side.
@@ -206,6 +206,7 @@ unsafe extern "C" {
     pub(super) fn ferrite_rocksdb_sync(database: *mut Database, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_flush(database: *mut Database, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_compact(database: *mut Database, failure: *mut Failure);
+    #[cfg(test)]
     pub(super) fn ferrite_rocksdb_checkpoint(database: *mut Database, path: Bytes, failure: *mut Failure);
     pub(super) fn ferrite_rocksdb_merges_lack_room(database: *const Database) -> u64;
     pub(super) fn ferrite_rocksdb_statistics(database: *mut Database, statistics: *mut Statistics);

@@ -8,14 +8,12 @@
 //!
 //! *Architecture invariant:* `unsafe` is for the language border and nowhere else; nothing unwinds across it.
 //!
-//! *Architecture invariant:* `ferrite-meta` alone uses this crate, and only with its cargo feature `rocksdb`: it needs
-//! a C++ compiler and RocksDB, which users of the library need not have.
-
-#![deny(unsafe_code)]
+//! Built with the cargo feature `rocksdb` only: it needs a C++ compiler and RocksDB, which users of the library need
+//! not have.
 
 #[allow(unsafe_code)]
 mod border;
 mod files;
 
-pub use border::{Db, DbError, Options, Place, Salvage, Statistics, Txn};
-pub use files::{FileError, Files, Reader, Writer};
+pub(crate) use border::{Db, DbError, Options, Place, Salvage, Txn};
+pub(crate) use files::{FileError, Files, Reader, Writer};

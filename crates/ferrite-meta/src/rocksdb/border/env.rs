@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
-use crate::files::{FileError, Files, Reader, Writer};
+use crate::rocksdb::files::{FileError, Files, Reader, Writer};
 
 /// The files of a database.
 pub(super) struct Root(pub(super) Arc<dyn Files>);

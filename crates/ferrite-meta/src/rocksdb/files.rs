@@ -17,7 +17,7 @@ use thiserror::Error;
 /// Errors of a file system for RocksDB.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum FileError {
+pub(crate) enum FileError {
     /// The file does not exist.
     #[error("no such file")]
     NotFound,
@@ -36,7 +36,7 @@ pub enum FileError {
 }
 
 /// A file system for one database.
-pub trait Files: Send + Sync {
+pub(crate) trait Files: Send + Sync {
     /// Opens a file for reading: `in_order` from front to back, once, otherwise anywhere, often.
     ///
     /// # Errors
@@ -87,13 +87,13 @@ pub trait Files: Send + Sync {
 }
 
 /// A file that is open for reading.
-pub trait Reader: Send + Sync {
+pub(crate) trait Reader: Send + Sync {
     /// Fills `into` from `offset` on, as far as the file goes, and returns the number of bytes.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, FileError>;
 }
 
 /// A file that is open for appending.
-pub trait Writer: Send + Sync {
+pub(crate) trait Writer: Send + Sync {
     /// Appends all of `data`.
     fn append(&self, data: &[u8]) -> Result<(), FileError>;
 
