@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Boots a Debian guest whose kernel has RDMA in software (rdma_rxe), under QEMU's emulation, and runs there
 #
-#   tools   programs of others, with each other: is the device any good?
-#   stock   programs of others as clients of files by RDMA, `ferrite serve --rdma`
+#   tools   third-party programs with each other: does the device work?
+#   stock   third-party programs as clients of files by RDMA, `ferrite serve --rdma`
 #   tests   what `fabric://` consists of over libfabric's provider `verbs`: transport and network file system
 #   bench   a short benchmark of that
 #

@@ -15,7 +15,7 @@ fn inodes_that_the_kernel_forgot_are_forgotten() {
     const REMOVED: u64 = 35_000;
     /// Directories, files that other processes look at meanwhile, and the kernel's inodes that are in use somewhere.
     const REST: u64 = 300;
-    /// Bytes of a known inode according to docs/operations.md.
+    /// Bytes of a known inode according to docs/mounting.md.
     const BYTES_EACH: std::ops::RangeInclusive<u64> = 96..=140;
     /// Bytes of those that are returned. Memory on a page with something in use stays: the more threads have worked,
     /// the more.

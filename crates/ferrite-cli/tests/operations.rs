@@ -1,7 +1,7 @@
-//! The commands of `docs/operations.md`, as they stand there: each does what the text says, and prints it.
+//! The commands of the manual's pages, exactly as written there: each does what the page says, and prints it.
 //!
-//! Blocks marked `sh` are run in sequence, command by command. After a command the text may say what it `prints` (lines
-//! in this order among others; `…` stands for anything) and what it `exits with`, 0 by default.
+//! Blocks marked `sh` are run in sequence, command by command, each page on its own. After a command the page may say
+//! what it `prints` (lines in this order among others; `…` stands for anything) and what it `exits with`, 0 by default.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,26 +10,48 @@ use std::process::Command;
 use crate::common;
 use crate::common::{has_fuse, text};
 
-const DOC: &str = include_str!("../../../docs/operations.md");
+/// A page of the manual, and the least number of its commands that are run.
+struct Page {
+    name: &'static str,
+    text: &'static str,
+    commands_min: usize,
+}
+
+macro_rules! page {
+    ($name:literal, $commands_min:literal) => {
+        Page {
+            name: $name,
+            text: include_str!(concat!("../../../docs/", $name)),
+            commands_min: $commands_min,
+        }
+    };
+}
+
+const MOUNTING: Page = page!("mounting.md", 43);
+const SERVING: Page = page!("serving.md", 7);
+const DEVICES: Page = page!("devices.md", 6);
+const RDMA: Page = page!("rdma-operations.md", 6);
+const BACKUP: Page = page!("backup.md", 15);
+const TROUBLESHOOTING: Page = page!("troubleshooting.md", 11);
+const PAGES: [Page; 6] = [MOUNTING, SERVING, DEVICES, RDMA, BACKUP, TROUBLESHOOTING];
+
 /// Blocks that are not run: for devices and services, for changes to the machine, for parts of files. No further ones
 /// may hide there.
 const NOT_RUN: [(&str, usize); 4] = [("sh,device", 6), ("sh,service", 4), ("fstab", 2), ("toml", 1)];
-/// Least number of commands that are run.
-const COMMANDS_MIN: usize = 45;
 
 /// A command, and the claims about it.
 #[derive(Debug, Default)]
-struct Said {
+struct Step {
     command: String,
     prints: Vec<String>,
     exits_with: i32,
 }
 
 /// All fenced blocks: their marks, and their lines.
-fn blocks(doc: &str) -> Vec<(&str, Vec<&str>)> {
+fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
     let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut inside = false;
-    for line in doc.lines() {
+    for line in page.lines() {
         match line.strip_prefix("```") {
             Some(_) if inside => inside = false,
             Some(mark) => {
@@ -44,28 +66,28 @@ fn blocks(doc: &str) -> Vec<(&str, Vec<&str>)> {
     blocks
 }
 
-fn commands(lines: &[&str]) -> Vec<Said> {
-    let mut all: Vec<Said> = Vec::new();
+fn steps(lines: &[&str]) -> Vec<Step> {
+    let mut all: Vec<Step> = Vec::new();
     for line in lines {
         let last = all.last_mut();
         if let Some(text) = line.strip_prefix("# prints: ") {
-            last.expect("behind a command").prints.push(text.to_string());
+            last.expect("a command before it").prints.push(text.to_string());
         } else if let Some(code) = line.strip_prefix("# exits with ") {
-            last.expect("behind a command").exits_with = code.parse().expect("a number");
+            last.expect("a command before it").exits_with = code.parse().expect("a number");
         } else {
-            assert!(!line.starts_with('#'), "what does this say? {line}");
-            all.push(Said {
+            assert!(!line.starts_with('#'), "neither a command nor a claim: {line}");
+            all.push(Step {
                 command: line.to_string(),
-                ..Said::default()
+                ..Step::default()
             });
         }
     }
     all
 }
 
-/// Whether a line matches the text: its pieces between `…`, in this order, from the beginning to the end.
-fn is_said(line: &str, said: &str) -> bool {
-    let pieces: Vec<&str> = said.split('…').map(str::trim).collect();
+/// Whether a line matches a pattern: its pieces between `…`, in this order, from the beginning to the end.
+fn matches(line: &str, pattern: &str) -> bool {
+    let pieces: Vec<&str> = pattern.split('…').map(str::trim).collect();
     let (first, rest) = pieces.split_first().expect("there is always one");
     let Some(mut left) = line.trim().strip_prefix(first) else {
         return false;
@@ -76,10 +98,10 @@ fn is_said(line: &str, said: &str) -> bool {
             None => return false,
         }
     }
-    left.is_empty() || said.ends_with('…')
+    left.is_empty() || pattern.ends_with('…')
 }
 
-/// The places that the text names, in a directory of the test's own.
+/// The places that a page names, in a temporary directory.
 struct Places {
     base: tempfile::TempDir,
     program: PathBuf,
@@ -97,22 +119,22 @@ impl Places {
         Places { base, program }
     }
 
-    /// The text's names and ours.
+    /// The page's names, and the places that stand for them.
     fn names(&self) -> [(&'static str, PathBuf); 5] {
-        let own = |name: &str| self.base.path().join(name);
+        let place = |name: &str| self.base.path().join(name);
         let scripts = Path::new("../../scripts").canonicalize().unwrap();
         [
-            ("/var/lib/ferrite", own("var")),
-            ("/etc/ferrite", own("etc")),
-            ("/mnt/data", own("mnt/data")),
-            ("/backup", own("backup")),
+            ("/var/lib/ferrite", place("var")),
+            ("/etc/ferrite", place("etc")),
+            ("/mnt/data", place("mnt/data")),
+            ("/backup", place("backup")),
             ("/usr/local/share/ferrite", scripts),
         ]
     }
 
     fn run(&self, command: &str) -> std::process::Output {
-        let command = self.names().iter().fold(command.to_string(), |text, (theirs, ours)| {
-            text.replace(theirs, ours.to_str().unwrap())
+        let command = self.names().iter().fold(command.to_string(), |text, (name, place)| {
+            text.replace(name, place.to_str().unwrap())
         });
         let path = format!(
             "{}:{}",
@@ -127,10 +149,10 @@ impl Places {
             .unwrap()
     }
 
-    /// The output of a command, with the text's names.
-    fn said(&self, output: &std::process::Output) -> String {
-        self.names().iter().fold(text(output), |text, (theirs, ours)| {
-            text.replace(ours.to_str().unwrap(), theirs)
+    /// The output of a command, with the page's names.
+    fn printed(&self, output: &std::process::Output) -> String {
+        self.names().iter().fold(text(output), |text, (name, place)| {
+            text.replace(place.to_str().unwrap(), name)
         })
     }
 }
@@ -144,41 +166,82 @@ impl Drop for Places {
     }
 }
 
-fn is_there(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
 
-#[test]
-fn what_the_text_says_is_so() {
+/// Runs the blocks of a page, and checks every claim.
+fn run(page: &Page) {
     if !has_fuse() {
         return;
     }
     let places = Places::new();
     let mut run = 0;
-    for (_, lines) in blocks(DOC).into_iter().filter(|(mark, _)| *mark == "sh") {
-        for said in commands(&lines) {
+    for (_, lines) in blocks(page.text).into_iter().filter(|(mark, _)| *mark == "sh") {
+        for step in steps(&lines) {
             run += 1;
-            if said.command.starts_with("file ") && !is_there("file") {
-                eprintln!("skipped: there is no file(1): {}", said.command);
+            if step.command.starts_with("file ") && !is_installed("file") {
+                eprintln!("skipped: there is no file(1): {}", step.command);
                 continue;
             }
-            let output = places.run(&said.command);
-            let found = places.said(&output);
-            assert_eq!(output.status.code(), Some(said.exits_with), "{}\n{found}", said.command);
-            let mut lines = found.lines();
-            for expected in &said.prints {
-                let told = lines.any(|line| is_said(line, expected));
-                assert!(told, "{}\ndoes not print: {expected}\nbut:\n{found}", said.command);
+            let output = places.run(&step.command);
+            let printed = places.printed(&output);
+            assert_eq!(
+                output.status.code(),
+                Some(step.exits_with),
+                "{}: {}\n{printed}",
+                page.name,
+                step.command
+            );
+            let mut lines = printed.lines();
+            for pattern in &step.prints {
+                assert!(
+                    lines.any(|line| matches(line, pattern)),
+                    "{}: {}\ndoes not print: {pattern}\nbut:\n{printed}",
+                    page.name,
+                    step.command
+                );
             }
         }
     }
-    assert!(run >= COMMANDS_MIN, "only {run} commands were run");
+    let (name, least) = (page.name, page.commands_min);
+    assert!(run >= least, "{name}: only {run} commands were run, not {least}");
+}
+
+#[test]
+fn mounting_runs_as_written() {
+    run(&MOUNTING);
+}
+
+#[test]
+fn serving_runs_as_written() {
+    run(&SERVING);
+}
+
+#[test]
+fn devices_runs_as_written() {
+    run(&DEVICES);
+}
+
+#[test]
+fn rdma_runs_as_written() {
+    run(&RDMA);
+}
+
+#[test]
+fn backup_runs_as_written() {
+    run(&BACKUP);
+}
+
+#[test]
+fn troubleshooting_runs_as_written() {
+    run(&TROUBLESHOOTING);
 }
 
 /// Every block is run, or one of a few that cannot be.
 #[test]
 fn no_block_hides() {
-    let blocks = blocks(DOC);
+    let blocks: Vec<_> = PAGES.iter().flat_map(|page| blocks(page.text)).collect();
     for (mark, count) in NOT_RUN {
         assert_eq!(
             blocks.iter().filter(|(found, _)| *found == mark).count(),
@@ -195,26 +258,36 @@ fn no_block_hides() {
     }
 }
 
-/// The text is readable: short paragraphs, lines that fit.
+/// The pages are readable: short paragraphs, lines that fit.
 #[test]
-fn the_text_is_short_winded() {
-    for paragraph in DOC.split("\n\n").filter(|text| !text.starts_with(['|', '`', '#'])) {
-        assert!(paragraph.split_whitespace().count() < 80, "{paragraph}");
-        assert!(paragraph.lines().all(|line| line.chars().count() <= 120), "{paragraph}");
+fn paragraphs_are_short() {
+    for page in &PAGES {
+        for paragraph in page
+            .text
+            .split("\n\n")
+            .filter(|text| !text.starts_with(['|', '`', '#']))
+        {
+            assert!(paragraph.split_whitespace().count() < 80, "{}: {paragraph}", page.name);
+            assert!(
+                paragraph.lines().all(|line| line.chars().count() <= 120),
+                "{}: {paragraph}",
+                page.name
+            );
+        }
     }
 }
 
 #[test]
-fn what_is_said_is_told_from_what_is_not() {
-    assert!(is_said("pool: sound; 3 inodes, 0 records", "… sound; …"));
-    assert!(is_said("pool: sound; 3 inodes, 0 records", "pool: … 0 records"));
-    assert!(is_said("hello", "hello"));
-    assert!(!is_said("hello you", "hello"));
-    assert!(!is_said("pool: 2 errors", "… sound; …"));
-    assert!(!is_said("a pool: sound", "pool: …"));
-    let said = commands(&["true", "false", "# exits with 1", "# prints: x"]);
+fn patterns_match_whole_lines() {
+    assert!(matches("pool: sound; 3 inodes, 0 records", "… sound; …"));
+    assert!(matches("pool: sound; 3 inodes, 0 records", "pool: … 0 records"));
+    assert!(matches("hello", "hello"));
+    assert!(!matches("hello you", "hello"));
+    assert!(!matches("pool: 2 errors", "… sound; …"));
+    assert!(!matches("a pool: sound", "pool: …"));
+    let steps = steps(&["true", "false", "# exits with 1", "# prints: x"]);
     assert_eq!(
-        (said[0].exits_with, said[1].exits_with, said[1].prints.len()),
+        (steps[0].exits_with, steps[1].exits_with, steps[1].prints.len()),
         (0, 1, 1)
     );
 }

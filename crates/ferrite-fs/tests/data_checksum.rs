@@ -465,7 +465,7 @@ fn a_page_that_its_log_covers_is_read_without_its_block() {
     assert_eq!(engine.scrub(None).unwrap().findings, [""; 0]);
 }
 
-/// As `docs/operations.md` states for pools without the feature: reads return damaged data.
+/// As `docs/mounting.md` states for pools without the feature: reads return damaged data.
 #[test]
 fn without_checksums_damaged_data_is_not_noticed() {
     let pool = Pool::new(false);

@@ -5,7 +5,7 @@
 //! result holds until a rename has moved something across the border ([`Subtree::version`]), which each rename between
 //! two directories checks when it is done ([`Borders::renamed`]).
 //!
-//! Files have no single path up, and are not checked: docs/operations.md describes the consequences.
+//! Files have no single path up, and are not checked: docs/serving.md describes the consequences.
 //!
 //! Invariants: a session relies on a result only at the version that it read before the check. An export of a whole
 //! engine has no border, and costs nothing.

@@ -212,7 +212,7 @@ fn a_pool_may_be_made_in_a_file_that_holds_nothing() {
 #[test]
 fn a_program_that_closes_its_files_gets_their_memory_back() {
     const FILES: u64 = 60_000;
-    /// The promise of docs/operations.md.
+    /// The promise of docs/mounting.md.
     const KEPT: u64 = 16_384;
     // On a disk each of these operations would wait for it.
     let in_memory = std::path::Path::new("/dev/shm");
