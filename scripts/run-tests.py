@@ -207,13 +207,18 @@ def recorded_times():
 
 
 def record(done):
-    """Writes the list anew, below its introduction."""
+    """Writes the list and its sum anew, below the introduction."""
     with open(TIMES, encoding="utf-8") as file:
         intro = file.read().split("| group |")[0]
     rows = sorted(done, key=lambda group: (-round(group.seconds), group.key()))
     with open(TIMES, "w", encoding="utf-8") as file:
         file.write(intro + "| group | seconds |\n| --- | ---: |\n")
         file.writelines(f"| {group.key()} | {group.seconds:.0f} |\n" for group in rows if group.seconds >= 1)
+        total = sum(group.seconds for group in rows)
+        alone = sum(group.seconds for group in rows if group.name in ALONE)
+        minutes = ((total - alone) / 2 + alone) / 60
+        file.write(f"\nThe groups add up to {total:.0f} seconds. Two at a time, with {alone:.0f} seconds of groups that")
+        file.write(f" run alone,\nthat is {minutes:.0f} minutes.\n")
 
 
 def grown(done, recorded):
