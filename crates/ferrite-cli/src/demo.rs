@@ -22,8 +22,8 @@ const AWAY: Duration = Duration::from_millis(500);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs; \
-then serves it on a loopback address, and kills the server while a database is written through a mount of that. Each run \
-starts afresh.")]
+then serves it on a loopback address, and kills the server while a program writes a database through a mount of that \
+export. Each run makes a new pool.")]
 pub(crate) struct Demo {
     /// Directory for the pool and the mount point
     #[arg(long, default_value = "/dev/shm/ferrite-demo")]
@@ -31,7 +31,7 @@ pub(crate) struct Demo {
     /// Source tree to copy to the mount [default: the current directory]
     #[arg(long)]
     tree: Option<PathBuf>,
-    /// Only unmount and remove what an earlier demo left
+    /// Only unmount and remove the files of an earlier demo
     #[arg(long)]
     stop: bool,
 }

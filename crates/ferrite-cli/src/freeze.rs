@@ -15,7 +15,7 @@ use super::{Outcome, mounts};
 #[command(after_help = "\
 While the mount is frozen, the pool's file is in the state of a cleanly unmounted pool, so any copy or snapshot of it is \
 sound. Programs that change something on the mount wait until `ferrite thaw`; reads continue. `ferrite copy` freezes and \
-thaws by itself.
+thaws automatically.
 
 Example:
   ferrite freeze /mnt && lvcreate --snapshot --name backup --size 1G vg/pools; ferrite thaw /mnt")]

@@ -40,7 +40,7 @@ pub(crate) struct Fsck {
     /// Repair everything that can be repaired
     #[arg(long, visible_short_alias = 'y', conflicts_with_all = ["no_changes", "preen"])]
     repair: bool,
-    /// Repair only if nothing is lost by it (for use at boot); otherwise say what a repair would do
+    /// Repair only if the repair loses nothing (for use at boot); otherwise report what it would do
     #[arg(short = 'p', visible_short_alias = 'a', conflicts_with = "no_changes")]
     preen: bool,
     /// Change nothing (the default)

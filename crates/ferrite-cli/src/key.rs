@@ -10,11 +10,11 @@ use super::{Outcome, say};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The server and the clients of an export have the same key: `ferrite serve --key FILE` or the server's configuration, and \
-`ferrite mount 'tcp://HOST:PORT/NAME?key=FILE' DIR` or `-o key=FILE`. Whoever has it can use the export, so copy it by a \
-safe way, such as scp(1). Files that others than their owner can read are refused.
+`ferrite mount 'tcp://HOST:PORT/NAME?key=FILE' DIR` or `-o key=FILE`. A key gives access to the export, so copy it over a \
+secure channel, such as scp(1). Ferrite refuses a key file that anyone but its owner can read.
 
-Without FILE the key is printed. An existing file is never replaced: make a new one, give both to the server, then to \
-the clients the new one, and take the old one away.")]
+Without FILE the key is printed. An existing file is never replaced. To rotate a key, make a new one, configure both on \
+the server, install the new one on the clients, and then remove the old one.")]
 pub(crate) struct MakeKey {
     /// File to write; must not exist
     #[arg(value_hint = clap::ValueHint::FilePath)]

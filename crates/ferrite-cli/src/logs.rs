@@ -17,14 +17,14 @@ use crate::{FAILED, Failure, Outcome, USAGE, complain, output, say, say_json};
 #[derive(Debug, Args)]
 #[command(after_help = OPERANDS, after_long_help = format!("{OPERANDS}
 
-Several files of servers are copies of one log: an append is done when more than half of them hold it.
+Several files of servers are replicas of one log: an append succeeds if more than half of them store it.
 
 Examples:
   date | ferrite log append pm:/dev/shm/pool:/log
   ferrite log walk pm:/dev/shm/pool:/log
   date | ferrite log append tcp://one:/log tcp://two:/log tcp://three:/log
 
-What is appended is durable when the command ends, and after a crash it is there whole. docs/log.md has the format."))]
+Appended data is durable when the command ends, and complete after a crash. docs/log.md has the format."))]
 pub(crate) struct Logs {
     #[command(subcommand)]
     command: Command,
@@ -32,11 +32,11 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Append standard input as one, and make the log if it is not there
+    /// Append standard input as one entry, and create the log if it is missing
     Append(Append),
-    /// Print what was appended
+    /// Print the entries of a log
     Walk(Walk),
-    /// Tell how many bytes a log holds, and how many it may
+    /// Print the size and the capacity of a log
     Tell(Tell),
     /// Empty a log
     Rewind(Rewind),
@@ -44,10 +44,10 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Place {
-    /// The file; several of servers are copies
+    /// The file; several files of servers are replicas
     #[arg(value_name = "FILE", required = true, value_parser = Operand::parser_in_volume())]
     files: Vec<Operand>,
-    /// Print JSON: of `walk` on standard error
+    /// Print JSON; with `walk`, on standard error
     #[arg(long)]
     json: bool,
 }
@@ -56,10 +56,10 @@ struct Place {
 struct Append {
     #[command(flatten)]
     place: Place,
-    /// Append each line as an entry of its own
+    /// Append each line as a separate entry
     #[arg(long)]
     lines: bool,
-    /// Bytes that a new log may hold; else as many as the file
+    /// Capacity of a new log in bytes [default: that of the file]
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     capacity: Option<u64>,
 }
@@ -68,7 +68,7 @@ struct Append {
 struct Walk {
     #[command(flatten)]
     place: Place,
-    /// Print an append a line, as JSON text; what is no UTF-8 is shown as U+FFFD
+    /// Print one entry per line, as a JSON string; invalid UTF-8 is shown as U+FFFD
     #[arg(long)]
     appends: bool,
 }

@@ -122,9 +122,9 @@ Examples:
   ferrite demo                              see it work
 
 A pool is named by its path, or by its address, pm:PATH; the export of a server by tcp://HOST:PORT/NAME, and by \
-tcp://HOST:PORT/NAME?key=FILE if it has a key. nvme:POOL.toml is a pool on devices, which the file names. Schemes of \
+tcp://HOST:PORT/NAME?key=FILE if it has a key. nvme:POOL.toml is a pool on the devices that the file names. Schemes of \
 engines that this build lacks (nvme:, fabric:) are refused by name. \
-Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
+Any other name with a colon is a path; write ./pm:x for a file named pm:x.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 
@@ -147,7 +147,7 @@ enum Command {
     Mount(mount::Mount),
     /// Export pools to clients on the network
     Serve(serve::Serve),
-    /// Show what a server does, for whom, and how long it takes
+    /// Show the activity of a server: requests, clients and latencies
     Top(top::Top),
     /// Make a key for exports of a server
     Key(key::MakeKey),
@@ -179,7 +179,7 @@ enum Command {
     Mkdir(files::Mkdir),
     /// Rename files and directories within a volume that is not mounted
     Mv(files::Mv),
-    /// Write and read files of a server by RDMA, without its file system being called
+    /// Write and read files of a server by RDMA, without calls of its file system
     #[cfg(feature = "rdma")]
     Mr(mr::Mr),
     Log(logs::Logs),

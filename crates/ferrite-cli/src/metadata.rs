@@ -13,8 +13,8 @@ use super::{FAILED, Failure, Outcome, nvme, say};
 /// Copy the metadata of a pool on devices to a directory, also while it is mounted
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The copy is of one moment, and does not hold the pool up. It has names, attributes, and the content of small files; \
-longer content stays on the data devices. `ferrite restore-meta` takes it back.")]
+The copy is a snapshot of one moment, and does not stop the pool. It has names, attributes, and the content of small \
+files; longer content stays on the data devices. `ferrite restore-meta` restores it.")]
 pub(crate) struct DumpMeta {
     /// Pool, or a directory where one is mounted
     #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
@@ -24,12 +24,12 @@ pub(crate) struct DumpMeta {
     directory: PathBuf,
 }
 
-/// Put a copy of the metadata in the place of that of a pool on devices
+/// Replace the metadata of a pool on devices by a copy
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The pool must not be mounted. Files are as they were when the copy was made, but for content that was overwritten since. \
-Content that was written to new files since goes to lost+found; files that were removed since are found without their \
-content. The metadata that was there is kept beside it, if it is in a directory.
+The pool must not be mounted. Files return to their state at the time of the copy, except for content that was \
+overwritten since. Content of files created since goes to lost+found; files removed since reappear without their \
+content. If the metadata is in a directory, the old metadata is kept beside it.
 
 Exit codes: 1 restored, and the pool is sound; 4 errors left; 8 could not restore.")]
 pub(crate) struct RestoreMeta {

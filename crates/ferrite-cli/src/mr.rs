@@ -29,11 +29,11 @@ pub(crate) const SERVICE_PORT: u16 = ferrite_client::volume::PORT;
 /// Bytes moved at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Write and read files of a server by RDMA, without its file system being called
+/// Write and read files of a server by RDMA, without calls of its file system
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The server must offer it (`ferrite serve POOL --rdma`), and the pool must be one in memory: /dev/shm, or a DAX device. \
-Elsewhere the same commands work by ordinary requests, and `--json` says why. No RDMA hardware is needed.
+The server must offer RDMA (`ferrite serve POOL --rdma`), and the pool must be in memory: /dev/shm, or a DAX device. \
+Elsewhere the same commands use ordinary requests, and `--json` reports the reason. No RDMA hardware is needed.
 
 Examples:
   ferrite serve /dev/shm/pool --rdma --no-root-squash
@@ -41,13 +41,13 @@ Examples:
   ferrite mr read tcp://127.0.0.1:7447:/log --json
   ferrite mr write tcp://127.0.0.1:7447:/data --offset 4096 < block
   ferrite mr list tcp://127.0.0.1:7447
-  ferrite mr bind tcp://127.0.0.1:7447:/data          for verbs programs: prints the key, and holds it
+  ferrite mr bind tcp://127.0.0.1:7447:/data          for verbs programs: prints a key, valid until Ctrl-C
   date | ferrite mr append tcp://one:/log tcp://two:/log tcp://three:/log        one file on three servers
   ferrite mr resync tcp://one:/log tcp://two:/log tcp://three:/log
 
-Several files are copies of one: name all of them, each time. docs/filemr.md says what they promise.
+Several files are replicas of one: always name all of them. docs/filemr.md describes their guarantees.
 
-What is acknowledged is durable. docs/roce.md has the wire, and what appends promise if a connection breaks.")]
+Acknowledged data is durable. docs/roce.md describes the protocol, and the guarantees of appends if a connection breaks.")]
 pub(crate) struct Mr {
     #[command(subcommand)]
     command: Command,
@@ -55,19 +55,19 @@ pub(crate) struct Mr {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bind a file, print its key, and hold it until a signal comes
+    /// Bind a file, print a key for it, and keep the key valid until a signal arrives
     Bind(Bind),
-    /// Show what is bound in an export, and what its server's adapter has done
+    /// Show the bound files of an export, and the activity of its server's adapter
     List(List),
-    /// Take all keys of a file back; it is an ordinary file then
+    /// Revoke all keys of a file, which is an ordinary file then
     Unbind(Unbind),
     /// Print a file, or a part of it
     Read(ReadFile),
-    /// Write standard input into a file, which is made if it is not there
+    /// Write standard input to a file, which is created if it is missing
     Write(WriteFile),
-    /// Append standard input to a file, which is made if it is not there
+    /// Append standard input to a file, which is created if it is missing
     Append(Append),
-    /// Make the copies of a file equal again
+    /// Bring all replicas of a file up to date
     Resync(Resync),
 }
 
@@ -76,13 +76,13 @@ struct Bind {
     /// The file: tcp://HOST:PORT/EXPORT:/PATH
     #[arg(value_name = "URL", value_parser = Operand::parser_in_volume())]
     file: Operand,
-    /// For reading only
+    /// Allow only reading
     #[arg(long)]
     read_only: bool,
-    /// First move the file's pages together, so that fewer entries are needed to find them
+    /// First move the file's pages into runs, so that the adapter needs fewer entries for them
     #[arg(long)]
     arrange: bool,
-    /// Make each message one step, as a local write is; slower
+    /// Make each message one atomic step, like a local write; slower
     #[arg(long)]
     atomic: bool,
     /// Print JSON
@@ -110,13 +110,13 @@ struct Unbind {
 /// The arguments of all commands that move bytes.
 #[derive(Debug, Args)]
 struct Moving {
-    /// The file: tcp://HOST:PORT/EXPORT:/PATH; several are copies of one
+    /// The file: tcp://HOST:PORT/EXPORT:/PATH; several are replicas of one
     #[arg(value_name = "URL", required = true, value_parser = Operand::parser_in_volume())]
     files: Vec<Operand>,
-    /// Say in JSON how it was done
+    /// Print a report in JSON
     #[arg(long)]
     json: bool,
-    /// Do not use verbs, to compare
+    /// Do not use verbs, for comparison
     #[arg(long)]
     no_verbs: bool,
 }
@@ -125,10 +125,10 @@ struct Moving {
 struct ReadFile {
     #[command(flatten)]
     moving: Moving,
-    /// Where to begin
+    /// Offset of the first byte
     #[arg(long, value_name = "N", default_value_t = 0)]
     offset: u64,
-    /// How many bytes, at most
+    /// Maximum number of bytes
     #[arg(long, value_name = "N")]
     length: Option<u64>,
 }
@@ -137,26 +137,26 @@ struct ReadFile {
 struct WriteFile {
     #[command(flatten)]
     moving: Moving,
-    /// Where to begin
+    /// Offset of the first byte
     #[arg(long, value_name = "N", default_value_t = 0)]
     offset: u64,
-    /// How many bytes of standard input, at most
+    /// Maximum number of bytes of standard input
     #[arg(long, value_name = "N")]
     length: Option<u64>,
-    /// Make each message one step, as a local write is; slower
+    /// Make each message one atomic step, like a local write; slower
     #[arg(long)]
     atomic: bool,
-    /// Of several copies all must hold it, not only more than half
+    /// Require all replicas to store the data, not only more than half
     #[arg(long)]
     all: bool,
 }
 
 #[derive(Debug, Args)]
 struct Resync {
-    /// The copies: tcp://HOST:PORT/EXPORT:/PATH
+    /// The replicas: tcp://HOST:PORT/EXPORT:/PATH
     #[arg(value_name = "URL", required = true, num_args = 2.., value_parser = Operand::parser_in_volume())]
     files: Vec<Operand>,
-    /// Compare everything of all copies, also of those that are known to hold it
+    /// Compare the whole content of all replicas, including those known to be up to date
     #[arg(long)]
     everything: bool,
     /// Print JSON
@@ -168,13 +168,13 @@ struct Resync {
 struct Append {
     #[command(flatten)]
     moving: Moving,
-    /// How many bytes of standard input, at most
+    /// Maximum number of bytes of standard input
     #[arg(long, value_name = "N")]
     length: Option<u64>,
-    /// First reserve room, then write there: exactly once also if the connection breaks, but zeros may be seen
+    /// First reserve space, then write there: exactly once even if the connection breaks, but readers may see zeros
     #[arg(long)]
     reserve: bool,
-    /// Of several copies all must hold it, not only more than half
+    /// Require all replicas to store the data, not only more than half
     #[arg(long)]
     all: bool,
 }

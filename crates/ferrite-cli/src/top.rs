@@ -17,24 +17,24 @@ use super::printable::printable;
 use super::target::address;
 use super::{Failure, Outcome, USAGE, opening, output, say_json};
 
-/// Show what a server does, for whom, and how long it takes
+/// Show the activity of a server: requests, clients and latencies
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The server tells what concerns the export, and the 32 busiest clients of it. Rates are those since the last look; the \
-first look, and --once, show all since the server began. For a longer memory there is `ferrite serve --metrics`.
+Shows one export and its 32 busiest clients. Rates refer to the time since the last report; the first report, and \
+--once, cover everything since the server started. To record a longer history, use `ferrite serve --metrics`.
 
-Press Ctrl-C to end it.")]
+Press Ctrl-C to stop.")]
 pub(crate) struct Top {
     /// Address of the export
     #[arg(value_name = "tcp://HOST:PORT/EXPORT", value_parser = address())]
     export: Address,
-    /// Look once
+    /// Print one report
     #[arg(long)]
     once: bool,
-    /// Seconds between looks
+    /// Seconds between reports
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     interval: f64,
-    /// Print one line of JSON per look, with totals
+    /// Print one line of JSON per report, with totals
     #[arg(long)]
     json: bool,
 }

@@ -34,10 +34,10 @@ pub(crate) struct Umount {
     /// Detach the directory now, and unmount when it is no longer in use
     #[arg(short, long)]
     lazy: bool,
-    /// Cut off programs that use the mount after three seconds, and give up what waits for a server that is away
+    /// Disconnect programs that use the mount after three seconds, and abandon calls that wait for an unreachable server
     #[arg(short, long, conflicts_with = "lazy")]
     force: bool,
-    /// Give up after so many seconds
+    /// Give up after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }

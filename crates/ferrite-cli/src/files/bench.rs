@@ -37,8 +37,8 @@ Examples:
   ferrite bench tcp://HOST:7447:/         an export, without a mount
   ferrite bench pm:/dev/shm/pool:/ --json a pool in this process
 
-It makes a directory `.ferrite-bench-…` there, works in it with one thread, and removes it. The kernel's cache \
-of a mount is part of the result. Rates are those of one caller; p50, p99 and max are times of single calls.
+The command makes a directory `.ferrite-bench-…` there, works in it with one thread, and removes it. On a mount, the \
+kernel's cache affects the result. Rates are those of one caller; p50, p99 and max are times of single calls.
 "))]
 pub(crate) struct Bench {
     /// The directory

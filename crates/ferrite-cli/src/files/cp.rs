@@ -23,33 +23,34 @@ Examples:
   ferrite cp tcp://127.0.0.1:7447:/photos/a.jpg .
   tar c src | ferrite cp - tcp://127.0.0.1:7447:/src.tar
 
-A file has its name only once all of it is there: it is written as .ferrite-cp-... next to it and renamed, which replaces \
-a file or a link that has the name. After a failure or an interruption the old file is still there; only a process that \
-is killed leaves the other. While a server cannot be reached, the copy waits for it, and goes on.
+Each file is written as .ferrite-cp-... next to its target, and renamed once it is complete, which replaces a file or a \
+link of that name. After a failure or an interruption the old file is still there; only a process that is killed leaves \
+the temporary file behind. While a server is unreachable, the copy waits, and then continues.
 
-Symbolic links are followed where they are named here, and nowhere below: a link in the target is replaced by a file, \
-and is in the way of a directory. What a server says is data alone: without --privileges none of its files gets rights \
-on this machine that its user lacks.
+Symbolic links that are operands are followed, others are not: in the target, a file replaces a link, and a link in \
+place of a directory is an error. Without --privileges, a file from a server gets no rights on this machine that its \
+user lacks.
 
-Holes of sparse files stay holes. Files belong to who runs the command; the server decides which user that is."))]
+Holes of sparse files stay holes. Files belong to the user who runs the command; the server decides which of its users \
+that is."))]
 pub(crate) struct Cp {
     /// Sources, and the target: a name, or a directory, which may take several
     #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DEST"], value_parser = Operand::parser(),
         value_hint = clap::ValueHint::AnyPath)]
     operands: Vec<Operand>,
-    /// Copy directories with all that is in them; symbolic links are copied as links
+    /// Copy directories with their content; symbolic links are copied as links
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Keep permissions, times and extended attributes, and owners as far as the user may
+    /// Preserve permissions, times and extended attributes, and owners if the user may change them
     #[arg(short, long)]
     preserve: bool,
-    /// Also let files of a server be setuid, setgid, have capabilities and be devices, on this machine
+    /// Also create device files from a server, and preserve setuid, setgid and capabilities of its files
     #[arg(long)]
     privileges: bool,
-    /// Keep files that are there
+    /// Do not replace existing files
     #[arg(short, long, conflicts_with = "force")]
     no_clobber: bool,
-    /// Replace also files that the user may not write
+    /// Also replace files that the user may not write
     #[arg(short, long)]
     force: bool,
     /// Show no progress

@@ -18,25 +18,25 @@ use crate::{FAILED, Failure, Outcome, complain, output, say_json};
 #[command(after_help = format!("\
 {OPERANDS}
 
-A name is on a line of its own. Owners are numbers, as with `ls -n`: they are users of the server's machine, or of the \
-one where the files came from."))]
+Each name has its own line. Owners are numbers, as with `ls -n`: they are users of the server's machine, or of the \
+machine that the files came from."))]
 pub(crate) struct Ls {
     /// Directories, or files
     #[arg(required = true, value_parser = Operand::parser_in_volume())]
     paths: Vec<Operand>,
-    /// Also permissions, links, owner, group, size and time of the last change
+    /// Also show permissions, links, owner, group, size and time of the last change
     #[arg(short)]
     long: bool,
-    /// Also names that begin with a dot
+    /// Also show names that begin with a dot
     #[arg(short)]
     all: bool,
-    /// One name on a line, which is what is done anyway
+    /// Print one name per line (the default)
     #[arg(short = '1')]
     one: bool,
-    /// Also what is in the directories below
+    /// Also list the directories below
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// The directories themselves, not what is in them
+    /// List the directories themselves, not their content
     #[arg(short, long)]
     directory: bool,
     /// Print one line of JSON per file

@@ -45,10 +45,10 @@ const SEPARATOR: &[u8] = b":/";
 /// The syntax of operands, for `--help`.
 pub(crate) const OPERANDS: &str = "\
 A path in a volume follows the address of the volume and a colon, and begins with a slash:
-  tcp://HOST:PORT/EXPORT:/PATH   in what a server exports
-  tcp://HOST:PORT:/PATH          in what it exports without a name; `?key=FILE` comes before the colon
+  tcp://HOST:PORT/EXPORT:/PATH   in an export of a server
+  tcp://HOST:PORT:/PATH          in the export without a name; `?key=FILE` comes before the colon
   pm:POOL:/PATH                  in a pool on this machine that is not mounted
-The address ends at the first `:/` behind its scheme.";
+The address ends at the first `:/` after its scheme.";
 
 /// A file that a user names.
 #[derive(Debug, Clone)]

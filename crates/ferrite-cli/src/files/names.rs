@@ -42,10 +42,10 @@ pub(crate) struct Rm {
     /// Files and directories to remove
     #[arg(required = true, value_parser = Operand::parser_in_volume())]
     paths: Vec<Operand>,
-    /// Remove directories with all that is in them; symbolic links are never followed
+    /// Remove directories with their content; symbolic links are never followed
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// It is no error if there is nothing to remove
+    /// Ignore missing files
     #[arg(short, long)]
     force: bool,
 }
@@ -82,10 +82,10 @@ pub(crate) struct Mkdir {
     /// Directories to make
     #[arg(required = true, value_parser = Operand::parser_in_volume())]
     paths: Vec<Operand>,
-    /// Also those above; it is no error if it is there
+    /// Make parent directories as needed, and ignore existing ones
     #[arg(short, long)]
     parents: bool,
-    /// Permission bits of the last one, in octal [default: 777 without the umask's]
+    /// Permission bits of the last directory, in octal [default: 777 minus the umask]
     #[arg(short, long, value_parser = octal)]
     mode: Option<u32>,
 }
@@ -134,10 +134,10 @@ pub(crate) struct Mv {
     /// Files and directories to rename, and the new name, or a directory, which may take several
     #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DEST"], value_parser = Operand::parser_in_volume())]
     operands: Vec<Operand>,
-    /// Keep files that are there
+    /// Do not replace existing files
     #[arg(short, long)]
     no_clobber: bool,
-    /// Replace also files that the user may not write
+    /// Also replace files that the user may not write
     #[arg(short, long, conflicts_with = "no_clobber")]
     force: bool,
 }

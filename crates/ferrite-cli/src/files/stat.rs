@@ -10,7 +10,7 @@ use crate::{FAILED, Outcome, complain, output, say_json};
 
 /// Show the attributes of files in volumes that are not mounted
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{OPERANDS}\n\nWhat a server does is shown by `ferrite top`."))]
+#[command(after_help = format!("{OPERANDS}\n\n`ferrite top` shows the activity of a server."))]
 pub(crate) struct Stat {
     /// Files
     #[arg(required = true, value_parser = Operand::parser_in_volume())]

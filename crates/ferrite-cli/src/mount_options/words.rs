@@ -104,12 +104,12 @@ const fn of_pools(does: Effect, server: Effect) -> [Effect; 5] {
 }
 
 const NO_LOGS: Effect = Refused("pools on devices have no page logs; omit it");
-const SERVERS_POOL: Effect = Refused("it is for who opens the pool, which is the server; omit it");
+const SERVERS_POOL: Effect = Refused("it applies where the pool is opened, which is on the server; omit it");
 const SERVER_DURABILITY: Effect =
     Refused("the server decides when operations are durable: give it to `ferrite serve`, and omit it here");
 const DEVICES_DURABILITY: Effect = Refused("on devices operations are durable when they return; omit it");
 const MEMORY_DURABILITY: Effect = Warns("has no effect in memory: operations are as durable as it is when they return");
-const SERVER_ATIME: Effect = Refused("the server decides, and does as `relatime` says; omit it");
+const SERVER_ATIME: Effect = Refused("the server decides, and updates access times as with `relatime`; omit it");
 const ONLY_EXPORTS: Effect = Refused("is for exports of servers, tcp://HOST:PORT/NAME");
 const QUOTAS: [Effect; 5] = [Refused("quotas are not supported; omit it"); 5];
 
@@ -317,8 +317,8 @@ const PAGES: &[Word] = &[
         (
             "durability=fsync",
             "on a disk file: operations stay atomic and in order, and are durable after an fsync of any file or \
-             directory, an unmount, or five seconds; a power loss leaves a state of the whole file system from before \
-             it [default: durability=strict, at once]",
+             directory, an unmount, or five seconds; after a power loss the whole file system has a consistent earlier \
+             state [default: durability=strict, at once]",
         ),
         Set::Plain(|draft| draft.durability = Some(Durability::OnSync)),
         of_pages([MEMORY_DURABILITY, Does], DEVICES_DURABILITY, SERVER_DURABILITY),
@@ -349,7 +349,7 @@ const PAGES: &[Word] = &[
     ),
     shown(
         "accept_power_loss",
-        "mount although the machine went down in that mode",
+        "mount although the machine lost power in that mode",
         Set::Plain(|draft| draft.engine.accept_power_loss = true),
         of_pages(
             [Warns("has no effect in memory, which survives none"), Does],
@@ -454,8 +454,8 @@ const DAEMON: &[Word] = &[
     ),
     shown(
         "direct_io",
-        "the kernel keeps no data of files: long reads and writes take half the time, and no memory for copies; \
-         repeated short reads take longer",
+        "the kernel caches no file data: long reads and writes take half the time, and no memory for copies; repeated \
+         short reads take longer",
         Set::Plain(|draft| draft.fuse.direct_io = true),
         of_pools(Does, Is),
     ),
@@ -490,8 +490,8 @@ const DAEMON: &[Word] = &[
         "rings=",
         (
             "rings=on|off|auto",
-            "answer requests on the CPU where they are asked, over io_uring; auto: if the kernel offers it, see \
-             `ferrite doctor`, and the pool is in memory [default: auto, or what the environment's FERRITE_RINGS says]",
+            "reply to requests on the CPU that issued them, over io_uring; auto: if the kernel offers it (see `ferrite \
+             doctor`) and the pool is in memory [default: auto, or the environment variable FERRITE_RINGS]",
         ),
         Set::Value(|draft, word, value| {
             draft.fuse.rings = rings(value).ok_or_else(|| wrong(word, "give on, off or auto"))?;
@@ -518,7 +518,7 @@ const DAEMON: &[Word] = &[
         "trace=",
         (
             "trace=FILE",
-            "record which parts of which files are written (no names, no content); replaces an existing trace",
+            "record which parts of which files programs write (no names, no content); replaces an existing trace",
         ),
         Set::Value(|draft, word, value| {
             draft.trace = path(value, word)?;
@@ -550,8 +550,8 @@ const DAEMON: &[Word] = &[
         "encrypt=",
         (
             "encrypt=on|off|auto",
-            "encrypt what travels; auto: unless the server is on this host [default: auto]. If the server insists, it \
-             is encrypted in any case",
+            "encrypt the connection; auto: unless the server is on this host [default: auto]. If the server requires \
+             encryption, the connection is always encrypted",
         ),
         Set::Value(|draft, word, value| {
             parse_encrypt(value).ok_or_else(|| wrong(word, "give on, off or auto"))?;
@@ -565,8 +565,8 @@ const DAEMON: &[Word] = &[
         "cache=",
         (
             "cache=leased|off",
-            "of a server's export: keep attributes, names and data until the server takes them back, which it does \
-             before it lets others change anything [default: off]",
+            "of a server's export: cache attributes, names and data until the server recalls them, which it does before \
+             any other client changes them [default: off]",
         ),
         Set::Value(|draft, word, value| {
             parse_caching(value).ok_or_else(|| wrong(word, "give leased or off"))?;

@@ -38,38 +38,39 @@ Clients reach an export by tcp://HOST:PORT/NAME, for example:
   ferrite serve /dev/shm/pool --listen tcp://127.0.0.1:7447
   ferrite mount tcp://127.0.0.1:7447 /mnt
 
-Without a key, only clients on this host get in, so all addresses to listen on must be loopback addresses. With a key, \
-both ends prove that they have it, and what travels is encrypted:
-  ferrite key data.key                      and copy it to the clients by a safe way
+Without a key, only clients on this host are admitted, so all addresses to listen on must be loopback addresses. With a key, \
+both ends prove that they have it, and encrypt the connection:
+  ferrite key data.key                      and copy it to the clients over a secure channel
   ferrite serve /dev/shm/pool --listen tcp://0.0.0.0:7447 --name data --key data.key
   ferrite mount 'tcp://server:7447/data?key=data.key' /mnt
 
-A file can have several pools and exports; docs/operations.md describes it, and share/ferrite/server.toml is an example:
+A configuration file can have several pools and exports; docs/serving.md describes it, and share/ferrite/server.toml is \
+an example:
   ferrite serve --config /etc/ferrite/server.toml
 
-With --rdma, programs write and read files without the server's file system being called (`ferrite mr`); only pools in \
-memory can be written like that.
+With --rdma, programs write and read files without a call of the server's file system (`ferrite mr`); only files of \
+pools in memory can be written that way.
 
-A key proves that a host may use an export. Its users are believed who they are, but for root, who is nobody.
+A key authenticates a host, not a user. The server believes clients about users and groups, except that root is nobody.
 
-When it is stopped or killed, clients wait, and go on when it is started again: with their files open, their locks \
-held, and each change made once.
+While the server is stopped, clients wait. Once it is restarted, they continue with their files open and their locks \
+held, and each change happens once.
 
-Exit codes: 0 ended by a signal, or --check found nothing; 1 what was named is missing, damaged, or cannot be used; 2 \
-the command line or the file is wrong.")]
+Exit codes: 0 ended by a signal, or --check found nothing; 1 a pool, key or directory is missing, damaged, or unsuitable; \
+2 the command line or the configuration file is wrong.")]
 pub(crate) struct Serve {
     /// Pool to export
     #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath, required_unless_present = "config")]
     pool: Option<Address>,
-    /// File that says what to export
+    /// Configuration file of pools and exports
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
     #[arg(conflicts_with_all = ["threads", "lease", "busy", "metrics", "rdma", "rdma_unprotected"])]
     config: Option<PathBuf>,
-    /// Only check the file and what it names; says nothing if all is well
+    /// Only check the file, its keys and its pools; prints nothing if all is well
     #[arg(long, requires = "config")]
     check: bool,
-    /// Where to listen; may be repeated
+    /// Address to listen on; may be repeated
     #[arg(long, value_name = "tcp://HOST:PORT", default_value = plan::LISTEN)]
     listen: Vec<String>,
     /// Name of the export
@@ -87,30 +88,29 @@ pub(crate) struct Serve {
     /// Admit only clients with the key in this file (see `ferrite key`); may be repeated
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     key: Vec<PathBuf>,
-    /// With whom to insist on encryption, if there is a key
+    /// Clients with whom encryption is required, if there is a key
     #[arg(long, value_name = "WITH", value_enum, default_value_t = Insistence::Remote)]
     encryption: Insistence,
     /// Threads that serve connections
     #[arg(long, value_name = "N", default_value_t = plan::THREADS, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
-    /// Seconds without a sign of life after which the server releases a client's locks and open files
+    /// Seconds of silence after which the server releases a client's locks and open files
     #[arg(long, value_name = "SECONDS", default_value_t = plan::LEASE_SECONDS)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
-    /// Look for work for so many microseconds before sleeping, where that pays; 0: sleep at once; over fabrics 200 at
-    /// least
+    /// Poll for work for this many microseconds before sleeping, where that pays; 0: sleep at once; over fabrics at
+    /// least 200
     #[arg(long, value_name = "MICROSECONDS", default_value_t = plan::BUSY_US)]
     busy: u64,
-    /// Show metrics to Prometheus there, at /metrics; a port alone is one of 127.0.0.1. Everybody who can reach it sees
-    /// them
+    /// Serve Prometheus metrics at this address, as /metrics; a port alone means 127.0.0.1. Everybody who can reach the
+    /// address can read them
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
-    /// Let clients write and read files by RDMA in software (RoCEv2), there; without an address on 127.0.0.1 only. The
-    /// port is 4791 unless given
+    /// Let clients write and read files by RDMA in software (RoCEv2) at this address [default: 127.0.0.1, port 4791]
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = plan::RDMA, require_equals = true)]
     rdma: Option<String>,
     /// Allow --rdma at addresses that other machines can reach. RDMA is neither encrypted nor authenticated,
-    /// whatever keys the exports have: everybody who can send packets in a client's name can write its files
+    /// even if the exports have keys: an attacker who can send packets in a client's name can write its files
     #[arg(long, requires = "rdma")]
     rdma_unprotected: bool,
 }
@@ -123,7 +123,7 @@ pub(crate) enum Insistence {
     Always,
     /// Clients on other hosts
     Remote,
-    /// Nobody: clients decide
+    /// None: clients decide
     Offered,
 }
 
