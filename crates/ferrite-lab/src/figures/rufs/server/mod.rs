@@ -45,7 +45,7 @@ const SPEEDUP: f64 = 3.46;
 
 pub(in crate::figures) const HOMES: Figure = Figure {
     id: "rufs-10",
-    title: "Metadata operations by RocksDB's home: synchronous or in groups, in a directory or on a blob store",
+    title: "Metadata operations by RocksDB's store: synchronous or in groups, in a directory or on a blob store",
     claim: "Synchronous commits cost every operation that writes; on a blob store at most 38.8 %, in a directory of a \
     kernel's file system up to 98.7 %, both of creating files. Operations that only read lose nothing.",
     on_fresh_pools: false,
