@@ -34,7 +34,7 @@ pub(crate) struct Umount {
     /// Detach the directory now, and unmount when it is no longer in use
     #[arg(short, long)]
     lazy: bool,
-    /// Disconnect programs that use the mount after three seconds, and abandon calls that wait for an unreachable server
+    /// Disconnect programs that use the mount after three seconds, and abandon calls to an unreachable server
     #[arg(short, long, conflicts_with = "lazy")]
     force: bool,
     /// Give up after this many seconds
