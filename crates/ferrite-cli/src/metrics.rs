@@ -6,7 +6,6 @@
 //! request has a bounded length, and request and answer together a bounded time. Other threads serve the clients of the
 //! server.
 
-use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -16,6 +15,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ferrite_proto::{BoundTold, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
 use ferrite_server::{Metrics, Observer};
+use prometheus::TextEncoder;
+use prometheus::proto::{self, MetricFamily, MetricType};
 
 use super::{FAILED, Failure, USAGE};
 
@@ -141,42 +142,81 @@ fn answer(mut stream: TcpStream, observer: &Observer, began: SystemTime) -> io::
     Ok(())
 }
 
-/// A family of metrics.
-struct Family<'t> {
-    text: &'t mut String,
-    name: &'static str,
+/// A family of metrics, which joins the others when this is dropped.
+struct Family<'f> {
+    families: &'f mut Vec<MetricFamily>,
+    family: MetricFamily,
+    kind: MetricType,
 }
 
-impl<'t> Family<'t> {
-    fn new(text: &'t mut String, name: &'static str, kind: &str, help: &str) -> Family<'t> {
-        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        Family { text, name }
+impl<'f> Family<'f> {
+    fn new(families: &'f mut Vec<MetricFamily>, name: &str, kind: MetricType, help: &str) -> Family<'f> {
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(kind);
+        Family { families, family, kind }
     }
 
-    fn value(&mut self, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        self.suffixed("", labels, value);
-    }
-
-    fn suffixed(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        self.text.push_str(self.name);
-        self.text.push_str(suffix);
-        for (n, (label, text)) in labels.iter().enumerate() {
-            let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = write!(self.text, "{}{label}=\"{escaped}\"", if n == 0 { "{" } else { "," });
+    /// A value of a counter or a gauge.
+    fn value(&mut self, labels: &[(&str, &str)], value: f64) {
+        let kind = self.kind;
+        let metric = self.metric(labels);
+        if kind == MetricType::COUNTER {
+            let mut counter = proto::Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        } else {
+            let mut gauge = proto::Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
         }
-        let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    /// A histogram, with the count up to each bound. The library adds the bucket without a bound.
+    fn histogram(&mut self, labels: &[(&str, &str)], buckets: &[(f64, u64)], sum: f64, count: u64) {
+        let mut histogram = proto::Histogram::default();
+        histogram.set_sample_sum(sum);
+        histogram.set_sample_count(count);
+        let bucket = |&(bound, below): &(f64, u64)| {
+            let mut bucket = proto::Bucket::default();
+            bucket.set_upper_bound(bound);
+            bucket.set_cumulative_count(below);
+            bucket
+        };
+        histogram.set_bucket(buckets.iter().map(bucket).collect());
+        self.metric(labels).set_histogram(histogram);
+    }
+
+    fn metric(&mut self, labels: &[(&str, &str)]) -> &mut proto::Metric {
+        let pair = |&(name, value): &(&str, &str)| {
+            let mut pair = proto::LabelPair::default();
+            pair.set_name(name.to_owned());
+            pair.set_value(value.to_owned());
+            pair
+        };
+        let metrics = self.family.mut_metric();
+        metrics.push(proto::Metric::from_label(labels.iter().map(pair).collect()));
+        metrics.last_mut().expect("it was pushed")
+    }
+}
+
+impl Drop for Family<'_> {
+    fn drop(&mut self) {
+        self.families.push(std::mem::take(&mut self.family));
     }
 }
 
 /// The text for Prometheus.
 fn text(metrics: &Metrics, began: SystemTime) -> String {
-    let mut text = String::new();
+    let mut families = Vec::new();
     let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let one = |text: &mut String, name, kind, help, value: f64| Family::new(text, name, kind, help).value(&[], value);
+    let one =
+        |families: &mut Vec<_>, name, kind, help, value| Family::new(families, name, kind, help).value(&[], value);
     one(
-        &mut text,
+        &mut families,
         "ferrite_server_start_time_seconds",
-        "gauge",
+        MetricType::GAUGE,
         "When the server was started; changes are restarts.",
         began.as_secs_f64(),
     );
@@ -198,235 +238,260 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
             metrics.buffers_used_bytes,
         ),
     ] {
-        one(&mut text, name, "gauge", help, value as f64);
+        one(&mut families, name, MetricType::GAUGE, help, value as f64);
     }
     one(
-        &mut text,
+        &mut families,
         "ferrite_longest_turn_seconds",
-        "gauge",
+        MetricType::GAUGE,
         "The longest time that a turn of one connection kept a thread from the others, since the start.",
         metrics.turns.longest.as_secs_f64(),
     );
     one(
-        &mut text,
+        &mut families,
         "ferrite_long_turns_total",
-        "counter",
+        MetricType::COUNTER,
         "Turns of a connection that took 10 ms or more.",
         metrics.turns.long as f64,
     );
-    exports(&mut text, metrics);
+    exports(&mut families, metrics);
     let name = "ferrite_sessions_refused_total";
     let help = "Clients that were refused because there were too many sessions.";
-    let mut refused = Family::new(&mut text, name, "counter", help);
+    let mut refused = Family::new(&mut families, name, MetricType::COUNTER, help);
     for (export, count) in &metrics.sessions_refused {
-        refused.value(&[("export", export)], count);
+        refused.value(&[("export", export)], *count as f64);
     }
-    clients(&mut text, metrics);
-    operations(&mut text, metrics);
-    rdma(&mut text, metrics);
+    drop(refused);
+    clients(&mut families, metrics);
+    operations(&mut families, metrics);
+    rdma(&mut families, metrics);
+    encoded(families)
+}
+
+/// The families as text. Those without values are named, so that a reader learns that they exist; the library refuses
+/// to encode them.
+fn encoded(families: Vec<MetricFamily>) -> String {
+    let (empty, full): (Vec<_>, Vec<_>) = families.into_iter().partition(|of| of.get_metric().is_empty());
+    let text = TextEncoder::new().encode_to_string(&full);
+    let mut text = text.expect("every family has a name and values");
+    for family in empty {
+        let (name, kind) = (family.name(), format!("{:?}", family.get_field_type()).to_lowercase());
+        text.push_str(&format!("# HELP {name} {}\n# TYPE {name} {kind}\n", family.help()));
+    }
     text
 }
 
 /// For a server without RDMA the families are empty.
-fn rdma(text: &mut String, metrics: &Metrics) {
+fn rdma(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
     type Value = fn(&RdmaCounters) -> u64;
-    let families: [(&str, &str, &str, Value); 7] = [
-        ("ferrite_rdma_queue_pairs", "gauge", "Queue pairs.", |of| of.queue_pairs),
+    let kinds: [(&str, MetricType, &str, Value); 7] = [
+        ("ferrite_rdma_queue_pairs", MetricType::GAUGE, "Queue pairs.", |of| {
+            of.queue_pairs
+        }),
         (
             "ferrite_rdma_received_packets_total",
-            "counter",
+            MetricType::COUNTER,
             "Datagrams received.",
             |of| of.received,
         ),
-        ("ferrite_rdma_sent_packets_total", "counter", "Datagrams sent.", |of| {
-            of.sent
-        }),
+        (
+            "ferrite_rdma_sent_packets_total",
+            MetricType::COUNTER,
+            "Datagrams sent.",
+            |of| of.sent,
+        ),
         (
             "ferrite_rdma_executed_packets_total",
-            "counter",
+            MetricType::COUNTER,
             "Packets of requests that were carried out.",
             |of| of.executed,
         ),
         (
             "ferrite_rdma_repeated_packets_total",
-            "counter",
+            MetricType::COUNTER,
             "Packets of requests that came again: clients tried again.",
             |of| of.duplicates,
         ),
         (
             "ferrite_rdma_put_off_packets_total",
-            "counter",
+            MetricType::COUNTER,
             "Packets of requests that were put off with an RNR NAK.",
             |of| of.not_ready,
         ),
         (
             "ferrite_rdma_dropped_packets_total",
-            "counter",
+            MetricType::COUNTER,
             "Datagrams that reached no queue pair.",
             |of| of.dropped,
         ),
     ];
-    for (name, kind, help, value) in families {
-        let mut family = Family::new(text, name, kind, help);
-        metrics.rdma.iter().for_each(|of| family.value(&[], value(of)));
+    for (name, kind, help, value) in kinds {
+        let mut family = Family::new(families, name, kind, help);
+        metrics.rdma.iter().for_each(|of| family.value(&[], value(of) as f64));
     }
     let mut family = Family::new(
-        text,
+        families,
         "ferrite_rdma_bound_files",
-        "gauge",
+        MetricType::GAUGE,
         "Files that are memory regions.",
     );
     for (export, files) in &metrics.bound {
-        family.value(&[("export", export)], files.len());
+        family.value(&[("export", export)], files.len() as f64);
     }
-    bound_files(text, metrics);
+    drop(family);
+    bound_files(families, metrics);
 }
 
-fn bound_files(text: &mut String, metrics: &Metrics) {
+fn bound_files(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
     type Value = fn(&BoundTold) -> u64;
-    let families: [(&str, &str, &str, Value); 4] = [
-        ("ferrite_rdma_file_keys", "gauge", "Keys of a bound file.", |of| {
-            u64::from(of.keys)
-        }),
+    let kinds: [(&str, MetricType, &str, Value); 4] = [
+        (
+            "ferrite_rdma_file_keys",
+            MetricType::GAUGE,
+            "Keys of a bound file.",
+            |of| u64::from(of.keys),
+        ),
         (
             "ferrite_rdma_file_ranges",
-            "gauge",
+            MetricType::GAUGE,
             "Runs of pages that a bound file lies in.",
             |of| of.entries,
         ),
         (
             "ferrite_rdma_file_translations_total",
-            "counter",
+            MetricType::COUNTER,
             "Translations of pages of a bound file.",
             |of| of.lookups,
         ),
         (
             "ferrite_rdma_file_translation_hits_total",
-            "counter",
+            MetricType::COUNTER,
             "Those that a cache of ranges knew.",
             |of| of.hits,
         ),
     ];
-    for (name, kind, help, value) in families {
-        let mut family = Family::new(text, name, kind, help);
+    for (name, kind, help, value) in kinds {
+        let mut family = Family::new(families, name, kind, help);
         for (export, files) in &metrics.bound {
             for file in files {
                 let inode = file.ino.to_string();
-                family.value(&[("export", export), ("inode", &inode)], value(file));
+                family.value(&[("export", export), ("inode", &inode)], value(file) as f64);
             }
         }
     }
 }
 
-fn exports(text: &mut String, metrics: &Metrics) {
+fn exports(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
     type Value = fn(&ferrite_proto::Activity) -> u64;
-    let families: [(&str, &str, &str, Value); 5] = [
-        ("ferrite_sessions", "gauge", "Sessions of clients.", |of| of.sessions),
+    let kinds: [(&str, MetricType, &str, Value); 5] = [
+        ("ferrite_sessions", MetricType::GAUGE, "Sessions of clients.", |of| {
+            of.sessions
+        }),
         (
             "ferrite_sessions_begun_total",
-            "counter",
+            MetricType::COUNTER,
             "Sessions that began.",
             |of| of.sessions_begun,
         ),
         (
             "ferrite_sessions_reclaimed_total",
-            "counter",
+            MetricType::COUNTER,
             "Sessions that came back after a restart of the server.",
             |of| of.sessions_reclaimed,
         ),
         (
             "ferrite_sessions_expired_total",
-            "counter",
+            MetricType::COUNTER,
             "Sessions that ended because nothing was heard of their clients.",
             |of| of.sessions_expired,
         ),
         (
             "ferrite_in_grace",
-            "gauge",
+            MetricType::GAUGE,
             "1 while locks are given only to those who had them before a restart.",
             |of| u64::from(of.is_in_grace),
         ),
     ];
-    for (name, kind, help, value) in families {
-        let mut family = Family::new(text, name, kind, help);
+    for (name, kind, help, value) in kinds {
+        let mut family = Family::new(families, name, kind, help);
         for (export, activity) in &metrics.exports {
-            family.value(&[("export", export)], value(activity));
+            family.value(&[("export", export)], value(activity) as f64);
         }
     }
 }
 
-fn clients(text: &mut String, metrics: &Metrics) {
+fn clients(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
     type Value = fn(&ferrite_proto::ClientActivity) -> u64;
-    let families: [(&str, &str, &str, Value); 9] = [
+    let kinds: [(&str, MetricType, &str, Value); 9] = [
         (
             "ferrite_client_open_files",
-            "gauge",
+            MetricType::GAUGE,
             "Files that a client has open.",
             |of| of.files,
         ),
         (
             "ferrite_client_pinned_inodes",
-            "gauge",
+            MetricType::GAUGE,
             "Inodes that are kept for a client.",
             |of| of.pinned,
         ),
         (
             "ferrite_client_waiting_locks",
-            "gauge",
+            MetricType::GAUGE,
             "Requests of a client for locks that wait.",
             |of| of.waiting,
         ),
         (
             "ferrite_client_connected",
-            "gauge",
+            MetricType::GAUGE,
             "Whether a client has a connection.",
             |of| u64::from(of.is_connected),
         ),
         (
             "ferrite_client_connections_total",
-            "counter",
+            MetricType::COUNTER,
             "Connections that a client made.",
             |of| of.connections,
         ),
         (
             "ferrite_client_requests_total",
-            "counter",
+            MetricType::COUNTER,
             "Requests of a client that were answered.",
             |of| of.total().requests,
         ),
         (
             "ferrite_client_errors_total",
-            "counter",
+            MetricType::COUNTER,
             "Requests of a client that were answered with an error.",
             |of| of.total().errors,
         ),
         (
             "ferrite_client_received_bytes_total",
-            "counter",
+            MetricType::COUNTER,
             "Bytes received of a client.",
             |of| of.total().received_bytes,
         ),
         (
             "ferrite_client_sent_bytes_total",
-            "counter",
+            MetricType::COUNTER,
             "Bytes sent to a client.",
             |of| of.total().sent_bytes,
         ),
     ];
-    for (name, kind, help, value) in families {
-        let mut family = Family::new(text, name, kind, help);
+    for (name, kind, help, value) in kinds {
+        let mut family = Family::new(families, name, kind, help);
         for (export, activity) in &metrics.exports {
             for client in &activity.clients {
                 let session = client.session.to_string();
                 let address = String::from_utf8_lossy(&client.address);
                 let labels = [("export", &**export), ("session", &*session), ("client", &*address)];
-                family.value(&labels, value(client));
+                family.value(&labels, value(client) as f64);
             }
         }
     }
 }
 
-fn operations(text: &mut String, metrics: &Metrics) {
+fn operations(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
     let all = || {
         metrics.exports.iter().flat_map(|(export, activity)| {
             let named = |operation| (&**export, operation_name(operation), operation);
@@ -434,7 +499,7 @@ fn operations(text: &mut String, metrics: &Metrics) {
         })
     };
     type Value = fn(&Counted) -> u64;
-    let families: [(&str, &str, Value); 4] = [
+    let kinds: [(&str, &str, Value); 4] = [
         ("ferrite_requests_total", "Requests that were answered.", |of| {
             of.requests
         }),
@@ -452,33 +517,34 @@ fn operations(text: &mut String, metrics: &Metrics) {
             of.sent_bytes
         }),
     ];
-    for (name, help, value) in families {
-        let mut family = Family::new(text, name, "counter", help);
+    for (name, help, value) in kinds {
+        let mut family = Family::new(families, name, MetricType::COUNTER, help);
         for (export, name, operation) in all() {
-            family.value(&[("export", export), ("operation", name)], value(&operation.counted));
+            family.value(
+                &[("export", export), ("operation", name)],
+                value(&operation.counted) as f64,
+            );
         }
     }
     let mut family = Family::new(
-        text,
+        families,
         "ferrite_request_seconds",
-        "histogram",
+        MetricType::HISTOGRAM,
         "From when a request was received to when its answer was ready to be sent.",
     );
     for (export, name, operation) in all() {
         let mut below = 0;
-        let classes = operation.latency.len();
-        for (class, count) in operation.latency.iter().enumerate() {
-            below += count;
-            let limit = match class + 1 == classes {
-                true => "+Inf".to_owned(),
-                false => format!("{}", (1u64 << (class as u32 + SHORTEST_LOG2)) as f64 / 1e9),
-            };
-            let labels = [("export", export), ("operation", name), ("le", &*limit)];
-            family.suffixed("_bucket", &labels, below);
-        }
+        let buckets: Vec<(f64, u64)> = (SHORTEST_LOG2..)
+            .zip(&operation.latency)
+            .map(|(log2, count)| {
+                below += count;
+                ((1u64 << log2) as f64 / 1e9, below)
+            })
+            .collect();
+        // The last class has no bound.
+        let (_, bounded) = buckets.split_last().unwrap_or((&(0.0, 0), &[]));
         let labels = [("export", export), ("operation", name)];
-        family.suffixed("_sum", &labels, operation.counted.busy_ns as f64 / 1e9);
-        family.suffixed("_count", &labels, below);
+        family.histogram(&labels, bounded, operation.counted.busy_ns as f64 / 1e9, below);
     }
 }
 
