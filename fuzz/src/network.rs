@@ -15,7 +15,8 @@ use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
-    Activity, AnswerHead, Entry, Head, MAGIC, OpenedFile, Reader, Request, Told, VERSION, Welcome, Wire,
+    Activity, AnswerHead, Encode, Entry, Head, ImmediateRequest, MAGIC, OpenedFile, Reader, Request, Told, VERSION,
+    Welcome, Wire,
 };
 use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::locks::RecordLock;
@@ -87,7 +88,7 @@ fn server() -> &'static str {
 /// What a client says first.
 fn hello() -> Vec<u8> {
     let mut body = head(1);
-    let request = Request::Hello {
+    let request = ImmediateRequest::Hello {
         magic: MAGIC,
         version: VERSION,
         export: b"",

@@ -16,19 +16,20 @@ use super::message::Answer;
 use super::unsynced::Era;
 use super::untrusted::{FileSeal, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
-use ferrite_proto::{Node, OpenedFile, Request, Told};
+use ferrite_proto::{FsRequest, Node, OpenedFile, Request, Told};
 
 impl Client {
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
         self.link.book.node(ino)
     }
 
-    pub(super) fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
-        self.link.call(ctx, request, Repeats::Yes, &[], &mut [])
+    pub(super) fn ask<'r>(&self, ctx: &Ctx, request: impl Into<Request<'r>>) -> Result<Answer> {
+        self.link.call(ctx, &request.into(), Repeats::Yes, &[], &mut [])
     }
 
-    fn change(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
-        self.link.change(ctx, request, changed(request), &[])
+    fn change(&self, ctx: &Ctx, request: FsRequest<'_>) -> Result<Answer> {
+        let changed = changed(&request);
+        self.link.change(ctx, &request.into(), changed, &[])
     }
 
     /// The cached result for a name, for a caller that does or does not want it pinned.
@@ -111,16 +112,16 @@ impl Client {
 }
 
 /// The cached inodes that a change touches. Only the server knows which inode a name stands for.
-fn changed(request: &Request<'_>) -> Changed {
+fn changed(request: &FsRequest<'_>) -> Changed {
     match request {
-        Request::Setattr { node, .. }
-        | Request::Setxattr { node, .. }
-        | Request::Removexattr { node, .. }
-        | Request::Open { node, .. } => Changed::One(node.ino),
-        Request::Mknod { parent, .. } | Request::Mkdir { parent, .. } | Request::Symlink { parent, .. } => {
+        FsRequest::Setattr { node, .. }
+        | FsRequest::Setxattr { node, .. }
+        | FsRequest::Removexattr { node, .. }
+        | FsRequest::Open { node, .. } => Changed::One(node.ino),
+        FsRequest::Mknod { parent, .. } | FsRequest::Mkdir { parent, .. } | FsRequest::Symlink { parent, .. } => {
             Changed::One(parent.ino)
         }
-        Request::Create { parent, new, .. } if !new.open.truncate => Changed::One(parent.ino),
+        FsRequest::Create { parent, new, .. } if !new.open.truncate => Changed::One(parent.ino),
         _ => Changed::Everything,
     }
 }
@@ -144,7 +145,7 @@ impl FileSystem for Client {
     }
 
     fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
-        self.ask(ctx, &Request::Statfs {})?.result()
+        self.ask(ctx, FsRequest::Statfs {})?.result()
     }
 
     fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
@@ -153,7 +154,7 @@ impl FileSystem for Client {
             return known;
         }
         let asked = self.link.cache.as_ref().map(Cache::ask);
-        let answer = self.ask(ctx, &Request::Lookup { parent, name })?;
+        let answer = self.ask(ctx, FsRequest::Lookup { parent, name })?;
         if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased()) {
             let told = answer.result::<Told>().ok();
             cache.keep_name(&asked, parent, name, self.asker(ctx), told.as_ref());
@@ -163,20 +164,20 @@ impl FileSystem for Client {
 
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
         let dir = self.node(dir)?;
-        let node: Node = self.ask(ctx, &Request::Parent { dir })?.result()?;
+        let node: Node = self.ask(ctx, FsRequest::Parent { dir })?.result()?;
         self.link.book.learn_node(node);
         Ok(node.ino)
     }
 
     fn getattr(&self, ctx: &Ctx, ino: Ino) -> Result<Attr> {
         let node = self.node(ino)?;
-        let ask = || self.ask(ctx, &Request::Getattr { node });
+        let ask = || self.ask(ctx, FsRequest::Getattr { node });
         self.link.attr(node, ask)
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let node = self.node(ino)?;
-        self.change(ctx, &Request::Setattr { node, set: *set })?.result()
+        self.change(ctx, FsRequest::Setattr { node, set: *set })?.result()
     }
 
     fn pin(&self, ctx: &Ctx, ino: Ino, generation: u32) -> Result<()> {
@@ -190,7 +191,7 @@ impl FileSystem for Client {
         if node.generation != generation {
             return Err(FsError::Stale);
         }
-        self.ask(ctx, &Request::Pin { node })?.result::<()>()?;
+        self.ask(ctx, FsRequest::Pin { node })?.result::<()>()?;
         self.link.book.pinned(node);
         Ok(())
     }
@@ -198,7 +199,7 @@ impl FileSystem for Client {
     fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
         match self.link.book.unpin(ino, count) {
             None | Some(0) => {}
-            Some(granted) => self.link.post(&Request::Release {
+            Some(granted) => self.link.post(FsRequest::Release {
                 pins: vec![(ino, granted)],
             }),
         }
@@ -206,7 +207,7 @@ impl FileSystem for Client {
 
     fn readlink(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
-        let answer = self.ask(ctx, &Request::Readlink { node })?;
+        let answer = self.ask(ctx, FsRequest::Readlink { node })?;
         self.link.was_read(ino);
         answer.result().map(|LinkTarget(target)| target.to_vec())
     }
@@ -215,7 +216,7 @@ impl FileSystem for Client {
         let parent = self.node(parent)?;
         self.told(&self.change(
             ctx,
-            &Request::Mknod {
+            FsRequest::Mknod {
                 parent,
                 name,
                 new: *node,
@@ -225,27 +226,27 @@ impl FileSystem for Client {
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         let parent = self.node(parent)?;
-        self.told(&self.change(ctx, &Request::Mkdir { parent, name, mode })?)
+        self.told(&self.change(ctx, FsRequest::Mkdir { parent, name, mode })?)
     }
 
     fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         let parent = self.node(parent)?;
-        self.told(&self.change(ctx, &Request::Symlink { parent, name, target })?)
+        self.told(&self.change(ctx, FsRequest::Symlink { parent, name, target })?)
     }
 
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         let (node, parent) = (self.node(ino)?, self.node(parent)?);
-        self.told(&self.change(ctx, &Request::Link { node, parent, name })?)
+        self.told(&self.change(ctx, FsRequest::Link { node, parent, name })?)
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let parent = self.node(parent)?;
-        self.change(ctx, &Request::Unlink { parent, name })?.result()
+        self.change(ctx, FsRequest::Unlink { parent, name })?.result()
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let parent = self.node(parent)?;
-        self.change(ctx, &Request::Rmdir { parent, name })?.result()
+        self.change(ctx, FsRequest::Rmdir { parent, name })?.result()
     }
 
     fn rename(
@@ -257,14 +258,14 @@ impl FileSystem for Client {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        let request = Request::Rename {
+        let request = FsRequest::Rename {
             parent: self.node(parent)?,
             name,
             new_parent: self.node(new_parent)?,
             new_name,
             mode,
         };
-        self.change(ctx, &request)?.result()
+        self.change(ctx, request)?.result()
     }
 
     fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
@@ -284,10 +285,10 @@ impl FileSystem for Client {
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         let node = self.node(ino)?;
         let file = self.link.fresh_number();
-        let request = Request::Open { node, mode, file };
+        let request = FsRequest::Open { node, mode, file };
         let answer = match request.is_change() {
-            true => self.change(ctx, &request)?,
-            false => self.ask(ctx, &request)?,
+            true => self.change(ctx, request)?,
+            false => self.ask(ctx, request)?,
         };
         let FileSeal(seal) = answer.result()?;
         Ok(self.keep(node, mode, seal, file))
@@ -295,29 +296,29 @@ impl FileSystem for Client {
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
         let file = self.link.fresh_number();
-        let request = Request::Create {
+        let request = FsRequest::Create {
             parent: self.node(parent)?,
             name,
             new: *new,
             file,
         };
-        self.opened(&self.change(ctx, &request)?, new.open, file)
+        self.opened(&self.change(ctx, request)?, new.open, file)
     }
 
     fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
-        let request = Request::Resolve {
+        let request = FsRequest::Resolve {
             root: self.node(start.root)?,
             base: self.node(start.base)?,
             path,
             follow,
         };
-        self.told(&self.ask(ctx, &request)?)
+        self.told(&self.ask(ctx, request)?)
     }
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
         let file = self.link.fresh_number();
         let flags = &self.without_creation(ctx, start, path, flags)?;
-        let request = Request::OpenPath {
+        let request = FsRequest::OpenPath {
             root: self.node(start.root)?,
             base: self.node(start.base)?,
             path,
@@ -325,43 +326,43 @@ impl FileSystem for Client {
             file,
         };
         let answer = match request.is_change() {
-            true => self.change(ctx, &request)?,
-            false => self.ask(ctx, &request)?,
+            true => self.change(ctx, request)?,
+            false => self.ask(ctx, request)?,
         };
         self.opened(&answer, flags.open_mode(), file)
     }
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
-        let answer = self.ask(ctx, &Request::Getxattr { node, name })?;
+        let answer = self.ask(ctx, FsRequest::Getxattr { node, name })?;
         answer.result().map(|XattrValue(value)| value.to_vec())
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let node = self.node(ino)?;
-        let request = Request::Setxattr {
+        let request = FsRequest::Setxattr {
             node,
             name,
             value,
             mode,
         };
-        self.change(ctx, &request)?.result()
+        self.change(ctx, request)?.result()
     }
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let node = self.node(ino)?;
-        let answer = self.ask(ctx, &Request::Listxattr { node })?;
+        let answer = self.ask(ctx, FsRequest::Listxattr { node })?;
         let XattrNames(names) = answer.result()?;
         Ok(names.into_iter().map(<[u8]>::to_vec).collect())
     }
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         let node = self.node(ino)?;
-        self.change(ctx, &Request::Removexattr { node, name })?.result()
+        self.change(ctx, FsRequest::Removexattr { node, name })?.result()
     }
 
     fn sync(&self, ctx: &Ctx) -> Result<()> {
-        self.link.unsynced.sync(|| self.ask(ctx, &Request::Sync {})?.result())
+        self.link.unsynced.sync(|| self.ask(ctx, FsRequest::Sync {})?.result())
     }
 
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {

@@ -14,7 +14,7 @@ use ferrite_vfs::FsError;
 use super::link::{Link, Up};
 use super::message::{Answer, encode};
 use super::own_head;
-use ferrite_proto::Request;
+use ferrite_proto::ImmediateRequest;
 
 /// How long a server may take to learn that the session ends.
 const GOODBYE: Duration = Duration::from_millis(800);
@@ -61,7 +61,7 @@ impl Link {
 
     /// Asks the server to end the session at once. If that does not arrive, the session ends with its lease.
     fn say_goodbye(&self, up: &Arc<Up>) {
-        let goodbye = encode(&own_head(self.fresh_number()), &Request::Goodbye {});
+        let goodbye = encode(&own_head(self.fresh_number()), &ImmediateRequest::Goodbye {});
         let (done, is_done) = channel();
         let up = Arc::clone(up);
         // The connection may be full of data that the server does not take.

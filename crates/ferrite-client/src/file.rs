@@ -16,7 +16,7 @@ use super::message::Answer;
 use super::pieces;
 use super::submit::TRANSFER_BYTES_MAX;
 use super::untrusted::{FileOffset, WrittenTold, of_inode};
-use ferrite_proto::{Node, Request};
+use ferrite_proto::{FileRequest, Node};
 
 /// Writes are not cut into smaller parts, however little an engine promises.
 const PART_BYTES_MIN: usize = 64 << 10;
@@ -33,12 +33,14 @@ pub(super) struct RemoteFile {
 }
 
 impl RemoteFile {
-    fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
-        self.link.call(ctx, request, Repeats::Yes, &[], &mut [])
+    fn ask(&self, ctx: &Ctx, request: FileRequest) -> Result<Answer> {
+        self.link.call(ctx, &request.into(), Repeats::Yes, &[], &mut [])
     }
 
-    fn change(&self, ctx: &Ctx, request: &Request<'_>, data: &[u8]) -> Result<Answer> {
-        let answer = self.link.change(ctx, request, Changed::One(self.node.ino), data);
+    fn change(&self, ctx: &Ctx, request: FileRequest, data: &[u8]) -> Result<Answer> {
+        let answer = self
+            .link
+            .change(ctx, &request.into(), Changed::One(self.node.ino), data);
         answer.map_err(|error| stale_if_lost(&self.link, self.number, error))
     }
 
@@ -52,11 +54,11 @@ impl RemoteFile {
     }
 
     fn write_once(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
-        let request = Request::Write {
+        let request = FileRequest::Write {
             file: self.number,
             mode,
         };
-        let told: WrittenTold = self.change(ctx, &request, data)?.result()?;
+        let told: WrittenTold = self.change(ctx, request, data)?.result()?;
         told.of(mode, data.len())
     }
 }
@@ -76,7 +78,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn getattr(&self, ctx: &Ctx) -> Result<Attr> {
-        let ask = || self.ask(ctx, &Request::FileGetattr { file: self.number });
+        let ask = || self.ask(ctx, FileRequest::FileGetattr { file: self.number });
         match self.cache() {
             Some(_) => self.link.attr(self.node, ask),
             None => of_inode(ask()?.result()?, self.node.ino),
@@ -84,11 +86,11 @@ impl OpenFile for RemoteFile {
     }
 
     fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
-        let request = Request::FileSetattr {
+        let request = FileRequest::FileSetattr {
             file: self.number,
             set: *set,
         };
-        self.change(ctx, &request, &[])?.result()
+        self.change(ctx, request, &[])?.result()
     }
 
     fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -105,13 +107,15 @@ impl OpenFile for RemoteFile {
         loop {
             let rest = &mut buf[done..];
             let len = rest.len().min(DATA_BYTES_MAX);
-            let request = Request::Read {
+            let request = FileRequest::Read {
                 file: self.number,
                 offset: offset.saturating_add(done as u64),
                 len_bytes: len as u32,
             };
             let asked = self.link.cache.as_ref().map(Cache::ask);
-            let answer = self.link.call(ctx, &request, Repeats::Yes, &[], &mut rest[..len])?;
+            let answer = self
+                .link
+                .call(ctx, &request.into(), Repeats::Yes, &[], &mut rest[..len])?;
             self.link.was_read(self.node.ino);
             answer.body()?;
             if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased())
@@ -167,7 +171,7 @@ impl OpenFile for RemoteFile {
             let read = self.read_at(ctx, offset, &mut buffer);
             return done(buffer, read);
         }
-        let request = Request::Read {
+        let request = FileRequest::Read {
             file: self.number,
             offset,
             len_bytes: buffer.len() as u32,
@@ -193,7 +197,7 @@ impl OpenFile for RemoteFile {
                 done(buffer, read);
             }
         };
-        self.link.submit(ctx, request, buffer, Box::new(then));
+        self.link.submit(ctx, request.into(), buffer, Box::new(then));
     }
 
     fn submit_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {
@@ -202,7 +206,7 @@ impl OpenFile for RemoteFile {
             let written = self.write(ctx, mode, &buffer);
             return done(buffer, written);
         }
-        let request = Request::Write {
+        let request = FileRequest::Write {
             file: self.number,
             mode,
         };
@@ -234,37 +238,37 @@ impl OpenFile for RemoteFile {
                 done(buffer, written);
             }
         };
-        self.link.submit(ctx, request, buffer, Box::new(then));
+        self.link.submit(ctx, request.into(), buffer, Box::new(then));
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        let request = Request::Fallocate {
+        let request = FileRequest::Fallocate {
             file: self.number,
             mode,
             offset,
             len_bytes: len,
         };
-        self.change(ctx, &request, &[])?.result()
+        self.change(ctx, request, &[])?.result()
     }
 
     fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
-        let request = Request::SeekData {
+        let request = FileRequest::SeekData {
             file: self.number,
             offset,
         };
-        self.ask(ctx, &request)?.result::<FileOffset>()?.from(offset)
+        self.ask(ctx, request)?.result::<FileOffset>()?.from(offset)
     }
 
     fn seek_hole(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
-        let request = Request::SeekHole {
+        let request = FileRequest::SeekHole {
             file: self.number,
             offset,
         };
-        self.ask(ctx, &request)?.result::<FileOffset>()?.from(offset)
+        self.ask(ctx, request)?.result::<FileOffset>()?.from(offset)
     }
 
     fn fsync(&self, ctx: &Ctx) -> Result<()> {
-        let sync = || self.ask(ctx, &Request::Fsync { file: self.number })?.result();
+        let sync = || self.ask(ctx, FileRequest::Fsync { file: self.number })?.result();
         self.link.unsynced.sync(sync)
     }
 }
@@ -272,7 +276,7 @@ impl OpenFile for RemoteFile {
 impl Drop for RemoteFile {
     fn drop(&mut self) {
         self.link.book.closed(self.number);
-        self.link.post(&Request::Close {
+        self.link.post(FileRequest::Close {
             files: vec![self.number],
         });
     }

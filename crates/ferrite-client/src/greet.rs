@@ -15,7 +15,10 @@ use super::slots::Slots;
 use super::unsynced::Unsynced;
 use super::untrusted::{LeaseTerm, SlotsTold};
 use super::{ConnectError, own_head};
-use ferrite_proto::{MAGIC, Node, Request, SessionState, Ticket, VERSION, Welcome};
+use ferrite_proto::{
+    FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, SessionRequest, SessionState, Ticket, VERSION,
+    Welcome,
+};
 
 /// Files that one request closes; one message cannot hold all.
 const CLOSED_AT_ONCE: usize = 4096;
@@ -47,14 +50,7 @@ impl Greeting<'_> {
         ticket: Option<Ticket>,
         limit: Duration,
     ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
-        if self.fabric.is_some() {
-            begin_fabrics();
-        }
-        let mut opened = Connection::open(self.address, self.credentials, limit)?;
-        if let Some(fabric) = self.fabric {
-            opened = upgrade(opened, self.address, fabric, limit)?;
-        }
-        let (connection, mut receiver) = opened;
+        let (connection, mut receiver) = self.connect(limit)?;
         receiver.set_spin(self.spin);
         let mut dialogue = Dialogue {
             greeting: self,
@@ -62,59 +58,28 @@ impl Greeting<'_> {
             receiver: &mut receiver,
             ends: Instant::now() + limit,
         };
-        let hello = Request::Hello {
-            magic: MAGIC,
-            version: VERSION,
-            export: self.export.as_bytes(),
-            resume: ticket,
-        };
-        let answer = dialogue.ask(&hello)?;
-        let address = self.address.to_owned();
-        let welcome = match answer.result::<Welcome>() {
-            Ok(welcome) => welcome,
-            Err(why) if !answer.is_ok() => return Err(ConnectError::Refused { address, why }),
-            Err(why) => {
-                return Err(ConnectError::Foreign {
-                    address,
-                    why: why.to_string(),
-                });
-            }
-        };
+        let welcome = dialogue.hello(ticket)?;
         self.book.set_root(welcome.root);
         self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
         self.unsynced.greeted(welcome.instance, welcome.state);
-        match welcome.state {
-            SessionState::Alive => {}
-            SessionState::ToReclaim => {
-                if self.slots.has_any() {
-                    let told = dialogue.ask(&Request::ReclaimSlots {})?.result();
-                    let (number, slots) = told.map(|SlotsTold(told)| told).unwrap_or_default();
-                    self.slots.reclaimed(number, slots);
-                }
-                dialogue.reclaim(true)?;
-            }
-            SessionState::New => {
-                // A session that had no state ends with its connection, and its loss does no harm.
-                if ticket.is_some() && self.book.has_any() {
-                    tracing::warn!(
-                        "the session on {address} has ended; locks were lost, and what others removed may be gone"
-                    );
-                }
-                self.slots.begin(welcome.ticket.session);
-                dialogue.reclaim(false)?;
-            }
-        }
-        let term_ms = match self.wants_leases {
-            true => dialogue
-                .ask(&Request::Leases {
-                    relied_on: self.are_leases_relied_on,
-                })?
-                .result()
-                .map_or(0, |LeaseTerm(term_ms)| term_ms),
-            false => 0,
+        dialogue.restore(&welcome, ticket.is_some())?;
+        let term = match self.wants_leases {
+            true => dialogue.ask_for_leases()?,
+            false => Duration::ZERO,
         };
-        let term = Duration::from_millis(u64::from(term_ms));
         Ok((connection, receiver, welcome, term))
+    }
+
+    /// Opens a connection, over the fabric if the client has one.
+    fn connect(&self, limit: Duration) -> Result<(Connection, Receiver), ConnectError> {
+        if self.fabric.is_some() {
+            begin_fabrics();
+        }
+        let opened = Connection::open(self.address, self.credentials, limit)?;
+        Ok(match self.fabric {
+            Some(fabric) => upgrade(opened, self.address, fabric, limit)?,
+            None => opened,
+        })
     }
 }
 
@@ -127,9 +92,9 @@ struct Dialogue<'d> {
 }
 
 impl Dialogue<'_> {
-    fn ask(&mut self, request: &Request<'_>) -> Result<Answer, ConnectError> {
+    fn ask<'r>(&mut self, request: impl Into<Request<'r>>) -> Result<Answer, ConnectError> {
         let head = own_head(self.greeting.numbers.fetch_add(1, Ordering::Relaxed));
-        self.connection.send(&encode(&head, request), &[])?;
+        self.connection.send(&encode(&head, &request.into()), &[])?;
         loop {
             match Answer::receive(self.receiver)? {
                 Some((answer, _)) if answer.id() == head.id => return Ok(answer),
@@ -143,6 +108,62 @@ impl Dialogue<'_> {
                 _ => {}
             }
         }
+    }
+
+    /// Selects the session.
+    fn hello(&mut self, ticket: Option<Ticket>) -> Result<Welcome, ConnectError> {
+        let answer = self.ask(ImmediateRequest::Hello {
+            magic: MAGIC,
+            version: VERSION,
+            export: self.greeting.export.as_bytes(),
+            resume: ticket,
+        })?;
+        let address = self.greeting.address.to_owned();
+        match answer.result::<Welcome>() {
+            Ok(welcome) => Ok(welcome),
+            Err(why) if !answer.is_ok() => Err(ConnectError::Refused { address, why }),
+            Err(why) => Err(ConnectError::Foreign {
+                address,
+                why: why.to_string(),
+            }),
+        }
+    }
+
+    /// Brings the session to the state that the client relies on, as far as the server has lost it.
+    fn restore(&mut self, welcome: &Welcome, had_session: bool) -> Result<(), ConnectError> {
+        let Greeting {
+            address, book, slots, ..
+        } = self.greeting;
+        match welcome.state {
+            SessionState::Alive => Ok(()),
+            SessionState::ToReclaim => {
+                if slots.has_any() {
+                    let told = self.ask(SessionRequest::ReclaimSlots {})?.result();
+                    let (number, own) = told.map(|SlotsTold(told)| told).unwrap_or_default();
+                    slots.reclaimed(number, own);
+                }
+                self.reclaim(true)
+            }
+            SessionState::New => {
+                // A session that had no state ends with its connection, and its loss does no harm.
+                if had_session && book.has_any() {
+                    tracing::warn!(
+                        "the session on {address} has ended; locks were lost, and what others removed may be gone"
+                    );
+                }
+                slots.begin(welcome.ticket.session);
+                self.reclaim(false)
+            }
+        }
+    }
+
+    /// Asks for leases, and returns their term: zero if the server gives none.
+    fn ask_for_leases(&mut self) -> Result<Duration, ConnectError> {
+        let answer = self.ask(SessionRequest::Leases {
+            relied_on: self.greeting.are_leases_relied_on,
+        })?;
+        let term_ms = answer.result().map_or(0, |LeaseTerm(term_ms)| term_ms);
+        Ok(Duration::from_millis(u64::from(term_ms)))
     }
 
     /// Reclaims open files, locks and pins. State that the server has lost is stale from now on, and so are open files
@@ -161,7 +182,7 @@ impl Dialogue<'_> {
         // An earlier connection may have opened them before it broke.
         self.close(&stale.into_iter().map(|(file, _)| file).collect::<Vec<_>>())?;
         for (file, opened) in files {
-            let answer = self.ask(&Request::Reopen {
+            let answer = self.ask(FsRequest::Reopen {
                 node: opened.node,
                 mode: opened.mode,
                 seal: opened.seal,
@@ -180,20 +201,20 @@ impl Dialogue<'_> {
         self.pin(first)?;
         for (key, node, held) in locks {
             for lock in held {
-                let claim = Request::Lock {
+                let claim = ImmediateRequest::Lock {
                     node,
                     client: key.client,
                     lock,
                     may_wait: false,
                     is_claim: true,
                 };
-                if let Err(error) = self.ask(&claim)?.result::<()>() {
+                if let Err(error) = self.ask(claim)?.result::<()>() {
                     self.lock_is_lost(node.ino, &error)?;
                 }
             }
         }
         self.pin(last)?;
-        self.ask(&Request::Reclaimed {}).map(drop)
+        self.ask(ImmediateRequest::Reclaimed {}).map(drop)
     }
 
     /// Recorded at once: if this connection breaks, the next must not get the lock after all.
@@ -205,7 +226,7 @@ impl Dialogue<'_> {
 
     fn pin(&mut self, nodes: Vec<Node>) -> Result<(), ConnectError> {
         for node in nodes {
-            let answer = self.ask(&Request::Pin { node })?;
+            let answer = self.ask(FsRequest::Pin { node })?;
             self.greeting.book.pinned_again(node.ino, answer.result::<()>().is_ok());
         }
         Ok(())
@@ -214,7 +235,7 @@ impl Dialogue<'_> {
     fn close(&mut self, files: &[u64]) -> Result<(), ConnectError> {
         for files in files.chunks(CLOSED_AT_ONCE) {
             let files = files.to_vec();
-            self.ask(&Request::Close { files })?;
+            self.ask(FileRequest::Close { files })?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::message::encode;
 use super::requests::{Later, Then};
 use super::submit::Parked;
 use super::{head, own_head};
-use ferrite_proto::{Head, Request};
+use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
 
 impl Link {
     /// Makes a request and passes its answer to `then`, at any time, on any thread. Returns its number.
@@ -116,7 +116,7 @@ impl Link {
             // As in `post`.
             let line = self.line.lock();
             let waits = self.requests.enter_cancel(&mut head, number, |head| {
-                body = encode(head, &Request::CancelLock { request: number });
+                body = encode(head, &ImmediateRequest::CancelLock { request: number });
                 body.clone()
             });
             line.up.clone().filter(|_| waits)
@@ -133,7 +133,7 @@ impl Link {
         if self.options.patience.is_some() {
             let now = Instant::now();
             for request in self.requests.expire(now, |_| false) {
-                self.post(&Request::Abandon { request, file: 0 });
+                self.post(SessionRequest::Abandon { request, file: 0 });
             }
             for parked in self.parking.take(Some(now)) {
                 parked.fail(FsError::TimedOut);

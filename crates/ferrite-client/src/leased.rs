@@ -16,7 +16,7 @@ use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::taking_back::{RECALLS_MAX, Recall};
 use super::untrusted::{RecallTold, of_inode};
-use ferrite_proto::{Node, Request};
+use ferrite_proto::{ImmediateRequest, Node, Request};
 
 /// Recalls that one message answers.
 const RECALLS_AT_ONCE: usize = 4096;
@@ -128,7 +128,7 @@ impl Link {
             // One message does not hold all.
             for recalls in recalls.chunks(RECALLS_AT_ONCE) {
                 let recalls = recalls.to_vec();
-                self.post(&Request::Recalled { recalls });
+                self.post(ImmediateRequest::Recalled { recalls });
             }
         }
     }

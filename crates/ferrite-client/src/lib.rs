@@ -49,7 +49,7 @@ use ferrite_fabric::secure::{Credentials, Encrypt, Key};
 use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, OpenMode, ROOT_INO, SYSTEM};
 use thiserror::Error;
 
-use ferrite_proto::{Activity, Caller, Head, Request};
+use ferrite_proto::{Activity, Caller, FsRequest, Head, Request, SessionRequest};
 use groups::GroupCache;
 use link::Link;
 use listing::Wishes;
@@ -221,12 +221,12 @@ impl Client {
         }
         // Directories cannot be opened for writing, so this changes nothing anywhere. A server first reports that the
         // export is read-only.
-        let request = Request::Open {
+        let request = FsRequest::Open {
             node: self.node(ROOT_INO)?,
             mode: OpenMode::read_write(),
             file: self.link.fresh_number(),
         };
-        match self.ask(SYSTEM, &request)?.result::<untrusted::FileSeal>() {
+        match self.ask(SYSTEM, request)?.result::<untrusted::FileSeal>() {
             Err(FsError::ReadOnly) => Ok(true),
             _ => Ok(false),
         }
@@ -244,9 +244,13 @@ impl Client {
 
     /// The server's counters of operations on this export, by client. Blocks as every call.
     pub fn activity(&self) -> Result<Activity, FsError> {
-        let asked = self
-            .link
-            .call(SYSTEM, &Request::Activity {}, link::Repeats::Yes, &[], &mut []);
+        let asked = self.link.call(
+            SYSTEM,
+            &SessionRequest::Activity {}.into(),
+            link::Repeats::Yes,
+            &[],
+            &mut [],
+        );
         asked?.result()
     }
 

@@ -37,7 +37,7 @@ use super::taking_back::TakingBack;
 use super::unsynced::Unsynced;
 use super::untrusted::SlotsTold;
 use super::{ClientOptions, ConnectError, head, own_head};
-use ferrite_proto::{Head, Promises, RECALL_ID, Request, Ticket};
+use ferrite_proto::{Head, ImmediateRequest, Promises, RECALL_ID, Request, SessionRequest, Ticket};
 
 /// The first wait between attempts to connect, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
@@ -213,7 +213,7 @@ impl Link {
         }
         if was_sent && matches!(answer, Err(FsError::TimedOut | FsError::Interrupted)) {
             // It may still have an effect on the session, unknown to this client.
-            self.post(&Request::Abandon {
+            self.post(SessionRequest::Abandon {
                 request: head.id,
                 file: request.file().unwrap_or_default(),
             });
@@ -279,14 +279,15 @@ impl Link {
     }
 
     /// Makes a request without waiting for its answer. It arrives, unless the session ends.
-    pub(super) fn post(&self, request: &Request<'_>) {
+    pub(super) fn post<'r>(&self, request: impl Into<Request<'r>>) {
+        let request = request.into();
         let mut head = own_head(0);
         let mut body = Vec::new();
         let up = {
             // The connecting thread sends everything that is noted before others see the connection.
             let line = self.line.lock();
             self.requests.enter(&mut head, |head| {
-                body = encode(head, request);
+                body = encode(head, &request);
                 Pending::Posted(body.clone())
             });
             line.up.clone()
@@ -301,9 +302,9 @@ impl Link {
 
     pub(super) fn ask_for_slots(&self, waits: Waits) -> Result<()> {
         let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
-        let request = Request::Slots {
+        let request = Request::from(SessionRequest::Slots {
             count: self.options.slots,
-        };
+        });
         let ctx = ferrite_vfs::SYSTEM.clone().waiting(waits);
         let answer = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
         let SlotsTold((number, mut slots)) = answer.result()?;
@@ -638,7 +639,11 @@ impl Link {
         }
         if silence >= tick {
             let ping = self.requests.ping();
-            if up.connection.send(&encode(&ping, &Request::Ping {}), &[]).is_err() {
+            if up
+                .connection
+                .send(&encode(&ping, &ImmediateRequest::Ping {}), &[])
+                .is_err()
+            {
                 self.lost(&up);
                 return true;
             }

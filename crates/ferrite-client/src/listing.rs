@@ -11,7 +11,7 @@ use ferrite_vfs::{Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Result};
 use super::Client;
 use super::untrusted::{Progress, refused};
 use ferrite_proto::{
-    ENTRY_FOLLOWS, Entry, EntryTold, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Malformed, Reader, Request,
+    ENTRY_FOLLOWS, Entry, EntryTold, FsRequest, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Malformed, Reader,
 };
 
 /// Estimates never fall below this: the next caller may want everything.
@@ -67,13 +67,13 @@ impl Client {
         let mut taken_bytes = 0;
         let mut progress = Progress::behind(cookie);
         loop {
-            let request = Request::Readdir {
+            let request = FsRequest::Readdir {
                 dir,
                 cookie: progress.cookie(),
                 with_attributes,
                 room_bytes: room as u32,
             };
-            let answer = self.ask(ctx, &request)?;
+            let answer = self.ask(ctx, request)?;
             self.link.was_read(dir.ino);
             let mut reader = Reader::new(answer.body()?);
             let mut goes_on = true;

@@ -7,7 +7,7 @@ use ferrite_vfs::{Ctx, FsError, Ino, Result, SYSTEM};
 
 use super::book::{LockKey, LockStep};
 use super::link::{Link, Repeats};
-use ferrite_proto::Request;
+use ferrite_proto::{ImmediateRequest, LockingRequest, Request};
 
 fn owner(request: &LockRequest) -> LockOwner {
     match request {
@@ -38,13 +38,13 @@ pub(super) fn lock(
         ino,
         owner: owner(&lock),
     };
-    let request = Request::Lock {
+    let request = Request::from(ImmediateRequest::Lock {
         node,
         client,
         lock,
         may_wait,
         is_claim: false,
-    };
+    });
     if !may_wait {
         let answer = link.call(ctx, &request, Repeats::Yes, &[], &mut []);
         let result = answer.and_then(|answer| answer.result::<()>());
@@ -76,15 +76,15 @@ pub(super) fn lock(
 /// See [`ferrite_vfs::FileSystem::unlock`]. A caller that does not wait for the answer has unlocked all the same.
 pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
     let (node, client) = (link.book.node(ino)?, ctx.client.0);
-    let request = Request::Unlock {
+    let request = Request::from(LockingRequest::Unlock {
         node,
         client,
         owner,
         what,
-    };
+    });
     match link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []) {
         // It reaches the server after a reconnect, or its session ends, and the locks with it.
-        Err(FsError::TimedOut | FsError::Interrupted) => link.post(&request),
+        Err(FsError::TimedOut | FsError::Interrupted) => link.post(request),
         answer => answer?.result::<()>()?,
     }
     let key = LockKey { client, ino, owner };
@@ -99,11 +99,11 @@ fn of_itself(ctx: &Ctx) -> Ctx {
 
 /// See [`ferrite_vfs::FileSystem::conflicting_lock`].
 pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
-    let request = Request::ConflictingLock {
+    let request = Request::from(LockingRequest::ConflictingLock {
         node: link.book.node(ino)?,
         client: ctx.client.0,
         lock: *lock,
-    };
+    });
     link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut [])?
         .result()
 }
@@ -118,6 +118,6 @@ pub(super) fn release_client(link: &Link, ctx: &Ctx) {
     let client = ctx.client.0;
     link.book.client_released(client);
     // Errors are not reported: without a connection the lease ends the locks.
-    let request = Request::ReleaseClient { client };
+    let request = Request::from(LockingRequest::ReleaseClient { client });
     let _ = link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []);
 }

@@ -9,13 +9,13 @@ use ferrite_vfs::{FsError, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::untrusted::{Reply, refused};
-use ferrite_proto::{AnswerHead, Head, Malformed, Reader, Request, Wire};
+use ferrite_proto::{AnswerHead, Call, Encode, FsRequest, Head, Malformed, Reader, Request};
 
 /// Length of an answer's head.
 const ANSWER_HEAD_BYTES: usize = 9;
 
 /// Encodes a request.
-pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
+pub(super) fn encode(head: &Head, request: &impl Encode) -> Vec<u8> {
     let mut body = Vec::with_capacity(256);
     head.put(&mut body);
     request.put(&mut body);
@@ -26,7 +26,7 @@ pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
 pub(super) fn check_length(body: &[u8], request: &Request<'_>) -> Result<()> {
     match request {
         _ if body.len() <= BODY_BYTES_MAX => Ok(()),
-        Request::Setxattr { .. } => Err(FsError::ValueTooLong),
+        Request::Call(Call::Fs(FsRequest::Setxattr { .. })) => Err(FsError::ValueTooLong),
         _ => Err(FsError::NameTooLong),
     }
 }

@@ -17,7 +17,7 @@ use super::limit::Limit;
 use super::link::{Link, Up};
 use super::message::{Waiter, encode};
 use super::requests::Pending;
-use ferrite_proto::{Piece, Request};
+use ferrite_proto::{FileRequest, Piece, Request};
 
 /// Length of a piece.
 const PIECE_BYTES: usize = 256 << 10;
@@ -59,11 +59,11 @@ impl Link {
                 && !is_at_end
                 && let Some((at, part)) = pieces.next()
             {
-                let request = Request::ReadPiece {
+                let request = Request::from(FileRequest::ReadPiece {
                     file,
                     offset: at,
                     len_bytes: part.len() as u32,
-                };
+                });
                 let Some(asked) = self.ask_over(ctx, &up, &request, part.len()) else {
                     return Ok(None);
                 };

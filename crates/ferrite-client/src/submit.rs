@@ -35,7 +35,7 @@ pub(super) struct Parked {
 impl Parked {
     /// Whether it needs a token.
     pub(super) fn is_change(&self) -> bool {
-        matches!(self.request, Request::Write { .. })
+        self.request.is_change()
     }
 
     /// How much data its answer has.

@@ -14,7 +14,7 @@ use ferrite_vfs::{Attr, FsError, Ino, NAME_MAX, PATH_MAX, Position, ROOT_INO, St
 use ferrite_vfs::{XATTR_NAME_MAX, XATTR_SIZE_MAX, posix};
 
 use ferrite_proto::{
-    Activity, Entry, EntryTold, GrantedKey, LATENCY_CLASSES, Malformed, Node, OpenedFile, Piece, QueuePairTold,
+    Activity, Encode, Entry, EntryTold, GrantedKey, LATENCY_CLASSES, Malformed, Node, OpenedFile, Piece, QueuePairTold,
     RdmaActivity, Reader, Told, UdpPlace, VERSION, Welcome, Wire,
 };
 
@@ -124,22 +124,26 @@ macro_rules! meanings {
     (@of $name:ident $life:lifetime) => { $name<'m> };
     (@of $name:ident) => { $name };
     (@wire $name:ident $life:lifetime $inner:ty) => {
-        impl<'m> Wire<'m> for $name<'m> {
+        impl Encode for $name<'_> {
             fn put(&self, out: &mut Vec<u8>) {
                 self.0.put(out);
             }
+        }
 
+        impl<'m> Wire<'m> for $name<'m> {
             fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
                 Ok($name(from.get()?))
             }
         }
     };
     (@wire $name:ident $inner:ty) => {
-        impl Wire<'_> for $name {
+        impl Encode for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 self.0.put(out);
             }
+        }
 
+        impl Wire<'_> for $name {
             fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
                 Ok($name(from.get()?))
             }

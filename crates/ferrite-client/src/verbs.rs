@@ -7,7 +7,7 @@ use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Ctx, Ino, Result, SYSTEM};
 
 use super::Client;
-use ferrite_proto::{GrantedKey, QueuePairTold, RdmaActivity, Request, UdpPlace};
+use ferrite_proto::{GrantedKey, QueuePairTold, RdmaActivity, RdmaRequest, UdpPlace};
 
 impl Client {
     /// The addresses of the server's RDMA, the most promising first; empty if it has none. Blocks as every call.
@@ -15,7 +15,7 @@ impl Client {
     /// # Errors
     /// If the server cannot be asked.
     pub fn rdma_places(&self) -> Result<Vec<SocketAddr>> {
-        let answer = self.ask(SYSTEM, &Request::Rdma {})?;
+        let answer = self.ask(SYSTEM, RdmaRequest::Rdma {})?;
         let told: Vec<UdpPlace> = answer.result()?;
         let server = self.link.peer();
         let mut places: Vec<SocketAddr> = told
@@ -31,7 +31,8 @@ impl Client {
     /// # Errors
     /// `NotSupported` if the server has no RDMA; others if it refuses.
     pub fn open_queue_pair(&self, client: &QueuePairTold) -> Result<QueuePairTold> {
-        self.ask(SYSTEM, &Request::OpenQueuePair { client: *client })?.result()
+        self.ask(SYSTEM, RdmaRequest::OpenQueuePair { client: *client })?
+            .result()
     }
 
     /// Closes a queue pair, by the server's number.
@@ -39,7 +40,7 @@ impl Client {
     /// # Errors
     /// If the server cannot be asked.
     pub fn close_queue_pair(&self, qpn: u32) -> Result<()> {
-        self.ask(SYSTEM, &Request::CloseQueuePair { qpn })?.result()
+        self.ask(SYSTEM, RdmaRequest::CloseQueuePair { qpn })?.result()
     }
 
     /// Gets a key of a file, for queue pairs of this session. `atomic`: each WRITE is one step.
@@ -48,13 +49,13 @@ impl Client {
     /// Those of [`ferrite_vfs::regions::Regions::bind`]; `NotSupported` if the server has no RDMA; `ReadOnly` if the
     /// export is.
     pub fn bind(&self, ctx: &Ctx, ino: Ino, binding: Binding, atomic: bool) -> Result<GrantedKey> {
-        let request = Request::Bind {
+        let request = RdmaRequest::Bind {
             node: self.node(ino)?,
             writable: binding.writable,
             arrange: binding.arrange,
             atomic,
         };
-        self.ask(ctx, &request)?.result()
+        self.ask(ctx, request)?.result()
     }
 
     /// Returns a key.
@@ -62,13 +63,13 @@ impl Client {
     /// # Errors
     /// If the server cannot be asked.
     pub fn release_key(&self, key: u32) -> Result<()> {
-        self.ask(SYSTEM, &Request::ReleaseKey { key })?.result()
+        self.ask(SYSTEM, RdmaRequest::ReleaseKey { key })?.result()
     }
 
     /// Returns a key and a queue pair without waiting for the answer.
     pub fn forget_verbs(&self, key: u32, qpn: u32) {
-        self.link.post(&Request::ReleaseKey { key });
-        self.link.post(&Request::CloseQueuePair { qpn });
+        self.link.post(RdmaRequest::ReleaseKey { key });
+        self.link.post(RdmaRequest::CloseQueuePair { qpn });
     }
 
     /// Revokes all keys of a file from all clients, and makes it an ordinary file again.
@@ -77,7 +78,7 @@ impl Client {
     /// `AccessDenied` if the caller may not write it; errors of the engine.
     pub fn unbind(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
         let node = self.node(ino)?;
-        self.ask(ctx, &Request::Unbind { node })?.result()
+        self.ask(ctx, RdmaRequest::Unbind { node })?.result()
     }
 
     /// The counters of the server's RDMA, and the bound files of the export.
@@ -85,7 +86,7 @@ impl Client {
     /// # Errors
     /// If the server cannot be asked.
     pub fn rdma_activity(&self) -> Result<RdmaActivity> {
-        self.ask(SYSTEM, &Request::RdmaActivity {})?.result()
+        self.ask(SYSTEM, RdmaRequest::RdmaActivity {})?.result()
     }
 }
 

@@ -326,61 +326,11 @@ fn messages_that_make_no_sense_cost_their_sender_the_connection() {
     for site in sites() {
         let (connection, receiver) = site.open();
         let mut bystander = Bystander(connection, receiver);
-        // Messages for no connection: dropped, and their sender stays connected.
         let mut attacker = Attacker::new(&site, None);
-        let number = attacker.number;
-        for message in [
-            vec![],
-            vec![1; 3],
-            vec![0xff; 4000],
-            attacker.head(number.wrapping_add(1), 0, 0, 0),
-            attacker.head(0, 0, 0, 0),
-        ] {
-            if !message.is_empty() {
-                attacker.send(&message);
-            }
-        }
-        bystander.goes_on();
-        // More of one kind than a connection may have in flight: this uses up no other client's buffers.
-        for _ in 0..200 {
-            attacker.send(&attacker.head(number ^ 1, 0, 0, 0));
-        }
-        bystander.goes_on();
+        send_for_no_connection(&mut attacker, &mut bystander);
         drop(attacker);
         bystander.goes_on();
-        // Of its own connection, and malformed.
-        let (body, huge) = (BODY_BYTES_MAX + 1, DATA_BYTES_MAX + 1);
-        let lengths = |body_bytes, data_bytes| Lengths { body_bytes, data_bytes };
-        let far = Descriptor {
-            offset: REGION_BYTES - 10,
-            len_bytes: 100_000,
-        };
-        let other = Descriptor {
-            offset: 0,
-            len_bytes: 77,
-        };
-        let apart = |data_bytes, place: Descriptor| {
-            let mut frame = prefix(lengths(8, data_bytes), true).to_vec();
-            frame.extend(b"12345678");
-            frame.extend(place.encode());
-            frame
-        };
-        let impossible: [&dyn Fn(&mut Attacker); 9] = [
-            &|it| it.send(&number_only(it)),
-            &|it| it.send(&it.head(it.number, 0, 0, 7)),
-            &|it| it.send(&it.head(it.number, 1000, 0, 0)),
-            &|it| it.send(&it.head(it.number, 0, u16::MAX, 1)),
-            &|it| {
-                // The same number twice, before its turn.
-                it.send(&it.head(it.number, 5, 0, 0));
-                it.send(&it.head(it.number, 5, 0, 0));
-            },
-            &|it| it.stream(&prefix(lengths(body, 0), false)),
-            &|it| it.stream(&prefix(lengths(8, huge), false)),
-            &|it| it.stream(&apart(100_000, far)),
-            &|it| it.stream(&apart(100_000, other)),
-        ];
-        for (turn, attack) in impossible.into_iter().enumerate() {
+        for (turn, attack) in MALFORMED.iter().enumerate() {
             let mut attacker = Attacker::new(&site, None);
             attack(&mut attacker);
             let _ = (&attacker.stream).write(&[0]);
@@ -389,11 +339,74 @@ fn messages_that_make_no_sense_cost_their_sender_the_connection() {
         }
         // Half a frame, and nothing more.
         let mut attacker = Attacker::new(&site, None);
-        attacker.stream(&prefix(lengths(1000, 0), false));
+        attacker.stream(&announced(1000, 0));
         bystander.goes_on();
         drop(attacker);
         bystander.goes_on();
     }
+}
+
+/// Messages for no connection are dropped, and their sender stays connected.
+fn send_for_no_connection(attacker: &mut Attacker, bystander: &mut Bystander) {
+    let number = attacker.number;
+    for message in [
+        vec![1; 3],
+        vec![0xff; 4000],
+        attacker.head(number.wrapping_add(1), 0, 0, 0),
+        attacker.head(0, 0, 0, 0),
+    ] {
+        attacker.send(&message);
+    }
+    bystander.goes_on();
+    // More of one kind than a connection may have in flight: this uses up no other client's buffers.
+    for _ in 0..200 {
+        attacker.send(&attacker.head(number ^ 1, 0, 0, 0));
+    }
+    bystander.goes_on();
+}
+
+/// Malformed messages of the sender's own connection.
+const MALFORMED: [fn(&mut Attacker); 9] = [
+    |it| it.send(&number_only(it)),
+    |it| it.send(&it.head(it.number, 0, 0, 7)),
+    |it| it.send(&it.head(it.number, 1000, 0, 0)),
+    |it| it.send(&it.head(it.number, 0, u16::MAX, 1)),
+    |it| {
+        // The same number twice, before its turn.
+        it.send(&it.head(it.number, 5, 0, 0));
+        it.send(&it.head(it.number, 5, 0, 0));
+    },
+    |it| it.stream(&announced(BODY_BYTES_MAX + 1, 0)),
+    |it| it.stream(&announced(8, DATA_BYTES_MAX + 1)),
+    |it| {
+        it.stream(&data_elsewhere(Descriptor {
+            offset: REGION_BYTES - 10,
+            len_bytes: 100_000,
+        }))
+    },
+    |it| {
+        it.stream(&data_elsewhere(Descriptor {
+            offset: 0,
+            len_bytes: 77,
+        }))
+    },
+];
+
+/// The prefix of a frame with a body and data of these lengths.
+fn announced(body_bytes: usize, data_bytes: usize) -> [u8; PREFIX_BYTES] {
+    prefix(Lengths { body_bytes, data_bytes }, false)
+}
+
+/// A frame whose 100,000 bytes of data are said to be at `place`.
+fn data_elsewhere(place: Descriptor) -> Vec<u8> {
+    let lengths = Lengths {
+        body_bytes: 8,
+        data_bytes: 100_000,
+    };
+    let mut frame = prefix(lengths, true).to_vec();
+    frame.extend(b"12345678");
+    frame.extend(place.encode());
+    frame
 }
 
 fn number_only(it: &Attacker) -> Vec<u8> {

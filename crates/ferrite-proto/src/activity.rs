@@ -1,4 +1,4 @@
-//! A server's report of its activity: the answer to [`Request::Activity`](super::Request::Activity).
+//! A server's report of its activity: the answer to [`SessionRequest::Activity`](super::SessionRequest::Activity).
 
 use super::fields;
 

@@ -1,4 +1,4 @@
-//! Numbers, bytes and lists as they cross the wire: [`Wire`], and [`Reader`], which trusts nothing.
+//! Numbers, bytes and lists as they cross the wire: [`Encode`], [`Wire`], and [`Reader`], which trusts nothing.
 //!
 //! Invariant: reading never panics and never allocates more than the received bytes hold.
 
@@ -53,22 +53,27 @@ impl<'m> Reader<'m> {
     }
 }
 
-/// A value that crosses the wire.
-pub trait Wire<'m>: Sized {
+/// A value that can be sent.
+pub trait Encode {
     /// Appends it.
     fn put(&self, out: &mut Vec<u8>);
+}
 
+/// A value that can be sent and received.
+pub trait Wire<'m>: Encode + Sized {
     /// Reads it.
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed>;
 }
 
 macro_rules! numbers {
     ($($type:ty),*) => {
-        $(impl Wire<'_> for $type {
+        $(impl Encode for $type {
             fn put(&self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());
             }
+        }
 
+        impl Wire<'_> for $type {
             fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
                 let bytes = from.take(size_of::<$type>())?;
                 Ok(<$type>::from_le_bytes(bytes.try_into().map_err(|_| Malformed("it is too short"))?))
@@ -79,11 +84,13 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32, u64, i64);
 
-impl Wire<'_> for bool {
+impl Encode for bool {
     fn put(&self, out: &mut Vec<u8>) {
         u8::from(*self).put(out);
     }
+}
 
+impl Wire<'_> for bool {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         match from.get::<u8>()? {
             0 => Ok(false),
@@ -93,44 +100,52 @@ impl Wire<'_> for bool {
     }
 }
 
-impl Wire<'_> for () {
+impl Encode for () {
     fn put(&self, _: &mut Vec<u8>) {}
+}
 
+impl Wire<'_> for () {
     fn get(_: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(())
     }
 }
 
 /// Bytes: their number (32 bits), then the bytes.
-impl<'m> Wire<'m> for &'m [u8] {
+impl Encode for &[u8] {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u32).put(out);
         out.extend_from_slice(self);
     }
+}
 
+impl<'m> Wire<'m> for &'m [u8] {
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         let len = from.get::<u32>()? as usize;
         from.take(len)
     }
 }
 
-impl<'m, const N: usize> Wire<'m> for [u8; N] {
+impl<const N: usize> Encode for [u8; N] {
     fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self);
     }
+}
 
+impl<'m, const N: usize> Wire<'m> for [u8; N] {
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         from.take(N)?.try_into().map_err(|_| Malformed("it is too short"))
     }
 }
 
 /// A list: the number of its elements (32 bits), then the elements.
-impl<'m, T: Wire<'m>> Wire<'m> for Vec<T> {
+impl<T: Encode> Encode for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u32).put(out);
         self.iter().for_each(|element| element.put(out));
     }
+}
 
+impl<'m, T: Wire<'m>> Wire<'m> for Vec<T> {
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         let count = from.get::<u32>()?;
         // It grows with the elements present, not with the announced number.
@@ -142,14 +157,16 @@ impl<'m, T: Wire<'m>> Wire<'m> for Vec<T> {
     }
 }
 
-impl<'m, T: Wire<'m>> Wire<'m> for Option<T> {
+impl<T: Encode> Encode for Option<T> {
     fn put(&self, out: &mut Vec<u8>) {
         self.is_some().put(out);
         if let Some(value) = self {
             value.put(out);
         }
     }
+}
 
+impl<'m, T: Wire<'m>> Wire<'m> for Option<T> {
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         Ok(match from.get::<bool>()? {
             true => Some(from.get()?),
@@ -158,27 +175,31 @@ impl<'m, T: Wire<'m>> Wire<'m> for Option<T> {
     }
 }
 
-impl<'m, A: Wire<'m>, B: Wire<'m>> Wire<'m> for (A, B) {
+impl<A: Encode, B: Encode> Encode for (A, B) {
     fn put(&self, out: &mut Vec<u8>) {
         self.0.put(out);
         self.1.put(out);
     }
+}
 
+impl<'m, A: Wire<'m>, B: Wire<'m>> Wire<'m> for (A, B) {
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         Ok((from.get()?, from.get()?))
     }
 }
 
-/// Implements [`Wire`] for a struct: its fields, in declaration order. The server keeps its own
-/// records in this form, too.
+/// Implements [`Encode`] and [`Wire`] for a struct: its fields, in declaration order. The server keeps its own records
+/// in this form, too.
 #[macro_export]
 macro_rules! fields {
     ($type:ty { $($field:ident),* $(,)? }) => {
-        impl<'m> $crate::codec::Wire<'m> for $type {
+        impl $crate::codec::Encode for $type {
             fn put(&self, out: &mut Vec<u8>) {
-                $(self.$field.put(out);)*
+                $($crate::codec::Encode::put(&self.$field, out);)*
             }
+        }
 
+        impl<'m> $crate::codec::Wire<'m> for $type {
             fn get(from: &mut $crate::codec::Reader<'m>) -> Result<Self, $crate::codec::Malformed> {
                 $(let $field = from.get()?;)*
                 Ok(Self { $($field),* })
@@ -187,17 +208,19 @@ macro_rules! fields {
     };
 }
 
-/// Implements [`Wire`] for an enum without content: each value is one byte.
+/// Implements [`Encode`] and [`Wire`] for an enum without content: each value is one byte.
 macro_rules! values {
     ($type:ty { $($number:literal = $value:path),* $(,)? }) => {
-        impl<'m> crate::codec::Wire<'m> for $type {
+        impl crate::codec::Encode for $type {
             fn put(&self, out: &mut Vec<u8>) {
                 let number: u8 = match self {
                     $($value => $number,)*
                 };
-                number.put(out);
+                crate::codec::Encode::put(&number, out);
             }
+        }
 
+        impl<'m> crate::codec::Wire<'m> for $type {
             fn get(from: &mut crate::codec::Reader<'m>) -> Result<Self, crate::codec::Malformed> {
                 match from.get::<u8>()? {
                     $($number => Ok($value),)*

@@ -1,7 +1,7 @@
 //! The wire format: the messages between client and server, byte by byte. `docs/wire.md` describes it.
 //!
-//! Contents: the encoding of values (`codec`) and of the trait's types (`types`); the requests and their answers
-//! (`message`; `activity`, a server's report of its activity; `rdma`, the messages about RDMA).
+//! Contents: the encoding of values (`codec`) and of the trait's types (`types`); the requests (`request`) and
+//! their answers (`message`; `activity`, a server's report of its activity; `rdma`, the messages about RDMA).
 //!
 //! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message
 //! needs a new [`VERSION`].
@@ -13,12 +13,14 @@ mod activity;
 pub mod codec;
 mod message;
 mod rdma;
+mod request;
 mod types;
 
 pub use activity::*;
-pub use codec::{Malformed, Reader, Wire};
+pub use codec::{Encode, Malformed, Reader, Wire};
 pub use message::*;
 pub use rdma::*;
+pub use request::*;
 
 /// The version of the protocol that this program speaks.
 pub const VERSION: u16 = 6;

@@ -3,14 +3,14 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::codec::{Malformed, Reader, Wire};
+use super::codec::{Encode, Malformed, Reader, Wire};
 use crate::fields;
 
 /// A destination of UDP datagrams. IPv4 addresses are mapped into IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UdpPlace(pub SocketAddr);
 
-impl Wire<'_> for UdpPlace {
+impl Encode for UdpPlace {
     fn put(&self, out: &mut Vec<u8>) {
         let ip = match self.0.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -19,7 +19,9 @@ impl Wire<'_> for UdpPlace {
         ip.octets().put(out);
         self.0.port().put(out);
     }
+}
 
+impl Wire<'_> for UdpPlace {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let ip = Ipv6Addr::from(from.get::<[u8; 16]>()?);
         // Not `to_canonical`, which also recognizes `::1` and leaves it.
@@ -133,7 +135,7 @@ fields!(RdmaCounters {
     dropped
 });
 
-/// The answer to [`Request::RdmaActivity`](super::Request::RdmaActivity).
+/// The answer to [`RdmaRequest::RdmaActivity`](super::RdmaRequest::RdmaActivity).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RdmaActivity {
     /// Where it listens.

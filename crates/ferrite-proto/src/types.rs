@@ -6,7 +6,7 @@ use ferrite_vfs::{
     OpenMode, Position, RenameMode, SetAttr, SetTime, StatFs, Timestamp, WriteMode, XattrMode,
 };
 
-use super::codec::{Malformed, Reader, Wire, values};
+use super::codec::{Encode, Malformed, Reader, Wire, values};
 use crate::fields;
 
 values!(FileKind {
@@ -38,11 +38,13 @@ values!(LockKind {
     2 = LockKind::Exclusive,
 });
 
-impl Wire<'_> for Timestamp {
+impl Encode for Timestamp {
     fn put(&self, out: &mut Vec<u8>) {
         self.0.put(out);
     }
+}
 
+impl Wire<'_> for Timestamp {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Timestamp(from.get()?))
     }
@@ -109,7 +111,7 @@ fields!(RecordLock {
     range
 });
 
-impl Wire<'_> for SetTime {
+impl Encode for SetTime {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             SetTime::Now => None,
@@ -117,13 +119,15 @@ impl Wire<'_> for SetTime {
         }
         .put(out);
     }
+}
 
+impl Wire<'_> for SetTime {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(from.get::<Option<Timestamp>>()?.map_or(SetTime::Now, SetTime::To))
     }
 }
 
-impl Wire<'_> for Position {
+impl Encode for Position {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Position::At(offset) => Some(*offset),
@@ -131,13 +135,15 @@ impl Wire<'_> for Position {
         }
         .put(out);
     }
+}
 
+impl Wire<'_> for Position {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(from.get::<Option<u64>>()?.map_or(Position::End, Position::At))
     }
 }
 
-impl Wire<'_> for FallocateMode {
+impl Encode for FallocateMode {
     fn put(&self, out: &mut Vec<u8>) {
         let number: u8 = match self {
             FallocateMode::Allocate { keep_size: false } => 0,
@@ -148,7 +154,9 @@ impl Wire<'_> for FallocateMode {
         };
         number.put(out);
     }
+}
 
+impl Wire<'_> for FallocateMode {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(match from.get::<u8>()? {
             number @ 0..=1 => FallocateMode::Allocate { keep_size: number == 1 },
@@ -159,28 +167,32 @@ impl Wire<'_> for FallocateMode {
     }
 }
 
-impl Wire<'_> for LockOwner {
+impl Encode for LockOwner {
     fn put(&self, out: &mut Vec<u8>) {
         self.0.put(out);
     }
+}
 
+impl Wire<'_> for LockOwner {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(LockOwner(from.get()?))
     }
 }
 
-impl Wire<'_> for ByteRange {
+impl Encode for ByteRange {
     fn put(&self, out: &mut Vec<u8>) {
         (self.start(), self.len_bytes()).put(out);
     }
+}
 
+impl Wire<'_> for ByteRange {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (start, len_bytes) = from.get()?;
         ByteRange::new(start, len_bytes).map_err(|_| Malformed("a range that no file has"))
     }
 }
 
-impl Wire<'_> for LockRequest {
+impl Encode for LockRequest {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             LockRequest::Flock(owner, kind) => {
@@ -194,7 +206,9 @@ impl Wire<'_> for LockRequest {
             }
         }
     }
+}
 
+impl Wire<'_> for LockRequest {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(match from.get::<u8>()? {
             0 => LockRequest::Flock(from.get()?, from.get()?),
@@ -204,7 +218,7 @@ impl Wire<'_> for LockRequest {
     }
 }
 
-impl Wire<'_> for Unlock {
+impl Encode for Unlock {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Unlock::Flock => 0u8.put(out),
@@ -215,7 +229,9 @@ impl Wire<'_> for Unlock {
             Unlock::All => 2u8.put(out),
         }
     }
+}
 
+impl Wire<'_> for Unlock {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(match from.get::<u8>()? {
             0 => Unlock::Flock,
@@ -256,7 +272,7 @@ fn harmless(bytes: &[u8]) -> String {
 }
 
 /// Cause and particulars as [`FsError::code`] numbers them; damage and failures have more.
-impl Wire<'_> for FsError {
+impl Encode for FsError {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             FsError::Damaged(corruption) => {
@@ -275,7 +291,9 @@ impl Wire<'_> for FsError {
             },
         }
     }
+}
 
+impl Wire<'_> for FsError {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let text = |from: &mut Reader<'_>| Ok(harmless(from.get::<&[u8]>()?));
         Ok(match from.get()? {

@@ -23,7 +23,7 @@ use super::lane::{Busy, Holds, Lane};
 use super::meter::Received;
 use super::session::Session;
 use super::{Inner, change};
-use ferrite_proto::{Head, Node, Request};
+use ferrite_proto::{Call, FileRequest, FsRequest, Head, LockingRequest, Node, SessionRequest};
 
 /// Threads.
 const THREADS: usize = 4;
@@ -81,7 +81,7 @@ impl Aside {
     }
 
     /// Whether a request goes aside.
-    fn lane(&self, session: &Session, request: &Request<'_>) -> Option<Lane> {
+    fn lane(&self, session: &Session, request: &Call<'_>) -> Option<Lane> {
         if self.busy.has_some() {
             match needs(session, request) {
                 Needs::Nothing => {}
@@ -113,7 +113,7 @@ impl Inner {
         self: &Arc<Self>,
         session: &Arc<Session>,
         head: Head,
-        request: Request<'_>,
+        request: Call<'_>,
         received: Received<'_>,
         out: &mut Outbox,
     ) -> Served {
@@ -134,7 +134,10 @@ impl Inner {
             return Served::Yes;
         }
         if store.limits.may_block || lane.is_some() {
-            let is_end = matches!(request, Request::Close { .. } | Request::Release { .. });
+            let is_end = matches!(
+                request,
+                Call::File(FileRequest::Close { .. }) | Call::Fs(FsRequest::Release { .. })
+            );
             let holds = Holds::new(passing.flatten(), lane);
             self.give(session, id, received, holds, is_end);
             return Served::Yes;
@@ -167,65 +170,85 @@ fn meant(session: &Session, node: &Node) -> Option<Ino> {
     session.export.meant(*node).ok()
 }
 
-fn needs(session: &Session, request: &Request<'_>) -> Needs {
-    let inode = |ino: Option<Ino>| ino.map_or(Needs::Nothing, Needs::Inode);
+fn needs(session: &Session, request: &Call<'_>) -> Needs {
+    let inode = match request {
+        Call::Fs(request) => match request {
+            FsRequest::Lookup { .. }
+            | FsRequest::Link { .. }
+            | FsRequest::Unlink { .. }
+            | FsRequest::Rename { .. }
+            | FsRequest::Create { .. }
+            | FsRequest::Readdir { .. }
+            | FsRequest::Resolve { .. }
+            | FsRequest::OpenPath { .. }
+            | FsRequest::Release { .. } => return Needs::Any,
+            FsRequest::Getattr { node }
+            | FsRequest::Setattr { node, .. }
+            | FsRequest::Open { node, .. }
+            | FsRequest::Reopen { node, .. }
+            | FsRequest::Pin { node }
+            | FsRequest::Readlink { node }
+            | FsRequest::Getxattr { node, .. }
+            | FsRequest::Setxattr { node, .. }
+            | FsRequest::Listxattr { node }
+            | FsRequest::Removexattr { node, .. } => meant(session, node),
+            FsRequest::Statfs {}
+            | FsRequest::Parent { .. }
+            | FsRequest::Mknod { .. }
+            | FsRequest::Mkdir { .. }
+            | FsRequest::Symlink { .. }
+            | FsRequest::Rmdir { .. }
+            | FsRequest::Sync {} => None,
+        },
+        Call::File(request) => match request {
+            FileRequest::Close { .. } => return Needs::Any,
+            FileRequest::FileGetattr { file }
+            | FileRequest::FileSetattr { file, .. }
+            | FileRequest::Read { file, .. }
+            | FileRequest::ReadPiece { file, .. }
+            | FileRequest::Write { file, .. }
+            | FileRequest::Fallocate { file, .. }
+            | FileRequest::SeekData { file, .. }
+            | FileRequest::SeekHole { file, .. }
+            | FileRequest::Fsync { file } => session.file(*file).ok().map(|file| file.ino()),
+        },
+        Call::Session(SessionRequest::Abandon { .. }) => return Needs::Any,
+        Call::Session(_) | Call::Lock(_) | Call::Rdma(_) => None,
+    };
+    inode.map_or(Needs::Nothing, Needs::Inode)
+}
+
+fn length(session: &Session, request: &Call<'_>) -> Length {
     match request {
-        Request::Lookup { .. }
-        | Request::Link { .. }
-        | Request::Unlink { .. }
-        | Request::Rename { .. }
-        | Request::Create { .. }
-        | Request::Readdir { .. }
-        | Request::Resolve { .. }
-        | Request::OpenPath { .. }
-        | Request::Release { .. }
-        | Request::Close { .. }
-        | Request::Abandon { .. } => Needs::Any,
-        Request::Getattr { node }
-        | Request::Setattr { node, .. }
-        | Request::Open { node, .. }
-        | Request::Reopen { node, .. }
-        | Request::Pin { node }
-        | Request::Readlink { node }
-        | Request::Getxattr { node, .. }
-        | Request::Setxattr { node, .. }
-        | Request::Listxattr { node }
-        | Request::Removexattr { node, .. } => inode(meant(session, node)),
-        Request::FileGetattr { file }
-        | Request::FileSetattr { file, .. }
-        | Request::Read { file, .. }
-        | Request::ReadPiece { file, .. }
-        | Request::Write { file, .. }
-        | Request::Fallocate { file, .. }
-        | Request::SeekData { file, .. }
-        | Request::SeekHole { file, .. }
-        | Request::Fsync { file } => inode(session.file(*file).ok().map(|file| file.ino())),
-        _ => Needs::Nothing,
+        Call::Fs(request) => length_of_call(session, request),
+        Call::File(request) => length_on_file(session, request),
+        Call::Session(SessionRequest::Activity {}) | Call::Lock(LockingRequest::ReleaseClient { .. }) => {
+            Length::Long(None)
+        }
+        Call::Session(SessionRequest::Abandon { file, .. }) => length_of_end(session, std::slice::from_ref(file), &[]),
+        // It may have to reply to all waiting requests.
+        Call::Lock(LockingRequest::Unlock { node, .. }) if has_many_unsettled_locks(&session.export.store) => {
+            Length::Long(meant(session, node))
+        }
+        Call::Session(_) | Call::Lock(_) | Call::Rdma(_) => Length::Short,
     }
 }
 
-fn length(session: &Session, request: &Request<'_>) -> Length {
+fn length_of_call(session: &Session, request: &FsRequest<'_>) -> Length {
     let fs = session.export.fs();
-    let large = |ino: Option<Ino>, is_long: &dyn Fn(&Attr) -> bool| {
-        let attr = ino.and_then(|ino| fs.getattr(SYSTEM, ino).ok());
+    let of = |attr: Option<Attr>, is_long: fn(&Attr) -> bool| {
         attr.map_or(Length::Short, |attr| Length::of(is_long(&attr), attr.ino))
     };
-    let named = |dir: &Node, name: &[u8], is_long: &dyn Fn(&Attr) -> bool| {
+    let named = |dir: &Node, name: &[u8], is_long: fn(&Attr) -> bool| {
         let attr = meant(session, dir).and_then(|dir| fs.lookup(SYSTEM, dir, name).ok());
-        attr.map_or(Length::Short, |attr| Length::of(is_long(&attr), attr.ino))
+        of(attr, is_long)
     };
-    let open = |file: &u64| session.file(*file).ok();
+    let attr = |node: &Node| fs.getattr(SYSTEM, meant(session, node)?).ok();
     match request {
-        Request::Activity {} | Request::ReleaseClient { .. } => Length::Long(None),
-        // It may have to reply to all waiting requests.
-        Request::Unlock { node, .. } if has_many_unsettled_locks(&session.export.store) => {
-            Length::Long(meant(session, node))
-        }
-        Request::Setattr { node, set } if set.size.is_some() => large(meant(session, node), &is_large),
-        Request::FileSetattr { file, set } if set.size.is_some() => large(open(file).map(|file| file.ino()), &is_large),
-        Request::Open { node, mode, .. } if mode.truncate => large(meant(session, node), &is_large),
-        Request::Create { parent, name, new, .. } if new.open.truncate => named(parent, name, &is_large),
-        Request::OpenPath {
+        FsRequest::Setattr { node, set } if set.size.is_some() => of(attr(node), is_large),
+        FsRequest::Open { node, mode, .. } if mode.truncate => of(attr(node), is_large),
+        FsRequest::Create { parent, name, new, .. } if new.open.truncate => named(parent, name, is_large),
+        FsRequest::OpenPath {
             root,
             base,
             path,
@@ -234,17 +257,32 @@ fn length(session: &Session, request: &Request<'_>) -> Length {
         } if flags.truncate => {
             let start = meant(session, root).zip(meant(session, base));
             let start = start.map(|(root, base)| Start { root, base });
-            let found = start.and_then(|start| fs.resolve(SYSTEM, &start, path, true).ok());
-            found.map_or(Length::Short, |attr| Length::of(is_large(&attr), attr.ino))
+            of(
+                start.and_then(|start| fs.resolve(SYSTEM, &start, path, true).ok()),
+                is_large,
+            )
         }
-        Request::Unlink { parent, name } => named(parent, name, &is_last_of_large),
-        Request::Rename {
+        FsRequest::Unlink { parent, name } => named(parent, name, is_last_of_large),
+        FsRequest::Rename {
             new_parent, new_name, ..
-        } => named(new_parent, new_name, &is_last_of_large),
-        Request::Fallocate { file, len_bytes, .. } if *len_bytes > FREED_BYTES_MAX => {
+        } => named(new_parent, new_name, is_last_of_large),
+        FsRequest::Release { pins } => length_of_end(session, &[], pins),
+        _ => Length::Short,
+    }
+}
+
+fn length_on_file(session: &Session, request: &FileRequest) -> Length {
+    let open = |file: &u64| session.file(*file).ok();
+    match request {
+        FileRequest::FileSetattr { file, set } if set.size.is_some() => {
+            let ino = open(file).map(|file| file.ino());
+            let attr = ino.and_then(|ino| session.export.fs().getattr(SYSTEM, ino).ok());
+            attr.map_or(Length::Short, |attr| Length::of(is_large(&attr), attr.ino))
+        }
+        FileRequest::Fallocate { file, len_bytes, .. } if *len_bytes > FREED_BYTES_MAX => {
             open(file).map_or(Length::Short, |file| Length::Long(Some(file.ino())))
         }
-        Request::SeekData { file, .. } | Request::SeekHole { file, .. } => {
+        FileRequest::SeekData { file, .. } | FileRequest::SeekHole { file, .. } => {
             let attr = open(file).and_then(|file| file.getattr(SYSTEM).ok());
             match attr.is_some_and(|attr| attr.size > SEARCHED_BYTES_MAX) {
                 // A search holds no lock for long.
@@ -252,9 +290,7 @@ fn length(session: &Session, request: &Request<'_>) -> Length {
                 false => Length::Short,
             }
         }
-        Request::Close { files } => length_of_end(session, files, &[]),
-        Request::Abandon { file, .. } => length_of_end(session, std::slice::from_ref(file), &[]),
-        Request::Release { pins } => length_of_end(session, &[], pins),
+        FileRequest::Close { files } => length_of_end(session, files, &[]),
         _ => Length::Short,
     }
 }

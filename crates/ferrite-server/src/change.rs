@@ -20,8 +20,9 @@ use super::Inner;
 use super::later::Owned;
 use super::leases::{Holder, Touched};
 use super::meter::{Asked, Received};
+use super::reply::begin_reply;
 use super::session::{Recipient, Session};
-use ferrite_proto::{AnswerHead, Head, Node, RECALL_ID, Reader, Request, Wire};
+use ferrite_proto::{Call, Encode, FileRequest, FsRequest, Head, Node, RECALL_ID, RdmaRequest, Reader};
 
 /// How often a change whose targets keep changing recalls only those.
 const RECALLS_MAX: u32 = 4;
@@ -38,66 +39,82 @@ impl Holder for Recipient {
     fn recall(&self, recall: u64, ino: Ino) {
         let shown = self.export.shown(ino);
         self.send(|out| {
-            let mut frame = out.frame();
-            AnswerHead::ok(RECALL_ID).put(frame.body());
+            let mut frame = begin_reply(out, RECALL_ID, false);
             (recall, shown).put(frame.body());
             frame.finish();
         });
     }
 }
 
-fn changes_names(request: &Request<'_>) -> bool {
+fn changes_names(request: &Call<'_>) -> bool {
     matches!(
         request,
-        Request::Mknod { .. }
-            | Request::Mkdir { .. }
-            | Request::Symlink { .. }
-            | Request::Link { .. }
-            | Request::Unlink { .. }
-            | Request::Rmdir { .. }
-            | Request::Rename { .. }
-            | Request::Create { .. }
-            | Request::OpenPath { .. }
+        Call::Fs(
+            FsRequest::Mknod { .. }
+                | FsRequest::Mkdir { .. }
+                | FsRequest::Symlink { .. }
+                | FsRequest::Link { .. }
+                | FsRequest::Unlink { .. }
+                | FsRequest::Rmdir { .. }
+                | FsRequest::Rename { .. }
+                | FsRequest::Create { .. }
+                | FsRequest::OpenPath { .. }
+        )
     )
 }
 
 /// The number of the open file through which a request changes something.
-fn changed_file(request: &Request<'_>) -> Option<u64> {
+fn changed_file(request: &Call<'_>) -> Option<u64> {
     match request {
-        Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
-            Some(*file)
-        }
+        Call::File(
+            FileRequest::FileSetattr { file, .. }
+            | FileRequest::Write { file, .. }
+            | FileRequest::Fallocate { file, .. },
+        ) => Some(*file),
         _ => None,
     }
 }
 
 /// The inodes that a change touches. If it changes names, no other such change is in progress.
-fn touched(session: &Session, request: &Request<'_>) -> Touched {
+fn touched(session: &Session, request: &Call<'_>) -> Touched {
+    let inodes: Vec<Option<Ino>> = match request {
+        Call::Fs(request) => match touched_by_call(session, request) {
+            Some(inodes) => inodes,
+            None => return Touched::Everything,
+        },
+        Call::File(_) => match changed_file(request) {
+            Some(file) => vec![session.file(file).ok().map(|file| file.ino())],
+            None => return Touched::Everything,
+        },
+        Call::Rdma(RdmaRequest::Bind {
+            node, writable: true, ..
+        })
+        | Call::Rdma(RdmaRequest::Unbind { node }) => vec![session.export.meant(*node).ok()],
+        // A read-only binding does not invalidate caches.
+        Call::Rdma(RdmaRequest::Bind { .. } | RdmaRequest::ReleaseKey { .. }) => vec![],
+        Call::Rdma(_) | Call::Session(_) | Call::Lock(_) => return Touched::Everything,
+    };
+    Touched::These(inodes.into_iter().flatten().collect())
+}
+
+/// The inodes that a call of the file system touches; `None` if that may be any.
+fn touched_by_call(session: &Session, request: &FsRequest<'_>) -> Option<Vec<Option<Ino>>> {
     let ino = |node: &Node| session.export.meant(*node).ok();
     // An inode whose attributes cannot be returned to any client has no leases.
     let named = |dir: &Node, name: &[u8]| Some(session.export.fs().lookup(SYSTEM, ino(dir)?, name).ok()?.ino);
-    let inodes: Vec<Option<Ino>> = match request {
-        Request::Setattr { node, .. }
-        | Request::Setxattr { node, .. }
-        | Request::Removexattr { node, .. }
-        | Request::Open { node, .. }
-        | Request::Bind {
-            node, writable: true, ..
-        }
-        | Request::Unbind { node } => vec![ino(node)],
-        // A read-only binding does not invalidate caches.
-        Request::Bind { .. } | Request::ReleaseKey { .. } => vec![],
-        Request::FileSetattr { file, .. } | Request::Write { file, .. } | Request::Fallocate { file, .. } => {
-            vec![session.file(*file).ok().map(|file| file.ino())]
-        }
-        Request::Mknod { parent, .. } | Request::Mkdir { parent, .. } | Request::Symlink { parent, .. } => {
+    Some(match request {
+        FsRequest::Setattr { node, .. }
+        | FsRequest::Setxattr { node, .. }
+        | FsRequest::Removexattr { node, .. }
+        | FsRequest::Open { node, .. } => vec![ino(node)],
+        FsRequest::Mknod { parent, .. } | FsRequest::Mkdir { parent, .. } | FsRequest::Symlink { parent, .. } => {
             vec![ino(parent)]
         }
-        Request::Link { node, parent, .. } => vec![ino(node), ino(parent)],
-        Request::Unlink { parent, name } | Request::Rmdir { parent, name } | Request::Create { parent, name, .. } => {
-            vec![ino(parent), named(parent, name)]
-        }
-        Request::Rename {
+        FsRequest::Link { node, parent, .. } => vec![ino(node), ino(parent)],
+        FsRequest::Unlink { parent, name }
+        | FsRequest::Rmdir { parent, name }
+        | FsRequest::Create { parent, name, .. } => vec![ino(parent), named(parent, name)],
+        FsRequest::Rename {
             parent,
             name,
             new_parent,
@@ -109,9 +126,8 @@ fn touched(session: &Session, request: &Request<'_>) -> Touched {
             ino(new_parent),
             named(new_parent, new_name),
         ],
-        _ => return Touched::Everything,
-    };
-    Touched::These(inodes.into_iter().flatten().collect())
+        _ => return None,
+    })
 }
 
 /// A request that waits for leases to end.
@@ -145,7 +161,7 @@ pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, receive
 }
 
 impl Change {
-    fn request(&self) -> Option<(Head, Request<'_>)> {
+    fn request(&self) -> Option<(Head, Call<'_>)> {
         Reader::new(&self.body).last().ok()
     }
 

@@ -11,12 +11,12 @@ use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, Served};
 
 use super::Inner;
-use super::answer::put;
 use super::ends::End;
 use super::lane::Holds;
 use super::meter::{Asked, Received};
+use super::reply::{begin_reply, put};
 use super::session::Session;
-use ferrite_proto::{AnswerHead, Head, Reader, Request, Wire};
+use ferrite_proto::{Call, FileRequest, Head, Reader};
 
 /// How often a request that found no buffer is retried.
 const BUFFER_WAIT: Duration = Duration::from_millis(1);
@@ -27,14 +27,14 @@ impl Inner {
         self: &Arc<Self>,
         session: &Arc<Session>,
         head: &Head,
-        request: &Request<'_>,
+        request: &Call<'_>,
         received: &Received<'_>,
     ) -> bool {
-        let Request::Read {
+        let &Call::File(FileRequest::Read {
             file,
             offset,
             len_bytes,
-        } = *request
+        }) = request
         else {
             return false;
         };
@@ -58,12 +58,7 @@ impl Inner {
             match read {
                 Ok(count) => {
                     buffer.set_len(count);
-                    let mut frame = out.frame();
-                    AnswerHead {
-                        is_leased,
-                        ..AnswerHead::ok(id)
-                    }
-                    .put(frame.body());
+                    let frame = begin_reply(&mut out, id, is_leased);
                     match count <= INLINE_BYTES_MAX {
                         true => frame.finish_with(count, |room| {
                             room.copy_from_slice(&buffer);
@@ -167,7 +162,7 @@ impl Given {
         let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
         let data = self.data.bytes();
-        let served = match Reader::new(&self.body).last::<(Head, Request<'_>)>() {
+        let served = match Reader::new(&self.body).last::<(Head, Call<'_>)>() {
             Ok((head, request)) => inner.answer(&session, head, request, data, &mut out),
             Err(_) => Served::Yes,
         };

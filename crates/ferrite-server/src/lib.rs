@@ -1,8 +1,9 @@
 //! The server: exports of engines, for many clients.
 //!
 //! Contents: [`Server`]; the routing of requests; how sessions begin, continue and end. The receiving thread answers a
-//! request to an engine that keeps its data in memory; a worker answers one to an engine that may wait for a device. The
-//! design is that of RUFS, section 2.3.2 (handles and their state) and 2.3.3 (messages and bulk data).
+//! request to an engine that keeps its data in memory; a worker answers one to an engine that may wait for a device.
+//! The type of a request ([`Request`]) says which part of the server answers it. The design is that of RUFS, section
+//! 2.3.2 (handles and their state) and 2.3.3 (messages and bulk data).
 //!
 //! A session outlives its connection, and a restart of the server: the client comes back with its ticket. After a
 //! restart it reclaims its open files, pins and locks. Until all sessions that had locks have done so, for at most a
@@ -15,12 +16,13 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod answer;
 mod aside;
+mod calls;
 mod change;
 mod ends;
 mod export;
 mod grace;
+mod immediate;
 mod keeper;
 mod lane;
 mod later;
@@ -30,6 +32,7 @@ mod meter;
 mod observe;
 mod options;
 pub mod rdma;
+mod reply;
 mod seal;
 mod session;
 mod state;
@@ -56,20 +59,21 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use admission::{Account, Admission};
-use answer::{Answering, put};
 use aside::Aside;
+use calls::Answering;
 use export::{Export, Store};
 use grace::Grace;
 use keeper::drop_orphans;
 use leases::Leases;
 use meter::Received;
+use reply::put;
 use session::Session;
 use state::State;
 use strangers::Strangers;
 use subtree::Borders;
 use verbs::Verbs;
 
-use ferrite_proto::{Head, MAGIC, Promises, Reader, Request, VERSION, Welcome};
+use ferrite_proto::{Call, Head, ImmediateRequest, MAGIC, Promises, Reader, Request, SessionRequest, VERSION, Welcome};
 
 pub use admission::{Bounds, Resource};
 pub use export::{ExportOptions, NOBODY};
@@ -129,56 +133,10 @@ impl Server {
         engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
         options: &ServerOptions,
     ) -> Result<Server> {
-        let (mut stores, mut exports, mut grace) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, (fs, wanted)) in engines.into_iter().enumerate() {
-            let (state, heritage) = State::load(&*fs)?;
-            if !heritage.has_sessions {
-                drop_orphans(&*fs);
-            }
-            let store = Arc::new(Store {
-                state,
-                borders: Borders::default(),
-                leases: Arc::new(Leases::load(&*fs, options.cache_term)?),
-                limits: fs.limits(),
-                fs,
-                unsettled_locks: AtomicUsize::new(0),
-                number,
-            });
-            for export in wanted {
-                exports.push(Arc::new(Export::open(&store, export)?));
-            }
-            stores.push(store);
-            grace.push(Grace::new(heritage, options.lease));
-        }
-        let gate = gate_of(&exports)?;
-        let no_resources = |error: &dyn std::fmt::Display| FsError::Io(format!("the server cannot start: {error}"));
-        let pool = Pool::new(options.buffers_bytes).ok_or_else(|| no_resources(&"no memory for buffers"))?;
-        let submitting = stores.iter().filter(|store| store.limits.submits);
-        submitting.for_each(|store| store.fs.know_buffers(&pool));
-        let may_block = stores.iter().any(|store| store.limits.may_block);
-        let workers = may_block.then(|| Workers::start(options.workers)).transpose();
-        let inner = Arc::new(Inner {
-            exports,
-            stores,
-            sessions: Mutex::default(),
-            admission: Admission::new(options.bounds.clone()),
-            strangers: Strangers::new(),
-            slots_taken_ms: AtomicU64::new(0),
-            endings: Throttle::new(),
-            grace,
-            instance: u64::from_le_bytes(ferrite_vfs::random()?),
-            began: Instant::now(),
-            lease: options.lease,
-            pool: pool.clone(),
-            workers: workers.map_err(|error| no_resources(&error))?,
-            aside: Aside::start().map_err(|error| no_resources(&error))?,
-            patient: Workers::start(1).map_err(|error| no_resources(&error))?,
-            keeper: OnceLock::new(),
-            verbs: options.rdma.clone().map(Verbs::new),
-            may_overlap: options.threads > 1,
-            turns: Arc::default(),
-            stop: AtomicBool::new(false),
-        });
+        let opened = Opened::open(engines, options)?;
+        let gate = gate_of(&opened.exports)?;
+        let pool = Pool::new(options.buffers_bytes).ok_or_else(|| cannot_start("no memory for buffers"))?;
+        let inner = Arc::new(Inner::new(opened, &pool, options)?);
         let service = Arc::new(Front(Arc::clone(&inner)));
         let reactor_options = reactor::Options {
             threads: options.threads,
@@ -188,19 +146,11 @@ impl Server {
             turns: Arc::clone(&inner.turns),
             ..reactor::Options::default()
         };
-        let reactors = Reactors::start(listeners, &service, &pool, &reactor_options);
-        let keeper = {
-            let inner = Arc::clone(&inner);
-            std::thread::Builder::new()
-                .name("ferrite-keeper".into())
-                .spawn(move || inner.keep())
-        };
-        if let Ok(keeper) = &keeper {
-            let _ = inner.keeper.set(keeper.thread().clone());
-        }
+        let reactors = Reactors::start(listeners, &service, &pool, &reactor_options).map_err(cannot_start)?;
+        let keeper = inner.start_keeper().map_err(cannot_start)?;
         Ok(Server {
-            reactors: Some(reactors.map_err(|error| no_resources(&error))?),
-            keeper: Some(keeper.map_err(|error| no_resources(&error))?),
+            reactors: Some(reactors),
+            keeper: Some(keeper),
             inner,
         })
     }
@@ -236,6 +186,45 @@ impl Drop for Server {
         // An engine that outlives this server has no use for its sessions' resources.
         let sessions = std::mem::take(&mut *self.inner.sessions.lock());
         sessions.into_values().for_each(|session| self.inner.close(&session));
+    }
+}
+
+fn cannot_start(why: impl std::fmt::Display) -> FsError {
+    FsError::Io(format!("the server cannot start: {why}"))
+}
+
+/// Engines with their exports, and what earlier runs of a server have left in them.
+struct Opened {
+    stores: Vec<Arc<Store>>,
+    exports: Vec<Arc<Export>>,
+    /// By store.
+    grace: Vec<Grace>,
+}
+
+impl Opened {
+    fn open(engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>, options: &ServerOptions) -> Result<Opened> {
+        let (mut stores, mut exports, mut grace) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (fs, wanted)) in engines.into_iter().enumerate() {
+            let (state, heritage) = State::load(&*fs)?;
+            if !heritage.has_sessions {
+                drop_orphans(&*fs);
+            }
+            let store = Arc::new(Store {
+                state,
+                borders: Borders::default(),
+                leases: Arc::new(Leases::load(&*fs, options.cache_term)?),
+                limits: fs.limits(),
+                fs,
+                unsettled_locks: AtomicUsize::new(0),
+                number,
+            });
+            for export in wanted {
+                exports.push(Arc::new(Export::open(&store, export)?));
+            }
+            stores.push(store);
+            grace.push(Grace::new(heritage, options.lease));
+        }
+        Ok(Opened { stores, exports, grace })
     }
 }
 
@@ -360,18 +349,58 @@ impl Service for Front {
 }
 
 impl Inner {
+    /// The state of a server that does not receive yet; starts the threads that work for it.
+    fn new(opened: Opened, pool: &Pool, options: &ServerOptions) -> Result<Inner> {
+        let Opened { stores, exports, grace } = opened;
+        let submitting = stores.iter().filter(|store| store.limits.submits);
+        submitting.for_each(|store| store.fs.know_buffers(pool));
+        let may_block = stores.iter().any(|store| store.limits.may_block);
+        let workers = may_block.then(|| Workers::start(options.workers)).transpose();
+        Ok(Inner {
+            exports,
+            stores,
+            sessions: Mutex::default(),
+            admission: Admission::new(options.bounds.clone()),
+            strangers: Strangers::new(),
+            slots_taken_ms: AtomicU64::new(0),
+            endings: Throttle::new(),
+            grace,
+            instance: u64::from_le_bytes(ferrite_vfs::random()?),
+            began: Instant::now(),
+            lease: options.lease,
+            pool: pool.clone(),
+            workers: workers.map_err(cannot_start)?,
+            aside: Aside::start().map_err(cannot_start)?,
+            patient: Workers::start(1).map_err(cannot_start)?,
+            keeper: OnceLock::new(),
+            verbs: options.rdma.clone().map(Verbs::new),
+            may_overlap: options.threads > 1,
+            turns: Arc::default(),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    fn start_keeper(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
+        let inner = Arc::clone(self);
+        let keeper = std::thread::Builder::new()
+            .name("ferrite-keeper".into())
+            .spawn(move || inner.keep())?;
+        let _ = self.keeper.set(keeper.thread().clone());
+        Ok(keeper)
+    }
+
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
 
     /// Handles the first message of a connection, which selects its session.
     fn greet(&self, request: &Request<'_>, account: Account) -> Result<(Arc<Session>, Welcome)> {
-        let &Request::Hello {
+        let &Request::Immediate(ImmediateRequest::Hello {
             magic,
             version,
             export: name,
             resume,
-        } = request
+        }) = request
         else {
             return Err(FsError::Io("the first message must be a greeting".into()));
         };
@@ -466,135 +495,55 @@ impl Inner {
         received: Received<'_>,
         out: &mut Outbox,
     ) -> std::result::Result<Served, Close> {
-        let id = head.id;
-        let store = &session.export.store;
         match request {
-            Request::Hello { .. } => return Err(Close),
-            Request::Ping {} => {
-                session.settled(head.settled_below);
-                put(out, id, Ok(()));
+            Request::Immediate(request) => self.handle(session, head, request, out)?,
+            Request::Call(Call::Rdma(request)) if request.is_long() => {
+                change::begin(self, session, head.id, received, true);
             }
-            Request::Goodbye {} => {
-                let (inner, session) = (Arc::clone(self), Arc::clone(session));
-                let ready = store.leases.end(&*session.recipient);
-                ready.into_iter().for_each(|work| self.go_on(work));
-                match store.limits.may_block && !self.has_keys(&session) {
-                    true => self.work(store, move || inner.end(&session)),
-                    false => self.go_on(Box::new(move || inner.end(&session))),
-                }
-                return Err(Close);
-            }
-            Request::Reclaimed {} => {
-                session.has_reclaimed(id);
-                session.keeps_its_locks();
-                self.locks_are_back(session);
-                put(out, id, Ok(()));
-            }
-            Request::CancelLock { request } => {
-                lock::cancel(session, request);
-                put(out, id, Ok(()));
-            }
-            Request::Lock {
-                node,
-                client,
-                lock,
-                may_wait,
-                is_claim,
-            } => {
-                // Locks that others may have got since no longer belong to the session.
-                if is_claim && !(session.is_reclaiming() && self.grace(store).takes_claims_of(session.ticket.session)) {
-                    put::<()>(out, id, Err(FsError::Stale));
-                    return Ok(Served::Yes);
-                }
-                let is_deferred = !is_claim && self.grace(store).awaits_locks();
-                if !lock::begin(session, id, client, is_deferred) {
-                    return Ok(Served::Yes);
-                }
-                let mut caller = session.export.ctx(head.caller, head.check, false);
-                caller.check &= !is_claim;
-                let wanted = lock::Wanted {
-                    node,
-                    lock,
-                    may_wait,
-                    caller,
-                };
-                let session = Arc::clone(session);
-                let work = move || lock::lock(&session, id, &wanted);
-                let work: grace::Deferred = Box::new(work);
-                let work = match is_deferred {
-                    true => self.grace(store).put_off(work),
-                    false => Some(work),
-                };
-                if let Some(work) = work {
-                    self.ask_for_lock(store, work);
-                }
-            }
-            Request::Recalled { recalls } => {
-                put(out, id, Ok(()));
-                let ready = store.leases.recalled(&*session.recipient, &recalls);
-                ready.into_iter().for_each(|work| self.go_on(work));
-            }
-            // Moving a file's pages takes long, and so does sealing a file whose last key is gone.
-            Request::Bind { .. } | Request::ReleaseKey { .. } | Request::Unbind { .. } => {
-                change::begin(self, session, id, received, true);
-            }
-            request => return Ok(self.ask_engine(session, head, request, received, out)),
+            Request::Call(call) => return Ok(self.ask_engine(session, head, call, received, out)),
         }
         Ok(Served::Yes)
     }
 
-    /// Answers a request that needs the engine.
-    fn answer(
-        &self,
-        session: &Arc<Session>,
-        head: Head,
-        request: Request<'_>,
-        data: &[u8],
-        out: &mut Outbox,
-    ) -> Served {
+    /// Answers a request that may wait for the engine, on a thread that may.
+    fn answer(&self, session: &Arc<Session>, head: Head, request: Call<'_>, data: &[u8], out: &mut Outbox) -> Served {
         let id = head.id;
         match request {
-            Request::Leases { relied_on } => {
-                let leases = &session.export.store.leases;
-                if !session.export.options.gives_leases() {
-                    put(out, id, Ok(0u32));
-                    return Served::Yes;
-                }
-                session.wants_leases();
-                let (term, ready) = leases.begin(session.export.fs(), &*session.recipient, relied_on);
-                put(out, id, Ok(term.as_millis() as u32));
-                ready.into_iter().for_each(|work| self.go_on(work));
-            }
-            Request::Activity {} => put(out, id, Ok(self.activity(&session.export))),
-            Request::Abandon { request, file } => {
-                lock::abandon(session, request, file);
-                put(out, id, Ok(()));
-            }
-            Request::Slots { count } => put(out, id, Ok(self.slots(session, count as usize))),
-            Request::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots(id))),
-            Request::Unlock {
-                node,
-                client,
-                owner,
-                what,
-            } => put(out, id, lock::unlock(session, node, client, owner, what)),
-            Request::ConflictingLock { node, client, lock } => {
-                let caller = session.export.ctx(head.caller, head.check, false);
-                put(out, id, lock::conflicting(session, &caller, (node, client), &lock));
-            }
-            Request::ReleaseClient { client } => put(out, id, lock::release_client(session, client)),
-            request @ (Request::Rdma {}
-            | Request::OpenQueuePair { .. }
-            | Request::CloseQueuePair { .. }
-            | Request::Bind { .. }
-            | Request::ReleaseKey { .. }
-            | Request::Unbind { .. }
-            | Request::RdmaActivity {}) => verbs::answer(self.verbs.as_ref(), session, head, &request, out),
-            request => match Answering::new(session, head, &self.pool) {
-                Ok(answering) => return answering.answer(request, data, out),
+            Call::Session(request) => self.answer_session(session, id, request, out),
+            Call::Lock(request) => lock::answer(session, head, request, out),
+            Call::Rdma(request) => verbs::answer(self.verbs.as_ref(), session, head, request, out),
+            Call::Fs(request) => match Answering::new(session, head, &self.pool) {
+                Ok(answering) => answering.answer(request, out),
+                Err(error) => put::<()>(out, id, Err(error)),
+            },
+            Call::File(request) => match Answering::new(session, head, &self.pool) {
+                Ok(answering) => return answering.answer_file(request, data, out),
                 Err(error) => put::<()>(out, id, Err(error)),
             },
         }
         Served::Yes
+    }
+
+    /// Answers a request about the session.
+    fn answer_session(&self, session: &Arc<Session>, id: u64, request: SessionRequest, out: &mut Outbox) {
+        match request {
+            SessionRequest::Slots { count } => put(out, id, Ok(self.slots(session, count as usize))),
+            SessionRequest::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots(id))),
+            SessionRequest::Abandon { request, file } => {
+                lock::abandon(session, request, file);
+                put(out, id, Ok(()));
+            }
+            SessionRequest::Activity {} => put(out, id, Ok(self.activity(&session.export))),
+            SessionRequest::Leases { relied_on } => {
+                if !session.export.options.gives_leases() {
+                    return put(out, id, Ok(0u32));
+                }
+                session.wants_leases();
+                let leases = &session.export.store.leases;
+                let (term, ready) = leases.begin(session.export.fs(), &*session.recipient, relied_on);
+                put(out, id, Ok(term.as_millis() as u32));
+                ready.into_iter().for_each(|work| self.go_on(work));
+            }
+        }
     }
 }

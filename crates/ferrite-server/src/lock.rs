@@ -10,12 +10,13 @@
 
 use std::sync::Arc;
 
+use ferrite_fabric::outbox::Outbox;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{ClientId, Ctx, FsError, Ino, Result, SYSTEM, posix};
 
-use super::answer::put;
+use super::reply::put;
 use super::session::{Cancelled, Session};
-use ferrite_proto::Node;
+use ferrite_proto::{Head, LockingRequest, Node};
 
 /// The context of a client without locks, unless the session knows it.
 fn ctx(session: &Session, client: u64) -> Ctx {
@@ -39,6 +40,24 @@ fn permit(session: &Session, caller: &Ctx, ino: Ino, kind: LockKind) -> Result<(
     };
     // As on NFS: programs that use `flock` open the file anew for it.
     posix::may_access(&attr, &caller.cred, wanted).map_err(|_| FsError::BadHandle)
+}
+
+/// Answers a request that does not wait.
+pub(super) fn answer(session: &Session, head: Head, request: LockingRequest, out: &mut Outbox) {
+    let id = head.id;
+    match request {
+        LockingRequest::Unlock {
+            node,
+            client,
+            owner,
+            what,
+        } => put(out, id, unlock(session, node, client, owner, what)),
+        LockingRequest::ConflictingLock { node, client, lock } => {
+            let caller = session.export.ctx(head.caller, head.check, false);
+            put(out, id, conflicting(session, &caller, (node, client), &lock));
+        }
+        LockingRequest::ReleaseClient { client } => put(out, id, release_client(session, client)),
+    }
 }
 
 /// Begins a request for a lock; false if there is nothing to do. A request that is repeated while it waits has no
@@ -106,13 +125,13 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
 }
 
 /// Releases a lock.
-pub(super) fn unlock(session: &Session, node: Node, client: u64, owner: LockOwner, what: Unlock) -> Result<()> {
+fn unlock(session: &Session, node: Node, client: u64, owner: LockOwner, what: Unlock) -> Result<()> {
     let held = session.hold(node)?;
     session.export.fs().unlock(&ctx(session, client), held.ino, owner, what)
 }
 
 /// A conflicting lock. Asking needs the right to the weaker lock.
-pub(super) fn conflicting(
+fn conflicting(
     session: &Session,
     caller: &Ctx,
     (node, client): (Node, u64),
@@ -147,7 +166,7 @@ pub(super) fn abandon(session: &Session, request: u64, file: u64) {
 }
 
 /// Releases all locks of one party that the client serves.
-pub(super) fn release_client(session: &Session, client: u64) -> Result<()> {
+fn release_client(session: &Session, client: u64) -> Result<()> {
     match session.forget_client(client) {
         Some(client) => {
             session.export.fs().release_client(&SYSTEM.clone().of_client(client));

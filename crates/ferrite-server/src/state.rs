@@ -28,7 +28,7 @@ use rustc_hash::FxHashMap;
 
 use super::admission::Account;
 use ferrite_proto::fields;
-use ferrite_proto::{Malformed, Reader, Wire};
+use ferrite_proto::{Encode, Malformed, Reader, Wire};
 
 /// The attribute's name.
 pub(super) const NAME: &[u8] = b"trusted.ferrite.server";
@@ -53,7 +53,7 @@ struct Holder {
 }
 
 /// Short, for many must fit: the numbers have 32 bits, and slots are encoded as runs of at most 255.
-impl<'m> Wire<'m> for Holder {
+impl Encode for Holder {
     fn put(&self, out: &mut Vec<u8>) {
         (self.session as u32, self.number as u32).put(out);
         let mut runs: Vec<(u16, u8)> = Vec::new();
@@ -66,7 +66,9 @@ impl<'m> Wire<'m> for Holder {
         (runs.len() as u8).put(out);
         runs.into_iter().for_each(|run| run.put(out));
     }
+}
 
+impl<'m> Wire<'m> for Holder {
     fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
         let (session, number) = from.get::<(u32, u32)>()?;
         let mut slots = Vec::new();

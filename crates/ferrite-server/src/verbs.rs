@@ -19,11 +19,13 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::admission::{Charge, Resource};
-use super::answer::put;
 use super::export::{Export, Store};
 use super::rdma::{KeyWanted, Rdma};
+use super::reply::put;
 use super::session::Session;
-use ferrite_proto::{BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, RdmaCounters, Request, UdpPlace};
+use ferrite_proto::{
+    BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, RdmaCounters, RdmaRequest, UdpPlace,
+};
 
 /// Most queue pairs of a session.
 const QUEUE_PAIRS_MAX: usize = 64;
@@ -65,33 +67,28 @@ fn owner(session: &Session) -> Owner {
 }
 
 /// Answers a request about RDMA.
-pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, request: &Request<'_>, out: &mut Outbox) {
+pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, request: RdmaRequest, out: &mut Outbox) {
     let id = head.id;
-    let export = &session.export;
     let Some(verbs) = verbs else {
-        return match request {
-            Request::Rdma {} => put(out, id, Ok(Vec::<UdpPlace>::new())),
-            Request::RdmaActivity {} => put(out, id, Ok(RdmaActivity::default())),
-            _ => put::<()>(out, id, Err(FsError::NotSupported(Unsupported::Region))),
-        };
+        return answer_without(id, &request, out);
     };
-    match *request {
-        Request::Rdma {} => put(out, id, Ok(verbs.places())),
-        Request::RdmaActivity {} => put(out, id, Ok(verbs.activity(export))),
-        Request::OpenQueuePair { client } => {
+    match request {
+        RdmaRequest::Rdma {} => put(out, id, Ok(verbs.places())),
+        RdmaRequest::RdmaActivity {} => put(out, id, Ok(verbs.activity(&session.export))),
+        RdmaRequest::OpenQueuePair { client } => {
             let opened = verbs.open(session, &client);
             verbs.end_if_over(session);
             put(out, id, opened);
         }
-        Request::CloseQueuePair { qpn } => {
+        RdmaRequest::CloseQueuePair { qpn } => {
             verbs.close(session, qpn);
             put(out, id, Ok(()));
         }
-        Request::ReleaseKey { key } => {
+        RdmaRequest::ReleaseKey { key } => {
             verbs.release(session, key);
             put(out, id, Ok(()));
         }
-        Request::Bind {
+        RdmaRequest::Bind {
             node,
             writable,
             arrange,
@@ -106,8 +103,20 @@ pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, reque
             verbs.end_if_over(session);
             put(out, id, bound);
         }
-        Request::Unbind { node } => put(out, id, verbs.unbind(session, head, node)),
-        _ => put::<()>(out, id, Err(FsError::NotSupported(Unsupported::Region))),
+        RdmaRequest::Unbind { node } => put(out, id, verbs.unbind(session, head, node)),
+    }
+}
+
+/// Answers for a server without an adapter.
+fn answer_without(id: u64, request: &RdmaRequest, out: &mut Outbox) {
+    match request {
+        RdmaRequest::Rdma {} => put(out, id, Ok(Vec::<UdpPlace>::new())),
+        RdmaRequest::RdmaActivity {} => put(out, id, Ok(RdmaActivity::default())),
+        RdmaRequest::OpenQueuePair { .. }
+        | RdmaRequest::CloseQueuePair { .. }
+        | RdmaRequest::ReleaseKey { .. }
+        | RdmaRequest::Bind { .. }
+        | RdmaRequest::Unbind { .. } => put::<()>(out, id, Err(FsError::NotSupported(Unsupported::Region))),
     }
 }
 

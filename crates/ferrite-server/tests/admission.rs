@@ -14,7 +14,8 @@ use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_client::secure::Key;
 use ferrite_client::{Client, ClientOptions, ConnectError};
 use ferrite_proto::{
-    BoundTold, GrantedKey, Node, OpenedFile, QueuePairTold, RdmaCounters, Request, SessionState, Told, UdpPlace,
+    BoundTold, FileRequest, FsRequest, GrantedKey, ImmediateRequest, Node, OpenedFile, QueuePairTold, RdmaCounters,
+    RdmaRequest, Request, SessionRequest, SessionState, Told, UdpPlace,
 };
 use ferrite_server::{Bounds, KeyWanted, Keys, Rdma, Resource, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
@@ -39,8 +40,8 @@ fn bounds(change: impl FnOnce(&mut Bounds)) -> ServerOptions {
     ServerOptions::default().bounds(bounds)
 }
 
-fn create(parent: Node) -> Request<'static> {
-    Request::Create {
+fn create(parent: Node) -> FsRequest<'static> {
+    FsRequest::Create {
         parent,
         name: b"file",
         new: new_file(false),
@@ -56,8 +57,8 @@ fn what_greets_and_goes_leaves_nothing() {
         let (mut raw, welcome) = Raw::greeted(&address, "");
         match round % 3 {
             0 => {}
-            1 => raw.done::<()>(&Request::Ping {}),
-            _ => drop(raw.ask(&Request::Getattr { node: welcome.root })),
+            1 => raw.done::<()>(&ImmediateRequest::Ping {}),
+            _ => drop(raw.ask(&FsRequest::Getattr { node: welcome.root })),
         }
     }
     until("sessions that had nothing are gone", || server.sessions() == 0);
@@ -68,7 +69,7 @@ fn what_greets_and_goes_leaves_nothing() {
     let mut raw = Raw::connect(&address);
     let again = raw.greet("", Some(welcome.ticket)).unwrap();
     assert_eq!((again.state, again.ticket), (SessionState::Alive, welcome.ticket));
-    raw.done::<()>(&Request::Close { files: vec![1] });
+    raw.done::<()>(&FileRequest::Close { files: vec![1] });
     drop(raw);
     until("it has closed its file", || server.sessions() == 0);
     let mut raw = Raw::connect(&address);
@@ -149,7 +150,7 @@ fn a_client_that_comes_back_waits_for_a_place() {
         let waits = scope.spawn(|| client.statfs(SYSTEM).map(drop));
         let began = Instant::now();
         while server.observer().look().unwrap().sessions_refused[0].1 < 3 {
-            other.done::<()>(&Request::Ping {});
+            other.done::<()>(&ImmediateRequest::Ping {});
             assert!(began.elapsed() < LIMIT, "it does not try");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -229,37 +230,37 @@ impl Rdma for Generous {
 fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
     let name = format!("file{n}");
     raw.pins = false;
-    let told: Told = raw.done(&Request::Lookup {
+    let told: Told = raw.done(&FsRequest::Lookup {
         parent: root,
         name: name.as_bytes(),
     });
     let node = told.node();
-    let (request, refusal) = match resource {
+    let (request, refusal): (Request<'_>, FsError) = match resource {
         Resource::OpenFiles => {
             let mode = OpenMode::read_only();
-            (Request::Open { node, mode, file: n }, FsError::TooManyOpen)
+            (FsRequest::Open { node, mode, file: n }.into(), FsError::TooManyOpen)
         }
         Resource::PinnedInodes => {
             raw.pins = true;
-            let told: Told = raw.done(&Request::Lookup {
+            let told: Told = raw.done(&FsRequest::Lookup {
                 parent: root,
                 name: name.as_bytes(),
             });
             raw.pins = false;
             if !told.is_pinned {
-                assert_eq!(raw.refused(&Request::Pin { node }), FsError::TooManyOpen);
+                assert_eq!(raw.refused(&FsRequest::Pin { node }), FsError::TooManyOpen);
             }
             return told.is_pinned;
         }
         Resource::LockOwners => {
-            let lock = Request::Lock {
+            let lock = ImmediateRequest::Lock {
                 node,
                 client: n,
                 lock: LockRequest::Flock(LockOwner(n), LockKind::Shared),
                 may_wait: false,
                 is_claim: false,
             };
-            (lock, FsError::NoSpace(SpaceOf::RecordLocks))
+            (lock.into(), FsError::NoSpace(SpaceOf::RecordLocks))
         }
         Resource::QueuePairs => {
             let client = QueuePairTold {
@@ -268,16 +269,16 @@ fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
                 psn: 0,
                 mtu: 3,
             };
-            (Request::OpenQueuePair { client }, FsError::TooManyOpen)
+            (RdmaRequest::OpenQueuePair { client }.into(), FsError::TooManyOpen)
         }
         Resource::Keys => {
-            let bind = Request::Bind {
+            let bind = RdmaRequest::Bind {
                 node,
                 writable: false,
                 arrange: false,
                 atomic: false,
             };
-            (bind, FsError::NoSpace(SpaceOf::MapEntries))
+            (bind.into(), FsError::NoSpace(SpaceOf::MapEntries))
         }
     };
     match raw.ask(&request).expect("an answer") {
@@ -316,22 +317,22 @@ fn all_that_a_client_makes_the_server_keep_has_a_bound() {
             assert!(!ask_for(&mut two, resource, root, 5), "{resource:?}");
             assert!(!ask_for(&mut one, resource, root, 6), "{resource:?}");
             // Refused requests cost nothing, and the sessions continue.
-            one.done::<()>(&Request::Ping {});
-            assert!(two.ask(&Request::Goodbye {}).is_none());
+            one.done::<()>(&ImmediateRequest::Ping {});
+            assert!(two.ask(&ImmediateRequest::Goodbye {}).is_none());
             for n in 7..9 {
                 until("what the other had is there again", || {
                     ask_for(&mut one, resource, root, n)
                 });
             }
             assert!(!ask_for(&mut one, resource, root, 9), "{resource:?}, round {round}");
-            assert!(one.ask(&Request::Goodbye {}).is_none());
+            assert!(one.ask(&ImmediateRequest::Goodbye {}).is_none());
             until("both have left", || server.sessions() == 0);
         }
     }
 }
 
-fn mkdir<'n>(parent: Node, name: &'n str) -> Request<'n> {
-    Request::Mkdir {
+fn mkdir<'n>(parent: Node, name: &'n str) -> FsRequest<'n> {
+    FsRequest::Mkdir {
         parent,
         name: name.as_bytes(),
         mode: 0o755,
@@ -349,7 +350,7 @@ fn slots_that_nobody_uses_are_taken_back() {
     let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &options);
     let client = connect(&address);
     client.mkdir(SYSTEM, ROOT_INO, b"first", 0o755).unwrap();
-    let slots_of = |raw: &mut Raw| raw.done::<(u64, Vec<u32>)>(&Request::Slots { count: 64 });
+    let slots_of = |raw: &mut Raw| raw.done::<(u64, Vec<u32>)>(&SessionRequest::Slots { count: 64 });
     let mut idle = Vec::new();
     loop {
         let (mut raw, welcome) = Raw::greeted(&address, "");
@@ -372,7 +373,7 @@ fn slots_that_nobody_uses_are_taken_back() {
     let began = Instant::now();
     let (_, got) = loop {
         for (raw, ..) in &mut idle {
-            raw.done::<()>(&Request::Ping {});
+            raw.done::<()>(&ImmediateRequest::Ping {});
         }
         let got = slots_of(&mut late);
         if !got.1.is_empty() {

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use crate::common::bystander::new_file;
 use crate::common::raw::Raw;
 use crate::common::{export, make_pool, mount, serve, serve_at};
-use ferrite_proto::{Node, OpenedFile, Request, SessionState, Told};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, Node, OpenedFile, SessionRequest, SessionState, Told};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Attr, FileSystem, FsError, Position, SYSTEM, WriteMode};
 
-fn lock(node: Node, is_claim: bool) -> Request<'static> {
-    Request::Lock {
+fn lock(node: Node, is_claim: bool) -> ImmediateRequest<'static> {
+    ImmediateRequest::Lock {
         node,
         client: 1,
         lock: LockRequest::Flock(LockOwner(1), LockKind::Exclusive),
@@ -33,7 +33,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let file: OpenedFile = raw.done(&Request::Create {
+    let file: OpenedFile = raw.done(&FsRequest::Create {
         parent: welcome.root,
         name: b"file",
         new: new_file(true),
@@ -54,11 +54,11 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
         // Grace ends while it still claims: its time is used up.
         let began = Instant::now();
         while server.observer().look().unwrap().exports[0].1.is_in_grace {
-            raw.done::<()>(&Request::Ping {});
+            raw.done::<()>(&ImmediateRequest::Ping {});
             assert!(began.elapsed() < lease * 20, "grace does not end");
             std::thread::sleep(lease / 20);
         }
-        raw.done::<()>(&Request::Reclaimed {});
+        raw.done::<()>(&ImmediateRequest::Reclaimed {});
         let (mut other, _) = Raw::greeted(&address, "");
         let refused = other.refused(&lock(node, false));
         assert_eq!(refused, FsError::WouldBlock, "restart {restart}: it is still locked");
@@ -73,19 +73,19 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     let (_server, address) = serve(fs.clone(), vec![export("")], &options);
     let (mut reader, reader_welcome) = Raw::greeted(&address, "");
     let (mut writer, welcome) = Raw::greeted(&address, "");
-    let file: OpenedFile = writer.done(&Request::Create {
+    let file: OpenedFile = writer.done(&FsRequest::Create {
         parent: welcome.root,
         name: b"file",
         new: new_file(true),
         file: 1,
     });
     // It answers no recall, so that changes wait for its term.
-    let _: u32 = reader.done(&Request::Leases { relied_on: false });
-    let _: Told = reader.done(&Request::Lookup {
+    let _: u32 = reader.done(&SessionRequest::Leases { relied_on: false });
+    let _: Told = reader.done(&FsRequest::Lookup {
         parent: reader_welcome.root,
         name: b"file",
     });
-    let append = Request::Write {
+    let append = FileRequest::Write {
         file: 1,
         mode: WriteMode {
             position: Position::End,
@@ -100,7 +100,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     let size = || fs.getattr(SYSTEM, file.told.attr.ino).unwrap().size;
     for _ in 0..2 {
         // Everything sent so far has arrived.
-        writer.done::<()>(&Request::Ping {});
+        writer.done::<()>(&ImmediateRequest::Ping {});
         assert_eq!(size(), 0, "it does not wait for the lease");
         let number = writer.number();
         drop(writer);
@@ -120,7 +120,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
         }
     }
     // Every earlier request is done before this, which waits its turn as the write did.
-    let attr: Attr = writer.done(&Request::FileGetattr { file: 1 });
+    let attr: Attr = writer.done(&FileRequest::FileGetattr { file: 1 });
     assert_eq!((attr.size, size()), (1, 1), "it was made more than once");
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(size(), 1, "it was made once more");

@@ -9,7 +9,10 @@ use std::sync::Arc;
 use crate::common;
 use crate::common::raw::Raw;
 use crate::common::{export, make_pool, mount, serve};
-use ferrite_proto::{Node, QueuePairTold, REQUEST_NUMBERS, Request, Told, UdpPlace};
+use ferrite_proto::{
+    Call, FileRequest, FsRequest, ImmediateRequest, LockingRequest, Node, QueuePairTold, REQUEST_NUMBERS, RdmaRequest,
+    Request, SessionRequest, Told, UdpPlace,
+};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{
@@ -105,7 +108,7 @@ impl World {
     /// The server's name of the inode with this name in the root.
     fn node(&mut self, name: &[u8]) -> Node {
         let parent = self.root;
-        self.raw.done::<Told>(&Request::Lookup { parent, name }).node()
+        self.raw.done::<Told>(&FsRequest::Lookup { parent, name }).node()
     }
 
     fn walk_down(&mut self, depth: usize) -> Node {
@@ -113,7 +116,7 @@ impl World {
         for _ in 0..depth {
             at = self
                 .raw
-                .done::<Told>(&Request::Lookup { parent: at, name: b"a" })
+                .done::<Told>(&FsRequest::Lookup { parent: at, name: b"a" })
                 .node();
         }
         at
@@ -137,7 +140,7 @@ impl World {
 
     fn opened(&mut self, name: &[u8]) -> (Node, u64) {
         let (node, file) = (self.node(name), self.fresh());
-        self.raw.done::<u64>(&Request::Open {
+        self.raw.done::<u64>(&FsRequest::Open {
             node,
             mode: OpenMode::read_write(),
             file,
@@ -161,7 +164,7 @@ impl World {
     }
 
     fn lock(&mut self, node: Node, client: u64, lock: LockRequest) -> Result<(), FsError> {
-        let request = Request::Lock {
+        let request = ImmediateRequest::Lock {
             node,
             client,
             lock,
@@ -187,7 +190,7 @@ impl World {
         self.lock(node, 2, LockRequest::Record(whole)).unwrap();
         let (mut others, _) = Raw::greeted(&self.address, "");
         for owner in 0..4000 {
-            let body = others.body(&Request::Lock {
+            let body = others.body(&ImmediateRequest::Lock {
                 node,
                 client: 3,
                 lock: LockRequest::Record(record(owner, LockKind::Shared, owner, 0)),
@@ -196,7 +199,7 @@ impl World {
             });
             assert!(others.send(&body, &[]));
         }
-        others.done::<()>(&Request::Ping {});
+        others.done::<()>(&ImmediateRequest::Ping {});
         // They are served while their client is there.
         std::mem::forget(others);
         node
@@ -204,7 +207,7 @@ impl World {
 }
 
 /// Makes one request, and measures it.
-type Measured<'m> = &'m mut dyn FnMut(&mut Raw, &Request<'_>);
+type Measured<'m> = &'m mut dyn FnMut(&mut Raw, Request<'_>);
 
 /// Kinds whose slowest request is refused, or has no answer.
 const REFUSED: [&str; 10] = [
@@ -230,33 +233,33 @@ fn of_session(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     match kind {
         "Hello" => {
             let mut raw = Raw::connect(&world.address);
-            measured(&mut raw, &common::raw::hello("", None));
+            measured(&mut raw, common::raw::hello("", None).into());
         }
         "Goodbye" => {
             let (mut raw, _) = Raw::greeted(&world.address, "");
             for file in 0..5000 {
                 let (node, mode) = (world.large.0, OpenMode::read_only());
-                raw.done::<u64>(&Request::Open { node, mode, file });
+                raw.done::<u64>(&FsRequest::Open { node, mode, file });
             }
-            measured(&mut raw, &Request::Goodbye {});
+            measured(&mut raw, ImmediateRequest::Goodbye {}.into());
         }
-        "Ping" => measured(&mut world.raw, &Request::Ping {}),
-        "Slots" => measured(&mut world.raw, &Request::Slots { count: u32::MAX }),
-        "Reclaimed" => measured(&mut world.raw, &Request::Reclaimed {}),
-        "ReclaimSlots" => measured(&mut world.raw, &Request::ReclaimSlots {}),
+        "Ping" => measured(&mut world.raw, ImmediateRequest::Ping {}.into()),
+        "Slots" => measured(&mut world.raw, SessionRequest::Slots { count: u32::MAX }.into()),
+        "Reclaimed" => measured(&mut world.raw, ImmediateRequest::Reclaimed {}.into()),
+        "ReclaimSlots" => measured(&mut world.raw, SessionRequest::ReclaimSlots {}.into()),
         "Abandon" => {
             let file = world.nameless();
-            measured(&mut world.raw, &Request::Abandon { request: 1, file });
+            measured(&mut world.raw, SessionRequest::Abandon { request: 1, file }.into());
         }
-        "Activity" => measured(&mut world.raw, &Request::Activity {}),
-        "Statfs" => measured(&mut world.raw, &Request::Statfs {}),
-        "Sync" => measured(&mut world.raw, &Request::Sync {}),
-        "Leases" => measured(&mut world.raw, &Request::Leases { relied_on: false }),
+        "Activity" => measured(&mut world.raw, SessionRequest::Activity {}.into()),
+        "Statfs" => measured(&mut world.raw, FsRequest::Statfs {}.into()),
+        "Sync" => measured(&mut world.raw, FsRequest::Sync {}.into()),
+        "Leases" => measured(&mut world.raw, SessionRequest::Leases { relied_on: false }.into()),
         "Recalled" => {
             let recalls = (0..8000).collect();
-            measured(&mut world.raw, &Request::Recalled { recalls });
+            measured(&mut world.raw, ImmediateRequest::Recalled { recalls }.into());
         }
-        "Rdma" => measured(&mut world.raw, &Request::Rdma {}),
+        "Rdma" => measured(&mut world.raw, RdmaRequest::Rdma {}.into()),
         "OpenQueuePair" => {
             let client = QueuePairTold {
                 place: UdpPlace("127.0.0.1:9".parse().unwrap()),
@@ -264,24 +267,24 @@ fn of_session(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                 psn: 0,
                 mtu: 3,
             };
-            measured(&mut world.raw, &Request::OpenQueuePair { client });
+            measured(&mut world.raw, RdmaRequest::OpenQueuePair { client }.into());
         }
-        "CloseQueuePair" => measured(&mut world.raw, &Request::CloseQueuePair { qpn: 1 }),
+        "CloseQueuePair" => measured(&mut world.raw, RdmaRequest::CloseQueuePair { qpn: 1 }.into()),
         "Bind" => {
-            let request = Request::Bind {
+            let request = RdmaRequest::Bind {
                 node: world.large.0,
                 writable: true,
                 arrange: true,
                 atomic: true,
             };
-            measured(&mut world.raw, &request);
+            measured(&mut world.raw, request.into());
         }
-        "ReleaseKey" => measured(&mut world.raw, &Request::ReleaseKey { key: 1 }),
+        "ReleaseKey" => measured(&mut world.raw, RdmaRequest::ReleaseKey { key: 1 }.into()),
         "Unbind" => {
             let node = world.large.0;
-            measured(&mut world.raw, &Request::Unbind { node });
+            measured(&mut world.raw, RdmaRequest::Unbind { node }.into());
         }
-        "RdmaActivity" => measured(&mut world.raw, &Request::RdmaActivity {}),
+        "RdmaActivity" => measured(&mut world.raw, RdmaRequest::RdmaActivity {}.into()),
         _ => return false,
     }
     true
@@ -291,22 +294,22 @@ fn of_new_names(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     let (parent, name) = (world.crowd, format!("new {}", world.fresh()).into_bytes());
     let name = &name[..];
     let request = match kind {
-        "Mknod" => Request::Mknod {
+        "Mknod" => FsRequest::Mknod {
             parent,
             name,
             new: file_node(),
         },
-        "Mkdir" => Request::Mkdir {
+        "Mkdir" => FsRequest::Mkdir {
             parent,
             name,
             mode: 0o755,
         },
-        "Symlink" => Request::Symlink {
+        "Symlink" => FsRequest::Symlink {
             parent,
             name,
             target: &[b't'; 4095],
         },
-        "Link" => Request::Link {
+        "Link" => FsRequest::Link {
             node: world.large.0,
             parent,
             name,
@@ -319,18 +322,18 @@ fn of_new_names(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                 exclusive: false,
             };
             let (parent, name) = (world.root, &name[..]);
-            let request = Request::Create {
+            let request = FsRequest::Create {
                 parent,
                 name,
                 new,
                 file,
             };
-            measured(&mut world.raw, &request);
+            measured(&mut world.raw, request.into());
             return true;
         }
         _ => return false,
     };
-    measured(&mut world.raw, &request);
+    measured(&mut world.raw, request.into());
     true
 }
 
@@ -339,40 +342,40 @@ fn of_old_names(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     match kind {
         "Lookup" => {
             let (parent, name) = (world.crowd, b"a name of usual length 19999");
-            measured(&mut world.raw, &Request::Lookup { parent, name });
+            measured(&mut world.raw, FsRequest::Lookup { parent, name }.into());
         }
         "Unlink" => {
             let (name, _) = world.large_file();
             let name = &name[..];
-            measured(&mut world.raw, &Request::Unlink { parent, name });
+            measured(&mut world.raw, FsRequest::Unlink { parent, name }.into());
         }
         "Rmdir" => {
             let name = format!("dir {}", world.fresh()).into_bytes();
             world.fs.mkdir(SYSTEM, ROOT_INO, &name, 0o755).unwrap();
             let name = &name[..];
-            measured(&mut world.raw, &Request::Rmdir { parent, name });
+            measured(&mut world.raw, FsRequest::Rmdir { parent, name }.into());
         }
         "Rename" => {
             let ((old, _), (new, _)) = (world.small_file(), world.large_file());
-            let request = Request::Rename {
+            let request = FsRequest::Rename {
                 parent,
                 name: &old,
                 new_parent: parent,
                 new_name: &new,
                 mode: RenameMode::Replace,
             };
-            measured(&mut world.raw, &request);
+            measured(&mut world.raw, request.into());
         }
         "Readdir" => {
             for with_attributes in [false, true] {
                 world.raw.pins = with_attributes;
-                let request = Request::Readdir {
+                let request = FsRequest::Readdir {
                     dir: world.crowd,
                     cookie: 0,
                     with_attributes,
                     room_bytes: u32::MAX,
                 };
-                measured(&mut world.raw, &request);
+                measured(&mut world.raw, request.into());
             }
             world.raw.pins = false;
         }
@@ -385,21 +388,21 @@ fn of_paths(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     let (root, base) = (world.root, world.deep);
     let path = format!("up{}", "/down/up".repeat(19)).into_bytes();
     match kind {
-        "Parent" => measured(&mut world.raw, &Request::Parent { dir: base }),
+        "Parent" => measured(&mut world.raw, FsRequest::Parent { dir: base }.into()),
         "Readlink" => {
             let (parent, name) = (base, &b"up"[..]);
-            let node = world.raw.done::<Told>(&Request::Lookup { parent, name }).node();
-            measured(&mut world.raw, &Request::Readlink { node });
+            let node = world.raw.done::<Told>(&FsRequest::Lookup { parent, name }).node();
+            measured(&mut world.raw, FsRequest::Readlink { node }.into());
         }
         "Resolve" => {
             let (path, follow) = (&path[..], true);
-            let request = Request::Resolve {
+            let request = FsRequest::Resolve {
                 root,
                 base,
                 path,
                 follow,
             };
-            measured(&mut world.raw, &request);
+            measured(&mut world.raw, request.into());
         }
         "OpenPath" => {
             let (name, _) = world.large_file();
@@ -410,14 +413,14 @@ fn of_paths(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                     ..OpenFlags::default()
                 };
                 let file = world.fresh();
-                let request = Request::OpenPath {
+                let request = FsRequest::OpenPath {
                     root,
                     base,
                     path,
                     flags,
                     file,
                 };
-                measured(&mut world.raw, &request);
+                measured(&mut world.raw, request.into());
             }
         }
         _ => return false,
@@ -428,7 +431,7 @@ fn of_paths(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
 fn of_inodes(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     let (node, file) = (world.large.0, world.fresh());
     match kind {
-        "Getattr" => measured(&mut world.raw, &Request::Getattr { node }),
+        "Getattr" => measured(&mut world.raw, FsRequest::Getattr { node }.into()),
         "Setattr" | "FileSetattr" => {
             let (name, node) = world.large_file();
             let (_, file) = world.opened(&name);
@@ -437,30 +440,30 @@ fn of_inodes(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                 ..SetAttr::default()
             };
             match kind {
-                "Setattr" => measured(&mut world.raw, &Request::Setattr { node, set }),
-                _ => measured(&mut world.raw, &Request::FileSetattr { file, set }),
+                "Setattr" => measured(&mut world.raw, FsRequest::Setattr { node, set }.into()),
+                _ => measured(&mut world.raw, FileRequest::FileSetattr { file, set }.into()),
             }
         }
-        "Pin" => measured(&mut world.raw, &Request::Pin { node }),
+        "Pin" => measured(&mut world.raw, FsRequest::Pin { node }.into()),
         "Release" => {
             let (name, node) = world.large_file();
-            world.raw.done::<()>(&Request::Pin { node });
+            world.raw.done::<()>(&FsRequest::Pin { node });
             world.fs.unlink(SYSTEM, ROOT_INO, &name).unwrap();
             let pins = vec![(node.ino, 1)];
-            measured(&mut world.raw, &Request::Release { pins });
+            measured(&mut world.raw, FsRequest::Release { pins }.into());
             let pins = (1 << 30..(1 << 30) + 4000).map(|ino| (ino, 1)).collect();
-            measured(&mut world.raw, &Request::Release { pins });
+            measured(&mut world.raw, FsRequest::Release { pins }.into());
         }
         "Open" => {
             let (_, node) = world.large_file();
-            measured(&mut world.raw, &Request::Open { node, mode: CUT, file });
+            measured(&mut world.raw, FsRequest::Open { node, mode: CUT, file }.into());
         }
         "Reopen" => {
             let mode = OpenMode::read_only();
-            let seal = world.raw.done::<u64>(&Request::Open { node, mode, file });
+            let seal = world.raw.done::<u64>(&FsRequest::Open { node, mode, file });
             let file = world.fresh();
-            let request = Request::Reopen { node, mode, seal, file };
-            measured(&mut world.raw, &request);
+            let request = FsRequest::Reopen { node, mode, seal, file };
+            measured(&mut world.raw, request.into());
         }
         _ => return false,
     }
@@ -471,7 +474,7 @@ fn of_attributes(world: &mut World, kind: &str, measured: Measured<'_>) -> bool 
     let (_, node) = world.small_file();
     let (name, value) = (&b"user.long"[..], &[7; 3000][..]);
     let mode = XattrMode::Any;
-    let set = Request::Setxattr {
+    let set = FsRequest::Setxattr {
         node,
         name,
         value,
@@ -479,21 +482,21 @@ fn of_attributes(world: &mut World, kind: &str, measured: Measured<'_>) -> bool 
     };
     let request = match kind {
         "Setxattr" => set.clone(),
-        "Getxattr" => Request::Getxattr { node, name },
-        "Listxattr" => Request::Listxattr { node },
-        "Removexattr" => Request::Removexattr { node, name },
+        "Getxattr" => FsRequest::Getxattr { node, name },
+        "Listxattr" => FsRequest::Listxattr { node },
+        "Removexattr" => FsRequest::Removexattr { node, name },
         _ => return false,
     };
     if kind != "Setxattr" {
         world.raw.done::<()>(&set);
     }
-    measured(&mut world.raw, &request);
+    measured(&mut world.raw, request.into());
     true
 }
 
 fn of_locks(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     let (node, client, whole) = (world.locked, 9, record(1, LockKind::Exclusive, 0, 0));
-    let lock = |may_wait| Request::Lock {
+    let lock = |may_wait| ImmediateRequest::Lock {
         node,
         client,
         lock: LockRequest::Record(whole),
@@ -501,31 +504,31 @@ fn of_locks(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
         is_claim: false,
     };
     match kind {
-        "Lock" => measured(&mut world.raw, &lock(false)),
+        "Lock" => measured(&mut world.raw, lock(false).into()),
         "CancelLock" => {
             let body = world.raw.body(&lock(true));
             assert!(world.raw.send(&body, &[]));
             let request = world.raw.number();
-            measured(&mut world.raw, &Request::CancelLock { request });
+            measured(&mut world.raw, ImmediateRequest::CancelLock { request }.into());
         }
         "Unlock" => {
             let (node, client) = (world.waited_for(), 2);
             let (owner, what) = (LockOwner(1), Unlock::All);
-            let request = Request::Unlock {
+            let request = LockingRequest::Unlock {
                 node,
                 client,
                 owner,
                 what,
             };
-            measured(&mut world.raw, &request);
+            measured(&mut world.raw, request.into());
         }
         "ConflictingLock" => {
-            let request = Request::ConflictingLock {
+            let request = LockingRequest::ConflictingLock {
                 node,
                 client,
                 lock: whole,
             };
-            measured(&mut world.raw, &request);
+            measured(&mut world.raw, request.into());
         }
         "ReleaseClient" => {
             let (_, node) = world.small_file();
@@ -533,7 +536,7 @@ fn of_locks(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                 let lock = LockRequest::Record(record(owner, LockKind::Shared, owner, 1000));
                 world.lock(node, 7, lock).unwrap();
             }
-            measured(&mut world.raw, &Request::ReleaseClient { client: 7 });
+            measured(&mut world.raw, LockingRequest::ReleaseClient { client: 7 }.into());
         }
         _ => return false,
     }
@@ -542,22 +545,22 @@ fn of_locks(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
 
 fn of_data(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
     let (file, offset, len_bytes) = (world.large.1, 0, DATA_BYTES as u32);
-    let read = Request::Read {
+    let read = FileRequest::Read {
         file,
         offset,
         len_bytes,
     };
-    let piece = Request::ReadPiece {
+    let piece = FileRequest::ReadPiece {
         file,
         offset,
         len_bytes,
     };
     let mode = Position::At(0).into();
     match kind {
-        "FileGetattr" => measured(&mut world.raw, &Request::FileGetattr { file }),
-        "Read" => measured(&mut world.raw, &read),
-        "ReadPiece" => measured(&mut world.raw, &piece),
-        "Write" => measured(&mut world.raw, &Request::Write { file, mode }),
+        "FileGetattr" => measured(&mut world.raw, FileRequest::FileGetattr { file }.into()),
+        "Read" => measured(&mut world.raw, read.into()),
+        "ReadPiece" => measured(&mut world.raw, piece.into()),
+        "Write" => measured(&mut world.raw, FileRequest::Write { file, mode }.into()),
         "Fallocate" => {
             for mode in [
                 FallocateMode::PunchHole,
@@ -565,23 +568,23 @@ fn of_data(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                 FallocateMode::ZeroRange { keep_size: true },
             ] {
                 let len_bytes = LARGE_BYTES;
-                let request = Request::Fallocate {
+                let request = FileRequest::Fallocate {
                     file,
                     mode,
                     offset,
                     len_bytes,
                 };
-                measured(&mut world.raw, &request);
+                measured(&mut world.raw, request.into());
             }
         }
-        "SeekData" => measured(&mut world.raw, &Request::SeekData { file, offset }),
-        "SeekHole" => measured(&mut world.raw, &Request::SeekHole { file, offset }),
-        "Fsync" => measured(&mut world.raw, &Request::Fsync { file }),
+        "SeekData" => measured(&mut world.raw, FileRequest::SeekData { file, offset }.into()),
+        "SeekHole" => measured(&mut world.raw, FileRequest::SeekHole { file, offset }.into()),
+        "Fsync" => measured(&mut world.raw, FileRequest::Fsync { file }.into()),
         "Close" => {
             let files = vec![world.nameless()];
-            measured(&mut world.raw, &Request::Close { files });
+            measured(&mut world.raw, FileRequest::Close { files }.into());
             let files = (1 << 40..(1 << 40) + 5000).collect();
-            measured(&mut world.raw, &Request::Close { files });
+            measured(&mut world.raw, FileRequest::Close { files }.into());
         }
         _ => return false,
     }
@@ -620,17 +623,17 @@ fn no_request_holds_the_thread_that_received_it() {
         for _ in 0..TRIES {
             let mut long = 0;
             let is_known = slowest(&mut world, kind, &mut |raw, request| {
-                pinger.done::<()>(&Request::Ping {});
+                pinger.done::<()>(&ImmediateRequest::Ping {});
                 let before = turns().long;
-                let data = match request {
-                    Request::Write { .. } => vec![1; DATA_BYTES],
+                let data = match &request {
+                    Request::Call(Call::File(FileRequest::Write { .. })) => vec![1; DATA_BYTES],
                     _ => Vec::new(),
                 };
-                let came = raw.ask_with(request, &data);
+                let came = raw.ask_with(&request, &data);
                 let is_done = matches!(came, Some(Ok(_)));
                 assert!(is_done || REFUSED.contains(&kind), "{kind}: {came:?}");
                 // Its turn is over when the next one has begun.
-                pinger.done::<()>(&Request::Ping {});
+                pinger.done::<()>(&ImmediateRequest::Ping {});
                 long += turns().long - before;
             });
             assert!(is_known, "{kind} is new: measure its slowest request here");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::raw::Raw;
 use crate::common::{export, serve};
-use ferrite_proto::{OpenedFile, Request, SessionState};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, OpenedFile, SessionState};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
@@ -48,7 +48,7 @@ fn server() -> (Server, String, Arc<Slow>) {
 /// A client with an open file and a lock on it.
 fn client(address: &str, name: &[u8]) -> (Raw, ferrite_proto::Welcome) {
     let (mut raw, welcome) = Raw::greeted(address, "");
-    let created: OpenedFile = raw.done(&Request::Create {
+    let created: OpenedFile = raw.done(&FsRequest::Create {
         parent: welcome.root,
         name,
         new: NewFile {
@@ -58,7 +58,7 @@ fn client(address: &str, name: &[u8]) -> (Raw, ferrite_proto::Welcome) {
         },
         file: 1,
     });
-    raw.done::<()>(&Request::Lock {
+    raw.done::<()>(&ImmediateRequest::Lock {
         node: created.told.node(),
         client: 1,
         lock: LockRequest::Flock(LockOwner(1), LockKind::Exclusive),
@@ -69,7 +69,7 @@ fn client(address: &str, name: &[u8]) -> (Raw, ferrite_proto::Welcome) {
 }
 
 fn still_has_its_file(raw: &mut Raw) {
-    raw.done::<ferrite_vfs::Attr>(&Request::FileGetattr { file: 1 });
+    raw.done::<ferrite_vfs::Attr>(&FileRequest::FileGetattr { file: 1 });
 }
 
 /// The server has one thread.
@@ -80,7 +80,7 @@ fn signs_of_life_that_lie_unread_count() {
     let (away, welcome) = client(&address, b"away");
     let (mut other, _) = Raw::greeted(&address, "");
     slow.ms.store(BUSY.as_millis() as u64, Ordering::Relaxed);
-    let request = other.body(&Request::Statfs {});
+    let request = other.body(&FsRequest::Statfs {});
     let began = Instant::now();
     assert!(other.send(&request, &[]));
     // One keeps sending signs of life; one loses its connection and is back at once, to be heard later.
@@ -96,7 +96,7 @@ fn signs_of_life_that_lie_unread_count() {
     away.stream.shutdown(std::net::Shutdown::Both).unwrap();
     let mut sent = 0;
     while began.elapsed() < BUSY {
-        let ping = honest.body(&Request::Ping {});
+        let ping = honest.body(&ImmediateRequest::Ping {});
         assert!(honest.send(&ping, &[]), "its connection was closed");
         sent += 1;
         std::thread::sleep(LEASE / 5);
@@ -122,13 +122,13 @@ fn those_that_are_silent_are_gone() {
     let (closed, _) = client(&address, b"closed");
     drop(closed);
     let (mut deaf, _) = client(&address, b"deaf");
-    let write = Request::Write {
+    let write = FileRequest::Write {
         file: 1,
         mode: Position::At(0).into(),
     };
     deaf.ask_with(&write, &vec![7; 64 << 10]).unwrap().unwrap();
     // More than sockets hold; the rest stays unread.
-    let read = Request::Read {
+    let read = FileRequest::Read {
         file: 1,
         offset: 0,
         len_bytes: 64 << 10,
@@ -142,7 +142,7 @@ fn those_that_are_silent_are_gone() {
     let began = Instant::now();
     while server.sessions() > 1 {
         assert!(began.elapsed() < LONG, "{} sessions are left", server.sessions());
-        busy.done::<StatFs>(&Request::Statfs {});
+        busy.done::<StatFs>(&FsRequest::Statfs {});
     }
     assert!(began.elapsed() >= LEASE / 2);
     still_has_its_file(&mut busy);

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use crate::common::bystander::{Bystander, new_file};
 use crate::common::raw::Raw;
 use crate::common::{connect, export, make_pool, mount, serve};
-use ferrite_proto::{BoundTold, GrantedKey, Node, QueuePairTold, RdmaCounters, Request, Told};
+use ferrite_proto::{
+    BoundTold, FsRequest, GrantedKey, ImmediateRequest, Node, QueuePairTold, RdmaCounters, RdmaRequest, Told,
+};
 use ferrite_server::{KeyWanted, Keys, Rdma, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
@@ -24,7 +26,7 @@ fn a_thousand_idle_sessions() {
     assert_eq!(server.sessions(), 1001);
     bystander.goes_on();
     for raw in &mut idle {
-        raw.done::<()>(&Request::Ping {});
+        raw.done::<()>(&ImmediateRequest::Ping {});
     }
     drop(idle);
     bystander.goes_on();
@@ -117,12 +119,12 @@ fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
     let options = ServerOptions::default().rdma(Some(slow.clone()));
     let (_server, address) = serve(fs, vec![export("")], &options);
     let (mut binds, welcome) = Raw::greeted(&address, "");
-    let told: Told = binds.done(&Request::Lookup {
+    let told: Told = binds.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let (mut leaves, mut stays) = (Raw::greeted(&address, "").0, Raw::greeted(&address, "").0);
-    let bind = binds.body(&Request::Bind {
+    let bind = binds.body(&RdmaRequest::Bind {
         node: told.node(),
         writable: false,
         arrange: false,
@@ -131,15 +133,15 @@ fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
     assert!(binds.send(&bind, &[]));
     slow.wait_until_it_is_at_it();
     let began = Instant::now();
-    assert!(leaves.ask(&Request::Goodbye {}).is_none());
-    stays.done::<()>(&Request::Ping {});
+    assert!(leaves.ask(&ImmediateRequest::Goodbye {}).is_none());
+    stays.done::<()>(&ImmediateRequest::Ping {});
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     slow.goes_on();
     assert_eq!(binds.receive().unwrap().1, Err(FsError::TooManyOpen));
 }
 
-fn bind(node: Node) -> Request<'static> {
-    Request::Bind {
+fn bind(node: Node) -> RdmaRequest {
+    RdmaRequest::Bind {
         node,
         writable: true,
         arrange: false,
@@ -147,8 +149,8 @@ fn bind(node: Node) -> Request<'static> {
     }
 }
 
-fn exclusive(node: Node) -> Request<'static> {
-    Request::Lock {
+fn exclusive(node: Node) -> ImmediateRequest<'static> {
+    ImmediateRequest::Lock {
         node,
         client: 1,
         lock: LockRequest::Flock(LockOwner(1), LockKind::Exclusive),
@@ -172,7 +174,7 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
         let options = ServerOptions::default().lease(lease).rdma(Some(slow.clone()));
         let (_server, address) = serve(fs, vec![export("")], &options);
         let (mut first, welcome) = Raw::greeted(&address, "");
-        let told: Told = first.done(&Request::Lookup {
+        let told: Told = first.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: b"file",
         });
@@ -180,7 +182,7 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
         first.done::<GrantedKey>(&bind(node));
         first.done::<()>(&exclusive(node));
         match leaves {
-            true => assert!(first.ask(&Request::Goodbye {}).is_none()),
+            true => assert!(first.ask(&ImmediateRequest::Goodbye {}).is_none()),
             // Its client is gone, and the server finds out.
             false => drop(first),
         }
@@ -192,14 +194,14 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
             FsError::WouldBlock,
             "leaves: {leaves}"
         );
-        second.done::<()>(&Request::Ping {});
+        second.done::<()>(&ImmediateRequest::Ping {});
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
         slow.goes_on();
         let began = Instant::now();
         while second.ask(&exclusive(node)).unwrap().is_err() {
             assert!(began.elapsed() < Duration::from_secs(20), "it stays locked");
             std::thread::sleep(Duration::from_millis(5));
-            second.done::<()>(&Request::Ping {});
+            second.done::<()>(&ImmediateRequest::Ping {});
         }
     }
 }
@@ -216,26 +218,26 @@ fn nobody_waits_for_a_key_that_another_gives_back() {
     let options = ServerOptions::default().rdma(Some(slow.clone()));
     let (_server, address) = serve(fs, vec![export("")], &options);
     let (mut first, welcome) = Raw::greeted(&address, "");
-    let told: Told = first.done(&Request::Lookup {
+    let told: Told = first.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let key = first.done::<GrantedKey>(&bind(told.node())).key;
-    let release = first.body(&Request::ReleaseKey { key });
+    let release = first.body(&RdmaRequest::ReleaseKey { key });
     assert!(first.send(&release, &[]));
     slow.wait_until_it_is_at_it();
     let (mut second, _) = Raw::greeted(&address, "");
     let began = Instant::now();
-    second.done::<()>(&Request::Ping {});
+    second.done::<()>(&ImmediateRequest::Ping {});
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     slow.goes_on();
     assert!(first.receive().unwrap().1.is_ok());
     // Keys that an unbind has ended are invalid, though the file could not be sealed.
     let key = first.done::<GrantedKey>(&bind(told.node())).key;
     slow.is_at_it.store(false, Ordering::Release);
-    let unbind = Request::Unbind { node: told.node() };
+    let unbind = RdmaRequest::Unbind { node: told.node() };
     assert_eq!(first.refused(&unbind), FsError::NoSpace(SpaceOf::Blocks));
-    first.done::<()>(&Request::ReleaseKey { key });
+    first.done::<()>(&RdmaRequest::ReleaseKey { key });
     assert!(!slow.is_at_it.load(Ordering::Acquire), "it was the session's still");
 }
 

@@ -9,7 +9,8 @@ use crate::common::bystander::{Bystander, new_file, node};
 use crate::common::raw::{Raw, invented, unsealed_root};
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
-    ENTRY_FOLLOWS, Entry, EntryTold, LISTING_ENDS, Node, OpenedFile, Reader, Request, SessionState, Ticket, Told,
+    ENTRY_FOLLOWS, Entry, EntryTold, FileRequest, FsRequest, ImmediateRequest, LISTING_ENDS, Node, OpenedFile, Reader,
+    SessionRequest, SessionState, Ticket, Told,
 };
 use ferrite_server::{ExportOptions, NOBODY, Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
@@ -61,13 +62,13 @@ fn tickets_of_others_are_worth_nothing() {
         assert_eq!(given.state, SessionState::New);
         assert_ne!(given.ticket.session, session);
     }
-    mine.done::<()>(&Request::Ping {});
+    mine.done::<()>(&ImmediateRequest::Ping {});
     // The client's own ticket selects its session: the older connection is closed.
     let mut again = Raw::connect(&address);
     let given = again.greet("", Some(welcome.ticket)).unwrap();
     assert_eq!((given.state, given.ticket), (SessionState::Alive, welcome.ticket));
     assert!(is_closed(&mut mine));
-    again.done::<()>(&Request::Ping {});
+    again.done::<()>(&ImmediateRequest::Ping {});
     // Sessions that began and have no state end with their connections.
     let began = Instant::now();
     while server.sessions() > 1 {
@@ -86,7 +87,7 @@ fn seals_tokens_and_numbers_of_others() {
     let bystander = Bystander::at(&address, "");
     let (mut all, root) = Raw::greeted(&address, "");
     let (mut sub, sub_root) = Raw::greeted(&address, "sub");
-    let mkdir = |parent, name: &'static str| Request::Mkdir {
+    let mkdir = |parent, name: &'static str| FsRequest::Mkdir {
         parent,
         name: name.as_bytes(),
         mode: 0o777,
@@ -110,83 +111,89 @@ fn seals_tokens_and_numbers_of_others() {
         unsealed_root(),
     ];
     for node in foreign {
-        let lock = LockRequest::Flock(LockOwner(1), LockKind::Shared);
         for request in [
-            Request::Getattr { node },
-            Request::Parent { dir: node },
-            Request::Pin { node },
-            Request::Lookup {
+            FsRequest::Getattr { node },
+            FsRequest::Parent { dir: node },
+            FsRequest::Pin { node },
+            FsRequest::Lookup {
                 parent: node,
                 name: b"x",
             },
             mkdir(node, "x"),
-            Request::Readdir {
+            FsRequest::Readdir {
                 dir: node,
                 cookie: 0,
                 with_attributes: true,
                 room_bytes: u32::MAX,
             },
-            Request::Link {
+            FsRequest::Link {
                 node,
                 parent: sub_root.root,
                 name: b"x",
             },
-            Request::Resolve {
+            FsRequest::Resolve {
                 root: node,
                 base: node,
                 path: b".",
                 follow: true,
             },
-            Request::Resolve {
+            FsRequest::Resolve {
                 root: sub_root.root,
                 base: node,
                 path: b"..",
                 follow: true,
             },
-            Request::Open {
+            FsRequest::Open {
                 node,
                 mode: OpenMode::read_only(),
                 file: 1,
             },
-            Request::Reopen {
+            FsRequest::Reopen {
                 node,
                 mode: OpenMode::read_only(),
                 seal: 7,
                 file: 1,
             },
-            Request::Setxattr {
+            FsRequest::Setxattr {
                 node,
                 name: b"user.x",
                 value: b"",
                 mode: XattrMode::Any,
             },
-            Request::Lock {
-                node,
-                client: 0,
-                lock,
-                may_wait: false,
-                is_claim: false,
-            },
         ] {
             assert_eq!(sub.refused(&request), FsError::Stale, "{request:?}");
         }
+        let request = ImmediateRequest::Lock {
+            node,
+            client: 0,
+            lock: LockRequest::Flock(LockOwner(1), LockKind::Shared),
+            may_wait: false,
+            is_claim: false,
+        };
+        assert_eq!(sub.refused(&request), FsError::Stale);
     }
     // A node of an inode that is gone, and whose number is used again.
-    all.done::<()>(&Request::Rmdir {
+    all.done::<()>(&FsRequest::Rmdir {
         parent: root.root,
         name: b"outside",
     });
-    assert_eq!(all.refused(&Request::Getattr { node: outside.node() }), FsError::Stale);
+    assert_eq!(
+        all.refused(&FsRequest::Getattr { node: outside.node() }),
+        FsError::Stale
+    );
     for round in 0..40 {
         let _: Told = all.done(&mkdir(root.root, ["a", "b"][round % 2]));
-        assert_eq!(all.refused(&Request::Getattr { node: outside.node() }), FsError::Stale);
-        all.done::<()>(&Request::Rmdir {
+        assert_eq!(
+            all.refused(&FsRequest::Getattr { node: outside.node() }),
+            FsError::Stale
+        );
+        all.done::<()>(&FsRequest::Rmdir {
             parent: root.root,
             name: [b"a", b"b"][round % 2],
         });
     }
     // Files that are not open, or belong to another client.
-    let opened: OpenedFile = all.done(&Request::Create {
+    let opened: OpenedFile = all.done(&FsRequest::Create {
         parent: root.root,
         name: b"f",
         new: new_file(true),
@@ -194,33 +201,33 @@ fn seals_tokens_and_numbers_of_others() {
     });
     for file in [77, 0, u64::MAX] {
         for request in [
-            Request::FileGetattr { file },
-            Request::Read {
+            FileRequest::FileGetattr { file },
+            FileRequest::Read {
                 file,
                 offset: 0,
                 len_bytes: 10,
             },
-            Request::Fsync { file },
-            Request::FileSetattr {
+            FileRequest::Fsync { file },
+            FileRequest::FileSetattr {
                 file,
                 set: SetAttr::default(),
             },
         ] {
             assert_eq!(sub.refused(&request), FsError::Stale, "{request:?}");
         }
-        sub.done::<()>(&Request::Close {
+        sub.done::<()>(&FileRequest::Close {
             files: vec![file, file, 1, 2],
         });
     }
-    all.done::<()>(&Request::Fsync { file: 77 });
+    all.done::<()>(&FileRequest::Fsync { file: 77 });
     // A seal of an open file for reading does not open it for writing.
-    let read: u64 = all.done(&Request::Open {
+    let read: u64 = all.done(&FsRequest::Open {
         node: opened.told.node(),
         mode: OpenMode::read_only(),
         file: 78,
     });
     for (mode, seal) in [(OpenMode::read_write(), read), (OpenMode::read_only(), opened.seal)] {
-        let request = Request::Reopen {
+        let request = FsRequest::Reopen {
             node: opened.told.node(),
             mode,
             seal,
@@ -229,15 +236,15 @@ fn seals_tokens_and_numbers_of_others() {
         assert_eq!(all.refused(&request), FsError::Stale);
     }
     // Pins that it does not have cannot be released.
-    sub.done::<()>(&Request::Release {
+    sub.done::<()>(&FsRequest::Release {
         pins: vec![(ROOT_INO, u64::MAX), (opened.told.attr.ino, 5), (u64::MAX, 1)],
     });
     // Slots and token numbers of other sessions, and slots that do not exist.
-    let (number, slots): (u64, Vec<u32>) = all.done(&Request::Slots { count: u32::MAX });
-    let (other_number, other_slots): (u64, Vec<u32>) = sub.done(&Request::Slots { count: u32::MAX });
+    let (number, slots): (u64, Vec<u32>) = all.done(&SessionRequest::Slots { count: u32::MAX });
+    let (other_number, other_slots): (u64, Vec<u32>) = sub.done(&SessionRequest::Slots { count: u32::MAX });
     assert!(!slots.is_empty() && !other_slots.is_empty(), "the first has taken all");
     assert!(slots.iter().all(|slot| !other_slots.contains(slot)) && number != other_number);
-    let reclaimed: (u64, Vec<u32>) = sub.done(&Request::ReclaimSlots {});
+    let reclaimed: (u64, Vec<u32>) = sub.done(&SessionRequest::ReclaimSlots {});
     assert_eq!(reclaimed, (other_number, other_slots.clone()), "its own, and no others");
     for (slot, upper) in [
         (slots[0], number),
@@ -289,7 +296,7 @@ fn nothing_leads_out_of_a_subtree() {
     let (fs, _server, address) = subtree(|options| options);
     let (mut raw, welcome) = Raw::greeted(&address, "sub");
     let root = welcome.root;
-    let resolve = |base, path: &'static str| Request::Resolve {
+    let resolve = |base, path: &'static str| FsRequest::Resolve {
         root,
         base,
         path: path.as_bytes(),
@@ -297,7 +304,7 @@ fn nothing_leads_out_of_a_subtree() {
     };
     let dir: Told = raw.done(&resolve(root, "dir"));
     let deep: Told = raw.done(&resolve(root, "/dir/deep"));
-    assert_eq!(raw.done::<Node>(&Request::Parent { dir: root }), root);
+    assert_eq!(raw.done::<Node>(&FsRequest::Parent { dir: root }), root);
     for (name, target) in [
         ("up", "../secret"),
         ("far", "../../../other/secret"),
@@ -305,7 +312,7 @@ fn nothing_leads_out_of_a_subtree() {
         ("root", "/../secret"),
         ("dirs", "dir/deep/../../../secret"),
     ] {
-        let _: Told = raw.done(&Request::Symlink {
+        let _: Told = raw.done(&FsRequest::Symlink {
             parent: root,
             name: name.as_bytes(),
             target: target.as_bytes(),
@@ -331,7 +338,7 @@ fn nothing_leads_out_of_a_subtree() {
             read: true,
             ..OpenFlags::default()
         };
-        let open = Request::OpenPath {
+        let open = FsRequest::OpenPath {
             root,
             base: root,
             path: path.as_bytes(),
@@ -355,9 +362,9 @@ fn nothing_leads_out_of_a_subtree() {
         assert_eq!(raw.refused(&resolve(deep.node(), path)), FsError::Stale, "{path}");
     }
     for moved in [dir, deep] {
-        assert!(raw.ask(&Request::Parent { dir: moved.node() }).unwrap().is_err());
+        assert!(raw.ask(&FsRequest::Parent { dir: moved.node() }).unwrap().is_err());
         // As its own root it has no parent.
-        let request = Request::Resolve {
+        let request = FsRequest::Resolve {
             root: moved.node(),
             base: moved.node(),
             path: b"../../secret",
@@ -365,7 +372,7 @@ fn nothing_leads_out_of_a_subtree() {
         };
         assert_eq!(raw.refused(&request), FsError::Stale);
         // The root of the export is not below it.
-        let request = Request::Resolve {
+        let request = FsRequest::Resolve {
             root: moved.node(),
             base: root,
             path: b"..",
@@ -385,7 +392,7 @@ fn a_read_only_export_changes_nothing() {
     fs.mknod(SYSTEM, sub.ino, b"file", &node(FileKind::File, 0o666))
         .unwrap();
     fs.symlink(SYSTEM, sub.ino, b"link", b"file").unwrap();
-    let file: Told = raw.done(&Request::Lookup {
+    let file: Told = raw.done(&FsRequest::Lookup {
         parent: root,
         name: b"file",
     });
@@ -406,7 +413,7 @@ fn a_read_only_export_changes_nothing() {
             ..flags
         },
     ];
-    let path = |flags| Request::OpenPath {
+    let path = |flags| FsRequest::OpenPath {
         root,
         base: root,
         path: b"file",
@@ -422,85 +429,89 @@ fn a_read_only_export_changes_nothing() {
         ..OpenMode::read_only()
     };
     let mut requests = vec![
-        Request::Setattr { node: file.node(), set },
-        Request::Mknod {
+        FsRequest::Setattr { node: file.node(), set },
+        FsRequest::Mknod {
             parent: root,
             name: b"new",
             new: node(FileKind::File, 0o644),
         },
-        Request::Mkdir {
+        FsRequest::Mkdir {
             parent: root,
             name: b"new",
             mode: 0o755,
         },
-        Request::Symlink {
+        FsRequest::Symlink {
             parent: root,
             name: b"new",
             target: b"x",
         },
-        Request::Link {
+        FsRequest::Link {
             node: file.node(),
             parent: root,
             name: b"new",
         },
-        Request::Unlink {
+        FsRequest::Unlink {
             parent: root,
             name: b"file",
         },
-        Request::Rmdir {
+        FsRequest::Rmdir {
             parent: root,
             name: b"dir",
         },
-        Request::Rename {
+        FsRequest::Rename {
             parent: root,
             name: b"file",
             new_parent: root,
             new_name: b"new",
             mode: RenameMode::Replace,
         },
-        Request::Setxattr {
+        FsRequest::Setxattr {
             node: file.node(),
             name: b"user.x",
             value: b"",
             mode: XattrMode::Any,
         },
-        Request::Removexattr {
+        FsRequest::Removexattr {
             node: file.node(),
             name: b"user.x",
         },
-        Request::Create {
+        FsRequest::Create {
             parent: root,
             name: b"new",
             new: new_file(false),
             file: 2,
         },
-        Request::Open {
+        FsRequest::Open {
             node: file.node(),
             mode: OpenMode::read_write(),
             file: 2,
         },
-        Request::Open {
+        FsRequest::Open {
             node: file.node(),
             mode: truncating,
             file: 2,
         },
     ];
     requests.extend(opens.map(path));
-    let seal: u64 = raw.done(&Request::Open {
+    let seal: u64 = raw.done(&FsRequest::Open {
         node: file.node(),
         mode: OpenMode::read_only(),
         file: 1,
     });
     assert_ne!(seal, 0);
-    requests.push(Request::FileSetattr { file: 1, set });
-    let mode = ferrite_vfs::FallocateMode::PunchHole;
-    requests.push(Request::Fallocate {
-        file: 1,
-        mode,
-        offset: 0,
-        len_bytes: 1,
-    });
     for request in requests {
+        assert_eq!(raw.refused(&request), FsError::ReadOnly, "{request:?}");
+    }
+    let by_file = [
+        FileRequest::FileSetattr { file: 1, set },
+        FileRequest::Fallocate {
+            file: 1,
+            mode: ferrite_vfs::FallocateMode::PunchHole,
+            offset: 0,
+            len_bytes: 1,
+        },
+    ];
+    for request in by_file {
         assert_eq!(raw.refused(&request), FsError::ReadOnly, "{request:?}");
     }
     assert_eq!(fs.getattr(SYSTEM, file.attr.ino).unwrap(), before);
@@ -526,7 +537,7 @@ fn root_is_nobody_unless_it_may_be() {
     let (mut raw, welcome) = Raw::greeted(&address, "sub");
     let root = welcome.root;
     // `check` is off: the server does not trust that.
-    let made: Told = raw.done(&Request::Mkdir {
+    let made: Told = raw.done(&FsRequest::Mkdir {
         parent: root,
         name: b"mine",
         mode: 0o755,
@@ -537,7 +548,7 @@ fn root_is_nobody_unless_it_may_be() {
             read: true,
             ..OpenFlags::default()
         };
-        Request::OpenPath {
+        FsRequest::OpenPath {
             root,
             base: root,
             path,
@@ -551,7 +562,7 @@ fn root_is_nobody_unless_it_may_be() {
     };
     assert_eq!(raw.refused(&read(b"roots")), FsError::AccessDenied);
     assert_eq!(
-        raw.refused(&Request::Setattr { node: made.node(), set }),
+        raw.refused(&FsRequest::Setattr { node: made.node(), set }),
         FsError::NotPermitted
     );
     for (uid, gid, groups) in [
@@ -598,11 +609,11 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
     raw.pins = true;
     let mut list = |uid, name: &'static str, with_attributes| {
         raw.uid = uid;
-        let dir: Told = raw.done(&Request::Lookup {
+        let dir: Told = raw.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: name.as_bytes(),
         });
-        let answer = raw.ask(&Request::Readdir {
+        let answer = raw.ask(&FsRequest::Readdir {
             dir: dir.node(),
             cookie: 0,
             with_attributes,
@@ -648,14 +659,14 @@ fn where_root_is_nobody_a_program_is_read_to_run_it() {
     for (name, mode) in [("program", 0o711), ("private", 0o700)] {
         fs.mknod(SYSTEM, sub.ino, name.as_bytes(), &node(FileKind::File, mode))
             .unwrap();
-        let file: Told = raw.done(&Request::Lookup {
+        let file: Told = raw.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: name.as_bytes(),
         });
         let mut open = |mode, check| {
             raw.check = check;
             let node = file.node();
-            let answer = raw.ask(&Request::Open { node, mode, file: 1 });
+            let answer = raw.ask(&FsRequest::Open { node, mode, file: 1 });
             answer.expect("an answer").map(|_| ())
         };
         let (read, both, denied) = (

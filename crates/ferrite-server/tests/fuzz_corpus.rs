@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ferrite_proto::{Head, Request, Wire};
+use ferrite_proto::{Encode, FsRequest, Head};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 
@@ -180,7 +180,7 @@ fn random_inputs_are_survived() {
 fn requests_with_a_seal_are_carried_out() {
     let name = format!("made-{}", std::process::id());
     let mut request = Vec::new();
-    let mkdir = Request::Mkdir {
+    let mkdir = FsRequest::Mkdir {
         parent: ferrite_proto::Node {
             ino: 0,
             generation: 0,

@@ -13,7 +13,10 @@ use common::bystander::{Bystander, new_file, node};
 use common::raw::{Raw, hello, prefix, unsealed_root};
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX};
-use ferrite_proto::{MAGIC, Node, OpenedFile, Reader, Request, SessionState, Told, VERSION};
+use ferrite_proto::{
+    FileRequest, FsRequest, ImmediateRequest, LockingRequest, MAGIC, Node, OpenedFile, Reader, Request, SessionRequest,
+    SessionState, Told, VERSION,
+};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
@@ -105,7 +108,7 @@ fn frames_that_never_end_hold_nobody_up() {
     // Clients that have a session lose it with their lease.
     for _ in 0..40 {
         let (mut raw, _) = Raw::greeted(&address, "");
-        let body = raw.body(&Request::Write {
+        let body = raw.body(&FileRequest::Write {
             file: 1,
             mode: ferrite_vfs::WriteMode {
                 position: ferrite_vfs::Position::End,
@@ -129,9 +132,9 @@ fn greetings_that_are_none() {
     let mut raw = Raw::connect(&address);
     // Before hello.
     for request in [
-        Request::Ping {},
-        Request::Statfs {},
-        Request::Getattr { node: unsealed_root() },
+        Request::from(ImmediateRequest::Ping {}),
+        FsRequest::Statfs {}.into(),
+        FsRequest::Getattr { node: unsealed_root() }.into(),
     ] {
         assert!(matches!(raw.refused(&request), FsError::Io(_)));
     }
@@ -140,7 +143,7 @@ fn greetings_that_are_none() {
         (MAGIC, VERSION + 1, ""),
         (MAGIC, VERSION, "none"),
     ] {
-        let request = Request::Hello {
+        let request = ImmediateRequest::Hello {
             magic,
             version,
             export: name.as_bytes(),
@@ -168,7 +171,7 @@ fn arguments_that_no_client_of_ours_sends() {
         let bystander = Bystander::at(&address, "");
         let (mut raw, welcome) = Raw::greeted(&address, "");
         let root = welcome.root;
-        let made: OpenedFile = raw.done(&Request::Create {
+        let made: OpenedFile = raw.done(&FsRequest::Create {
             parent: root,
             name: b"file",
             new: new_file(true),
@@ -179,50 +182,50 @@ fn arguments_that_no_client_of_ours_sends() {
         let names: [&[u8]; 9] = [b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b", b"\0", &long];
         for name in names {
             for request in [
-                Request::Lookup { parent: root, name },
-                Request::Mknod {
+                FsRequest::Lookup { parent: root, name },
+                FsRequest::Mknod {
                     parent: root,
                     name,
                     new: node(FileKind::File, 0o644),
                 },
-                Request::Mkdir {
+                FsRequest::Mkdir {
                     parent: root,
                     name,
                     mode: 0o755,
                 },
-                Request::Symlink {
+                FsRequest::Symlink {
                     parent: root,
                     name,
                     target: b"x",
                 },
-                Request::Link {
+                FsRequest::Link {
                     node: file,
                     parent: root,
                     name,
                 },
-                Request::Unlink { parent: root, name },
-                Request::Rmdir { parent: root, name },
-                Request::Create {
+                FsRequest::Unlink { parent: root, name },
+                FsRequest::Rmdir { parent: root, name },
+                FsRequest::Create {
                     parent: root,
                     name,
                     new: new_file(false),
                     file: 9,
                 },
-                Request::Rename {
+                FsRequest::Rename {
                     parent: root,
                     name: b"file",
                     new_parent: root,
                     new_name: name,
                     mode: RenameMode::Replace,
                 },
-                Request::Rename {
+                FsRequest::Rename {
                     parent: root,
                     name,
                     new_parent: root,
                     new_name: b"new",
                     mode: RenameMode::Replace,
                 },
-                Request::Rename {
+                FsRequest::Rename {
                     parent: root,
                     name,
                     new_parent: root,
@@ -239,7 +242,7 @@ fn arguments_that_no_client_of_ours_sends() {
         }
         // Reads of 4 GiB, at offsets that no file has.
         for (offset, len_bytes) in [(0, u32::MAX), (0, DATA_BYTES_MAX as u32 + 1), (u64::MAX, u32::MAX)] {
-            raw.refused(&Request::Read {
+            raw.refused(&FileRequest::Read {
                 file: 1,
                 offset,
                 len_bytes,
@@ -248,7 +251,7 @@ fn arguments_that_no_client_of_ours_sends() {
         for offset in [u64::MAX, 1 << 63, i64::MAX as u64] {
             // Either there is no data, or it is refused.
             if let Ok((_, data)) = raw
-                .ask(&Request::Read {
+                .ask(&FileRequest::Read {
                     file: 1,
                     offset,
                     len_bytes: 1 << 20,
@@ -262,29 +265,29 @@ fn arguments_that_no_client_of_ours_sends() {
                 kill_priv: true,
             };
             assert!(
-                raw.ask_with(&Request::Write { file: 1, mode }, &[1; 100])
+                raw.ask_with(&FileRequest::Write { file: 1, mode }, &[1; 100])
                     .unwrap()
                     .is_err()
             );
             let mode = ferrite_vfs::FallocateMode::Allocate { keep_size: false };
-            raw.refused(&Request::Fallocate {
+            raw.refused(&FileRequest::Fallocate {
                 file: 1,
                 mode,
                 offset,
                 len_bytes: u64::MAX,
             });
-            raw.refused(&Request::SeekData { file: 1, offset });
-            raw.refused(&Request::SeekHole { file: 1, offset });
+            raw.refused(&FileRequest::SeekData { file: 1, offset });
+            raw.refused(&FileRequest::SeekHole { file: 1, offset });
         }
         let set = SetAttr {
             size: Some(u64::MAX),
             ..SetAttr::default()
         };
-        raw.refused(&Request::FileSetattr { file: 1, set });
+        raw.refused(&FileRequest::FileSetattr { file: 1, set });
         // Cookies that the server never gave.
         for cookie in [1, 77, u64::MAX, u64::MAX - 1, 1 << 63, 1 << 32] {
             for with_attributes in [false, true] {
-                raw.ask(&Request::Readdir {
+                raw.ask(&FsRequest::Readdir {
                     dir: root,
                     cookie,
                     with_attributes,
@@ -294,27 +297,27 @@ fn arguments_that_no_client_of_ours_sends() {
                 .unwrap_or_default();
             }
         }
-        raw.refused(&Request::Readdir {
+        raw.refused(&FsRequest::Readdir {
             dir: file,
             cookie: 0,
             with_attributes: false,
             room_bytes: 0,
         });
         // Endless paths, and links to themselves.
-        let _: Told = raw.done(&Request::Symlink {
+        let _: Told = raw.done(&FsRequest::Symlink {
             parent: root,
             name: b"self",
             target: b"self/self",
         });
         for path in [&b"self"[..], b"", &[b'/'; 5000], b"a\0b", &b"a/".repeat(30_000)] {
-            raw.refused(&Request::Resolve {
+            raw.refused(&FsRequest::Resolve {
                 root,
                 base: root,
                 path,
                 follow: true,
             });
         }
-        raw.refused(&Request::Symlink {
+        raw.refused(&FsRequest::Symlink {
             parent: root,
             name: b"l",
             target: &[b'x'; 70_000],
@@ -325,16 +328,16 @@ fn arguments_that_no_client_of_ours_sends() {
             b"trusted.ferrite.",
             b"trusted.ferrite.x",
         ] {
-            raw.refused(&Request::Getxattr { node: root, name });
-            raw.refused(&Request::Setxattr {
+            raw.refused(&FsRequest::Getxattr { node: root, name });
+            raw.refused(&FsRequest::Setxattr {
                 node: root,
                 name,
                 value: b"x",
                 mode: XattrMode::Any,
             });
-            raw.refused(&Request::Removexattr { node: root, name });
+            raw.refused(&FsRequest::Removexattr { node: root, name });
         }
-        let (listed, _) = raw.ask(&Request::Listxattr { node: root }).unwrap().unwrap();
+        let (listed, _) = raw.ask(&FsRequest::Listxattr { node: root }).unwrap().unwrap();
         assert_eq!(Reader::new(&listed).last::<Vec<&[u8]>>().unwrap(), Vec::<&[u8]>::new());
         bystander.goes_on();
         drop(bystander);
@@ -401,85 +404,97 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
     let offset = random.below(20_000);
     match random.below(34) {
         0 => match random.below(2) {
-            0 => Request::Ping {},
-            _ => Request::Activity {},
+            0 => ImmediateRequest::Ping {}.into(),
+            _ => SessionRequest::Activity {}.into(),
         },
-        1 => Request::Slots { count: 3 },
-        2 => Request::Reclaimed {},
-        3 if random.below(2) == 0 => Request::ReclaimSlots {},
-        3 => Request::Abandon {
+        1 => SessionRequest::Slots { count: 3 }.into(),
+        2 => ImmediateRequest::Reclaimed {}.into(),
+        3 if random.below(2) == 0 => SessionRequest::ReclaimSlots {}.into(),
+        3 => SessionRequest::Abandon {
             request: offset % 50,
             file,
-        },
-        4 => Request::Statfs {},
-        5 => Request::Lookup { parent: root, name },
-        6 => Request::Parent { dir: root },
-        7 => Request::Getattr { node: root },
-        8 => Request::Setattr {
+        }
+        .into(),
+        4 => FsRequest::Statfs {}.into(),
+        5 => FsRequest::Lookup { parent: root, name }.into(),
+        6 => FsRequest::Parent { dir: root }.into(),
+        7 => FsRequest::Getattr { node: root }.into(),
+        8 => FsRequest::Setattr {
             node: root,
             set: SetAttr {
                 mtime: Some(ferrite_vfs::SetTime::Now),
                 ..SetAttr::default()
             },
-        },
-        9 => Request::Pin { node: root },
-        10 => Request::Release {
+        }
+        .into(),
+        9 => FsRequest::Pin { node: root }.into(),
+        10 => FsRequest::Release {
             pins: vec![(offset, 2), (1, 1)],
-        },
-        11 => Request::Readlink { node: root },
-        12 => Request::Mknod {
+        }
+        .into(),
+        11 => FsRequest::Readlink { node: root }.into(),
+        12 => FsRequest::Mknod {
             parent: root,
             name,
             new: node(FileKind::Fifo, 0o600),
-        },
-        13 => Request::Mkdir {
+        }
+        .into(),
+        13 => FsRequest::Mkdir {
             parent: root,
             name,
             mode: 0o700,
-        },
-        14 => Request::Symlink {
+        }
+        .into(),
+        14 => FsRequest::Symlink {
             parent: root,
             name,
             target: b"target",
-        },
-        15 => Request::Link {
+        }
+        .into(),
+        15 => FsRequest::Link {
             node: root,
             parent: root,
             name,
-        },
-        16 => Request::Unlink { parent: root, name },
-        17 => Request::Rmdir { parent: root, name },
-        18 => Request::Rename {
+        }
+        .into(),
+        16 => FsRequest::Unlink { parent: root, name }.into(),
+        17 => FsRequest::Rmdir { parent: root, name }.into(),
+        18 => FsRequest::Rename {
             parent: root,
             name,
             new_parent: root,
             new_name: other,
             mode: RenameMode::Replace,
-        },
-        19 => Request::Readdir {
+        }
+        .into(),
+        19 => FsRequest::Readdir {
             dir: root,
             cookie: 0,
             with_attributes: random.chance(50),
             room_bytes: random.below(100) as u32,
-        },
-        20 => Request::Open {
+        }
+        .into(),
+        20 => FsRequest::Open {
             node: root,
             mode: OpenMode::read_only(),
             file,
-        },
-        21 | 22 => Request::Create {
+        }
+        .into(),
+        21 | 22 => FsRequest::Create {
             parent: root,
             name,
             new: new_file(false),
             file,
-        },
-        23 => Request::Resolve {
+        }
+        .into(),
+        23 => FsRequest::Resolve {
             root,
             base: root,
             path: b"a/../b",
             follow: true,
-        },
-        24 => Request::OpenPath {
+        }
+        .into(),
+        24 => FsRequest::OpenPath {
             root,
             base: root,
             path: name,
@@ -488,31 +503,35 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
                 ..OpenFlags::default()
             },
             file,
-        },
-        25 => Request::Setxattr {
+        }
+        .into(),
+        25 => FsRequest::Setxattr {
             node: root,
             name: b"user.x",
             value: b"value",
             mode: XattrMode::Any,
-        },
-        26 => Request::Lock {
+        }
+        .into(),
+        26 => ImmediateRequest::Lock {
             node: root,
             client: 1,
             lock: LockRequest::Flock(LockOwner(offset), LockKind::Exclusive),
             may_wait: true,
             is_claim: offset.is_multiple_of(2),
-        },
-        27 => Request::CancelLock { request: offset % 50 },
-        28 => Request::ReleaseClient { client: 1 },
-        29 => Request::Read {
+        }
+        .into(),
+        27 => ImmediateRequest::CancelLock { request: offset % 50 }.into(),
+        28 => LockingRequest::ReleaseClient { client: 1 }.into(),
+        29 => FileRequest::Read {
             file,
             offset,
             len_bytes: 40_000,
-        },
-        30 => Request::FileGetattr { file },
-        31 => Request::SeekHole { file, offset },
-        32 => Request::Close { files: vec![file] },
-        _ => Request::Fsync { file },
+        }
+        .into(),
+        30 => FileRequest::FileGetattr { file }.into(),
+        31 => FileRequest::SeekHole { file, offset }.into(),
+        32 => FileRequest::Close { files: vec![file] }.into(),
+        _ => FileRequest::Fsync { file }.into(),
     }
 }
 
@@ -525,7 +544,7 @@ impl Raw {
     fn send_ping(&mut self) -> bool {
         // The transport owns the largest number.
         self.next_is(PING - 1);
-        let body = self.body(&Request::Ping {});
+        let body = self.body(&ImmediateRequest::Ping {});
         self.next_is(1);
         self.send(&body, &[])
     }
@@ -563,14 +582,14 @@ fn who_never_reads_is_not_read_from() {
             ..OpenFlags::default()
         };
         let root = welcome.root;
-        raw.done::<OpenedFile>(&Request::OpenPath {
+        raw.done::<OpenedFile>(&FsRequest::OpenPath {
             root,
             base: root,
             path: b"big",
             flags,
             file: 1,
         });
-        let body = raw.body(&Request::Read {
+        let body = raw.body(&FileRequest::Read {
             file: 1,
             offset: 0,
             len_bytes: 4 << 20,
@@ -604,7 +623,7 @@ fn what_a_session_keeps_is_bounded() {
     let bystander = Bystander::at(&address, "");
     let (mut raw, welcome) = Raw::greeted(&address, "");
     let root = welcome.root;
-    let made: OpenedFile = raw.done(&Request::Create {
+    let made: OpenedFile = raw.done(&FsRequest::Create {
         parent: root,
         name: b"file",
         new: new_file(true),
@@ -620,11 +639,11 @@ fn what_a_session_keeps_is_bounded() {
     for _ in 0..rounds {
         let mut sent = Vec::new();
         for client in 0..1000u64 {
-            let lookup = raw.body(&Request::Lookup {
+            let lookup = raw.body(&FsRequest::Lookup {
                 parent: root,
                 name: b"file",
             });
-            let unlock = raw.body(&Request::Unlock {
+            let unlock = raw.body(&LockingRequest::Unlock {
                 node: made.told.node(),
                 client: client << 20 | raw.number(),
                 owner: LockOwner(1),
@@ -646,7 +665,7 @@ fn what_a_session_keeps_is_bounded() {
     for file in 0..70_000 {
         let mode = OpenMode::read_only();
         last = raw
-            .ask(&Request::Open {
+            .ask(&FsRequest::Open {
                 node: made.told.node(),
                 mode,
                 file,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::child::{Site, serve_if_child};
 use common::make_pool;
 use common::raw::{Raw, unsealed_root};
-use ferrite_proto::Request;
+use ferrite_proto::{FsRequest, ImmediateRequest};
 
 /// Not a test: the work of the measured process.
 #[test]
@@ -33,11 +33,11 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
     let work = |raw: &mut Raw| {
         // Refused, which is an answer too; the space for the request was taken.
         let name = vec![b'n'; NAME_BYTES];
-        let _ = raw.refused(&Request::Lookup {
+        let _ = raw.refused(&FsRequest::Lookup {
             parent: unsealed_root(),
             name: &name,
         });
-        raw.done::<()>(&Request::Ping {});
+        raw.done::<()>(&ImmediateRequest::Ping {});
     };
     // Memory that the server allocates once, for the first clients, is not any client's.
     let mut first: Vec<Raw> = (0..8).map(|_| Raw::greeted(&site.address, "").0).collect();

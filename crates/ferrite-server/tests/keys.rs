@@ -166,7 +166,7 @@ fn without_a_key_nobody_reaches_what_has_one() {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut frame = Vec::new();
     let mut body = Vec::new();
-    ferrite_proto::Wire::put(&hello("", None), &mut body);
+    ferrite_proto::Encode::put(&hello("", None), &mut body);
     frame.extend_from_slice(&common::raw::prefix(body.len(), 0));
     frame.extend_from_slice(&body);
     stream.write_all(&frame).unwrap();

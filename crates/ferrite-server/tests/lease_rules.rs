@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::raw::{Came, Raw};
 use crate::common::{connect_leased_tcp, connect_tcp, export, serve};
 use ferrite_client::Client;
-use ferrite_proto::{Node, RECALL_ID, Reader, Request, Told};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, Node, RECALL_ID, Reader, SessionRequest, Told};
 use ferrite_server::{ExportOptions, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -50,18 +50,18 @@ impl Holder {
 
     /// Asks for leases; returns their term.
     fn wants_leases(&mut self) -> Duration {
-        let term_ms: u32 = self.raw.done(&Request::Leases { relied_on: false });
+        let term_ms: u32 = self.raw.done(&SessionRequest::Leases { relied_on: false });
         Duration::from_millis(u64::from(term_ms))
     }
 
     fn node(&mut self, name: &[u8]) -> Node {
         let parent = self.root;
-        self.raw.done::<Told>(&Request::Lookup { parent, name }).node()
+        self.raw.done::<Told>(&FsRequest::Lookup { parent, name }).node()
     }
 
     /// Asks for attributes; returns whether they come with a lease.
     fn looks(&mut self, node: Node) -> bool {
-        self.raw.done::<Attr>(&Request::Getattr { node });
+        self.raw.done::<Attr>(&FsRequest::Getattr { node });
         self.raw.was_leased
     }
 
@@ -85,7 +85,7 @@ impl Holder {
 
     /// Answers recalls: the inodes are no longer cached.
     fn answer(&mut self, recalls: Vec<u64>) {
-        self.raw.done::<()>(&Request::Recalled { recalls });
+        self.raw.done::<()>(&ImmediateRequest::Recalled { recalls });
     }
 }
 
@@ -239,16 +239,16 @@ fn a_change_recalls_what_its_number_means_when_it_is_made() {
     assert!(accomplice.looks(a));
     let raw = &mut mutator.raw;
     let mode = OpenMode::read_write();
-    raw.ask(&Request::Open { node: a, mode, file: 7 }).unwrap().unwrap();
-    let body = raw.body(&Request::Write {
+    raw.ask(&FsRequest::Open { node: a, mode, file: 7 }).unwrap().unwrap();
+    let body = raw.body(&FileRequest::Write {
         file: 7,
         mode: WriteMode::from(Position::At(0)),
     });
     let write = raw.number();
     assert!(raw.send(&body, b"NEWER"));
     let (recall, _) = accomplice.recall();
-    raw.done::<()>(&Request::Close { files: vec![7] });
-    raw.ask(&Request::Open { node: b, mode, file: 7 }).unwrap().unwrap();
+    raw.done::<()>(&FileRequest::Close { files: vec![7] });
+    raw.ask(&FsRequest::Open { node: b, mode, file: 7 }).unwrap().unwrap();
     assert_eq!((read(), read()), (b"old".to_vec(), b"old".to_vec()), "it keeps that");
     assert!(honest.cache_activity().unwrap().hits > 0);
     accomplice.answer(vec![recall]);
@@ -269,7 +269,7 @@ fn a_change_recalls_what_its_number_means_when_it_is_made() {
 fn hog(mut holder: Holder, node: Node, stop: &AtomicBool) -> usize {
     let mut recalls = 0;
     while !stop.load(Ordering::SeqCst) {
-        let body = holder.raw.body(&Request::Getattr { node });
+        let body = holder.raw.body(&FsRequest::Getattr { node });
         let asked = holder.raw.number();
         assert!(holder.raw.send(&body, &[]));
         loop {
@@ -356,9 +356,13 @@ fn nobody_has_a_lease_on_the_attributes_of_a_file_without_a_name() {
     let mut holder = Holder::new(&address, "");
     let node = holder.node(b"file");
     let mode = OpenMode::read_only();
-    holder.raw.ask(&Request::Open { node, mode, file: 1 }).unwrap().unwrap();
+    holder
+        .raw
+        .ask(&FsRequest::Open { node, mode, file: 1 })
+        .unwrap()
+        .unwrap();
     holder.wants_leases();
-    holder.raw.done::<Attr>(&Request::FileGetattr { file: 1 });
+    holder.raw.done::<Attr>(&FileRequest::FileGetattr { file: 1 });
     assert!(holder.raw.was_leased && holder.looks(node), "it has a name");
     std::thread::scope(|scope| {
         let unlink = scope.spawn(|| client.unlink(SYSTEM, ROOT_INO, b"file").unwrap());
@@ -367,7 +371,7 @@ fn nobody_has_a_lease_on_the_attributes_of_a_file_without_a_name() {
         holder.answer(vec![recall]);
         unlink.join().unwrap();
     });
-    let attr: Attr = holder.raw.done(&Request::FileGetattr { file: 1 });
+    let attr: Attr = holder.raw.done(&FileRequest::FileGetattr { file: 1 });
     assert_eq!((attr.nlink, holder.raw.was_leased), (0, false));
     assert!(!holder.looks(node));
 }

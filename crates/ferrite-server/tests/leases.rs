@@ -8,7 +8,7 @@ use crate::common::proxy::{Proxy, Weather};
 use crate::common::raw::Raw;
 use crate::common::{connect, connect_leased, connect_leased_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::Client;
-use ferrite_proto::{Request, Told};
+use ferrite_proto::{FsRequest, ImmediateRequest, SessionRequest, Told};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -238,10 +238,10 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
     let (attr, file) = make(&other, b"file");
     let (mut mute, welcome) = Raw::greeted(&address, "");
     assert_eq!(
-        mute.done::<u32>(&Request::Leases { relied_on: false }),
+        mute.done::<u32>(&SessionRequest::Leases { relied_on: false }),
         TERM.as_millis() as u32
     );
-    let told: Told = mute.done(&Request::Lookup {
+    let told: Told = mute.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
@@ -269,7 +269,7 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
     file.write(SYSTEM, Position::At(0).into(), b"y").unwrap();
     assert!(again.elapsed() < TERM, "it has no lease any more");
     // An answer to recalls that it never got has no effect, either.
-    mute.done::<()>(&Request::Recalled {
+    mute.done::<()>(&ImmediateRequest::Recalled {
         recalls: (0..1000).collect(),
     });
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::raw::Raw;
 use crate::common::{connect, export, serve};
 use ferrite_client::Client;
-use ferrite_proto::{Counted, ENTRY_FOLLOWS, Entry, LISTING_BYTES_MAX, LISTING_GOES_ON, Reader, Request};
+use ferrite_proto::{Counted, ENTRY_FOLLOWS, Entry, FsRequest, LISTING_BYTES_MAX, LISTING_GOES_ON, Reader, Request};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, ROOT_INO, SYSTEM};
@@ -107,13 +107,13 @@ fn small_parts_cost_little_more_than_the_whole() {
 fn an_answer_is_as_long_as_is_wanted() {
     let (_server, address, _client, _) = directory();
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let dir: ferrite_proto::Told = raw.done(&Request::Lookup {
+    let dir: ferrite_proto::Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"dir",
     });
     for with_attributes in [false, true] {
         for room_bytes in [0, 1, 1000, 5000, LISTING_BYTES_MAX as u32, u32::MAX] {
-            let request = Request::Readdir {
+            let request = FsRequest::Readdir {
                 dir: dir.node(),
                 cookie: 0,
                 with_attributes,

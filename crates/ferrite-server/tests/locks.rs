@@ -9,7 +9,7 @@ use crate::common::proxy::{Proxy, Weather};
 use crate::common::raw::Raw;
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::{Client, ClientOptions};
-use ferrite_proto::Request;
+use ferrite_proto::{FsRequest, ImmediateRequest, SessionRequest};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::memfs::MemFs;
@@ -339,11 +339,11 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     try_lock(&keeper, ino, &flock(1, Exclusive)).unwrap();
     // A client that has a lock, and does not come back for it.
     let (mut gone, welcome) = Raw::greeted(&address, "");
-    let mine: ferrite_proto::Told = gone.done(&Request::Lookup {
+    let mine: ferrite_proto::Told = gone.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    gone.done::<()>(&Request::Lock {
+    gone.done::<()>(&ImmediateRequest::Lock {
         node: mine.node(),
         client: 1,
         lock: record(1, 0, 1, Exclusive),
@@ -381,11 +381,11 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     // A request that wanted no wait, and whose client lost its patience. Once this one was granted to no owner, too.
     let third = file(&cancels, b"third");
     let (mut impatient, welcome) = Raw::greeted(&address, "");
-    let theirs: ferrite_proto::Told = impatient.done(&Request::Lookup {
+    let theirs: ferrite_proto::Told = impatient.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"third",
     });
-    let body = impatient.body(&Request::Lock {
+    let body = impatient.body(&ImmediateRequest::Lock {
         node: theirs.node(),
         client: 1,
         lock: flock(1, Exclusive),
@@ -394,7 +394,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     });
     let request = impatient.number();
     assert!(impatient.send(&body, &[]));
-    impatient.done::<()>(&Request::Abandon { request, file: 0 });
+    impatient.done::<()>(&SessionRequest::Abandon { request, file: 0 });
     assert!(
         began.elapsed() < grace,
         "too late to mean anything: {:?}",
@@ -404,7 +404,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     assert_eq!(wait(&cancels, other, &flock(1, Exclusive)).settled(), Ok(()));
     assert!(began.elapsed() > grace / 2);
     assert_eq!(try_lock(&cancels, ino, &flock(1, Exclusive)), NO);
-    impatient.done::<()>(&Request::Ping {});
+    impatient.done::<()>(&ImmediateRequest::Ping {});
     assert_eq!(try_lock(&cancels, third, &flock(1, Exclusive)), Ok(()));
     drop(server);
 }
@@ -417,11 +417,11 @@ fn requests_that_come_twice_are_answered_once() {
     let ino = file(&a, b"file");
     try_lock(&a, ino, &flock(1, Exclusive)).unwrap();
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let told: ferrite_proto::Told = raw.done(&Request::Lookup {
+    let told: ferrite_proto::Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    let body = raw.body(&Request::Lock {
+    let body = raw.body(&ImmediateRequest::Lock {
         node: told.node(),
         client: 5,
         lock: flock(9, Exclusive),
@@ -431,10 +431,10 @@ fn requests_that_come_twice_are_answered_once() {
     for _ in 0..10 {
         assert!(raw.send(&body, &[]));
     }
-    raw.done::<()>(&Request::Ping {});
+    raw.done::<()>(&ImmediateRequest::Ping {});
     a.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
     assert_eq!(raw.receive().unwrap().1, Ok((Vec::new(), Vec::new())));
-    raw.done::<()>(&Request::Ping {});
+    raw.done::<()>(&ImmediateRequest::Ping {});
     assert_eq!(try_lock(&a, ino, &flock(1, Exclusive)), NO);
     drop(raw);
     // Its session ends with the lease.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::answers::{Frame, HEAD_BYTES, Liar, honest, number_of};
 use ferrite_client::volume::RemoteVolume;
 use ferrite_client::{Client, ClientOptions};
-use ferrite_proto::{ENTRY_FOLLOWS, Entry, EntryTold, LISTING_GOES_ON, Wire};
+use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryTold, LISTING_GOES_ON};
 use ferrite_vfs::volume::Volume;
 use ferrite_vfs::{FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::raw::{Raw, prefix};
 use crate::common::{export, serve};
-use ferrite_proto::{Request, SessionState, Told};
+use ferrite_proto::{FsRequest, SessionState, Told};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Attr, Ctx, FileKind, FileSystem, FsError, Layer, NewNode, ROOT_INO, Result, SYSTEM, StatFs};
@@ -25,7 +25,7 @@ fn a_release_that_is_repeated_gives_back_one_pin() {
     let (_server, address) = serve(Arc::clone(&fs) as _, vec![export("")], &ServerOptions::default());
     let (mut raw, welcome) = Raw::greeted(&address, "");
     raw.pins = true;
-    let lookup = Request::Lookup {
+    let lookup = FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     };
@@ -34,14 +34,14 @@ fn a_release_that_is_repeated_gives_back_one_pin() {
     raw.done::<Told>(&lookup);
     raw.pins = false;
     fs.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
-    let release = Request::Release { pins: vec![(ino, 1)] };
+    let release = FsRequest::Release { pins: vec![(ino, 1)] };
     raw.done::<()>(&release);
     let number = raw.number();
     for _ in 0..3 {
         raw.next_is(number - 1);
         raw.done::<()>(&release);
     }
-    let getattr = Request::Getattr { node: told.node() };
+    let getattr = FsRequest::Getattr { node: told.node() };
     assert_eq!(raw.done::<Attr>(&getattr).nlink, 0);
     // Another release releases the other.
     raw.done::<()>(&release);
@@ -89,12 +89,12 @@ fn what_an_old_connection_still_brings_is_not_done() {
         let (mut old, welcome) = Raw::greeted(&address, "");
         let mut new = Raw::connect(&address);
         let mut bytes = Vec::new();
-        let mkdir = Request::Mkdir {
+        let mkdir = FsRequest::Mkdir {
             parent: welcome.root,
             name: b"late",
             mode: 0o755,
         };
-        for request in [&Request::Statfs {}, &mkdir] {
+        for request in [&FsRequest::Statfs {}, &mkdir] {
             let body = old.body(request);
             bytes.extend_from_slice(&prefix(body.len(), 0));
             bytes.extend_from_slice(&body);
@@ -112,7 +112,7 @@ fn what_an_old_connection_still_brings_is_not_done() {
         for _ in 0..2 {
             Raw::greeted(&address, "");
         }
-        let lookup = Request::Lookup {
+        let lookup = FsRequest::Lookup {
             parent: welcome.root,
             name: b"late",
         };

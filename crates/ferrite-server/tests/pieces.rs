@@ -10,7 +10,7 @@ use crate::common::raw::Raw;
 use crate::common::{RemotePool, RemoteReference, connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_fabric::secure::Key;
-use ferrite_proto::{OpenedFile, Piece, Reader, Request};
+use ferrite_proto::{FileRequest, FsRequest, OpenedFile, Piece, Reader};
 use ferrite_server::ServerOptions;
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::rng::Rng;
@@ -235,7 +235,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(file.read_at(SYSTEM, 0, &mut [0; 8]), Ok(8));
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let open = Request::OpenPath {
+    let open = FsRequest::OpenPath {
         root: welcome.root,
         base: welcome.root,
         path: b"file",
@@ -246,7 +246,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
         file: 5,
     };
     raw.ask(&open).unwrap().unwrap();
-    let ask = |len_bytes| Request::ReadPiece {
+    let ask = |len_bytes| FileRequest::ReadPiece {
         file: 5,
         offset: 0,
         len_bytes,
@@ -291,7 +291,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
 fn pieces_of_other_lengths_and_files_are_refused() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let create = Request::Create {
+    let create = FsRequest::Create {
         parent: welcome.root,
         name: b"file",
         new: new_file(),
@@ -300,7 +300,7 @@ fn pieces_of_other_lengths_and_files_are_refused() {
     let (body, _) = raw.ask(&create).unwrap().unwrap();
     let _: OpenedFile = Reader::new(&body).last().unwrap();
     let mut piece = |file, offset, len_bytes| {
-        raw.ask(&Request::ReadPiece {
+        raw.ask(&FileRequest::ReadPiece {
             file,
             offset,
             len_bytes,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::raw::Raw;
 use crate::common::{export, serve};
-use ferrite_proto::{OpenedFile, Request, Told};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, LockingRequest, OpenedFile, Told};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::memfs::MemFs;
@@ -62,7 +62,7 @@ impl User {
     }
 
     fn found(&mut self, name: &str) -> Told {
-        self.raw.done(&Request::Lookup {
+        self.raw.done(&FsRequest::Lookup {
             parent: self.root,
             name: name.as_bytes(),
         })
@@ -82,7 +82,7 @@ impl User {
                 range: ByteRange::ALL,
             }),
         };
-        let request = Request::Lock {
+        let request = ImmediateRequest::Lock {
             node,
             client: 1,
             lock,
@@ -90,7 +90,7 @@ impl User {
             is_claim: false,
         };
         self.raw.ask(&request).expect("an answer")?;
-        self.raw.done::<()>(&Request::Unlock {
+        self.raw.done::<()>(&LockingRequest::Unlock {
             node,
             client: 1,
             owner,
@@ -126,7 +126,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     }
     // A file that is open keeps its rights, whatever becomes of the mode.
     let mut user = User::at(&address, "squashed", OWNER);
-    let created: OpenedFile = user.raw.done(&Request::Create {
+    let created: OpenedFile = user.raw.done(&FsRequest::Create {
         parent: user.root,
         name: b"own",
         new: NewFile {
@@ -146,7 +146,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     )
     .unwrap();
     assert_eq!(user.locks("own", false, Exclusive), Ok(()));
-    user.raw.done::<()>(&Request::Close { files: vec![1] });
+    user.raw.done::<()>(&FileRequest::Close { files: vec![1] });
     assert_eq!(user.locks("own", false, Exclusive), Err(FsError::BadHandle));
     assert_eq!(user.locks("own", true, Shared), Err(FsError::BadHandle));
     fs.setattr(
@@ -158,7 +158,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
         },
     )
     .unwrap();
-    user.raw.done::<u64>(&Request::Open {
+    user.raw.done::<u64>(&FsRequest::Open {
         node: created.told.node(),
         mode: OpenMode::read_only(),
         file: 2,
@@ -182,7 +182,7 @@ fn nobody_learns_of_the_locks_on_what_is_not_theirs() {
         }) else {
             unreachable!("it is a record lock")
         };
-        let came = user.raw.ask(&Request::ConflictingLock { node, client: 1, lock });
+        let came = user.raw.ask(&LockingRequest::ConflictingLock { node, client: 1, lock });
         assert_eq!(came.expect("an answer").is_ok(), is_told);
     }
 }
@@ -196,13 +196,13 @@ fn no_number_is_a_user_that_is_none() {
             let mut user = User::at(&address, export, 0);
             let root = user.root;
             (user.raw.uid, user.raw.gid, user.raw.groups) = (uid, gid, groups);
-            let mkdir = Request::Mkdir {
+            let mkdir = FsRequest::Mkdir {
                 parent: root,
                 name: b"nobodys",
                 mode: 0o777,
             };
             assert_eq!(user.raw.refused(&mkdir), none);
-            assert_eq!(user.raw.refused(&Request::Statfs {}), none);
+            assert_eq!(user.raw.refused(&FsRequest::Statfs {}), none);
         }
         let mut user = User::at(&address, export, 0);
         let node = user.found("public").node();
@@ -215,7 +215,7 @@ fn no_number_is_a_user_that_is_none() {
             ..SetAttr::default()
         };
         for set in [owner, group] {
-            assert_eq!(user.raw.refused(&Request::Setattr { node, set }), none);
+            assert_eq!(user.raw.refused(&FsRequest::Setattr { node, set }), none);
         }
     }
 }
@@ -229,7 +229,7 @@ fn a_session_has_so_many_requests_that_wait() {
         User::at(&address, "squashed", OWNER),
     );
     let node = many.found("public").node();
-    let lock = |owner, may_wait| Request::Lock {
+    let lock = |owner, may_wait| ImmediateRequest::Lock {
         node,
         client: 1,
         lock: LockRequest::Flock(LockOwner(owner), Exclusive),
@@ -249,8 +249,8 @@ fn a_session_has_so_many_requests_that_wait() {
     let mut other = User::at(&address, "squashed", OWNER);
     let body = other.raw.body(&lock(1, true));
     assert!(other.raw.send(&body, &[]));
-    many.raw.done::<()>(&Request::ReleaseClient { client: 1 });
-    holder.raw.done::<()>(&Request::Unlock {
+    many.raw.done::<()>(&LockingRequest::ReleaseClient { client: 1 });
+    holder.raw.done::<()>(&LockingRequest::Unlock {
         node,
         client: 1,
         owner: LockOwner(1),

@@ -11,7 +11,7 @@ use crate::common::raw::{Raw, prefix};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
-use ferrite_proto::{OpenedFile, Reader, Request, SessionState, Told};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, OpenedFile, Reader, SessionRequest, SessionState, Told};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
@@ -85,11 +85,11 @@ fn a_session_that_has_ended_claims_nothing() {
     let (mut ended, welcome) = Raw::greeted(&address, "");
     let keeper = connect(&address);
     let file = keeper.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
-    let told: Told = ended.done(&Request::Lookup {
+    let told: Told = ended.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    let claim = |is_claim| Request::Lock {
+    let claim = |is_claim| ImmediateRequest::Lock {
         node: told.node(),
         client: 1,
         lock: exclusive(7),
@@ -98,9 +98,9 @@ fn a_session_that_has_ended_claims_nothing() {
     };
     assert_eq!(ended.refused(&claim(true)), FsError::Stale, "nothing was lost");
     ended.done::<()>(&claim(false));
-    let (_, slots): (u64, Vec<u32>) = ended.done(&Request::Slots { count: 4 });
+    let (_, slots): (u64, Vec<u32>) = ended.done(&SessionRequest::Slots { count: 4 });
     assert_eq!(slots.len(), 4);
-    assert!(ended.ask(&Request::Goodbye {}).is_none());
+    assert!(ended.ask(&ImmediateRequest::Goodbye {}).is_none());
     lock(&keeper, file.attr.ino, 1, Wait::Forever).unwrap();
     server.stop();
     drop(server);
@@ -110,7 +110,10 @@ fn a_session_that_has_ended_claims_nothing() {
     let again = ended.greet("", Some(welcome.ticket)).unwrap();
     assert_eq!(again.state, SessionState::ToReclaim);
     assert_eq!(ended.refused(&claim(true)), FsError::Stale);
-    assert_eq!(ended.done::<(u64, Vec<u32>)>(&Request::ReclaimSlots {}), (0, vec![]));
+    assert_eq!(
+        ended.done::<(u64, Vec<u32>)>(&SessionRequest::ReclaimSlots {}),
+        (0, vec![])
+    );
     keeper.getattr(SYSTEM, ROOT_INO).unwrap();
     assert_eq!(ended.refused(&claim(false)), FsError::WouldBlock);
 }
@@ -126,11 +129,11 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let (mut raw, welcome) = Raw::greeted(&address, "");
     engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
-    let told: Told = raw.done(&Request::Lookup {
+    let told: Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    let lock = |is_claim| Request::Lock {
+    let lock = |is_claim| ImmediateRequest::Lock {
         node: told.node(),
         client: 1,
         lock: exclusive(7),
@@ -138,7 +141,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
         is_claim,
     };
     raw.done::<()>(&lock(false));
-    let (old, slots): (u64, Vec<u32>) = raw.done(&Request::Slots { count: 4 });
+    let (old, slots): (u64, Vec<u32>) = raw.done(&SessionRequest::Slots { count: 4 });
     assert_eq!(slots.len(), 4);
     let restart = |server: &mut Server| {
         server.stop();
@@ -157,15 +160,18 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     until("grace ends", || !observer.look().unwrap().exports[0].1.is_in_grace);
     let mut raw = back();
     assert_eq!(raw.refused(&lock(true)), FsError::Stale);
-    assert_eq!(raw.done::<(u64, Vec<u32>)>(&Request::ReclaimSlots {}), (0, vec![]));
-    raw.done::<()>(&Request::Reclaimed {});
-    let (new, slots): (u64, Vec<u32>) = raw.done(&Request::Slots { count: 4 });
+    assert_eq!(
+        raw.done::<(u64, Vec<u32>)>(&SessionRequest::ReclaimSlots {}),
+        (0, vec![])
+    );
+    raw.done::<()>(&ImmediateRequest::Reclaimed {});
+    let (new, slots): (u64, Vec<u32>) = raw.done(&SessionRequest::Slots { count: 4 });
     assert!(new > old && slots.len() == 4);
     raw.once = Some(Once {
         slot: slots[0],
         seq: new << 32 | 1,
     });
-    raw.done::<Told>(&Request::Mkdir {
+    raw.done::<Told>(&FsRequest::Mkdir {
         parent: welcome.root,
         name: b"dir",
         mode: 0o755,
@@ -175,7 +181,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     restart(&mut server);
     let mut raw = back();
     assert_eq!(raw.refused(&lock(true)), FsError::Stale);
-    raw.done::<()>(&Request::Reclaimed {});
+    raw.done::<()>(&ImmediateRequest::Reclaimed {});
     // A lock claimed in time stays the session's over the restart after that, although the time was over before it had
     // reclaimed everything.
     raw.done::<()>(&lock(false));
@@ -184,10 +190,10 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     raw.done::<()>(&lock(true));
     let observer = server.observer();
     while observer.look().unwrap().exports[0].1.is_in_grace {
-        raw.done::<()>(&Request::Ping {});
+        raw.done::<()>(&ImmediateRequest::Ping {});
         std::thread::sleep(lease / 20);
     }
-    raw.done::<()>(&Request::Reclaimed {});
+    raw.done::<()>(&ImmediateRequest::Reclaimed {});
     restart(&mut server);
     back().done::<()>(&lock(true));
 }
@@ -204,7 +210,7 @@ fn what_is_claimed_twice_is_pinned_once() {
     let before = engine.statfs(SYSTEM).unwrap().inodes_free;
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
     raw.pins = true;
-    let told: Told = raw.done(&Request::Lookup {
+    let told: Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
@@ -216,12 +222,12 @@ fn what_is_claimed_twice_is_pinned_once() {
         raw.next_is(1000 * round);
         let again = raw.greet("", Some(welcome.ticket)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim);
-        raw.done::<()>(&Request::Pin { node: told.node() });
+        raw.done::<()>(&FsRequest::Pin { node: told.node() });
     }
-    raw.done::<()>(&Request::Reclaimed {});
+    raw.done::<()>(&ImmediateRequest::Reclaimed {});
     engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before - 1);
-    raw.done::<()>(&Request::Release {
+    raw.done::<()>(&FsRequest::Release {
         pins: vec![(told.node().ino, 1)],
     });
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
@@ -237,11 +243,11 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let (mut keeper, welcome) = Raw::greeted(&address, "");
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
-    let told: Told = keeper.done(&Request::Lookup {
+    let told: Told = keeper.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    let lock = |is_claim| Request::Lock {
+    let lock = |is_claim| ImmediateRequest::Lock {
         node: told.node(),
         client: 1,
         lock: exclusive(7),
@@ -255,12 +261,12 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let (mut leaves, _) = Raw::greeted(&address, "");
     let body = leaves.body(&lock(false));
     assert!(leaves.send(&body, &[]));
-    assert!(leaves.ask(&Request::Goodbye {}).is_none());
+    assert!(leaves.ask(&ImmediateRequest::Goodbye {}).is_none());
     keeper = Raw::connect(&address);
     keeper.greet("", Some(welcome.ticket)).unwrap();
     keeper.done::<()>(&lock(true));
-    keeper.done::<()>(&Request::Reclaimed {});
-    assert!(keeper.ask(&Request::Goodbye {}).is_none());
+    keeper.done::<()>(&ImmediateRequest::Reclaimed {});
+    assert!(keeper.ask(&ImmediateRequest::Goodbye {}).is_none());
     server.stop();
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
@@ -461,7 +467,7 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
     let engine = Slow::new();
     let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let body = raw.body(&Request::Create {
+    let body = raw.body(&FsRequest::Create {
         parent: welcome.root,
         name: b"file",
         new: new_file(),
@@ -475,7 +481,7 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
         raw.next_is(number + 1000 * round);
         raw.greet("", Some(welcome.ticket)).unwrap();
         assert!(raw.send(&body, &[]));
-        raw.done::<()>(&Request::Ping {});
+        raw.done::<()>(&ImmediateRequest::Ping {});
     }
     engine.go();
     let (answered, came) = raw.receive().unwrap();
@@ -495,7 +501,7 @@ fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
     }
     let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let open = raw.body(&Request::OpenPath {
+    let open = raw.body(&FsRequest::OpenPath {
         root: welcome.root,
         base: welcome.root,
         path: b"old",
@@ -509,7 +515,7 @@ fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
         assert!(raw.send(&open, &[]));
         let (body, _) = raw.receive().unwrap().1.unwrap();
         let opened: OpenedFile = Reader::new(&body).last().unwrap();
-        let attr: Attr = raw.done(&Request::FileGetattr { file: 7 });
+        let attr: Attr = raw.done(&FileRequest::FileGetattr { file: 7 });
         assert_eq!(attr.ino, opened.told.attr.ino);
         attr.ino
     };
@@ -552,12 +558,12 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
     let (_server, address) = serve(engine, vec![export("")], &options);
     let open = || {
         let (mut raw, welcome) = Raw::greeted(&address, "");
-        let path = Request::Lookup {
+        let path = FsRequest::Lookup {
             parent: welcome.root,
             name: b"file",
         };
         let told: Told = raw.done(&path);
-        raw.done::<u64>(&Request::Open {
+        raw.done::<u64>(&FsRequest::Open {
             node: told.node(),
             mode: OpenMode::read_write(),
             file: 1,
@@ -565,7 +571,7 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
         raw
     };
     let (mut writer, mut reader) = (open(), open());
-    let write = writer.body(&Request::Write {
+    let write = writer.body(&FileRequest::Write {
         file: 1,
         mode: Position::At(0).into(),
     });
@@ -577,7 +583,7 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
     writer.stream.write_all(&frame).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     for _ in 0..3 {
-        let read = reader.body(&Request::Read {
+        let read = reader.body(&FileRequest::Read {
             file: 1,
             offset: 0,
             len_bytes: 64 << 10,
@@ -604,11 +610,11 @@ fn a_client_that_the_server_does_not_read_keeps_its_session() {
     let lease = Duration::from_secs(2);
     let (server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default().lease(lease));
     let (mut raw, welcome) = Raw::greeted(&address, "");
-    let told: Told = raw.done(&Request::Lookup {
+    let told: Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    raw.done::<()>(&Request::Lock {
+    raw.done::<()>(&ImmediateRequest::Lock {
         node: told.node(),
         client: 1,
         lock: exclusive(7),
@@ -617,7 +623,7 @@ fn a_client_that_the_server_does_not_read_keeps_its_session() {
     });
     let other = connect(&address);
     for number in 0..64 {
-        let body = raw.body(&Request::Create {
+        let body = raw.body(&FsRequest::Create {
             parent: welcome.root,
             name: format!("{number}").as_bytes(),
             new: new_file(),
@@ -627,12 +633,12 @@ fn a_client_that_the_server_does_not_read_keeps_its_session() {
     }
     let began = Instant::now();
     while began.elapsed() < lease * 2 {
-        let ping = raw.body(&Request::Ping {});
+        let ping = raw.body(&ImmediateRequest::Ping {});
         assert!(raw.send(&ping, &[]));
         std::thread::sleep(lease / 10);
     }
     engine.go();
-    raw.done::<()>(&Request::Ping {});
+    raw.done::<()>(&ImmediateRequest::Ping {});
     let ino = other.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
     assert_eq!(lock(&other, ino, 1, Wait::No), Err(FsError::WouldBlock));
     // The server waits for a vanished client no longer than for others.
@@ -648,14 +654,14 @@ fn the_root_of_a_subtree_is_not_pinned_for_clients() {
     let (_server, address) = serve(fs, vec![export("sub").path("/sub")], &ServerOptions::default());
     let (mut raw, welcome) = Raw::greeted(&address, "sub");
     raw.pins = true;
-    let told: Told = raw.done(&Request::Resolve {
+    let told: Told = raw.done(&FsRequest::Resolve {
         root: welcome.root,
         base: welcome.root,
         path: b"/",
         follow: true,
     });
     assert_eq!((told.node(), told.is_pinned), (welcome.root, false));
-    let told: Told = raw.done(&Request::Mkdir {
+    let told: Told = raw.done(&FsRequest::Mkdir {
         parent: welcome.root,
         name: b"dir",
         mode: 0o755,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::bystander::{new_file, node};
 use crate::common::raw::Raw;
 use crate::common::{export, serve};
-use ferrite_proto::{Node, OpenedFile, Request, SessionState, Told};
+use ferrite_proto::{FsRequest, Node, OpenedFile, SessionState, Told};
 use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -29,8 +29,8 @@ fn tree() -> Arc<MemFs> {
     fs
 }
 
-fn resolve(root: Node, path: &str) -> Request<'_> {
-    Request::Resolve {
+fn resolve(root: Node, path: &str) -> FsRequest<'_> {
+    FsRequest::Resolve {
         root,
         base: root,
         path: path.as_bytes(),
@@ -43,103 +43,103 @@ fn find(raw: &mut Raw, root: Node, path: &str) -> Node {
 }
 
 /// One request of each kind that names a directory.
-fn requests_in(dir: Node, root: Node) -> Vec<Request<'static>> {
+fn requests_in(dir: Node, root: Node) -> Vec<FsRequest<'static>> {
     let flags = OpenFlags {
         read: true,
         ..OpenFlags::default()
     };
     vec![
-        Request::Getattr { node: dir },
-        Request::Parent { dir },
-        Request::Pin { node: dir },
-        Request::Lookup {
+        FsRequest::Getattr { node: dir },
+        FsRequest::Parent { dir },
+        FsRequest::Pin { node: dir },
+        FsRequest::Lookup {
             parent: dir,
             name: b"file",
         },
-        Request::Readdir {
+        FsRequest::Readdir {
             dir,
             cookie: 0,
             with_attributes: true,
             room_bytes: 1000,
         },
-        Request::Resolve {
+        FsRequest::Resolve {
             root,
             base: dir,
             path: b"file",
             follow: true,
         },
-        Request::Resolve {
+        FsRequest::Resolve {
             root: dir,
             base: dir,
             path: b"file",
             follow: true,
         },
-        Request::OpenPath {
+        FsRequest::OpenPath {
             root,
             base: dir,
             path: b"file",
             flags,
             file: 77,
         },
-        Request::Listxattr { node: dir },
-        Request::Getxattr {
+        FsRequest::Listxattr { node: dir },
+        FsRequest::Getxattr {
             node: dir,
             name: b"user.x",
         },
-        Request::Setattr {
+        FsRequest::Setattr {
             node: dir,
             set: SetAttr {
                 mode: Some(0o700),
                 ..SetAttr::default()
             },
         },
-        Request::Setxattr {
+        FsRequest::Setxattr {
             node: dir,
             name: b"user.x",
             value: b"y",
             mode: XattrMode::Any,
         },
-        Request::Removexattr {
+        FsRequest::Removexattr {
             node: dir,
             name: b"user.x",
         },
-        Request::Mknod {
+        FsRequest::Mknod {
             parent: dir,
             name: b"new",
             new: node(FileKind::File, 0o644),
         },
-        Request::Mkdir {
+        FsRequest::Mkdir {
             parent: dir,
             name: b"new",
             mode: 0o755,
         },
-        Request::Symlink {
+        FsRequest::Symlink {
             parent: dir,
             name: b"new",
             target: b"x",
         },
-        Request::Create {
+        FsRequest::Create {
             parent: dir,
             name: b"new",
             new: new_file(true),
             file: 78,
         },
-        Request::Unlink {
+        FsRequest::Unlink {
             parent: dir,
             name: b"file",
         },
-        Request::Rmdir {
+        FsRequest::Rmdir {
             parent: dir,
             name: b"deep",
         },
-        Request::Rename {
+        FsRequest::Rename {
             parent: dir,
             name: b"file",
             new_parent: root,
             new_name: b"stolen",
             mode: RenameMode::Replace,
         },
-        Request::Rename {
+        FsRequest::Rename {
             parent: root,
             name: b"file",
             new_parent: dir,
@@ -150,7 +150,7 @@ fn requests_in(dir: Node, root: Node) -> Vec<Request<'static>> {
 }
 
 fn rename(raw: &mut Raw, (from, name): (Node, &str), (to, new_name): (Node, &str), mode: RenameMode) {
-    raw.done::<()>(&Request::Rename {
+    raw.done::<()>(&FsRequest::Rename {
         parent: from,
         name: name.as_bytes(),
         new_parent: to,
@@ -175,8 +175,8 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
         let (dir, deep) = (find(&mut raw, root, "dir"), find(&mut raw, root, "dir/deep"));
         let use_both = |raw: &mut Raw| {
             for node in [dir, deep] {
-                assert!(raw.ask(&Request::Getattr { node }).unwrap().is_ok());
-                let _: Told = raw.done(&Request::Lookup {
+                assert!(raw.ask(&FsRequest::Getattr { node }).unwrap().is_ok());
+                let _: Told = raw.done(&FsRequest::Lookup {
                     parent: node,
                     name: b"file",
                 });
@@ -185,7 +185,7 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
         use_both(&mut raw);
         rename(&mut all, (sub, "dir"), (other, "dir"), RenameMode::Replace);
         let moved = find(&mut all, top, "other/dir");
-        let _: Told = all.done(&Request::Mkdir {
+        let _: Told = all.done(&FsRequest::Mkdir {
             parent: moved,
             name: b"later",
             mode: 0o777,
@@ -202,15 +202,15 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
         rename(&mut raw, (root, "back"), (root, "dir"), RenameMode::Replace);
         use_both(&mut raw);
         // An exchange takes one out and brings one in.
-        let _: Told = all.done(&Request::Mkdir {
+        let _: Told = all.done(&FsRequest::Mkdir {
             parent: other,
             name: b"in",
             mode: 0o777,
         });
         rename(&mut all, (sub, "dir"), (other, "in"), RenameMode::Exchange);
-        assert_eq!(raw.refused(&Request::Getattr { node: deep }), FsError::Stale);
+        assert_eq!(raw.refused(&FsRequest::Getattr { node: deep }), FsError::Stale);
         let came = find(&mut raw, root, "dir");
-        assert!(came != dir && raw.ask(&Request::Getattr { node: came }).unwrap().is_ok());
+        assert!(came != dir && raw.ask(&FsRequest::Getattr { node: came }).unwrap().is_ok());
     }
 }
 
@@ -236,20 +236,20 @@ fn a_file_that_was_moved_out_stays_known_to_who_knew_it() {
         RenameMode::Replace,
     )
     .unwrap();
-    assert!(raw.ask(&Request::Getattr { node: file }).unwrap().is_ok());
+    assert!(raw.ask(&FsRequest::Getattr { node: file }).unwrap().is_ok());
     // A removed directory is nowhere, and does no harm.
     let deep = find(&mut raw, welcome.root, "dir/deep");
-    raw.done::<()>(&Request::Pin { node: deep });
-    raw.done::<()>(&Request::Unlink {
+    raw.done::<()>(&FsRequest::Pin { node: deep });
+    raw.done::<()>(&FsRequest::Unlink {
         parent: deep,
         name: b"file",
     });
     let dir = find(&mut raw, welcome.root, "dir");
-    raw.done::<()>(&Request::Rmdir {
+    raw.done::<()>(&FsRequest::Rmdir {
         parent: dir,
         name: b"deep",
     });
-    assert!(raw.ask(&Request::Getattr { node: deep }).unwrap().is_ok());
+    assert!(raw.ask(&FsRequest::Getattr { node: deep }).unwrap().is_ok());
 }
 
 fn serve_again(address: &str, fs: &Arc<MemFs>, export: ExportOptions) -> Server {
@@ -282,12 +282,12 @@ fn a_changed_path_or_epoch_ends_all_handles() {
     );
     let file = find(&mut raw, welcome.root, "dir/deep/file");
     let mode = OpenMode::read_only();
-    let seal: u64 = raw.done(&Request::Open {
+    let seal: u64 = raw.done(&FsRequest::Open {
         node: file,
         mode,
         file: 1,
     });
-    let reopen = Request::Reopen {
+    let reopen = FsRequest::Reopen {
         node: file,
         mode,
         seal,
@@ -313,19 +313,19 @@ fn a_changed_path_or_epoch_ends_all_handles() {
         };
         assert_eq!(state, expected, "{changed:?}");
         for node in [welcome.root, dir, deep, file] {
-            let told = raw.ask(&Request::Getattr { node }).unwrap();
+            let told = raw.ask(&FsRequest::Getattr { node }).unwrap();
             assert_eq!(told.is_ok(), stays, "{changed:?}: {node:?}");
         }
         assert_eq!(raw.ask(&reopen).unwrap().is_ok(), stays, "{changed:?}");
         assert_eq!(
-            raw.ask(&Request::Pin { node: deep }).unwrap().is_ok(),
+            raw.ask(&FsRequest::Pin { node: deep }).unwrap().is_ok(),
             stays,
             "{changed:?}"
         );
     }
     let _: OpenedFile = {
         let (mut raw, welcome) = Raw::greeted(&address, "");
-        raw.done(&Request::Create {
+        raw.done(&FsRequest::Create {
             parent: welcome.root,
             name: b"new",
             new: new_file(true),

@@ -25,19 +25,6 @@ const FILE_LINES_MAX: usize = 700;
 /// Lines that a function of the product may have.
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Functions that are longer, and the limit of each. This list only becomes shorter, and so do its numbers.
-const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[
-    (
-        "ferrite-fabric/src/hostile.rs",
-        "messages_that_make_no_sense_cost_their_sender_the_connection",
-        73,
-    ),
-    ("ferrite-client/src/greet.rs", "greet", 74),
-    ("ferrite-server/src/answer.rs", "answer", 266),
-    ("ferrite-server/src/lib.rs", "start", 80),
-    ("ferrite-server/src/lib.rs", "dispatch", 84),
-];
-
 /// The files that may contain `unsafe`; a folder ends with a slash. docs/architecture.md gives the reasons.
 const UNSAFE_FILES: &[&str] = &[
     "ferrite-blob/src/device/namespace.rs",
@@ -346,11 +333,10 @@ fn crates_say_where_unsafe_may_be() {
     complain("crates that neither forbid nor deny `unsafe`", &findings);
 }
 
-/// A reader keeps a function of one screen in mind. Those that are longer are listed, so that none is added.
+/// A reader keeps a function of one screen in mind.
 #[test]
 fn functions_fit_on_a_screen() {
     let mut findings = Vec::new();
-    let mut listed: BTreeSet<(&str, &str)> = LONG_FUNCTIONS.iter().map(|&(file, name, _)| (file, name)).collect();
     let mut seen = 0;
     for path in sources() {
         let file = path.strip_prefix(workspace().join("crates")).unwrap().to_str().unwrap();
@@ -361,26 +347,17 @@ fn functions_fit_on_a_screen() {
         }
         for function in functions(&fs::read_to_string(&path).unwrap()) {
             seen += 1;
-            let entry = LONG_FUNCTIONS
-                .iter()
-                .find(|(f, name, _)| *f == file && *name == function.name);
-            let most = entry.map_or(FUNCTION_LINES_MAX, |&(_, _, lines)| lines);
-            if function.lines > most {
+            if function.lines > FUNCTION_LINES_MAX {
                 let (name, line, lines) = (function.name, function.line, function.lines);
-                findings.push(format!("{file}:{line}: {name} has {lines} lines, at most {most}"));
-            } else if let Some(&(file, name, _)) = entry.filter(|_| function.lines > FUNCTION_LINES_MAX) {
-                listed.remove(&(file, name));
+                findings.push(format!(
+                    "{file}:{line}: {name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
+                ));
             }
         }
     }
     assert!(
         seen > 5000,
         "only {seen} functions seen: the test does not read the sources any more"
-    );
-    findings.extend(
-        listed
-            .iter()
-            .map(|(file, name)| format!("{file}: {name} is short now: take it off the list")),
     );
     complain("functions", &findings);
 }

@@ -5,7 +5,7 @@
 
 use super::{Holder, Kept};
 use crate::admission::Account;
-use ferrite_proto::Wire;
+use ferrite_proto::Encode;
 
 /// Most slots of a session.
 const SLOTS_MAX: usize = 64;

@@ -1,12 +1,15 @@
 //! A client that need not behave: it sends what a test wants, and takes any answer.
 
+use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
-use ferrite_proto::{AnswerHead, Caller, Head, MAGIC, Node, Reader, Request, Ticket, VERSION, Welcome, Wire};
+use ferrite_proto::{
+    AnswerHead, Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, Ticket, VERSION, Welcome, Wire,
+};
 use ferrite_vfs::{FsError, Once, ROOT_INO};
 
 /// A connection without rules.
@@ -86,7 +89,7 @@ impl Raw {
         }
     }
 
-    pub(crate) fn body(&mut self, request: &Request<'_>) -> Vec<u8> {
+    pub(crate) fn body(&mut self, request: &impl Encode) -> Vec<u8> {
         let mut body = Vec::new();
         self.head().put(&mut body);
         request.put(&mut body);
@@ -126,11 +129,11 @@ impl Raw {
     }
 
     /// Sends a request and waits; `None` if the connection was closed.
-    pub(crate) fn ask(&mut self, request: &Request<'_>) -> Option<Came> {
+    pub(crate) fn ask(&mut self, request: &impl Encode) -> Option<Came> {
         self.ask_with(request, &[])
     }
 
-    pub(crate) fn ask_with(&mut self, request: &Request<'_>, data: &[u8]) -> Option<Came> {
+    pub(crate) fn ask_with(&mut self, request: &impl Encode, data: &[u8]) -> Option<Came> {
         let body = self.body(request);
         if !self.send(&body, data) {
             return None;
@@ -145,7 +148,7 @@ impl Raw {
     }
 
     /// Sends a request that must fail, and returns the error.
-    pub(crate) fn refused(&mut self, request: &Request<'_>) -> FsError {
+    pub(crate) fn refused(&mut self, request: &(impl Encode + Debug)) -> FsError {
         match self.ask(request) {
             Some(Err(error)) => error,
             Some(Ok(_)) => panic!("{request:?} was done"),
@@ -154,7 +157,7 @@ impl Raw {
     }
 
     /// Sends a request that must succeed.
-    pub(crate) fn done<T: for<'m> Wire<'m>>(&mut self, request: &Request<'_>) -> T {
+    pub(crate) fn done<T: for<'m> Wire<'m>>(&mut self, request: &(impl Encode + Debug)) -> T {
         let (body, _) = self.ask(request).expect("an answer").unwrap_or_else(|error| {
             panic!("{request:?}: {error}");
         });
@@ -166,8 +169,8 @@ pub(crate) fn prefix(body_bytes: usize, data_bytes: usize) -> [u8; PREFIX_BYTES]
     Lengths { body_bytes, data_bytes }.encode()
 }
 
-pub(crate) fn hello(export: &str, resume: Option<Ticket>) -> Request<'_> {
-    Request::Hello {
+pub(crate) fn hello(export: &str, resume: Option<Ticket>) -> ImmediateRequest<'_> {
+    ImmediateRequest::Hello {
         magic: MAGIC,
         version: VERSION,
         export: export.as_bytes(),
