@@ -59,6 +59,7 @@ impl Snapshot {
         }
         let mut first_paths: HashMap<Ino, Vec<u8>> = HashMap::new();
         let mut nodes = BTreeMap::new();
+        let mut buffer = Vec::new();
         for (path, ino) in paths {
             let first_path = first_paths.entry(ino).or_insert_with(|| path.clone()).clone();
             let attr = fs.getattr(SYSTEM, ino)?;
@@ -69,7 +70,7 @@ impl Snapshot {
             }
             // A second name of an inode is identified by `first_path`; its content is compared there.
             let pages = if attr.kind == FileKind::File && first_path == path {
-                pages(fs, ino)?
+                pages(fs, ino, attr.size, &mut buffer)?
             } else {
                 BTreeMap::new()
             };
@@ -140,8 +141,12 @@ impl Node {
     }
 }
 
-fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
-    const PAGE: usize = 4096;
+const PAGE: usize = 4096;
+/// Pages that one call reads.
+const PAGES_AT_ONCE: usize = 64;
+
+/// The pages of a file of about `size` bytes. `buffer` is for reuse.
+fn pages(fs: &dyn FileSystem, ino: Ino, size: u64, buffer: &mut Vec<u8>) -> Result<BTreeMap<u64, u64>> {
     let file = fs.open(
         SYSTEM,
         ino,
@@ -151,7 +156,11 @@ fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
         },
     )?;
     let mut pages = BTreeMap::new();
-    let mut buffer = vec![0; 64 * PAGE];
+    // Most files are small, and most snapshots are of a few small files.
+    let wanted = (size as usize / PAGE + 1).min(PAGES_AT_ONCE) * PAGE;
+    if buffer.len() < wanted {
+        buffer.resize(wanted, 0);
+    }
     let mut at = 0;
     loop {
         at = match file.seek_data(SYSTEM, at) {
@@ -159,10 +168,10 @@ fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
             Err(FsError::NoSuchAddress) => return Ok(pages),
             Err(error) => return Err(error),
         };
-        let count = file.read_at(SYSTEM, at, &mut buffer)?;
+        let count = file.read_at(SYSTEM, at, buffer)?;
         for (index, page) in buffer[..count].chunks(PAGE).enumerate() {
             // Zeros at the end must not distinguish a short page from a long one: the size is compared separately.
-            let used = page.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+            let used = used(page);
             if used > 0 {
                 pages.insert(at / PAGE as u64 + index as u64, hash(&page[..used]));
             }
@@ -174,8 +183,38 @@ fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
     }
 }
 
+/// The length of `page` without the zeros at its end.
+fn used(page: &[u8]) -> usize {
+    const ZEROS: [u8; PAGE] = [0; PAGE];
+    // Comparing parts is far faster than looking at each byte.
+    let mut end = page.len();
+    for step in [PAGE, 256, 16, 1] {
+        while end >= step && page[end - step..end] == ZEROS[..step] {
+            end -= step;
+        }
+    }
+    end
+}
+
 fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_at_the_end_of_a_page_do_not_count() {
+        for len in [1, 5, 256, 300, 4095, PAGE] {
+            let mut page = vec![0; len];
+            assert_eq!(used(&page), 0);
+            for last in [0, len / 3, len / 2, len - 1] {
+                page[last] = 1;
+                assert_eq!(used(&page), last + 1, "{len}");
+            }
+        }
+    }
 }
