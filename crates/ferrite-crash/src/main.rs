@@ -155,7 +155,7 @@ fn main() -> ExitCode {
 /// The violation of an image alone, or else its contents.
 fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
     let image = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let tree = verify::verify_alone(&image, seed).map_err(|what| format!("{}: {what}", path.display()))?;
+    let tree = verify::verify_alone(&image.into(), seed).map_err(|what| format!("{}: {what}", path.display()))?;
     let mut text = String::new();
     for (name, node) in &tree {
         text += &format!("{} {:?}\n", name.escape_ascii(), node.attr);
@@ -248,7 +248,7 @@ fn replay(
         let draw = cursor.fingerprint(choice);
         cursor.with_image(choice, |image| {
             if let Some(path) = &keep {
-                std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))?;
+                std::fs::write(path, &image[..]).map_err(|error| format!("{}: {error}", path.display()))?;
             }
             verify::verify(image, &allowed, &recorded.mount, draw, Some(16)).map(drop)
         })?;

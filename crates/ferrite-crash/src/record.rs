@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use ferrite_fs::{AtimePolicy, Durability, Engine, MkfsOptions, MountOptions, mkfs, number_thread};
-use ferrite_pm::{Log, Recorder, Region};
+use ferrite_pm::{Image, Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
 use ferrite_testkit::ops::{Op, Target};
 use ferrite_testkit::rng::pattern;
@@ -146,7 +146,7 @@ fn image_of(region: &Region) -> Vec<u8> {
 
 /// A pool after a workload's setup, and the operations of the setup. Most workloads share it.
 struct Ready {
-    image: Vec<u8>,
+    image: Image,
     done: Vec<Op>,
 }
 
@@ -217,7 +217,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     }
     engine.unmount().map_err(|error| error.to_string())?;
     let ready = Arc::new(Ready {
-        image: recorder.log().final_image(),
+        image: recorder.log().final_image().into(),
         done,
     });
     made.lock().insert(key, Arc::clone(&ready));
@@ -260,7 +260,7 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
     let ready = ready(variant, workload)?;
     let mount = mount_options(variant, workload);
     let recorder = Recorder::new(ready.image.clone());
-    let mut region = Region::from_image(&ready.image).map_err(|error| error.to_string())?;
+    let mut region = Region::of_image(&ready.image).map_err(|error| error.to_string())?;
     region.attach_recorder(Arc::clone(&recorder));
     let engine = Engine::mount(region, &mount).map_err(|error| format!("the pool does not mount: {error}"))?;
     let run = |thread: usize, ops: &[Op]| -> Result<Ran, String> {

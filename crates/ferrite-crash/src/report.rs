@@ -84,7 +84,7 @@ impl Failure {
 
 #[cfg(test)]
 mod tests {
-    use ferrite_pm::Choice;
+    use ferrite_pm::{Choice, Image};
 
     use super::*;
     use crate::record::record;
@@ -127,12 +127,12 @@ mod tests {
             assert!(text.contains(&token), "{token} in {text}");
         }
         let mut image = std::fs::read(kept("img")).unwrap();
-        let tree = verify_alone(&image, 1).unwrap();
+        let tree = verify_alone(&Image::from(&image[..]), 1).unwrap();
         assert_eq!(&tree, recorded.states[0].last().unwrap());
         // The root directory.
         image[4096..1 << 20].fill(0x5a);
-        assert!(verify_alone(&image, 1).is_err());
-        assert!(verify_alone(b"no pool", 1).is_err());
+        assert!(verify_alone(&Image::from(&image[..]), 1).is_err());
+        assert!(verify_alone(&Image::from(&b"no pool"[..]), 1).is_err());
     }
 
     #[test]

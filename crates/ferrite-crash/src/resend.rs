@@ -123,7 +123,7 @@ mod tests {
     use std::ops::Range;
 
     use ferrite_fs::Superblock;
-    use ferrite_pm::{Choice, Region};
+    use ferrite_pm::{Choice, Image, Region};
 
     use crate::allowed::Allowed;
     use crate::record::{Recorded, record};
@@ -161,10 +161,10 @@ mod tests {
             let recorded = recorded(source);
             let allowed = finally(&recorded);
             let mut image = recorded.log.final_image();
-            let verified = verify(&image, &allowed, &recorded.mount, 3, None).unwrap();
+            let verified = verify(&Image::from(&image[..]), &allowed, &recorded.mount, 3, None).unwrap();
             let table = outcomes(&image);
             image[table].fill(0);
-            let forgotten = verify(&image, &allowed, &recorded.mount, 3, None);
+            let forgotten = verify(&Image::from(&image[..]), &allowed, &recorded.mount, 3, None);
             // A few changes are refused the second time as they were the first time.
             let is_told = forgotten.is_err_and(|what| what.contains("sent again"));
             workloads += u64::from(verified.resent > 0);
@@ -186,12 +186,12 @@ mod tests {
             }
             changes += 1;
             let allowed = Allowed::after(&recorded, &[]);
-            let mut image = recorded.log.cursor().with_image(Choice::None, <[u8]>::to_vec);
-            let verified = verify(&image, &allowed, &recorded.mount, 3, None).unwrap();
+            let mut image = recorded.log.cursor().with_image(Choice::None, |image| image.to_vec());
+            let verified = verify(&Image::from(&image[..]), &allowed, &recorded.mount, 3, None).unwrap();
             assert!(verified.resent > 0, "{source}");
             let table = outcomes(&image);
             image[table.clone()].copy_from_slice(&recorded.log.final_image()[table]);
-            let lost = verify(&image, &allowed, &recorded.mount, 3, None);
+            let lost = verify(&Image::from(&image[..]), &allowed, &recorded.mount, 3, None);
             noticed += u64::from(lost.is_err_and(|what| what.contains("once changes were sent again")));
         }
         assert!(changes >= 30, "{changes} operations change something");

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MountOptions, fsck};
-use ferrite_pm::{Choice, Recorder, Region};
+use ferrite_pm::{Choice, Image, Recorder, Region};
 use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 use crate::allowed::Allowed;
@@ -31,8 +31,8 @@ pub struct Verified {
 ///
 /// # Errors
 /// The violation, as text.
-pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
-    let region = Region::from_image(image).map_err(|error| error.to_string())?;
+pub fn verify_alone(image: &Image, seed: u64) -> Result<Tree, String> {
+    let region = Region::of_image(image).map_err(|error| error.to_string())?;
     let mount = quiet_mount();
     let engine = Engine::mount(region, &mount).map_err(|error| format!("does not mount: {error}"))?;
     let tree = capture(&engine)?;
@@ -47,15 +47,15 @@ pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
 /// # Errors
 /// The violation, as text.
 pub fn verify(
-    image: &[u8],
+    image: &Image,
     allowed: &Allowed<'_>,
     mount: &MountOptions,
     seed: u64,
     recrash: Option<usize>,
 ) -> Result<Verified, String> {
     check(image, "before recovery")?;
-    let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
-    let recorder = recrash.map(|_| Recorder::new(image.to_vec()));
+    let mut region = Region::of_image(image).map_err(|error| error.to_string())?;
+    let recorder = recrash.map(|_| Recorder::new(image.clone()));
     if let Some(recorder) = &recorder {
         region.attach_recorder(Arc::clone(recorder));
     }
@@ -93,8 +93,8 @@ pub fn verify(
         });
     };
     let log = recorder.log();
-    let blocks = check(&log.final_image(), "after recovery")?;
-    let superblock = ferrite_fs::identify(&Region::from_image(image).map_err(|error| error.to_string())?)
+    let blocks = check(&log.final_image().into(), "after recovery")?;
+    let superblock = ferrite_fs::identify(&Region::of_image(image).map_err(|error| error.to_string())?)
         .map_err(|error| error.to_string())?;
     if blocks + free != superblock.blocks {
         return Err(format!(
@@ -109,9 +109,9 @@ pub fn verify(
 
 /// Recovers `image`, writes `page`, which the operation in progress wrote as well, to one free block after another, and
 /// crashes. That must not revive a record that the first crash left without its data.
-fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<(), String> {
-    let recorder = Recorder::new(image.to_vec());
-    let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
+fn echo(image: &Image, page: &[u8], mount: &MountOptions, ring: u64) -> Result<(), String> {
+    let recorder = Recorder::new(image.clone());
+    let mut region = Region::of_image(image).map_err(|error| error.to_string())?;
     region.attach_recorder(Arc::clone(&recorder));
     let engine = Engine::mount(region, mount).map_err(|error| format!("recovery: does not mount: {error}"))?;
     // Either ring may hold such a record, and overwrites it if it is used first.
@@ -187,8 +187,8 @@ fn crash_recovery(
 }
 
 /// Runs fsck; returns the number of blocks with an owner.
-fn check(image: &[u8], when: &str) -> Result<u64, String> {
-    let region = Region::from_image(image).map_err(|error| error.to_string())?;
+fn check(image: &Image, when: &str) -> Result<u64, String> {
+    let region = Region::of_image(image).map_err(|error| error.to_string())?;
     let report = fsck(region, &mut |_, _, _| {}).map_err(|error| format!("fsck {when}: {error}"))?;
     match &report.findings[..] {
         [] => Ok(report.blocks),

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use ferrite_crash::choices::{self, choices};
 use ferrite_crash::{MAPPINGS, Mapping};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck};
-use ferrite_pm::Region as Pool;
+use ferrite_pm::{Image, Region as Pool};
 use ferrite_testkit::{seed_from_env, two_at_a_time};
 use ferrite_vfs::regions::Regions;
 use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM, SetAttr};
@@ -42,8 +42,8 @@ fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
 }
 
 /// Returns the violation of an image, if any.
-fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
-    let region = Pool::from_image(image).map_err(|error| error.to_string())?;
+fn verify(image: &Image, allowed: &Allowed, seals: bool) -> Result<(), String> {
+    let region = Pool::of_image(image).map_err(|error| error.to_string())?;
     let engine =
         Engine::mount(region, &MountOptions::default().cleaner(false)).map_err(|error| format!("mount: {error}"))?;
     if !engine.damage().is_empty() {
@@ -83,7 +83,7 @@ fn verify(image: &[u8], allowed: &Allowed, seals: bool) -> Result<(), String> {
     engine.unmount().map_err(|error| format!("unmount: {error}"))?;
     // fsck gives the same verdict on an image that no mount has touched.
     if seals {
-        let region = Pool::from_image(image).map_err(|error| error.to_string())?;
+        let region = Pool::of_image(image).map_err(|error| error.to_string())?;
         let report = fsck(region, &mut |_, _, _| {}).map_err(|error| format!("fsck: {error}"))?;
         if !report.findings.is_empty() {
             return Err(format!("fsck: {:?}", report.findings));

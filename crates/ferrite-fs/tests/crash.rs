@@ -9,9 +9,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
+use crate::common::{Tree, capture, check_image, empty_pool, fixed, make, mount_image, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
-use ferrite_pm::{Choice, ImageCursor, Log, Recorder, Region};
+use ferrite_pm::{Choice, Image, ImageCursor, Log, Recorder, Region};
 use ferrite_vfs::{
     Cred, Ctx, FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, XattrMode,
 };
@@ -88,7 +88,7 @@ fn record_on(
 
 #[derive(Default)]
 struct Seen {
-    images: HashSet<u32>,
+    images: HashSet<u64>,
     points: usize,
 }
 
@@ -115,10 +115,10 @@ fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, (seed, subsets): 
     let alone = subsets.div_ceil(4).min(cursor.lines_in_flight() as u64);
     let missing = (0..alone).map(|n| Choice::AllButLine((n * cursor.lines_in_flight() as u64 / alone) as usize));
     for choice in choices.chain(random).chain(missing.collect::<Vec<_>>()) {
+        if !seen.images.insert(cursor.fingerprint(choice)) {
+            continue;
+        }
         cursor.with_image(choice, |image| {
-            if !seen.images.insert(crc32c::crc32c(image)) {
-                return;
-            }
             let at = format!("seed {seed}, crash point {point}, {choice:?}, {returned} operations returned");
             let twice = seen.images.len().is_multiple_of(40);
             verify(image, &recorded.states, returned, &at, twice);
@@ -127,10 +127,10 @@ fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, (seed, subsets): 
 }
 
 /// Mounts an image and compares; with `twice`, crashes the recovery too.
-fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool) {
-    check(image);
-    let mut region = Region::from_image(image).unwrap();
-    let recorder = Recorder::new(image.to_vec());
+fn verify(image: &Image, states: &[Tree], returned: usize, at: &str, twice: bool) {
+    check_image(image);
+    let mut region = Region::of_image(image).unwrap();
+    let recorder = Recorder::new(image.clone());
     if twice {
         region.attach_recorder(Arc::clone(&recorder));
     }
@@ -165,7 +165,7 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
         for _ in 0..6 {
             for choice in [Choice::None, Choice::All, Choice::Random(7), Choice::Random(8)] {
                 cursor.with_image(choice, |image| {
-                    let engine = mount(image);
+                    let engine = mount_image(image);
                     let mut again = capture(&engine);
                     again.remove("/probe-after-crash");
                     assert!(
@@ -602,7 +602,7 @@ fn rings_wrap_and_freed_blocks_come_back() {
         });
     }
     let recorded = record(&[touch("/f"), put("/f", 0, 110_000, 255)], &steps);
-    let mark = |image: &[u8]| u64::from_le_bytes(image[4096..4104].try_into().unwrap());
+    let mark = |image: &Image| u64::from_le_bytes(image[4096..4104].try_into().unwrap());
     let mut marks = HashSet::new();
     let mut cursor = recorded.log.cursor();
     while cursor.advance() {

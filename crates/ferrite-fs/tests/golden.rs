@@ -111,7 +111,7 @@ fn durable(recorder: &Recorder) -> Vec<u8> {
     let log = recorder.log();
     let mut cursor = log.cursor();
     while cursor.advance() {}
-    cursor.with_image(Choice::None, <[u8]>::to_vec)
+    cursor.with_image(Choice::None, |image| image.to_vec())
 }
 
 fn quiet() -> MountOptions {

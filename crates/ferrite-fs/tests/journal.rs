@@ -37,7 +37,7 @@ fn crashed_in(options: &MountOptions, image: &[u8], work: impl FnOnce(&Engine)) 
     let log = recorder.log();
     let mut cursor = log.cursor();
     while cursor.advance() {}
-    cursor.with_image(Choice::None, <[u8]>::to_vec)
+    cursor.with_image(Choice::None, |image| image.to_vec())
 }
 
 fn mounted(image: &[u8]) -> Engine {

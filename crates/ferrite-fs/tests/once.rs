@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::common;
 use crate::common::{Tree, capture, fixed, pattern};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_pm::{Choice, Recorder, Region};
+use ferrite_pm::{Choice, Image, Recorder, Region};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
     Attr, BadArgument, Cred, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, Once, OpenMode,
@@ -278,8 +278,9 @@ fn tree(fs: &dyn FileSystem) -> Tree {
 }
 
 fn recorded(image: &[u8]) -> (Engine, Arc<Recorder>) {
-    let recorder = Recorder::new(image.to_vec());
-    let mut region = Region::from_image(image).unwrap();
+    let image = Image::from(image);
+    let recorder = Recorder::new(image.clone());
+    let mut region = Region::of_image(&image).unwrap();
     region.attach_recorder(Arc::clone(&recorder));
     let engine = Engine::mount(region, &MountOptions::default().cleaner(false)).unwrap();
     (engine, recorder)

@@ -45,7 +45,7 @@ fn recorded<T>(image: &[u8], work: impl FnOnce(&Engine, &Recorder) -> T) -> (Log
 fn durable(log: &Log) -> Vec<u8> {
     let mut cursor = log.cursor();
     while cursor.advance() {}
-    cursor.with_image(Choice::None, <[u8]>::to_vec)
+    cursor.with_image(Choice::None, |image| image.to_vec())
 }
 
 /// Mounts the image of a crash, in which nothing may look damaged.

@@ -13,9 +13,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use common::remote::{Remote, WRITABLE};
-use common::{capture, check, empty_pool, fixed, make, pattern, write};
+use common::{capture, check_image, empty_pool, fixed, make, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
-use ferrite_pm::{Choice, Log, Recorder, Region as Pool};
+use ferrite_pm::{Choice, Image, Log, Recorder, Region as Pool};
 use ferrite_vfs::regions::{Binding, Regions};
 use ferrite_vfs::{FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use rand::rngs::StdRng;
@@ -200,9 +200,9 @@ fn wrong(found: &[u8], before: &State, after: &State) -> Option<String> {
 }
 
 /// Returns the defect of an image, if any.
-fn verify(image: &[u8], recorded: &Recorded, returned: usize, seals: bool) -> Option<String> {
-    let again = Recorder::new(image.to_vec());
-    let mut region = Pool::from_image(image).unwrap();
+fn verify(image: &Image, recorded: &Recorded, returned: usize, seals: bool) -> Option<String> {
+    let again = Recorder::new(image.clone());
+    let mut region = Pool::of_image(image).unwrap();
     region.attach_recorder(Arc::clone(&again));
     let engine = match Engine::mount(region, &quiet()) {
         Ok(engine) => engine,
@@ -275,7 +275,7 @@ fn explore(recorded: &Recorded, seed: u64, subsets: u64, most: usize) -> Result<
                 }
                 // fsck reports the same of the image before the mount.
                 if seen.len() % 8 == 0 {
-                    cursor.with_image(choice, check);
+                    cursor.with_image(choice, check_image);
                 }
             }
         }
@@ -344,14 +344,14 @@ fn crashes_while_a_file_is_sealed() {
                 .chain((0..30).map(Choice::Random))
             {
                 cursor.with_image(choice, |image| {
-                    let engine = common::mount(image);
+                    let engine = common::mount_image(image);
                     let scrubbed = engine.scrub(None).unwrap();
                     assert!(scrubbed.findings.is_empty(), "{:?}", scrubbed.findings);
                     if engine.bound().is_empty() {
                         sealed += 1;
                         assert!(capture(&engine) == tree, "what was sealed is what was there");
                     }
-                    check(image);
+                    check_image(image);
                 });
             }
         }
@@ -392,7 +392,7 @@ fn crashes_with_a_bound_file_that_has_no_name() {
                 .chain((0..4).map(Choice::Random))
             {
                 cursor.with_image(choice, |image| {
-                    let engine = Engine::mount(Pool::from_image(image).unwrap(), &keeping).unwrap();
+                    let engine = Engine::mount(Pool::of_image(image).unwrap(), &keeping).unwrap();
                     engine.pin(SYSTEM, ino, generation).unwrap();
                     let size = engine.getattr(SYSTEM, ino).unwrap().size as usize;
                     sizes.insert(size);

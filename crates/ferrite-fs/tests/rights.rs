@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::common;
 use crate::common::remote::{Remote, WRITABLE};
-use crate::common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
+use crate::common::{Tree, capture, check_image, empty_pool, fixed, make, mount, mount_image, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_vfs::regions::{Adapter, Binding, Regions};
@@ -138,12 +138,12 @@ fn explore(options: &MkfsOptions, has_others: bool) -> usize {
         let point = cursor.point() as u64;
         let random = (0..SUBSETS).map(|n| Choice::Random(point << 16 ^ n));
         for choice in [Choice::None, Choice::All].into_iter().chain(random) {
+            if returned == 0 || !seen.insert(cursor.fingerprint(choice)) {
+                continue;
+            }
             cursor.with_image(choice, |image| {
-                if returned == 0 || !seen.insert(crc32c::crc32c(image)) {
-                    return;
-                }
-                check(image);
-                let tree = capture(&mount(image));
+                check_image(image);
+                let tree = capture(&mount_image(image));
                 let allowed = &states[returned..states.len().min(returned + 2)];
                 assert!(
                     allowed.contains(&tree),

@@ -56,7 +56,7 @@ fn what_returned_before_an_unmount_is_there_and_the_pool_is_clean() {
         let log = recorder.log();
         let mut cursor = log.cursor();
         while cursor.advance() {}
-        let image = cursor.with_image(Choice::None, <[u8]>::to_vec);
+        let image = cursor.with_image(Choice::None, |image| image.to_vec());
         let report = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
         assert!(report.findings.is_empty(), "round {round}: {:?}", report.findings);
         let engine = Engine::mount(Region::from_image(&image).unwrap(), &MountOptions::default()).unwrap();

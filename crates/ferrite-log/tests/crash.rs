@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
 use ferrite_log::{FileStore, Log, LogOptions};
-use ferrite_pm::{Choice, Log as Recorded, Recorder, Region};
+use ferrite_pm::{Choice, Image, Log as Recorded, Recorder, Region};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::{FileSystem, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM};
@@ -89,8 +89,8 @@ fn record(mapping: Mapping, seed: u64, steps: usize) -> Run {
     }
 }
 
-fn verify(image: &[u8], run: &Run, returned: usize) -> Result<(), String> {
-    let engine = mount(Region::from_image(image).unwrap());
+fn verify(image: &Image, run: &Run, returned: usize) -> Result<(), String> {
+    let engine = mount(Region::of_image(image).unwrap());
     let before = &run.states[returned];
     let after = run.states.get(returned + 1).unwrap_or(before);
     let found = match open(&engine, run.ino, false) {

@@ -8,7 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use parking_lot::Mutex;
+
 use crate::cpu::LINE_BYTES;
+use crate::image::Image;
 
 /// One recorded step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,12 +65,12 @@ pub enum Choice {
 /// A finished recording.
 #[derive(Debug, Clone)]
 pub struct Log {
-    initial: Vec<u8>,
+    initial: Image,
     events: Vec<(usize, Event)>,
 }
 
 impl Log {
-    pub(crate) fn new(initial: Vec<u8>, events: Vec<(usize, Event)>) -> Self {
+    pub(crate) fn new(initial: Image, events: Vec<(usize, Event)>) -> Self {
         Log { initial, events }
     }
 
@@ -79,7 +82,7 @@ impl Log {
 
     /// The content of the region when the recording ended, unfenced stores included.
     pub fn final_image(&self) -> Vec<u8> {
-        let mut image = self.initial.clone();
+        let mut image = self.initial.to_vec();
         for (_, event) in &self.events {
             if let Event::Store { offset, words } | Event::Stream { offset, words } = event {
                 for (index, &value) in words.iter().enumerate() {
@@ -119,7 +122,7 @@ pub struct ImageCursor<'a> {
     next: usize,
     point: usize,
     /// The durable content.
-    image: Vec<u8>,
+    image: Image,
     /// For `image`: the exclusive or of a hash of each word and its place, so that each change can be applied to it.
     fingerprint: u64,
     /// Words in flight: the values stored since the durable one, oldest first.
@@ -208,7 +211,7 @@ impl ImageCursor<'_> {
                 continue;
             };
             self.fingerprint ^= word_hash(at, get(&self.image, at)) ^ word_hash(at, versions[newest].value);
-            put(&mut self.image, at, versions[newest].value);
+            self.image.put(at, versions[newest].value);
             versions.drain(..=newest);
             if versions.is_empty() {
                 self.flying.remove(&at);
@@ -262,18 +265,16 @@ impl ImageCursor<'_> {
     }
 
     /// Calls `f` with the image that `choice` leaves.
-    pub fn with_image<T>(&mut self, choice: Choice, f: impl FnOnce(&[u8]) -> T) -> T {
-        let mut undo = Vec::new();
-        for Pick { at, value } in self.picks(choice) {
-            undo.push(Pick {
-                at,
-                value: get(&self.image, at),
-            });
-            put(&mut self.image, at, value);
+    pub fn with_image<T>(&mut self, choice: Choice, f: impl FnOnce(&Image) -> T) -> T {
+        let picks = self.picks(choice);
+        let undo = picks.iter().map(|&Pick { at, .. }| (at, get(&self.image, at)));
+        let undo: Vec<_> = undo.collect();
+        for Pick { at, value } in picks {
+            self.image.put(at, value);
         }
         let result = f(&self.image);
-        for Pick { at, value } in undo {
-            put(&mut self.image, at, value);
+        for (at, value) in undo {
+            self.image.put(at, value);
         }
         result
     }
@@ -290,17 +291,24 @@ fn word_hash(at: u64, value: u64) -> u64 {
     mix(at ^ mix(value))
 }
 
-/// The exclusive or of all words' hashes.
+/// The exclusive or of all words' hashes. Takes those of zeros from an earlier image of this length, since most words
+/// are zeros, and each recovery that is crashed again has an image of its own.
 fn mix_bytes(image: &[u8]) -> u64 {
-    let words = image.chunks_exact(8).enumerate();
-    words
-        .map(|(index, word)| {
-            word_hash(
-                index as u64 * 8,
-                u64::from_le_bytes(word.try_into().expect("eight bytes")),
-            )
-        })
-        .fold(0, |a, b| a ^ b)
+    const PART: [u8; 4096] = [0; 4096];
+    static ALL_ZEROS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+    let zeros = || (0..image.len() as u64 / 8).fold(0, |sum, index| sum ^ word_hash(index * 8, 0));
+    let mut sum = *ALL_ZEROS.lock().entry(image.len()).or_insert_with(zeros);
+    for (part, bytes) in image.chunks(PART.len()).enumerate() {
+        if bytes == &PART[..bytes.len()] {
+            continue;
+        }
+        for (index, word) in bytes.chunks_exact(8).enumerate() {
+            let at = (part * PART.len() + index * 8) as u64;
+            let value = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            sum ^= word_hash(at, 0) ^ word_hash(at, value);
+        }
+    }
+    sum
 }
 
 fn get(image: &[u8], at: u64) -> u64 {
@@ -324,7 +332,7 @@ mod tests {
     use super::*;
 
     fn log(events: Vec<(usize, Event)>) -> Log {
-        Log::new(vec![0; 256], events)
+        Log::new(vec![0; 256].into(), events)
     }
 
     fn store(offset: u64, value: u64) -> Event {
@@ -411,7 +419,7 @@ mod tests {
         loop {
             let pairs = [Choice::AllButPair(0, 1), Choice::AllButLine(2), Choice::OnlyLine(1)];
             for choice in (0..8).map(Choice::Lines).chain(pairs) {
-                let expected = cursor.with_image(choice, mix_bytes);
+                let expected = cursor.with_image(choice, |image| mix_bytes(image));
                 assert_eq!(cursor.fingerprint(choice), expected, "{choice:?}");
             }
             if !cursor.advance() {
@@ -423,6 +431,17 @@ mod tests {
             cursor.with_image(Choice::Lines(0b110), |i| (get(i, 0), get(i, 64), get(i, 128))),
             (1, 2, 3)
         );
+    }
+
+    #[test]
+    fn a_fingerprint_is_that_of_all_words() {
+        let mut image = vec![0; 3 * 4096 + 8];
+        for at in [0, 4088, 4096, 8191, 12_290] {
+            image[at] = at as u8 | 1;
+            let words = (0..image.len() as u64).step_by(8);
+            let expected = words.fold(0, |sum, at| sum ^ word_hash(at, get(&image, at)));
+            assert_eq!(mix_bytes(&image), expected);
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! | [`fork`] | distinguishing a process from its forked children |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
+//! | `image` | [`Image`]: the bytes of a pool, of which tests make many regions |
 //!
 //! *Architecture invariant:* this crate knows nothing of the stored data, and no other crate makes stores to a pool
 //! durable by other means. *Architecture invariant:* no `&[u8]` into a pool is ever made: another thread may be storing
@@ -45,6 +46,7 @@ mod faults;
 pub mod fork;
 mod held;
 pub mod holder;
+mod image;
 #[allow(unsafe_code)]
 mod map;
 mod medium;
@@ -63,6 +65,7 @@ pub use crash::{Choice, Event, ImageCursor, Log};
 pub use dirty::DirtyLines;
 pub use error::PmError;
 pub use events::{CpuEvent, EventCounter, EventError};
+pub use image::Image;
 pub use map::Access;
 pub use medium::Medium;
 pub use recorder::Recorder;

@@ -14,6 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::birth::Newborn;
 use crate::error::PmError;
 use crate::holder;
+use crate::image::Lease;
 use crate::medium::{self, Detected, Medium};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -47,6 +48,8 @@ pub(crate) struct MappedMemory {
     pub(crate) page_bytes: u64,
     /// It is read-only: the fault handler copies chunks on the first store.
     pub(crate) is_to_be_copied: bool,
+    /// The image that it was made of, which gets it back.
+    pub(crate) lease: Option<Lease>,
 }
 
 // SAFETY: the mapping is plain memory that belongs to this value; access to its bytes is by atomics, or by copies
@@ -56,10 +59,12 @@ unsafe impl Send for MappedMemory {}
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
+    #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> u64 {
         self.len as u64
     }
@@ -93,7 +98,32 @@ impl MappedMemory {
             medium: Medium::Anonymous,
             page_bytes: HUGE_PAGE_BYTES as u64,
             is_to_be_copied: false,
+            lease: None,
         })
+    }
+
+    /// Copies `bytes` to `start`. Nothing else has the memory, which is in no region.
+    pub(crate) fn fill(&mut self, start: usize, bytes: &[u8]) {
+        assert!(start + bytes.len() <= self.len);
+        // SAFETY: inside the mapping, which is writable, and borrowed mutably.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(start), bytes.len()) };
+    }
+
+    /// Copies `bytes` to `start` in new memory. Most of an image is zeros, as the memory is; storing them would only make
+    /// the kernel find memory.
+    pub(crate) fn fill_new(&mut self, start: usize, bytes: &[u8]) {
+        const PART: [u8; 4096] = [0; 4096];
+        for (index, part) in bytes.chunks(PART.len()).enumerate() {
+            if part != &PART[..part.len()] {
+                self.fill(start + index * PART.len(), part);
+            }
+        }
+    }
+
+    /// All bytes. Nothing else has the memory, which is in no region.
+    pub(crate) fn bytes(&mut self) -> &[u8] {
+        // SAFETY: the whole mapping, which is readable, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 
     /// Maps a locked file or device.
@@ -135,6 +165,7 @@ impl MappedMemory {
             medium,
             page_bytes,
             is_to_be_copied: is_private && found.is_device,
+            lease: None,
         })
     }
 
@@ -217,6 +248,19 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            return lease.give_back(MappedMemory {
+                base: self.base,
+                len: self.len,
+                outer: self.outer,
+                file: self.file.take(),
+                owner: self.owner,
+                medium: self.medium,
+                page_bytes: self.page_bytes,
+                is_to_be_copied: self.is_to_be_copied,
+                lease: None,
+            });
+        }
         // SAFETY: the whole mapping of this value, which ends together with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
         // Closing is not enough: a child that some thread has forked, and that has not reached its exec yet, has the

@@ -10,11 +10,12 @@ use parking_lot::Mutex;
 
 use crate::crash::{Event, Log};
 use crate::error::PmError;
+use crate::image::Image;
 use crate::thread::thread_number;
 
 /// Logs events of one region.
 pub struct Recorder {
-    initial: Vec<u8>,
+    initial: Image,
     events: Mutex<Vec<(usize, Event)>>,
     /// Fences that still work; see [`Recorder::fail_fences_after`].
     fences_left: AtomicU64,
@@ -22,9 +23,9 @@ pub struct Recorder {
 
 impl Recorder {
     /// For a region whose current, durable content is `initial`.
-    pub fn new(initial: Vec<u8>) -> Arc<Self> {
+    pub fn new(initial: impl Into<Image>) -> Arc<Self> {
         Arc::new(Recorder {
-            initial,
+            initial: initial.into(),
             events: Mutex::default(),
             fences_left: AtomicU64::new(u64::MAX),
         })

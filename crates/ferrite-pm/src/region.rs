@@ -19,6 +19,7 @@ use crate::crash::Event;
 use crate::error::PmError;
 use crate::faults;
 use crate::held::Held;
+use crate::image::Image;
 use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
 use crate::recorder::Recorder;
@@ -56,6 +57,8 @@ pub struct Region {
     failure: OnceLock<String>,
     counters: CounterSlots,
     recorder: Option<Arc<Recorder>>,
+    /// There is a recorder, or memory of an image, which notes stores.
+    is_watched: bool,
 }
 
 impl Region {
@@ -75,6 +78,7 @@ impl Region {
             failure: OnceLock::new(),
             counters: CounterSlots::new(),
             recorder: None,
+            is_watched: false,
         }
     }
 
@@ -89,18 +93,16 @@ impl Region {
 
     /// Memory that holds `image`, zero-padded to a whole word. For tests.
     pub fn from_image(image: &[u8]) -> Result<Region, PmError> {
-        let region = Region::anonymous((image.len() as u64).next_multiple_of(8))?;
-        // Most of an image is zeros, as the new mapping is; storing them would only make the kernel find memory.
-        const PART: [u8; 4096] = [0; 4096];
-        for (index, part) in image.chunks(PART.len()).enumerate() {
-            if part != &PART[..part.len()] {
-                // SAFETY: the mapping is new, as long as the image, of which this is a part, and no other code has it.
-                unsafe {
-                    let to = region.mapping.base().add(index * PART.len());
-                    std::ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
-                }
-            }
-        }
+        let mut mapping = MappedMemory::anonymous((image.len() as u64).next_multiple_of(8))?;
+        mapping.fill_new(0, image);
+        Ok(Region::new(mapping, None, Access::ReadWrite))
+    }
+
+    /// Memory that holds `image`, like [`Self::from_image`]. After an earlier region of the image has ended, it costs
+    /// only what has changed since that began. For tests.
+    pub fn of_image(image: &Image) -> Result<Region, PmError> {
+        let mut region = Region::new(image.map()?, None, Access::ReadWrite);
+        region.is_watched = true;
         Ok(region)
     }
 
@@ -177,6 +179,7 @@ impl Region {
     /// Also sends all later events to `recorder`.
     pub fn attach_recorder(&mut self, recorder: Arc<Recorder>) {
         self.recorder = Some(recorder);
+        self.is_watched = true;
     }
 
     /// Length in bytes.
@@ -333,11 +336,14 @@ impl Region {
         };
         if let Some(held) = &self.held {
             // Not recorded: it does not reach the medium.
+            if self.is_watched {
+                self.note(offset, values.len() as u64 * 8);
+            }
             return held.store(offset, values.len() as u64 * 8, set);
         }
-        match &self.recorder {
-            None => set(),
-            Some(recorder) => record_store(recorder, offset, values, &set),
+        match self.is_watched {
+            false => set(),
+            true => self.watched_store(offset, values, &set),
         }
     }
 
@@ -346,6 +352,9 @@ impl Region {
     pub fn update(&self, offset: u64, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let word = &self.words(offset, 1)[0];
         let mut set = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, &mut change);
+        if self.is_watched {
+            self.note(offset, 8);
+        }
         match &self.recorder {
             None => set().unwrap_or_else(|found| found),
             Some(recorder) => {
@@ -387,9 +396,9 @@ impl Region {
         if let Some(held) = &self.held {
             return self.stream_held(held, offset, data);
         }
-        match &self.recorder {
-            None => copy(),
-            Some(recorder) => self.record_stream(recorder, offset, len, &copy),
+        match self.is_watched {
+            false => copy(),
+            true => self.watched_stream(offset, len, &copy),
         }
         if lead > 0 {
             self.write_back(offset, lead as u64);
@@ -539,10 +548,7 @@ impl Region {
             }
             None => held.store(offset, len, || copy(offset, offset + len)),
         };
-        match &self.recorder {
-            None => write(),
-            Some(recorder) => self.record_stream(recorder, offset, len, &write),
-        }
+        self.watched_stream(offset, len, &write);
     }
 
     /// Words that were stored reach the file at once: those of the range, and not the rest of their lines.
@@ -562,6 +568,32 @@ impl Region {
         {
             let failure = format!("write at offset {offset} failed: {error}; check the disk, then mount again");
             let _ = self.failure.set(failure);
+        }
+    }
+
+    /// Notes a store of `len` bytes for the image that the memory was made of.
+    #[cold]
+    fn note(&self, offset: u64, len: u64) {
+        if let Some(lease) = &self.mapping.lease {
+            lease.note(offset, len);
+        }
+    }
+
+    #[cold]
+    fn watched_store(&self, offset: u64, values: &[u64], set: &dyn Fn()) {
+        self.note(offset, values.len() as u64 * 8);
+        match &self.recorder {
+            None => set(),
+            Some(recorder) => record_store(recorder, offset, values, set),
+        }
+    }
+
+    #[cold]
+    fn watched_stream(&self, offset: u64, len: u64, copy: &dyn Fn()) {
+        self.note(offset, len);
+        match &self.recorder {
+            None => copy(),
+            Some(recorder) => self.record_stream(recorder, offset, len, copy),
         }
     }
 

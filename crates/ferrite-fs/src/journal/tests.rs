@@ -139,7 +139,7 @@ fn the_mark_is_durable_when_space_comes_back() {
         while cursor.advance() {}
         let at = CONTROL_MARK as usize;
         let word = |image: &[u8]| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
-        decode_mark(cursor.with_image(Choice::None, word)).unwrap()
+        decode_mark(cursor.with_image(Choice::None, |image| word(image))).unwrap()
     };
     assert!(durable_mark() < seq);
     let mut released = Vec::new();
@@ -197,7 +197,7 @@ fn a_torn_record_stays_dead() {
             assert!(cursor.advance());
         }
         assert_eq!(cursor.lines_in_flight(), 2, "the record and nothing else");
-        cursor.with_image(Choice::OnlyLine(kept), <[u8]>::to_vec)
+        cursor.with_image(Choice::OnlyLine(kept), |image| image.to_vec())
     }
     let mounted = |image: &[u8]| {
         let recorder = Recorder::new(image.to_vec());

@@ -7,7 +7,7 @@ pub(crate) mod remote;
 use std::collections::BTreeMap;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs, number_thread};
-use ferrite_pm::Region;
+use ferrite_pm::{Image, Region};
 use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
 /// One file of a tree, without what may differ between equal ones: numbers and times.
@@ -126,16 +126,30 @@ pub(crate) fn fixed() -> MkfsOptions {
 
 /// Mounts a pool in memory.
 pub(crate) fn mount(image: &[u8]) -> Engine {
-    Engine::mount(
-        Region::from_image(image).unwrap(),
-        &MountOptions::default().cleaner(false),
-    )
-    .unwrap()
+    mount_region(Region::from_image(image).unwrap())
+}
+
+/// The same, without copying the pool.
+pub(crate) fn mount_image(image: &Image) -> Engine {
+    mount_region(Region::of_image(image).unwrap())
+}
+
+fn mount_region(region: Region) -> Engine {
+    Engine::mount(region, &MountOptions::default().cleaner(false)).unwrap()
 }
 
 /// Checks a pool in memory; panics with the findings.
 pub(crate) fn check(image: &[u8]) {
-    let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
+    check_region(Region::from_image(image).unwrap());
+}
+
+/// The same, without copying the pool.
+pub(crate) fn check_image(image: &Image) {
+    check_region(Region::of_image(image).unwrap());
+}
+
+fn check_region(region: Region) {
+    let report = fsck(region, &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);
 }
 

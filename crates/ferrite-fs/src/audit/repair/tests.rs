@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use ferrite_pm::{Choice, Recorder, Region};
+use ferrite_pm::{Choice, Image, Recorder, Region};
 use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, XattrMode};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -405,9 +405,9 @@ fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Resul
 
 /// Mounts a damaged image without repair: no file that was not hit is wrong, none is harmed by writes meanwhile, and no
 /// name, hit or not, leads to a file that was made meanwhile.
-fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
-    let recorder = Recorder::new(image.to_vec());
-    let mut region = Region::from_image(image).unwrap();
+fn mounted(image: &Image, anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
+    let recorder = Recorder::new(image.clone());
+    let mut region = Region::of_image(image).unwrap();
     region.attach_recorder(std::sync::Arc::clone(&recorder));
     let options = quiet()
         // A damaged mark of the boot must not stop the test.
@@ -456,8 +456,8 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
 }
 
 /// Repairs a damaged image and checks the result.
-fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> Result<(), String> {
-    let open = |image: &[u8]| Region::from_image(image).unwrap();
+fn try_one(image: &Image, anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> Result<(), String> {
+    let open = |image: &Image| Region::of_image(image).unwrap();
     // Whatever it finds, it must return.
     let _ = fsck(open(image), &mut |_, _, _| {});
     mounted(image, anatomy, hit).map_err(|what| format!("mounted as it is: {what}"))?;
@@ -476,12 +476,12 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
     if !report.after.findings.is_empty() {
         return Err(format!("left: {:?}\ndone: {:#?}", report.after.findings, report.mended));
     }
-    let recorder = Recorder::new(image.to_vec());
+    let recorder = Recorder::new(image.clone());
     let mut region = open(image);
     region.attach_recorder(std::sync::Arc::clone(&recorder));
     rewrite.apply(&region).map_err(|error| format!("applying: {error}"))?;
     let log = recorder.log();
-    let repaired = log.final_image();
+    let repaired = log.final_image().into();
     sound(&repaired, anatomy, hit).map_err(|what| format!("{what}\ndone: {:#?}", report.mended))?;
     if crash {
         let mut cursor = log.cursor();
@@ -495,7 +495,8 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
                     }
                     let region = open(image);
                     rewrite.apply(&region).map_err(|error| error.to_string())?;
-                    sound(&image_of(&region), anatomy, hit).map_err(|what| format!("crashed while it repaired: {what}"))
+                    sound(&image_of(&region).into(), anatomy, hit)
+                        .map_err(|what| format!("crashed while it repaired: {what}"))
                 })?;
             }
             if !cursor.advance() {
@@ -507,8 +508,8 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
 }
 
 /// A repaired image: sound, idempotent, and with all files that were not hit.
-fn sound(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
-    let open = |image: &[u8]| Region::from_image(image).unwrap();
+fn sound(image: &Image, anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
+    let open = |image: &Image| Region::of_image(image).unwrap();
     let report = fsck(open(image), &mut |_, _, _| {}).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {
         return Err(format!("not sound: {:?}", report.findings));
@@ -577,7 +578,7 @@ fn repair_damaged_pools(variant: Variant, quick: Tries, soak: Tries) {
     let started = Instant::now();
     let image = sample(variant);
     let anatomy = anatomy(&image);
-    sound(&image, &anatomy, &[]).unwrap();
+    sound(&Image::from(&image[..]), &anatomy, &[]).unwrap();
     let is_set = |name| std::env::var_os(name).is_some();
     let count = match () {
         () if is_set("FERRITE_SOAK") => soak,
@@ -600,7 +601,7 @@ fn repair_damaged_pools(variant: Variant, quick: Tries, soak: Tries) {
                 let mut rng = StdRng::seed_from_u64(seed);
                 let mut image = image.clone();
                 let hit = damage(&mut image, anatomy, &mut rng);
-                let tried = try_one(&image, anatomy, &hit, seed % 50 == 0);
+                let tried = try_one(&image.into(), anatomy, &hit, seed % 50 == 0);
                 let _ = tell.send((seed, Some(tried.map_err(|what| format!("hit {hit:?}:\n{what}")))));
             }
         })
