@@ -55,7 +55,8 @@ fn every_planted_mistake_is_found() {
             match report.failure {
                 None => missed.push((mapping, flaw)),
                 Some(failure) => {
-                    let failure = shrink::shrink(failure, effort, Duration::from_secs(2));
+                    // Nobody has to find the cause, so a workload that is somewhat longer does.
+                    let failure = shrink::shrink(failure, effort, Duration::from_millis(700));
                     let first = failure.what.lines().next().unwrap_or_default();
                     let operations: usize = failure.name.workload().threads.iter().map(Vec::len).sum();
                     println!(
