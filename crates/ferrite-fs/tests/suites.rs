@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ferrite_fs::{Durability, Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
-use ferrite_pm::{Access, Region};
+use ferrite_pm::{Access, Image, Region};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::network::{Conditions, Remote};
+use ferrite_testkit::posix::Case;
 use ferrite_testkit::{TestEngine, linear, posix, two_at_a_time};
 use ferrite_vfs::FileSystem;
 use rustix::fs::SeekFrom;
@@ -26,11 +27,21 @@ const LARGE: Size = Size {
     bytes: 64 << 20,
     inodes: 40_000,
 };
+/// For a case that does not.
+const MEDIUM: Size = Size {
+    bytes: 64 << 20,
+    inodes: 4_000,
+};
 /// For some hundred operations: a pool is zeroed, scanned and read whole for them.
 const SMALL: Size = Size {
     bytes: 32 << 20,
     inodes: 4_000,
 };
+
+/// For a case of the POSIX suite.
+fn size_for(case: &Case) -> &'static Size {
+    if case.is_large() { &LARGE } else { &MEDIUM }
+}
 
 /// A mounted pool in its own file.
 struct PmEngine {
@@ -99,7 +110,16 @@ fn make_engine_in(
         .mapping(mapping)
         .inodes(size.inodes)
         .data_checksum(data_checksum);
-    mkfs(&Region::create(&path, size.bytes).unwrap(), &options).unwrap();
+    let region = if dir.starts_with("/dev/shm") {
+        // A file with holes: memory for all of it would be found and freed for each case.
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(size.bytes).unwrap();
+        Region::open(&path, Access::ReadWrite).unwrap()
+    } else {
+        Region::create(&path, size.bytes).unwrap()
+    };
+    mkfs(&region, &options).unwrap();
+    drop(region);
     PmEngine {
         engine: Some(mount(&path, &mount_options)),
         path,
@@ -110,10 +130,9 @@ fn make_engine_in(
 /// All bytes of a mounted pool as they were at one moment. A single read takes a while, in which the cleaner may move a
 /// page: the copy has the word of its new block, but the checksum of the old content. Bytes that two reads find equal
 /// were there between them.
-fn at_one_moment(path: &TempPath) -> Vec<u8> {
+fn at_one_moment(path: &TempPath) -> Image {
     let file = File::open(path).unwrap();
-    let mut image = vec![0; file.metadata().unwrap().len() as usize];
-    read_again(&file, &mut image);
+    let mut image = Image::read(path).unwrap();
     for _ in 0..100 {
         if !read_again(&file, &mut image) {
             return image;
@@ -123,19 +142,18 @@ fn at_one_moment(path: &TempPath) -> Vec<u8> {
 }
 
 /// Returns whether the file differs from `image`, and updates `image`. Holes are not read: they are zeros in both.
-fn read_again(file: &File, image: &mut [u8]) -> bool {
+fn read_again(file: &File, image: &mut Image) -> bool {
     let mut found = [0; 64 << 10];
     let mut differs = false;
     let mut end = 0;
     while let Ok(start) = rustix::fs::seek(file, SeekFrom::Data(end)) {
         end = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap();
-        let (mut at, data) = (start, &mut image[start as usize..end as usize]);
-        for seen in data.chunks_mut(found.len()) {
-            let found = &mut found[..seen.len()];
+        for at in (start..end).step_by(found.len()) {
+            let found = &mut found[..(end - at).min(64 << 10) as usize];
             file.read_exact_at(found, at).unwrap();
-            at += seen.len() as u64;
-            if seen != found {
-                seen.copy_from_slice(found);
+            let seen = at as usize..at as usize + found.len();
+            if image[seen.clone()] != *found {
+                image[seen].copy_from_slice(found);
                 differs = true;
             }
         }
@@ -163,7 +181,7 @@ impl TestEngine for PmEngine {
 
     fn check(&self) {
         // The mounted pool as a crash would leave it now.
-        let image = Region::from_image(&at_one_moment(&self.path)).unwrap();
+        let image = Region::of_image(&at_one_moment(&self.path)).unwrap();
         let report = fsck(image, &mut |_, _, _| {}).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
         let report = self.engine().scrub(None).unwrap();
@@ -183,7 +201,7 @@ fn mappings() -> &'static [Mapping] {
 fn posix_rules() {
     for &mapping in mappings() {
         println!("{mapping}");
-        posix::run_all(|| make_pool(mapping, &LARGE));
+        posix::run_all_on(|case| make_pool(mapping, size_for(case)));
     }
 }
 
@@ -233,7 +251,7 @@ fn suites_with_data_checksums() {
             }
         }
         if soak || is_default {
-            posix::run_all(|| make_pool_with(mapping, &LARGE, true));
+            posix::run_all_on(|case| make_pool_with(mapping, size_for(case), true));
             linear::run_all(|| make_pool_with(mapping, &LARGE, true), 1);
         }
     }
@@ -264,7 +282,7 @@ fn suites_with_stores_held_back() {
         }
     }
     if soak || mappings().len() > 1 {
-        posix::run_all(|| make_held(Durability::OnSync, Mapping::default(), &LARGE, false));
+        posix::run_all_on(|case| make_held(Durability::OnSync, Mapping::default(), size_for(case), false));
     }
 }
 
@@ -279,7 +297,7 @@ fn suites_over_a_network() {
     }
     linear::run_all(|| make_remote(&LARGE, false, 1), 1);
     if !is_short {
-        posix::run_all(|| make_remote(&LARGE, false, 2));
+        posix::run_all_on(|case| make_remote(size_for(case), false, 2));
     }
 }
 
@@ -291,6 +309,6 @@ fn suites_over_a_network_with_data_checksums() {
     }
     linear::run_all(|| make_remote(&LARGE, true, 4), 1);
     if std::env::var_os("FERRITE_SOAK").is_some() {
-        posix::run_all(|| make_remote(&LARGE, true, 5));
+        posix::run_all_on(|case| make_remote(size_for(case), true, 5));
     }
 }

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use common::child::{Site, serve_if_child};
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_client::{Client, ClientOptions};
-use ferrite_fs::fsck;
-use ferrite_pm::Region;
+use ferrite_pm::{Image, Region};
 use ferrite_server::ServerOptions;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
@@ -91,8 +90,8 @@ fn goes_on(is_over: &AtomicBool) -> bool {
 /// Stops the server and checks that the pool is consistent, without remains of files without names.
 fn is_in_order(mut site: Site, path: &std::path::Path) {
     site.stop();
-    let image = std::fs::read(path).unwrap();
-    let report = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
+    let image = Image::read(path).unwrap();
+    let report = fsck(Region::of_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
     assert_eq!(report.orphans, 0);
 }

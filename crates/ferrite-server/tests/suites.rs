@@ -3,12 +3,18 @@
 use ferrite_fabric::secure::Key;
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
+use ferrite_testkit::posix::Case;
 use ferrite_testkit::{TestEngine, linear, posix};
 
 use crate::common::{RemotePool, RemoteReference};
 
 fn reference() -> Box<dyn TestEngine> {
     Box::new(RemoteReference::new())
+}
+
+/// Of a pool for a case of the POSIX suite.
+fn inodes_for(case: &Case) -> u64 {
+    if case.is_large() { 40_000 } else { 4_000 }
 }
 
 fn pool() -> Box<dyn TestEngine> {
@@ -52,12 +58,16 @@ fn posix_rules_on_the_reference() {
 
 #[test]
 fn posix_rules_on_a_pool() {
-    posix::run_all(pool);
+    posix::run_all_on(|case| Box::new(RemotePool::new(64 << 20, inodes_for(case))));
 }
 
 #[test]
 fn posix_rules_on_a_pool_with_encryption() {
-    posix::run_all(encrypted_pool);
+    let key = Key::generate().unwrap();
+    posix::run_all_on(|case| {
+        let key = Some(key.clone());
+        Box::new(RemotePool::with_key(64 << 20, inodes_for(case), key))
+    });
 }
 
 #[test]
@@ -78,7 +88,7 @@ fn concurrent_histories_on_a_pool() {
 #[test]
 fn posix_rules_with_leased_caches() {
     posix::run_all(leased_reference);
-    posix::run_all(leased_pool);
+    posix::run_all_on(|case| Box::new(RemotePool::leased(64 << 20, inodes_for(case), 8 << 20)));
 }
 
 #[test]

@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Client, ClientOptions, Fabric};
+use ferrite_client::{Client, ClientOptions, Fabric};
 use ferrite_fabric::secure::{Encrypt, Encryption, Key};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
-use ferrite_pm::{Access, Region};
+use ferrite_pm::{Access, Image, Region};
 use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::FileSystem;
@@ -187,11 +188,12 @@ pub(crate) fn make_pool(bytes: u64, inodes: u64) -> TempPath {
         .tempfile_in(dir)
         .unwrap()
         .into_temp_path();
-    mkfs(
-        &Region::create(&path, bytes).unwrap(),
-        &MkfsOptions::default().inodes(inodes),
-    )
-    .unwrap();
+    // With holes: memory for all of it would be found and freed for each case.
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(bytes).unwrap();
+    drop(file);
+    let region = Region::open(&path, Access::ReadWrite).unwrap();
+    mkfs(&region, &MkfsOptions::default().inodes(inodes)).unwrap();
     path
 }
 
@@ -299,8 +301,8 @@ impl TestEngine for RemotePool {
     fn check(&self) {
         let report = self.engine.as_ref().expect("mounted").scrub(None).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
-        let image = std::fs::read(&self.path).unwrap();
-        let report = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
+        let image = Image::read(&self.path).unwrap();
+        let report = fsck(Region::of_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
     }
 }

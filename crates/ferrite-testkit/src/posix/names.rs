@@ -2,7 +2,7 @@
 
 use ferrite_vfs::{Cred, Ctx, FileKind, NewNode, PATH_MAX, ROOT_INO, SYSTEM};
 
-use super::{Case, Harness};
+use super::{Case, Harness, TOO_FEW_INODES};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -135,7 +135,7 @@ fn many(h: &Harness<'_>) {
     let count = if h.is_served() { 3_000 } else { 20_000 };
     let dir = h.mkdir("d");
     if h.fs().statfs(SYSTEM).expect("statfs").inodes_free < count as u64 + 10 {
-        return h.skip("too few inodes");
+        return h.skip(TOO_FEW_INODES);
     }
     let name = |index: usize| format!("file number {index}").into_bytes();
     let mut inos = Vec::new();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ferrite_vfs::{FileKind, Ino, SYSTEM};
 
-use super::{Case, Harness};
+use super::{Case, Harness, TOO_FEW_INODES};
 use crate::rng::Rng;
 
 pub(super) const CASES: &[Case] = &[
@@ -147,7 +147,7 @@ fn parts(h: &Harness<'_>) {
     let entries = if h.is_served() { 3_000 } else { 10_000 };
     let dir = h.mkdir("d");
     if h.fs().statfs(SYSTEM).expect("statfs").inodes_free < entries as u64 + 10 {
-        return h.skip("too few inodes");
+        return h.skip(TOO_FEW_INODES);
     }
     for index in 0..entries {
         h.file(&format!("d/entry {index}"));
