@@ -58,8 +58,8 @@ pub(crate) fn serve(
         None => {}
     }
     let volume = match address.is_remote() {
-        true => opening::volume(address, &options.of_export())?,
-        false => opening::volume(&address.at(&pool), &options.engine)?,
+        true => opening::volume(address, &options.of_engine(address))?,
+        false => opening::volume(&address.at(&pool), &options.of_engine(address))?,
     };
     let file = match address.is_remote() {
         true => None,

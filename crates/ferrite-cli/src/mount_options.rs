@@ -158,10 +158,16 @@ pub(crate) fn help() -> String {
 }
 
 impl Options {
-    /// The engine's options, for an export: a server decides everything else. [`Options::settle`] refuses words without
-    /// effect.
-    pub(crate) fn of_export(&self) -> MountOptions {
-        MountOptions::default().read_only(self.engine.read_only)
+    /// The engine's options as far as they concern a volume of this kind; the library refuses others. The rest is the
+    /// kernel's, and [`Options::settle`] refuses words without effect.
+    pub(crate) fn of_engine(&self, address: &Address) -> MountOptions {
+        let read_only = self.engine.read_only;
+        let common = MountOptions::default().read_only(read_only);
+        match address.scheme() == Address::of_pool("").scheme() {
+            true => self.engine,
+            false if address.is_remote() => common,
+            false => common.accept_power_loss(read_only && self.engine.accept_power_loss),
+        }
     }
 }
 
@@ -291,7 +297,8 @@ mod tests {
     /// No option of a pool reaches a server, and none is dropped in silence.
     #[test]
     fn options_of_pools_are_refused_for_exports() {
-        let of_export = |text: &str| parse(&words(text), false).unwrap().of_export().given();
+        let export = Address::parse("tcp://host/data").unwrap();
+        let of_export = |text: &str| parse(&words(text), false).unwrap().of_engine(&export).given();
         assert!(of_export("rw,noatime,_netdev,sync,threads=2").is_empty());
         assert_eq!(of_export("ro"), ["read_only"]);
         for word in [

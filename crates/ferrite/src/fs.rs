@@ -13,6 +13,7 @@ use ferrite_vfs::volume::{Volume, VolumeError};
 use ferrite_vfs::{Cred, FileSystem, StatFs, Vfs};
 
 use crate::error::{Cause, Error, Result};
+use crate::options::VolumeOptions;
 use crate::own::Own;
 use crate::pool::{self, MkfsOptions, MountOptions, PoolInfo};
 use crate::volume::Address;
@@ -46,6 +47,8 @@ pub(crate) struct Parts {
     pub(crate) vfs: Vfs,
     /// `None` for a file system that this library did not open from a volume.
     volume: Option<Arc<dyn Volume>>,
+    /// The volume was opened for reading only.
+    pub(crate) is_read_only: bool,
     /// Path of the pool; empty for other engines.
     pool: Arc<Path>,
     /// The path of the directory where relative paths start, at its opening, for messages; empty for the root.
@@ -67,7 +70,7 @@ impl Fs {
     /// that is not empty.
     pub fn create_with(pool: impl AsRef<Path>, size_bytes: u64, options: &MkfsOptions) -> Result<Fs> {
         let pool = pool.as_ref();
-        Fs::of_volume(CREATE, pool, || pool::create(pool, size_bytes, options))
+        Fs::of_volume(CREATE, pool, false, || pool::create(pool, size_bytes, options))
     }
 
     /// Opens a pool, and recovers it first if it was not closed. Blocks.
@@ -83,7 +86,7 @@ impl Fs {
     /// a damaged pool.
     pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         let pool = pool.as_ref();
-        Fs::of_volume(OPEN, pool, || Address::of_pool(pool).open(options))
+        Fs::of_volume(OPEN, pool, options.read_only, || Address::of_pool(pool).open(options))
     }
 
     /// Opens the volume at an address: `pm:PATH`, or a path alone, see [`Address`]. Otherwise as [`Self::open`].
@@ -99,25 +102,29 @@ impl Fs {
     /// # fn main() { run().unwrap() }
     /// ```
     pub fn open_volume(address: impl AsRef<OsStr>) -> Result<Fs> {
-        Fs::open_volume_with(address, &MountOptions::default())
+        Fs::open_volume_with(address, VolumeOptions::default())
     }
 
-    /// As [`Self::open_volume`], with options.
+    /// As [`Self::open_volume`], with options: [`VolumeOptions`] for any volume, [`MountOptions`] for a pool,
+    /// `ClientOptions` for the export of a server.
     ///
     /// # Errors
     /// Those of [`Self::open_with`], `InvalidInput` for an address without meaning, and `Unsupported` for one that
-    /// needs an engine that this build lacks. `InvalidInput` also for the address of a server with any other option
-    /// than [`MountOptions::read_only`]: the server decides the others.
-    pub fn open_volume_with(address: impl AsRef<OsStr>, options: &MountOptions) -> Result<Fs> {
+    /// needs an engine that this build lacks. `InvalidInput` also for an option without meaning for the address, such
+    /// as one of pools for the export of a server; the error names the option, the address and the mend.
+    pub fn open_volume_with(address: impl AsRef<OsStr>, options: impl Into<VolumeOptions>) -> Result<Fs> {
         let address = address.as_ref();
+        let options = options.into();
         let found =
             Address::parse(address).map_err(|error| Error::new(OPEN_VOLUME, address, VolumeError::from(error)))?;
-        Fs::of_volume(OPEN, found.path(), || found.open(options))
+        let is_read_only = options.is_read_only();
+        Fs::of_volume(OPEN, found.path(), is_read_only, || found.open(options))
     }
 
     fn of_volume(
         action: &'static str,
         pool: &Path,
+        is_read_only: bool,
         open: impl FnOnce() -> Result<Arc<dyn Volume>, VolumeError>,
     ) -> Result<Fs> {
         let origin = Origin::here().map_err(|source| {
@@ -126,7 +133,16 @@ impl Fs {
         })?;
         let volume = open().map_err(|error| Error::new(action, pool, error))?;
         let vfs = Vfs::new(volume.fs(), Cred::root());
-        Ok(Fs::of(vfs, Some(volume), pool, Some(origin)))
+        let parts = Parts {
+            vfs,
+            volume: Some(volume),
+            is_read_only,
+            pool: pool.into(),
+            prefix: Path::new("").into(),
+        };
+        Ok(Fs {
+            parts: Own::new(Arc::new(parts), Some(origin)),
+        })
     }
 
     /// A file system in ordinary memory, freed when the last clone is dropped. A forked child gets a separate copy.
@@ -137,18 +153,15 @@ impl Fs {
     /// Any engine, with the interface of this crate. Whether a forked child may use it depends on the engine. Locks on
     /// files are the engine's, so two calls with the same one share them.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
-        Fs::of(Vfs::new(fs, Cred::root()), None, Path::new(""), None)
-    }
-
-    fn of(vfs: Vfs, volume: Option<Arc<dyn Volume>>, pool: &Path, origin: Option<Origin>) -> Fs {
         let parts = Parts {
-            vfs,
-            volume,
-            pool: pool.into(),
+            vfs: Vfs::new(fs, Cred::root()),
+            volume: None,
+            is_read_only: false,
+            pool: Path::new("").into(),
             prefix: Path::new("").into(),
         };
         Fs {
-            parts: Own::new(Arc::new(parts), origin),
+            parts: Own::new(Arc::new(parts), None),
         }
     }
 

@@ -41,6 +41,8 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+#[cfg(feature = "net")]
+mod client;
 mod dir;
 mod error;
 mod file;
@@ -52,11 +54,14 @@ pub mod log;
 mod metadata;
 mod names;
 mod open;
+mod options;
 mod own;
 mod pool;
 mod tree;
 pub mod volume;
 
+#[cfg(feature = "net")]
+pub use client::{ClientOptions, Encrypt, Key};
 pub use dir::Dir;
 pub use error::{Cause, Error, Result};
 pub use file::File;
@@ -64,6 +69,7 @@ pub use fs::Fs;
 pub use listing::{DirEntry, ReadDir};
 pub use metadata::{FileTimes, Metadata};
 pub use open::OpenOptions;
+pub use options::VolumeOptions;
 
 // Types in the signatures above.
 pub use ferrite_fs::{

@@ -11,7 +11,7 @@ use ferrite_fs::{Engine, EngineError};
 use ferrite_pm::{Access, PmError, Region};
 use ferrite_vfs::volume::{Volume, VolumeError};
 
-pub(crate) use ferrite_fs::{MkfsOptions, MountOptions, PoolInfo};
+pub(crate) use ferrite_fs::{AtimePolicy, Durability, MkfsOptions, MountOptions, PoolInfo};
 
 fn holds_nothing(pool: &Path) -> bool {
     std::fs::File::open(pool).is_ok_and(|file| ferrite_pm::blank::holds_nothing(&file))

@@ -20,9 +20,10 @@ pub use ferrite_vfs::volume::{
 #[cfg(feature = "net")]
 pub use ferrite_client::volume::BadAddress;
 
-use crate::pool::{self, MountOptions};
+use crate::options::{Place, VolumeOptions};
+use crate::pool;
 
-type Open = fn(&Path, &MountOptions) -> Result<Arc<dyn Volume>, VolumeError>;
+type Open = fn(&Path, &VolumeOptions) -> Result<Arc<dyn Volume>, VolumeError>;
 
 /// The opener of one scheme's addresses.
 struct Opener {
@@ -39,41 +40,29 @@ struct Opener {
 const TCP: &str = "tcp";
 /// The scheme of servers over libfabric.
 const FABRIC: &str = "fabric";
-
-/// Connects to an export. Of the options, only read-only access has a meaning; the others are refused.
-#[cfg(feature = "net")]
-fn open_remote(address: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
-    let text = address.to_string_lossy();
-    let others: Vec<_> = options
-        .given()
-        .into_iter()
-        .filter(|&name| name != "read_only")
-        .collect();
-    if !others.is_empty() {
-        return Err(VolumeError::new(
-            VolumeErrorKind::Invalid,
-            format!(
-                "{text}: the options {} are for pools, and mean nothing for an export, of which the server decides; omit \
-                 them, or give them to `ferrite serve`",
-                others.join(", ")
-            ),
-        ));
-    }
-    let client = ferrite_client::ClientOptions::default().read_only(options.read_only);
-    Ok(Arc::new(ferrite_client::volume::RemoteVolume::open(&text, &client)?))
-}
-
 /// The scheme of pools on devices.
 const NVME: &str = "nvme";
 
+/// Opens the pool at a path.
+fn open_pool(path: &Path, options: &VolumeOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+    pool::open(path, &options.of_pool())
+}
+
+/// Connects to an export.
+#[cfg(feature = "net")]
+fn open_remote(address: &Path, options: &VolumeOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+    let text = address.to_string_lossy();
+    Ok(Arc::new(options.client.connect(&text, options.is_read_only())?))
+}
+
 /// Opens the pool that a file describes.
 #[cfg(feature = "nvme")]
-fn open_nvme(path: &Path, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+fn open_nvme(path: &Path, options: &VolumeOptions) -> Result<Arc<dyn Volume>, VolumeError> {
     let mut wanted = ferrite_nvme::Options::default();
-    wanted.read_only = options.read_only;
+    wanted.read_only = options.is_read_only();
     // A caller that accepts the losses of a power failure only looks.
-    wanted.look = options.read_only && options.accept_power_loss;
-    wanted.keep_orphans = options.keep_orphans;
+    wanted.look = wanted.read_only && options.pool.accept_power_loss;
+    wanted.keep_orphans = options.pool.keep_orphans;
     Ok(Arc::new(ferrite_nvme::NvmeVolume::open(path, wanted)?))
 }
 
@@ -83,7 +72,7 @@ const OPENERS: &[Opener] = &[
         scheme: "pm",
         example: "`pm:PATH`, a path alone",
         feature: "",
-        open: Some(pool::open),
+        open: Some(open_pool),
     },
     Opener {
         scheme: NVME,
@@ -227,7 +216,7 @@ impl Address {
     pub fn of_pool(path: impl AsRef<OsStr>) -> Address {
         Address {
             scheme: OPENERS[0].scheme,
-            open: pool::open,
+            open: open_pool,
             place: path.as_ref().to_owned(),
         }
     }
@@ -278,13 +267,23 @@ impl Address {
     }
 
     /// Opens the volume, and recovers it first if it was not closed. Blocks.
-    pub fn open(&self, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+    ///
+    /// # Errors
+    /// [`VolumeErrorKind::Invalid`] for options without meaning for this address; their names are in the text.
+    pub fn open(&self, options: impl Into<VolumeOptions>) -> Result<Arc<dyn Volume>, VolumeError> {
+        let options = options.into();
         if self.lacks_scheme() {
             let path = self.path().display();
             let text = format!("{path}: the file describes a pool on devices; its address is nvme:{path}");
             return Err(VolumeError::new(VolumeErrorKind::Invalid, text).with_name_in_text());
         }
-        (self.open)(self.path(), options)
+        let place = match self.scheme {
+            NVME => Place::Devices,
+            TCP | FABRIC => Place::Server,
+            _ => Place::Pool,
+        };
+        options.check(place, self)?;
+        (self.open)(self.path(), &options)
     }
 }
 

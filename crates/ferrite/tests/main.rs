@@ -9,6 +9,7 @@ mod directories;
 mod errors;
 mod file_locks;
 mod library;
+mod options;
 mod posix;
 mod posix_library;
 mod public_names;

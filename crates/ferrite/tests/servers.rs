@@ -4,9 +4,11 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use ferrite::volume::Address;
-use ferrite::{AtimePolicy, Durability, FallocateMode, FileTimes, Fs, MountOptions, NewNode, OpenOptions, XattrMode};
+use ferrite::{AtimePolicy, ClientOptions, Durability, Encrypt, Fs, Key, MountOptions, OpenOptions, VolumeOptions};
 use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
+
+use crate::common::changes;
 
 /// A server with two exports, `data` and, read-only, `frozen`, of the same files.
 fn serve() -> (Server, String) {
@@ -17,79 +19,23 @@ fn serve() -> (Server, String) {
     let engine = Arc::new(MemFs::new());
     let server = Server::start(vec![listener], vec![(engine, exports)], &ServerOptions::default()).unwrap();
     let fs = Fs::open_volume(format!("{address}/data")).unwrap();
-    fs.create_dir("/dir").unwrap();
-    fs.write("/file", "text").unwrap();
-    fs.symlink("file", "/link").unwrap();
-    fs.set_xattr("/file", "user.a", "value", XattrMode::Any).unwrap();
+    changes::prepare(&fs);
     (server, address)
 }
-
-type Try = fn(&Fs) -> ferrite::Result<()>;
-
-/// One call for each kind of change.
-const CHANGES: [(&str, Try); 20] = [
-    ("remove_file", |fs| fs.remove_file("/file")),
-    ("remove_dir", |fs| fs.remove_dir("/dir")),
-    ("remove_dir_all", |fs| fs.remove_dir_all("/dir")),
-    ("create_dir", |fs| fs.create_dir("/new")),
-    ("create_file", |fs| fs.create_file("/new").map(drop)),
-    ("truncating open", |fs| fs.create_file("/file").map(drop)),
-    ("open for writing", |fs| {
-        OpenOptions::new().write(true).open(fs, "/file").map(drop)
-    }),
-    ("open to append", |fs| {
-        OpenOptions::new().append(true).open(fs, "/file").map(drop)
-    }),
-    ("open that makes", |fs| {
-        OpenOptions::new().read(true).create(true).open(fs, "/new").map(drop)
-    }),
-    ("mknod", |fs| {
-        let node = NewNode {
-            kind: ferrite::FileKind::Fifo,
-            mode: 0o600,
-            rdev: 0,
-        };
-        fs.mknod("/new", &node)
-    }),
-    ("symlink", |fs| fs.symlink("file", "/new")),
-    ("hard_link", |fs| fs.hard_link("/file", "/new")),
-    ("rename", |fs| fs.rename("/file", "/new")),
-    ("set_mode", |fs| fs.set_mode("/file", 0o600)),
-    ("lchown", |fs| fs.lchown("/link", Some(1), Some(1))),
-    ("set_times", |fs| fs.set_times("/file", FileTimes::now())),
-    ("truncate", |fs| fs.truncate("/file", 1)),
-    ("set_xattr", |fs| {
-        fs.set_xattr("/file", "user.b", "value", XattrMode::Any)
-    }),
-    ("remove_xattr", |fs| fs.remove_xattr("/file", "user.a")),
-    ("a change of an open file", |fs| {
-        fs.open_file("/file")?
-            .allocate(FallocateMode::Allocate { keep_size: false }, 0, 10)
-    }),
-];
 
 #[test]
 fn an_export_that_is_opened_read_only_is_not_changed() {
     let (_server, address) = serve();
-    let read_only = MountOptions::default().read_only(true);
     for (name, options) in [
-        ("data", read_only),
-        ("data", MountOptions::look()),
-        ("frozen", MountOptions::default()),
+        ("data", VolumeOptions::new().read_only(true)),
+        ("data", MountOptions::default().read_only(true).into()),
+        ("data", MountOptions::look().into()),
+        ("data", VolumeOptions::parse([("read_only", "true")]).unwrap()),
+        ("frozen", VolumeOptions::new()),
     ] {
         let export = format!("{address}/{name}");
         let fs = Fs::open_volume_with(&export, &options).unwrap();
-        for (what, change) in CHANGES {
-            let error = change(&fs).expect_err(what);
-            let wanted = match what {
-                // As on any file system, the descriptor is checked first.
-                "a change of an open file" => [Some(libc::EROFS), Some(libc::EBADF)],
-                _ => [Some(libc::EROFS), Some(libc::EROFS)],
-            };
-            assert!(wanted.contains(&error.raw_os_error()), "{name}: {what}: {error}");
-        }
-        assert_eq!(fs.read_to_string("/link").unwrap(), "text");
-        assert_eq!(fs.read_dir("/").unwrap().count(), 3);
+        changes::are_refused(&fs, name);
         let opened = OpenOptions::new().read(true).create(name == "data").open(&fs, "/file");
         opened.unwrap_or_else(|error| panic!("a file that is there: {error}"));
         let file = fs.open_file("/file").unwrap();
@@ -128,4 +74,68 @@ fn options_of_pools_are_refused() {
         assert!(said.contains(name) && said.contains("omit"), "{said}");
     }
     Fs::open_volume_with(format!("{address}/data"), &MountOptions::look()).unwrap();
+}
+
+/// A key is as good in the options as in the address, and no option is given in both.
+#[test]
+fn options_of_clients_reach_the_client() {
+    let key = || ferrite_client::secure::Key::parse(&format!("ferrite-key-1:{}", "7".repeat(64)));
+    let text = key().expect("a key").line();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp://{}/data", listener.local_addr().unwrap());
+    let exports = vec![ExportOptions::new("data").root_squash(false).keys(vec![key().unwrap()])];
+    let engine = Arc::new(MemFs::new());
+    let server = Server::start(vec![listener], vec![(engine, exports)], &ServerOptions::default()).unwrap();
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("key");
+    std::fs::write(&file, &text).unwrap();
+    let open_to_all = std::fs::metadata(&file).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&open_to_all) & 0o044, 0o044);
+    let exposed = Key::read(&file).unwrap_err();
+    assert_eq!(
+        (exposed.path(), exposed.to_string().matches("key:").count()),
+        (&*file, 1),
+        "{exposed}"
+    );
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    assert_eq!(Key::read(&file).unwrap(), Key::parse(&text).unwrap());
+
+    assert!(Fs::open_volume(&address).is_err(), "without the key");
+    let with_key = ClientOptions::new().key(Key::read(&file).unwrap());
+    let encryption = |options: ClientOptions| {
+        let volume = Address::parse(&address).unwrap().open(options).unwrap();
+        volume.fs().statfs(ferrite_vfs::SYSTEM).unwrap();
+        let lines = volume.info().unwrap().lines;
+        lines.into_iter().find(|line| line.name == "encryption").unwrap().value
+    };
+    assert_eq!(encryption(with_key.clone().encrypt(Encrypt::Off)), "off");
+    assert_eq!(
+        encryption(with_key.clone().encrypt(Encrypt::On).cache_bytes(1 << 20)),
+        "on"
+    );
+
+    for (in_address, options) in [
+        (format!("key={}", file.display()), with_key.clone()),
+        ("encrypt=off".to_owned(), with_key.clone().encrypt(Encrypt::On)),
+        ("cache=leased".to_owned(), with_key.clone().cache_bytes(1 << 20)),
+    ] {
+        let twice = Fs::open_volume_with(format!("{address}?{in_address}"), options).unwrap_err();
+        assert_eq!(twice.kind(), std::io::ErrorKind::InvalidInput, "{twice}");
+        assert!(twice.to_string().contains("give it once"), "{twice}");
+    }
+
+    // A call ends when its time is up.
+    let pairs = [
+        ("key", file.to_str().unwrap()),
+        ("timeout_ms", "200"),
+        ("connect_timeout_ms", "5000"),
+        ("changes_in_flight", "3"),
+        ("busy_poll_us", "0"),
+    ];
+    let fs = Fs::open_volume_with(&address, VolumeOptions::parse(pairs).unwrap()).unwrap();
+    fs.write("/f", "content").unwrap();
+    drop(server);
+    let late = fs.write("/f", "other").unwrap_err();
+    assert_eq!(late.raw_os_error(), Some(libc::ETIMEDOUT), "{late}");
 }

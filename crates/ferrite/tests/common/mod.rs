@@ -1,6 +1,8 @@
 //! Pools for the tests of the library.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod changes;
+
 use std::path::Path;
 
 use ferrite::{Fs, Mapping, MkfsOptions};
