@@ -133,7 +133,8 @@ pub enum AtimePolicy {
     Strict,
 }
 
-/// Choices of one mount.
+/// Choices of one mount. Those that only servers, benchmarks and the papers' comparisons need are not in the
+/// documentation.
 ///
 /// ```
 /// use ferrite_fs::{AtimePolicy, MountOptions};
@@ -161,11 +162,14 @@ pub struct MountOptions {
     /// …and continues until this percentage is free.
     pub clean_high_percent: u8,
     /// A read that walked at least this many entries of a page's log folds the page; 0 means never.
+    #[doc(hidden)]
     pub fold_read_entries: u32,
     /// No page logs: every unaligned write copies its page, as NOVA does. For comparison.
+    #[doc(hidden)]
     pub cow_only: bool,
     /// Files that had lost their last name but were open when the pool was last used stay until
-    /// [`ferrite_vfs::FileSystem::drop_orphans`], so that a server's clients find them again.
+    /// [`ferrite_vfs::FileSystem::drop_orphans`], so that a server's clients find them again. For servers.
+    #[doc(hidden)]
     pub keep_orphans: bool,
     /// See [`MountOptions::forward_scan`].
     pub(crate) forward_scan: bool,
@@ -195,6 +199,7 @@ impl Default for MountOptions {
 
 impl MountOptions {
     /// Whether files without names stay until [`ferrite_vfs::FileSystem::drop_orphans`]; by default a mount frees them.
+    #[doc(hidden)]
     #[must_use]
     pub fn keep_orphans(mut self, keep: bool) -> MountOptions {
         self.keep_orphans = keep;
@@ -202,6 +207,7 @@ impl MountOptions {
     }
 
     /// The names of the options that differ from the default. An inspection ([`Self::look`]) counts as read-only.
+    #[doc(hidden)]
     pub fn given(&self) -> Vec<&'static str> {
         let MountOptions {
             read_only,
@@ -319,6 +325,7 @@ impl MountOptions {
     }
 
     /// A read that walked this many entries of a page's log folds the page; 0 means never, by default 4.
+    #[doc(hidden)]
     #[must_use]
     pub fn fold_read_entries(mut self, fold_read_entries: u32) -> MountOptions {
         self.fold_read_entries = fold_read_entries;
@@ -326,6 +333,7 @@ impl MountOptions {
     }
 
     /// Whether every unaligned write copies its page, without page logs; by default it does not.
+    #[doc(hidden)]
     #[must_use]
     pub fn cow_only(mut self, cow_only: bool) -> MountOptions {
         self.cow_only = cow_only;

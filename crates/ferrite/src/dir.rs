@@ -82,7 +82,7 @@ impl Dir {
     /// Lists the directory. Permission was checked when it was opened. Entries that exist throughout are returned
     /// exactly once.
     pub fn entries(&self) -> Result<ReadDir> {
-        ReadDir::new(self.handle.clone(), self.path(), Path::new(""), false)
+        ReadDir::new(self.handle.clone(), self.fs.clone(), Path::new(""), false)
     }
 
     /// As [`OpenOptions::open`], from here.

@@ -1,20 +1,44 @@
 //! [`Error`]: which operation failed, on which path, and why.
 //!
-//! Invariant: an error with an errno keeps it, here and in the [`io::Error`] made of it.
+//! Invariant: an error with an errno keeps it, here and in the [`io::Error`] made of it. Errors of engines are behind
+//! types of this library: programs act on kinds and numbers, and an engine may change its own.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ferrite_fs::EngineError;
-use ferrite_pm::PmError;
-use ferrite_vfs::FsError;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+use ferrite_vfs::{FsError, SpaceOf};
 
 use crate::own::Forked;
 
 /// Result of this library's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a file system refused an operation, which has changed nothing. Its text is that of the engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub struct OperationError(FsError);
+
+impl OperationError {
+    /// The error number, as in `errno(3)`: that of the Linux system call that does the same.
+    pub fn raw_os_error(&self) -> i32 {
+        self.0.errno()
+    }
+
+    /// The resource that ran out, if that is the reason (`ENOSPC`).
+    pub fn out_of(&self) -> Option<SpaceOf> {
+        match self.0 {
+            FsError::NoSpace(of) => Some(of),
+            _ => None,
+        }
+    }
+
+    /// Whether something on the medium is damaged (`EIO`). Nothing wrong was returned.
+    pub fn is_damage(&self) -> bool {
+        matches!(self.0, FsError::Damaged(_))
+    }
+}
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -22,11 +46,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Cause {
     /// The file system refused the operation, which has changed nothing.
     #[error(transparent)]
-    Operation(#[from] FsError),
-    /// A pool cannot be created, opened or closed.
-    #[error(transparent)]
-    Pool(#[from] EngineError),
-    /// Another volume cannot be opened or closed, or its address has no meaning here.
+    Operation(OperationError),
+    /// A volume cannot be created, opened or closed, or its address or options have no meaning here.
     #[error(transparent)]
     Volume(VolumeError),
     /// This process was forked from the one that opened the pool.
@@ -38,6 +59,12 @@ pub enum Cause {
     /// Content read as text is not valid UTF-8.
     #[error("its content is not UTF-8: {0}")]
     NotUtf8(#[source] std::str::Utf8Error),
+    /// Flags of `open(2)` without effect in this library.
+    #[error("the custom flags {flags:#o} have no effect here; omit them")]
+    OpenFlags {
+        /// The flags, as `libc` names them.
+        flags: i32,
+    },
     /// There is not enough memory for the content of a file.
     #[error("not enough memory for its {len_bytes} bytes; read it in parts")]
     NoMemory {
@@ -52,18 +79,31 @@ impl From<Forked> for Cause {
     }
 }
 
-impl From<PmError> for Cause {
-    fn from(error: PmError) -> Self {
-        Cause::Pool(error.into())
+impl From<FsError> for Cause {
+    fn from(error: FsError) -> Self {
+        Cause::Operation(OperationError(error))
     }
 }
 
 impl From<VolumeError> for Cause {
     fn from(error: VolumeError) -> Self {
-        match error.downcast() {
-            Ok(error) => Cause::Pool(error),
-            Err(error) => Cause::Volume(error),
-        }
+        Cause::Volume(error)
+    }
+}
+
+/// The kind of an error of a volume. An operating system's error without a number keeps its own.
+fn kind_of(error: &VolumeError) -> io::ErrorKind {
+    if let Some(errno) = error.raw_os_error() {
+        return io::Error::from_raw_os_error(errno).kind();
+    }
+    let system = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    match error.kind() {
+        VolumeErrorKind::InUse { .. } => io::ErrorKind::ResourceBusy,
+        VolumeErrorKind::Medium => system.map_or(io::ErrorKind::Other, io::Error::kind),
+        VolumeErrorKind::Invalid => io::ErrorKind::InvalidInput,
+        VolumeErrorKind::Foreign | VolumeErrorKind::Damaged => io::ErrorKind::InvalidData,
+        VolumeErrorKind::Unsupported => io::ErrorKind::Unsupported,
+        VolumeErrorKind::Failed => io::ErrorKind::ReadOnlyFilesystem,
     }
 }
 
@@ -72,57 +112,29 @@ impl Cause {
     /// content that is not UTF-8.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
-            Cause::Operation(error) => Some(error.errno()),
-            Cause::Pool(EngineError::Medium(PmError::Io { source, .. } | PmError::NoMemory { source, .. })) => {
-                source.raw_os_error()
-            }
+            Cause::Operation(error) => Some(error.raw_os_error()),
             Cause::Volume(error) => error.raw_os_error(),
+            Cause::OpenFlags { .. } => Some(libc::EINVAL),
             Cause::NoMemory { .. } => Some(libc::ENOMEM),
-            Cause::Pool(_) | Cause::Forked | Cause::NotUtf8(_) => None,
+            Cause::Forked | Cause::NotUtf8(_) => None,
         }
     }
 
     /// The corresponding [`std::io::ErrorKind`].
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            Cause::Operation(error) => io::Error::from_raw_os_error(error.errno()).kind(),
-            Cause::Pool(error) => match error {
-                EngineError::Medium(PmError::InUse { .. }) => io::ErrorKind::ResourceBusy,
-                EngineError::Medium(PmError::Io { source, .. } | PmError::NoMemory { source, .. }) => source.kind(),
-                EngineError::Medium(PmError::Unsuitable { .. }) | EngineError::Options(_) => {
-                    io::ErrorKind::InvalidInput
-                }
-                EngineError::NewerVersion { .. }
-                | EngineError::UnknownFeatures(_)
-                | EngineError::ReadOnlyFeatures(_) => io::ErrorKind::Unsupported,
-                EngineError::Failed(_) => io::ErrorKind::ReadOnlyFilesystem,
-                _ => io::ErrorKind::InvalidData,
-            },
-            Cause::Volume(error) => match (error.raw_os_error(), error.kind()) {
-                (Some(errno), _) => io::Error::from_raw_os_error(errno).kind(),
-                (None, VolumeErrorKind::InUse { .. }) => io::ErrorKind::ResourceBusy,
-                (None, VolumeErrorKind::Medium) => io::ErrorKind::Other,
-                (None, VolumeErrorKind::Invalid) => io::ErrorKind::InvalidInput,
-                (None, VolumeErrorKind::Foreign | VolumeErrorKind::Damaged) => io::ErrorKind::InvalidData,
-                (None, VolumeErrorKind::Unsupported) => io::ErrorKind::Unsupported,
-                (None, VolumeErrorKind::Failed) => io::ErrorKind::ReadOnlyFilesystem,
-            },
+            Cause::Operation(error) => io::Error::from_raw_os_error(error.raw_os_error()).kind(),
+            Cause::Volume(error) => kind_of(error),
             Cause::Forked => io::ErrorKind::ResourceBusy,
             Cause::NotUtf8(_) => io::ErrorKind::InvalidData,
+            Cause::OpenFlags { .. } => io::ErrorKind::InvalidInput,
             Cause::NoMemory { .. } => io::ErrorKind::OutOfMemory,
         }
     }
 
     /// Whether its text already begins with the path.
     fn names_path(&self) -> bool {
-        match self {
-            Cause::Pool(EngineError::Medium(medium)) => matches!(
-                medium,
-                PmError::Io { .. } | PmError::InUse { .. } | PmError::Unsuitable { .. }
-            ),
-            Cause::Volume(error) => error.names_volume(),
-            _ => false,
-        }
+        matches!(self, Cause::Volume(error) if error.names_volume())
     }
 }
 

@@ -25,7 +25,7 @@ use crate::fs::{Fs, Parts};
 use crate::metadata::{FileTimes, Metadata, mode_request, owner_request};
 use crate::own::Own;
 
-const READ: &str = "read";
+pub(crate) const READ: &str = "read";
 const WRITE: &str = "write";
 const SEEK: &str = "seek in";
 
@@ -94,7 +94,7 @@ impl File {
         })
     }
 
-    fn error(&self, action: &'static str, cause: impl Into<Cause>) -> Error {
+    pub(crate) fn error(&self, action: &'static str, cause: impl Into<Cause>) -> Error {
         Error::new(action, &*self.open.peek().path, cause)
     }
 

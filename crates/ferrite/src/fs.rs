@@ -6,16 +6,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_pm::PmError;
 use ferrite_pm::fork::Origin;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::volume::{Volume, VolumeError};
+use ferrite_vfs::volume::{Volume, VolumeError, VolumeErrorKind};
 use ferrite_vfs::{Cred, FileSystem, StatFs, Vfs};
 
 use crate::error::{Cause, Error, Result};
+use crate::info::{self, PoolInfo};
 use crate::options::VolumeOptions;
 use crate::own::Own;
-use crate::pool::{self, MkfsOptions, MountOptions, PoolInfo};
+use crate::pool::{self, MkfsOptions, MountOptions};
 use crate::volume::Address;
 
 pub(crate) fn bytes(path: &Path) -> &[u8] {
@@ -127,9 +127,10 @@ impl Fs {
         is_read_only: bool,
         open: impl FnOnce() -> Result<Arc<dyn Volume>, VolumeError>,
     ) -> Result<Fs> {
-        let origin = Origin::here().map_err(|source| {
-            let (action, path) = ("watch for forks", pool.to_path_buf());
-            Error::new(OPEN, pool, PmError::Io { action, path, source })
+        let origin = Origin::here().map_err(|error| {
+            let errno = error.raw_os_error();
+            let error = VolumeError::new(VolumeErrorKind::Medium, error).with_errno(errno);
+            Error::new("watch for forks of the process that opens", pool, error)
         })?;
         let volume = open().map_err(|error| Error::new(action, pool, error))?;
         let vfs = Vfs::new(volume.fs(), Cred::root());
@@ -152,6 +153,9 @@ impl Fs {
 
     /// Any engine, with the interface of this crate. Whether a forked child may use it depends on the engine. Locks on
     /// files are the engine's, so two calls with the same one share them.
+    ///
+    /// The trait of engines is [`ferrite_vfs::FileSystem`], in a crate of its own. It may change with any version of
+    /// that crate, which is not part of what this crate keeps stable.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
         let parts = Parts {
             vfs: Vfs::new(fs, Cred::root()),
@@ -202,7 +206,7 @@ impl Fs {
 
     /// Layout and state of the pool; `None` for other engines, and in a forked child.
     pub fn info(&self) -> Option<PoolInfo> {
-        pool::info(&**self.parts.get().ok()?.volume.as_ref()?)
+        info::of(&**self.parts.get().ok()?.volume.as_ref()?)
     }
 
     /// Total and free space and inodes.

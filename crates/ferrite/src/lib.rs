@@ -20,6 +20,9 @@
 //! ```
 //!
 //! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and their argument and result types, over [`ferrite_vfs::Vfs`].
+//! Names, types and traits are those of the standard library where it has them: [`Metadata`], [`FileType`],
+//! [`DirEntry`] and [`OpenOptions`] implement the extension traits of [`std::os::unix::fs`], and [`File`] those of
+//! [`std::io`], so that code for [`std::fs`] moves over with few changes.
 //! An [`Error`] says which operation failed, on which path, and why; `?` converts it to a [`std::io::Error`] with the
 //! errno. A pool belongs to one process at a time; several processes share one through a mount. In a forked child every
 //! call on a handle opened before the fork fails with an error that says so, and dropping the handle does nothing.
@@ -47,6 +50,7 @@ mod dir;
 mod error;
 mod file;
 mod fs;
+mod info;
 mod listing;
 mod locks;
 #[cfg(feature = "log")]
@@ -63,26 +67,18 @@ pub mod volume;
 #[cfg(feature = "net")]
 pub use client::{ClientOptions, Encrypt, Key};
 pub use dir::Dir;
-pub use error::{Cause, Error, Result};
+pub use error::{Cause, Error, OperationError, Result};
 pub use file::File;
 pub use fs::Fs;
+pub use info::{DramUse, LastScrub, LogMerges, PoolInfo, RuntimeFinding};
 pub use listing::{DirEntry, ReadDir};
-pub use metadata::{FileTimes, Metadata};
+pub use metadata::{FileTimes, FileType, Metadata};
 pub use open::OpenOptions;
 pub use options::VolumeOptions;
 
-// Types in the signatures above.
-pub use ferrite_fs::{
-    AtimePolicy, DramUse, Durability, EngineError, FoldCounts, LastScrub, Mapping, MkfsOptions, MountOptions, PoolInfo,
-    RuntimeFinding,
-};
-pub use ferrite_pm::PmError;
+pub use pool::{AtimePolicy, Durability, Mapping, MkfsOptions, MountOptions};
+
+// Types in the signatures above. None belongs to an engine.
 pub use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};
 pub use ferrite_vfs::posix::Access;
-pub use ferrite_vfs::{
-    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Groups, Ino, NewNode, OpenFile, RenameMode, SetTime,
-    SpaceOf, StatFs, Timestamp, XattrMode,
-};
-
-/// The interface of engines, for implementations of [`FileSystem`] used with [`Fs::over`].
-pub use ferrite_vfs as vfs;
+pub use ferrite_vfs::{Cred, FallocateMode, FileKind, Groups, NewNode, RenameMode, SpaceOf, StatFs, XattrMode};

@@ -1,10 +1,12 @@
-//! [`Metadata`] and [`FileTimes`], like those of `std::fs`.
+//! [`Metadata`], [`FileType`] and [`FileTimes`], like those of `std::fs`.
 
 use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ferrite_vfs::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+
+use crate::error::Result;
 
 fn system_time(time: Timestamp) -> SystemTime {
     match u64::try_from(time.0) {
@@ -20,29 +22,77 @@ fn timestamp(time: SystemTime) -> Timestamp {
     })
 }
 
-/// Attributes of a file, including those of [`std::os::unix::fs::MetadataExt`].
+/// Size of the blocks in which reads and writes are fastest, in bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// The type of a file. [`FileTypeExt`] has the types that only Unix knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileType(pub(crate) FileKind);
+
+impl FileType {
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.0 == FileKind::Directory
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.0 == FileKind::File
+    }
+
+    /// Whether it is a symbolic link.
+    pub fn is_symlink(&self) -> bool {
+        self.0 == FileKind::Symlink
+    }
+
+    /// The type, for a match on all that there are.
+    pub fn kind(&self) -> FileKind {
+        self.0
+    }
+}
+
+impl FileTypeExt for FileType {
+    fn is_block_device(&self) -> bool {
+        self.0 == FileKind::BlockDevice
+    }
+
+    fn is_char_device(&self) -> bool {
+        self.0 == FileKind::CharDevice
+    }
+
+    fn is_fifo(&self) -> bool {
+        self.0 == FileKind::Fifo
+    }
+
+    fn is_socket(&self) -> bool {
+        self.0 == FileKind::Socket
+    }
+}
+
+/// Attributes of a file. [`MetadataExt`] has owner, group, inode number, links and all else that `stat(2)` reports; its
+/// `mode` includes the type of the file, as `st_mode` does, and its `dev` is 0, because a volume is no device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metadata(pub(crate) Attr);
 
 impl Metadata {
     /// File type.
-    pub fn kind(&self) -> FileKind {
-        self.0.kind
+    pub fn file_type(&self) -> FileType {
+        FileType(self.0.kind)
     }
 
     /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
-        self.0.kind == FileKind::Directory
+        self.file_type().is_dir()
     }
 
     /// Whether it is a regular file.
     pub fn is_file(&self) -> bool {
-        self.0.kind == FileKind::File
+        self.file_type().is_file()
     }
 
     /// Whether it is a symbolic link.
     pub fn is_symlink(&self) -> bool {
-        self.0.kind == FileKind::Symlink
+        self.file_type().is_symlink()
     }
 
     /// Size in bytes.
@@ -52,68 +102,104 @@ impl Metadata {
     }
 
     /// Permission bits with setuid, setgid and sticky (`07777`), without the file type.
-    pub fn mode(&self) -> u32 {
-        self.0.mode
-    }
-
-    /// The same, as the standard library's type.
     pub fn permissions(&self) -> Permissions {
         Permissions::from_mode(self.0.mode)
     }
 
-    /// Inode number.
-    pub fn ino(&self) -> u64 {
-        self.0.ino
-    }
-
-    /// Number of names.
-    pub fn nlink(&self) -> u64 {
-        self.0.nlink.into()
-    }
-
-    /// Owner.
-    pub fn uid(&self) -> u32 {
-        self.0.uid
-    }
-
-    /// Group.
-    pub fn gid(&self) -> u32 {
-        self.0.gid
-    }
-
-    /// Device number of a device file, as encoded by `makedev(3)`.
-    pub fn rdev(&self) -> u64 {
-        self.0.rdev.into()
-    }
-
-    /// Space used, in units of 512 bytes.
-    pub fn blocks(&self) -> u64 {
-        self.0.blocks
-    }
-
     /// Time of the last access, as far as the pool keeps access times ([`AtimePolicy`](crate::AtimePolicy)).
-    pub fn accessed(&self) -> SystemTime {
-        system_time(self.0.atime)
+    ///
+    /// # Errors
+    /// None so far. The form is that of the standard library, here and in the calls below.
+    pub fn accessed(&self) -> Result<SystemTime> {
+        Ok(system_time(self.0.atime))
     }
 
     /// Time of the last change of the content.
-    pub fn modified(&self) -> SystemTime {
-        system_time(self.0.mtime)
+    pub fn modified(&self) -> Result<SystemTime> {
+        Ok(system_time(self.0.mtime))
     }
 
-    /// Time of the last change of the content, the attributes or the names.
-    pub fn changed(&self) -> SystemTime {
-        system_time(self.0.ctime)
+    /// Time of the last change of the content, the attributes or the names: `ctime`, which the standard library has as
+    /// a number only.
+    pub fn changed(&self) -> Result<SystemTime> {
+        Ok(system_time(self.0.ctime))
     }
 
-    /// Creation time.
-    pub fn created(&self) -> SystemTime {
-        system_time(self.0.btime)
+    /// Creation time. Every engine knows it.
+    pub fn created(&self) -> Result<SystemTime> {
+        Ok(system_time(self.0.btime))
     }
 
-    /// All attributes.
-    pub fn attr(&self) -> &Attr {
-        &self.0
+    /// Changes each time the inode number is given to a new file: together with the number, it identifies a file for
+    /// ever.
+    pub fn generation(&self) -> u32 {
+        self.0.generation
+    }
+}
+
+impl MetadataExt for Metadata {
+    fn dev(&self) -> u64 {
+        0
+    }
+
+    fn ino(&self) -> u64 {
+        self.0.ino
+    }
+
+    fn mode(&self) -> u32 {
+        self.0.kind.mode_bits() | self.0.mode
+    }
+
+    fn nlink(&self) -> u64 {
+        self.0.nlink.into()
+    }
+
+    fn uid(&self) -> u32 {
+        self.0.uid
+    }
+
+    fn gid(&self) -> u32 {
+        self.0.gid
+    }
+
+    fn rdev(&self) -> u64 {
+        self.0.rdev.into()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    fn atime(&self) -> i64 {
+        self.0.atime.seconds()
+    }
+
+    fn atime_nsec(&self) -> i64 {
+        self.0.atime.nanoseconds().into()
+    }
+
+    fn mtime(&self) -> i64 {
+        self.0.mtime.seconds()
+    }
+
+    fn mtime_nsec(&self) -> i64 {
+        self.0.mtime.nanoseconds().into()
+    }
+
+    fn ctime(&self) -> i64 {
+        self.0.ctime.seconds()
+    }
+
+    fn ctime_nsec(&self) -> i64 {
+        self.0.ctime.nanoseconds().into()
+    }
+
+    fn blksize(&self) -> u64 {
+        BLOCK_BYTES
+    }
+
+    fn blocks(&self) -> u64 {
+        self.0.blocks
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -219,7 +220,7 @@ impl Fs {
         let target = OpenOptions::new()
             .write(true)
             .create(true)
-            .mode(found.mode() & 0o777)
+            .mode(found.permissions().mode() & 0o777)
             .open(self, to)?;
         if target.metadata()?.ino() == found.ino() {
             let cause = FsError::Invalid(BadArgument::SameFile);
@@ -237,7 +238,7 @@ impl Fs {
                 }
             }
         }
-        target.set_mode(found.mode())?;
+        target.set_permissions(found.permissions())?;
         Ok(offset)
     }
 
@@ -259,6 +260,7 @@ impl Fs {
 
     fn list(&self, path: &Path, with_metadata: bool) -> Result<ReadDir> {
         let dir = self.hand_out("list", path, |vfs, path| vfs.open_dir(path).map(Arc::new))?;
-        ReadDir::new(dir, self.prefix(), path, with_metadata)
+        let here = self.at_dir(dir.peek(), path);
+        ReadDir::new(dir, here, path, with_metadata)
     }
 }

@@ -1,19 +1,37 @@
 //! [`OpenOptions`], like those of `std::fs`.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use ferrite_vfs::OpenFlags;
 
-use crate::error::Result;
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::fs::Fs;
 
-/// How to open a file.
+/// Flags of `open(2)` that ask for what holds anyway: no program started later inherits a file of this library, and
+/// each write is durable when it returns.
+const FLAGS_THAT_HOLD: i32 = libc::O_CLOEXEC | libc::O_LARGEFILE | libc::O_DSYNC | libc::O_SYNC | libc::O_NOCTTY;
+
+/// How to open a file. [`OpenOptionsExt`] sets the permission bits of a new file [default: 0644], and flags of
+/// `open(2)`: `O_NOFOLLOW`, `O_NOATIME`, and those whose wish is always met (`O_CLOEXEC`, `O_SYNC`, `O_DSYNC`).
+///
+/// ```
+/// use std::os::unix::fs::OpenOptionsExt;
+///
+/// # fn main() -> ferrite::Result<()> {
+/// let fs = ferrite::Fs::memory();
+/// let file = ferrite::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fs, "/secret")?;
+/// # let _ = file;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     flags: OpenFlags,
     append: bool,
     mode: Option<u32>,
+    custom_flags: i32,
 }
 
 macro_rules! switches {
@@ -60,20 +78,34 @@ impl OpenOptions {
         self
     }
 
-    /// Permission bits of a new file [default: 0644].
-    pub fn mode(&mut self, mode: u32) -> &mut Self {
+    /// Opens `path` in `fs`. Creating and truncating the file are durable when this returns; they are two steps.
+    ///
+    /// # Errors
+    /// Those of `open(2)`, with their error numbers. A named pipe, a socket or a device is `ENXIO`; a custom flag
+    /// without effect here is `EINVAL`.
+    pub fn open(&self, fs: &Fs, path: impl AsRef<Path>) -> Result<File> {
+        let known = libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_ACCMODE | FLAGS_THAT_HOLD;
+        let flags = self.custom_flags & !known;
+        if flags != 0 {
+            return Err(Error::new("open", fs.prefix().join(path), Cause::OpenFlags { flags }));
+        }
+        let mut flags = self.flags;
+        flags.no_follow |= self.custom_flags & libc::O_NOFOLLOW != 0;
+        flags.no_atime |= self.custom_flags & libc::O_NOATIME != 0;
+        flags.write |= self.append;
+        flags.mode = self.mode.unwrap_or(0o644);
+        File::open(fs, path.as_ref(), &flags, self.append)
+    }
+}
+
+impl OpenOptionsExt for OpenOptions {
+    fn mode(&mut self, mode: u32) -> &mut Self {
         self.mode = Some(mode);
         self
     }
 
-    /// Opens `path` in `fs`. Creating and truncating the file are durable when this returns; they are two steps.
-    ///
-    /// # Errors
-    /// Those of `open(2)`, with their error numbers. A named pipe, a socket or a device is `ENXIO`.
-    pub fn open(&self, fs: &Fs, path: impl AsRef<Path>) -> Result<File> {
-        let mut flags = self.flags;
-        flags.write |= self.append;
-        flags.mode = self.mode.unwrap_or(0o644);
-        File::open(fs, path.as_ref(), &flags, self.append)
+    fn custom_flags(&mut self, flags: i32) -> &mut Self {
+        self.custom_flags = flags;
+        self
     }
 }

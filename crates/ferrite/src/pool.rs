@@ -1,7 +1,7 @@
 //! The opener of pools: the PM engine as a volume.
 //!
-//! Contents: everything in which this library names the engine, except the errors that it passes on
-//! ([`crate::Cause::Pool`]) and the types that it re-exports.
+//! Contents: opening and making pools, and the engine's options, which the library passes on. Only this module and
+//! [`crate::info`] name the engine.
 
 use std::io;
 use std::path::Path;
@@ -11,7 +11,7 @@ use ferrite_fs::{Engine, EngineError};
 use ferrite_pm::{Access, PmError, Region};
 use ferrite_vfs::volume::{Volume, VolumeError};
 
-pub(crate) use ferrite_fs::{AtimePolicy, Durability, MkfsOptions, MountOptions, PoolInfo};
+pub use ferrite_fs::{AtimePolicy, Durability, Mapping, MkfsOptions, MountOptions};
 
 fn holds_nothing(pool: &Path) -> bool {
     std::fs::File::open(pool).is_ok_and(|file| ferrite_pm::blank::holds_nothing(&file))
@@ -49,9 +49,4 @@ pub(crate) fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Res
     }
     let region = ferrite_fs::create(path, size_bytes, options)?;
     Ok(Arc::new(Engine::mount(region, &MountOptions::default())?))
-}
-
-/// Layout and state of the pool behind `volume`, if it is one.
-pub(crate) fn info(volume: &dyn Volume) -> Option<PoolInfo> {
-    volume.as_any().downcast_ref().map(Engine::info)
 }

@@ -17,9 +17,6 @@ pub use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
 };
 
-#[cfg(feature = "net")]
-pub use ferrite_client::volume::BadAddress;
-
 use crate::options::{Place, VolumeOptions};
 use crate::pool;
 
@@ -132,9 +129,11 @@ pub enum AddressError {
     #[error("a path must follow the colon")]
     Empty,
     /// It is the address of a server, and lacks something.
-    #[cfg(feature = "net")]
-    #[error(transparent)]
-    Remote(#[from] BadAddress),
+    #[error("{why}")]
+    Remote {
+        /// The form of an address of a server, and the mistake.
+        why: String,
+    },
 }
 
 /// The addresses that this build opens, for messages.
@@ -199,7 +198,8 @@ impl Address {
                 // The rest is not a path, and means nothing alone.
                 #[cfg(feature = "net")]
                 TCP | FABRIC => {
-                    ferrite_client::volume::RemoteAddress::parse(&text.to_string_lossy())?;
+                    ferrite_client::volume::RemoteAddress::parse(&text.to_string_lossy())
+                        .map_err(|error| AddressError::Remote { why: error.to_string() })?;
                     text.to_owned()
                 }
                 _ => OsStr::from_bytes(place).to_owned(),
@@ -407,7 +407,7 @@ mod tests {
     #[cfg(feature = "net")]
     #[test]
     fn a_server_is_no_file() {
-        assert!(matches!(Address::parse("tcp:host"), Err(AddressError::Remote(_))));
+        assert!(matches!(Address::parse("tcp:host"), Err(AddressError::Remote { .. })));
         let address = Address::parse("tcp://host:1/export").unwrap();
         assert!(address.is_remote() && address.scheme() == "tcp");
         assert_eq!(address.path(), Path::new("tcp://host:1/export"), "whole, for messages");

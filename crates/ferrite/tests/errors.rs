@@ -1,24 +1,24 @@
 //! The contents of errors: the errno, as a program gets it from the kernel, the kind, and the path.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{create, on_both};
-use ferrite::vfs::memfs::MemFs;
-use ferrite::vfs::{Ctx, FileLayer, Layer, OpenFlags, Opened, SetAttr, Start};
+use ferrite::volume::VolumeErrorKind;
 use ferrite::{
-    Attr, Cause, Cred, EngineError, Error, FallocateMode, FileSystem, Fs, FsError, Ino, LockKind, MkfsOptions,
-    MountOptions, OpenFile, OpenOptions, PmError, SpaceOf, Wait, XattrMode,
+    Cause, Cred, Error, FallocateMode, Fs, LockKind, MkfsOptions, MountOptions, OpenOptions, SpaceOf, Wait, XattrMode,
 };
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Attr, Ctx, FileLayer, FileSystem, FsError, Ino, Layer, OpenFile, OpenFlags, Opened, SetAttr, Start};
 
 /// An error of an operation: its errno, its path in the text, and the same errno after conversion by `?`.
 #[track_caller]
 fn is<T: std::fmt::Debug>(result: ferrite::Result<T>, errno: i32, path: &str) {
     let error = result.expect_err(path);
     assert_eq!(error.raw_os_error(), Some(errno), "{error}");
-    assert!(matches!(error.cause(), Cause::Operation(cause) if cause.errno() == errno));
+    assert!(matches!(error.cause(), Cause::Operation(cause) if cause.raw_os_error() == errno));
     assert_eq!(error.path(), Path::new(path));
     let text = error.to_string();
     assert!(text.starts_with("cannot ") && text.contains(path), "{text}");
@@ -152,7 +152,7 @@ fn a_full_pool_is_out_of_space_and_one_for_reading_read_only() {
     fs.set_mode("/secret", 0o4700).unwrap();
     is(fs.copy("/secret", "/copy"), libc::ENOSPC, "/copy");
     assert_eq!(
-        fs.metadata("/copy").unwrap().mode(),
+        fs.metadata("/copy").unwrap().permissions().mode(),
         0o700,
         "half a copy is not for more users either"
     );
@@ -162,7 +162,7 @@ fn a_full_pool_is_out_of_space_and_one_for_reading_read_only() {
     let full = fs.write("/big", vec![1; 16 << 20]);
     assert!(matches!(
         full.as_ref().unwrap_err().cause(),
-        Cause::Operation(FsError::NoSpace(SpaceOf::Blocks))
+        Cause::Operation(error) if error.out_of() == Some(SpaceOf::Blocks) && !error.is_damage()
     ));
     is(full, libc::ENOSPC, "/big");
     let file = OpenOptions::new().append(true).open(&fs, "/big").unwrap();
@@ -198,7 +198,7 @@ fn a_pool_that_cannot_be_had_keeps_what_the_system_said_or_the_whole_story() {
     let few = MkfsOptions::default().block_bytes(1000);
     let refused = Fs::create_with(&path, 64 << 20, &few).unwrap_err();
     about(&refused, ErrorKind::InvalidInput);
-    assert!(matches!(refused.cause(), Cause::Pool(EngineError::Options(_))));
+    assert!(matches!(refused.cause(), Cause::Volume(error) if error.kind() == &VolumeErrorKind::Invalid));
     assert!(!path.exists());
 
     let fs = create(&path, 16 << 20);
@@ -228,7 +228,7 @@ fn an_address_leads_to_its_engine_or_says_why_not() {
         assert_eq!((in_use.kind(), in_use.path()), (ErrorKind::ResourceBusy, &*path));
         assert!(matches!(
             in_use.cause(),
-            Cause::Pool(EngineError::Medium(PmError::InUse { .. }))
+            Cause::Volume(error) if matches!(error.kind(), VolumeErrorKind::InUse { process: Some(_), .. })
         ));
         fs.close().unwrap();
     }
@@ -315,4 +315,32 @@ fn errors_of_an_engine_of_ones_own_come_through() {
         (error.raw_os_error(), error.kind()),
         (Some(libc::ENOMEM), ErrorKind::OutOfMemory)
     );
+}
+
+/// Flags of `open(2)`: those with an effect, those that hold anyway, and the rest.
+#[test]
+fn flags_of_open_have_their_effect_or_are_refused() {
+    on_both(|fs| {
+        fs.write("/f", "content").unwrap();
+        fs.symlink("f", "/link").unwrap();
+        let open = |flags, path: &str| OpenOptions::new().read(true).custom_flags(flags).open(fs, path);
+        is(open(libc::O_NOFOLLOW, "/link"), libc::ELOOP, "/link");
+        open(libc::O_NOATIME | libc::O_CLOEXEC | libc::O_SYNC, "/link").unwrap();
+        let refused = open(libc::O_DIRECT, "/f").unwrap_err();
+        assert!(matches!(refused.cause(), Cause::OpenFlags { flags: libc::O_DIRECT }));
+        let text = refused.to_string();
+        assert!(
+            text.starts_with("cannot open /f: ") && text.ends_with("omit them"),
+            "{text}"
+        );
+        assert_eq!(
+            (refused.raw_os_error(), refused.kind()),
+            (Some(libc::EINVAL), ErrorKind::InvalidInput)
+        );
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o4640);
+        options.open(fs, "/new").unwrap();
+        assert_eq!(fs.metadata("/new").unwrap().permissions().mode(), 0o4640);
+        is(options.open(fs, "/new"), libc::EEXIST, "/new");
+    });
 }

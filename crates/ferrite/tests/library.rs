@@ -1,7 +1,7 @@
 //! The public API, as a program uses it: on a pool, and in memory.
 
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{create, on_both};
@@ -174,7 +174,7 @@ fn a_stranger_to_the_group_clears_setgid() {
                 fs.set_mode("/f", 0o2666).unwrap();
                 change(&fs.as_user(Cred::new(1000, gid)));
                 assert_eq!(
-                    fs.metadata("/f").unwrap().mode(),
+                    fs.metadata("/f").unwrap().permissions().mode(),
                     expected,
                     "{what} by a member of {gid}"
                 );
@@ -182,7 +182,7 @@ fn a_stranger_to_the_group_clears_setgid() {
         }
         fs.set_mode("/f", 0o2666).unwrap();
         fs.as_user(Cred::new(1000, 60)).write("/f", "cut to nothing").unwrap();
-        assert_eq!(fs.metadata("/f").unwrap().mode(), 0o666);
+        assert_eq!(fs.metadata("/f").unwrap().permissions().mode(), 0o666);
     });
 }
 
@@ -304,7 +304,7 @@ fn a_cut_by_the_unprivileged_takes_setuid_away() {
             fs.set_mode("/f", 0o6755).unwrap();
             let file = OpenOptions::new().write(true).open(fs, "/f").unwrap();
             file.set_len(3).unwrap();
-            fs.metadata("/f").unwrap().mode()
+            fs.metadata("/f").unwrap().permissions().mode()
         };
         assert_eq!(set_len(fs), 0o6755, "root may");
         assert_eq!(set_len(&fs.as_user(Cred::new(1000, 1000))), 0o755);

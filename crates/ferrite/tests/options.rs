@@ -46,7 +46,7 @@ fn options_are_read_by_their_names() {
     ];
     let fs = Fs::open_volume_with(&path, VolumeOptions::parse(pairs).unwrap()).unwrap();
     fs.write("/f", "content").unwrap();
-    let accessed = || fs.metadata("/f").unwrap().accessed();
+    let accessed = || fs.metadata("/f").unwrap().accessed().unwrap();
     // Later than any change: only `strict` sets it at the next read.
     let later = SystemTime::now() + Duration::from_secs(3600);
     fs.set_times("/f", FileTimes::new().set_accessed(later)).unwrap();

@@ -4,7 +4,7 @@
 //! Lines with calls that the library lacks (flags that [`OpenOptions`] cannot express, sizes of buffers) are skipped
 //! and counted.
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::common;
@@ -12,7 +12,7 @@ use crate::posix;
 use crate::posix::{Answer, GivenTime, ROOT, System, Times, User, given_time, number, octal};
 use ferrite::{
     Access, Cred, Dir, FallocateMode, File, FileKind, FileTimes, Fs, Mapping, Metadata, MkfsOptions, NewNode,
-    OpenOptions, RenameMode, Timestamp, XattrMode,
+    OpenOptions, RenameMode, XattrMode,
 };
 
 /// The library on an engine.
@@ -90,9 +90,9 @@ fn file_times(accessed: &str, modified: &str) -> Option<FileTimes> {
 }
 
 fn field(found: &Metadata, field: &str) -> String {
-    let time = |time: Timestamp| format!("{}.{:09}", time.seconds(), time.nanoseconds());
+    let time = |seconds: i64, nanos: i64| format!("{seconds}.{nanos:09}");
     match field {
-        "type" => match found.kind() {
+        "type" => match found.file_type().kind() {
             FileKind::File => "file",
             FileKind::Directory => "dir",
             FileKind::Symlink => "link",
@@ -102,14 +102,14 @@ fn field(found: &Metadata, field: &str) -> String {
             FileKind::BlockDevice => "blk",
         }
         .to_owned(),
-        "mode" => format!("{:04o}", found.mode()),
+        "mode" => format!("{:04o}", found.permissions().mode()),
         "nlink" => found.nlink().to_string(),
         "owner" => format!("{}:{}", found.uid(), found.gid()),
         "size" => found.len().to_string(),
         "blocks" => found.blocks().to_string(),
         "rdev" => format!("{}:{}", libc::major(found.rdev()), libc::minor(found.rdev())),
-        "mtime" => time(found.attr().mtime),
-        "atime" => time(found.attr().atime),
+        "mtime" => time(found.mtime(), found.mtime_nsec()),
+        "atime" => time(found.atime(), found.atime_nsec()),
         other => panic!("`{other}` is no field"),
     }
 }
@@ -270,8 +270,11 @@ impl System for Library {
 
     fn times(&self, dir: &str, path: &str) -> Option<Times> {
         let found = self.dir(&ROOT, dir).symlink_metadata(path).ok()?;
-        let attr = found.attr();
-        Some([attr.atime, attr.mtime, attr.ctime].map(|time| (time.seconds(), time.nanoseconds().into())))
+        Some([
+            (found.atime(), found.atime_nsec()),
+            (found.mtime(), found.mtime_nsec()),
+            (found.ctime(), found.ctime_nsec()),
+        ])
     }
 }
 

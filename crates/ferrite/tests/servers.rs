@@ -1,6 +1,8 @@
 //! Exports of servers as the library opens them: the meaning of options for them.
 
+use std::fs::Permissions;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use ferrite::volume::Address;
@@ -90,15 +92,14 @@ fn options_of_clients_reach_the_client() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
     std::fs::write(&file, &text).unwrap();
-    let open_to_all = std::fs::metadata(&file).unwrap();
-    assert_eq!(std::os::unix::fs::MetadataExt::mode(&open_to_all) & 0o044, 0o044);
+    std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     let exposed = Key::read(&file).unwrap_err();
     assert_eq!(
         (exposed.path(), exposed.to_string().matches("key:").count()),
         (&*file, 1),
         "{exposed}"
     );
-    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     assert_eq!(Key::read(&file).unwrap(), Key::parse(&text).unwrap());
 
     assert!(Fs::open_volume(&address).is_err(), "without the key");

@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -191,7 +191,7 @@ impl Folder {
             }
             Folder::There(_, dir) => {
                 for entry in dir.entries()? {
-                    take(entry?.file_name().to_owned())?;
+                    take(entry?.file_name())?;
                 }
             }
         }

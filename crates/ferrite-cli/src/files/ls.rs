@@ -1,6 +1,7 @@
 //! `ferrite ls`: list directories of volumes.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -106,7 +107,7 @@ impl Ls {
                 let row = Row {
                     name: shown(at.prefix, path),
                     path: path.to_path_buf(),
-                    kind: itself.kind(),
+                    kind: itself.file_type().kind(),
                     metadata: Some(itself),
                 };
                 self.show(at, &[row])?;
@@ -115,7 +116,8 @@ impl Ls {
             }
         }
         let mut rows = Vec::new();
-        let listing = match self.long || self.json {
+        let with_metadata = self.long || self.json;
+        let listing = match with_metadata {
             true => fs.read_dir_with_metadata(path)?,
             false => fs.read_dir(path)?,
         };
@@ -128,10 +130,11 @@ impl Ls {
             }
             if self.all || !entry.file_name().as_encoded_bytes().starts_with(b".") {
                 rows.push(Row {
-                    name: entry.file_name().to_owned(),
+                    name: entry.file_name(),
                     path: path.join(entry.file_name()),
-                    metadata: entry.metadata().copied(),
-                    kind: entry.kind(),
+                    // An entry may be damaged, or removed while it is listed.
+                    metadata: with_metadata.then(|| entry.metadata().ok()).flatten(),
+                    kind: entry.file_type()?.kind(),
                 });
             }
         }
@@ -160,7 +163,7 @@ impl Ls {
             digits.unwrap_or(0).to_string().len()
         };
         let widths = [
-            width(Metadata::nlink),
+            width(MetadataExt::nlink),
             width(|found| found.uid().into()),
             width(|found| found.gid().into()),
             width(Metadata::len),
@@ -188,7 +191,7 @@ impl Ls {
                             found.uid(),
                             found.gid(),
                             found.len(),
-                            show::time(found.modified(), "%Y-%m-%d %H:%M"),
+                            show::time(found.modified().ok(), "%Y-%m-%d %H:%M"),
                         )
                         .into_bytes(),
                     );

@@ -129,15 +129,15 @@ impl Found {
 
     pub(super) fn there(volume: &Arc<Opened>, found: &ferrite::Metadata) -> Found {
         Found {
-            kind: found.kind(),
+            kind: found.file_type().kind(),
             mode: found.mode() & 0o7777,
             uid: found.uid(),
             gid: found.gid(),
             rdev: found.rdev(),
             // An address in memory: no device of this machine has such a number.
             identity: (Arc::as_ptr(volume) as u64, found.ino()),
-            accessed: found.accessed(),
-            modified: found.modified(),
+            accessed: found.accessed().unwrap_or(SystemTime::UNIX_EPOCH),
+            modified: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
         }
     }
 }

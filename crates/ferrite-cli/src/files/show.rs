@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::time::SystemTime;
 
 use ferrite::{FileKind, Metadata};
@@ -12,7 +13,7 @@ use crate::printable::printable;
 
 /// The first column of `ls -l`: `drwxr-xr-x`.
 pub(super) fn mode(found: &Metadata) -> String {
-    let kind = match found.kind() {
+    let kind = match found.file_type().kind() {
         FileKind::File => '-',
         FileKind::Directory => 'd',
         FileKind::Symlink => 'l',
@@ -21,7 +22,7 @@ pub(super) fn mode(found: &Metadata) -> String {
         FileKind::CharDevice => 'c',
         FileKind::BlockDevice => 'b',
     };
-    let mode = found.mode();
+    let mode = found.mode() & 0o7777;
     let mut text = String::from(kind);
     for (shift, special, marks) in [
         (6, 0o4000, ['s', 'S']),
@@ -55,10 +56,10 @@ pub(super) fn kind(kind: FileKind) -> &'static str {
 }
 
 /// A time in the local zone, in a format of strftime(3).
-pub(super) fn time(time: SystemTime, format: &str) -> String {
-    match Timestamp::try_from(time) {
-        Ok(time) => time.to_zoned(TimeZone::system()).strftime(format).to_string(),
-        Err(_) => "-".to_owned(),
+pub(super) fn time(time: Option<SystemTime>, format: &str) -> String {
+    match time.map(Timestamp::try_from) {
+        Some(Ok(time)) => time.to_zoned(TimeZone::system()).strftime(format).to_string(),
+        _ => "-".to_owned(),
     }
 }
 
@@ -99,15 +100,18 @@ pub(super) struct Json<'f> {
 
 impl<'f> Json<'f> {
     pub(super) fn new(path: &'f OsStr, found: &Metadata, target: Option<&OsStr>) -> Json<'f> {
-        let utc = |time| Timestamp::try_from(time).map_or_else(|_| String::new(), |time| time.to_string());
+        let utc = |time: Option<SystemTime>| match time.map(Timestamp::try_from) {
+            Some(Ok(time)) => time.to_string(),
+            _ => String::new(),
+        };
         Json {
             path: path.to_string_lossy(),
             path_bytes: path
                 .to_str()
                 .is_none()
                 .then(|| path.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()),
-            kind: kind(found.kind()),
-            mode: format!("{:04o}", found.mode()),
+            kind: kind(found.file_type().kind()),
+            mode: format!("{:04o}", found.mode() & 0o7777),
             links: found.nlink(),
             uid: found.uid(),
             gid: found.gid(),
@@ -115,10 +119,10 @@ impl<'f> Json<'f> {
             allocated_bytes: found.blocks().saturating_mul(512),
             inode: found.ino(),
             device: found.rdev(),
-            accessed: utc(found.accessed()),
-            modified: utc(found.modified()),
-            changed: utc(found.changed()),
-            created: utc(found.created()),
+            accessed: utc(found.accessed().ok()),
+            modified: utc(found.modified().ok()),
+            changed: utc(found.changed().ok()),
+            created: utc(found.created().ok()),
             target: target.map(|target| target.to_string_lossy().into_owned()),
         }
     }

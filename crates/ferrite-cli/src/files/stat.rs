@@ -1,5 +1,7 @@
 //! `ferrite stat`: show the attributes of files in volumes.
 
+use std::os::unix::fs::MetadataExt;
+
 use super::place::Why;
 use super::show::{self, Json};
 use ferrite_client::volume::RemoteVolume;
@@ -98,17 +100,17 @@ impl Stat {
                      {}\nAccess: {}\nModify: {}\nChange: {}\n Birth: {}\n",
                     found.len(),
                     found.blocks(),
-                    show::kind(found.kind()),
+                    show::kind(found.file_type().kind()),
                     found.ino(),
                     found.nlink(),
-                    found.mode(),
+                    found.mode() & 0o7777,
                     show::mode(&found),
                     found.uid(),
                     found.gid(),
-                    time(found.accessed()),
-                    time(found.modified()),
-                    time(found.changed()),
-                    time(found.created()),
+                    time(found.accessed().ok()),
+                    time(found.modified().ok()),
+                    time(found.changed().ok()),
+                    time(found.created().ok()),
                 )
                 .into_bytes(),
             );
