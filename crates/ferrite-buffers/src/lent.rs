@@ -112,6 +112,26 @@ impl Lent {
         copied
     }
 
+    /// Calls `f` with all bytes, in order, a page or less at a time. They pass through one page of this thread, because
+    /// other threads may store to the memory.
+    pub fn for_each_chunk(&self, f: &mut dyn FnMut(&[u8])) {
+        let mut page = [0; crate::PAGE_BYTES];
+        for part in &self.parts {
+            let Some(offset) = part.offset else {
+                f(&ZEROS[..part.len]);
+                continue;
+            };
+            for at in (0..part.len).step_by(page.len()) {
+                let len = page.len().min(part.len - at);
+                let words = self.memory.words(offset + at as u64, len.div_ceil(8));
+                for (word, bytes) in words.iter().zip(page.chunks_exact_mut(8)) {
+                    bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+                }
+                f(&page[..len]);
+            }
+        }
+    }
+
     /// Addresses and lengths of the bytes behind the first `skipped`.
     fn places(&self, mut skipped: usize) -> impl Iterator<Item = libc::iovec> {
         self.parts.iter().filter_map(move |part| {
@@ -212,6 +232,25 @@ mod tests {
             }
             assert_eq!(lent.copy(skipped, &mut [0; 100]), lent.len() - skipped);
         }
+        let mut chunks = Vec::new();
+        lent.for_each_chunk(&mut |bytes| chunks.extend_from_slice(bytes));
+        assert_eq!(chunks, whole[4..]);
+    }
+
+    #[test]
+    fn chunks_are_pages_or_less() {
+        let memory = Arc::new(Memory((0..2000).map(AtomicU64::new).collect()));
+        let mut lent = Lent::new(memory.clone());
+        lent.push(16, crate::PAGE_BYTES + 13);
+        let (mut lens, mut bytes) = (Vec::new(), Vec::new());
+        lent.for_each_chunk(&mut |chunk| {
+            lens.push(chunk.len());
+            bytes.extend_from_slice(chunk);
+        });
+        assert_eq!(lens, [crate::PAGE_BYTES, 13]);
+        let mut copy = vec![0; lent.len()];
+        lent.copy(0, &mut copy);
+        assert_eq!(bytes, copy);
     }
 
     #[test]

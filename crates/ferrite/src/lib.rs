@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod borrow;
 #[cfg(feature = "net")]
 mod client;
 mod dir;
@@ -64,6 +65,7 @@ mod pool;
 mod tree;
 pub mod volume;
 
+pub use borrow::Borrowed;
 #[cfg(feature = "net")]
 pub use client::{ClientOptions, Encrypt, Key};
 pub use dir::Dir;

@@ -3,6 +3,7 @@
 //! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
 mod attributes;
+mod borrowed;
 mod calls;
 mod common;
 mod directories;

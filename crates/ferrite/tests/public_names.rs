@@ -21,6 +21,7 @@ use ferrite::{
 const NAMES: &[&str] = &[
     "Access",
     "AtimePolicy",
+    "Borrowed",
     "ByteRange",
     "Cause",
     "ClientOptions",
