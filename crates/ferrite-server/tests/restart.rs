@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use common::child::{Site, serve_if_child};
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_client::{Client, ClientOptions};
+use ferrite_fs::fsck;
 use ferrite_pm::{Image, Region};
 use ferrite_server::ServerOptions;
 use ferrite_testkit::rng::Rng;

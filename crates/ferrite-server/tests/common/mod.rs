@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Client, ClientOptions, Fabric};
-use ferrite_client::{Client, ClientOptions, Fabric};
 use ferrite_fabric::secure::{Encrypt, Encryption, Key};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Image, Region};
