@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::ranked::{Condvar, Mutex};
+
+use crate::lock_order;
 
 /// Signals to the thread: to end, or that there is work.
 #[derive(Default)]
 pub(crate) struct Stop {
-    told: Mutex<Told>,
+    told: Mutex<lock_order::Signal, Told>,
     changed: Condvar,
 }
 

@@ -25,7 +25,7 @@ use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::names::missing;
 use crate::rights::{Left, encode_xattrs};
-use crate::table::State;
+use crate::table::{State, Turn};
 
 /// Space for extended attributes of one inode: the sum of 4 + name + value over all.
 const XATTR_SPACE_BYTES: usize = 4064;
@@ -251,7 +251,7 @@ impl Core {
                 Err(FsError::Stale) => None,
                 other => Some(other?),
             };
-            let dir_state = dir.as_ref().map(|dir| dir.read()).and_then(Result::ok);
+            let dir_state = dir.as_ref().map(|dir| dir.read_dir(Turn::First)).and_then(Result::ok);
             let slot = match &dir_state {
                 Some(_) => Some(self.lock_name(&mut step, parent, &name)?),
                 None => None,

@@ -7,8 +7,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferrite_blob::{Blob, BlobId, BlobStore};
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{FsError, Result};
-use parking_lot::Mutex;
+
+use crate::lock_order;
 
 /// A blob: which store, which blob in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,7 +31,7 @@ pub(crate) struct Blobs {
     pub(crate) stores: Vec<Option<BlobStore>>,
     pub(crate) next: AtomicUsize,
     /// Blobs that were made in advance, by store.
-    pub(crate) made: Vec<Mutex<VecDeque<Blob>>>,
+    pub(crate) made: Vec<Mutex<lock_order::MadeBlobs, VecDeque<Blob>>>,
     /// Stores that have failed to take a new file. They get no more of them while others can.
     failing: Vec<AtomicBool>,
 }

@@ -10,17 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use ferrite_checks::ranked::{Mutex, RwLock};
 use ferrite_meta::{MetaStore, Transaction};
 use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
 use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Once, Outcome, Result, Timestamp, Unsupported, once};
-use parking_lot::{Mutex, RwLock};
 
 use crate::blobs::Blobs;
 use crate::format::key;
 use crate::format::pool::PoolRecord;
 use crate::gate::Gate;
 use crate::housekeeper::Housekeeper;
+use crate::lock_order;
 use crate::table::Table;
 
 /// Slots for tokens.
@@ -43,14 +44,14 @@ pub(crate) struct Core {
     pub(crate) locks: LockTable,
     /// Moves of directories alone, moves of files between directories together: no directory's parents change while
     /// another thread determines the order of two directories.
-    pub(crate) renames: RwLock<()>,
+    pub(crate) renames: RwLock<lock_order::Renames, ()>,
     pub(crate) gate: Gate,
     pub(crate) housekeeper: Housekeeper,
     /// For submitted calls that have to wait.
     pub(crate) workers: Arc<Workers>,
-    pub(crate) pool: Mutex<PoolRecord>,
+    pub(crate) pool: Mutex<lock_order::PoolRecord, PoolRecord>,
     /// The first number that has not been given to an inode.
-    pub(crate) next_ino: Mutex<Ino>,
+    pub(crate) next_ino: Mutex<lock_order::NextInode, Ino>,
     pub(crate) inodes: AtomicU64,
     /// Files with content beside their nodes, and how many bytes it has.
     pub(crate) small_files: AtomicU64,
@@ -68,11 +69,11 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) now: AtomicU64,
     /// Inodes whose blobs may know more, but could not be read.
-    pub(crate) behind: Mutex<HashSet<Ino>>,
+    pub(crate) behind: Mutex<lock_order::Behind, HashSet<Ino>>,
     pub(crate) is_read_only: bool,
     pub(crate) is_closed: AtomicBool,
     /// Why changes have stopped.
-    pub(crate) failed: Mutex<Option<String>>,
+    pub(crate) failed: Mutex<lock_order::Failure, Option<String>>,
 }
 
 impl fmt::Debug for Core {

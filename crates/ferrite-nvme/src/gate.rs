@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::ranked::{Condvar, Mutex};
+
+use crate::lock_order;
 
 #[derive(Default)]
 struct State {
@@ -15,7 +17,7 @@ struct State {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<lock_order::Gate, State>,
     changed: Condvar,
 }
 

@@ -67,10 +67,10 @@ impl Core {
     /// An inode by number; `Stale` if it does not exist.
     pub(crate) fn hold(self: &Arc<Core>, ino: Ino) -> Result<Held> {
         let held = self.entry(ino);
-        if held.state.read().is_some() {
+        if held.state.read_ordered(ino).is_some() {
             return Ok(held);
         }
-        let mut state = held.state.write();
+        let mut state = held.state.write_ordered(ino);
         if state.is_none() {
             let value = self.meta.get(&key::node(ino))?.ok_or(FsError::Stale)?;
             let node = Node::decode(&value).ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))?;
@@ -118,7 +118,7 @@ impl Core {
         if left > 0 || before == 0 {
             return;
         }
-        let is_orphan = match inode.state.try_read().as_deref() {
+        let is_orphan = match inode.state.try_read(Some(inode.ino)).as_deref() {
             Some(Some(state)) if !state.is_gone => {
                 let live = inode.live();
                 // A time of access that can no longer be stored is dropped. The counter of changes never goes back.

@@ -5,10 +5,11 @@
 
 use std::thread::JoinHandle;
 
+use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_vfs::Ino;
-use parking_lot::{Condvar, Mutex};
 
 use crate::blobs::Place;
+use crate::lock_order;
 
 /// From this much work on, the housekeeper does not wait for more.
 pub(crate) const MANY: usize = 256;
@@ -29,13 +30,13 @@ impl Queue {
 /// Its list of work.
 #[derive(Default)]
 pub(crate) struct Housekeeper {
-    pub(crate) queue: Mutex<Queue>,
+    pub(crate) queue: Mutex<lock_order::WorkQueue, Queue>,
     pub(crate) changed: Condvar,
     /// Held while nodes are stored, so that a thread that waits for it knows when they are.
-    pub(crate) storing: Mutex<()>,
+    pub(crate) storing: Mutex<lock_order::StoringNodes, ()>,
     /// The same while blobs are deleted. Its holder waits for no inode, so any thread that needs space may take it.
-    pub(crate) deleting: Mutex<()>,
-    pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) deleting: Mutex<lock_order::DeletingBlobs, ()>,
+    pub(crate) thread: Mutex<lock_order::Thread, Option<JoinHandle<()>>>,
 }
 
 impl Housekeeper {

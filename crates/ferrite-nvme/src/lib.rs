@@ -5,16 +5,15 @@
 //! does not know which metadata store it uses.
 //!
 //! The layers, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
-//! `housekeeper` (a list of work), `gate`; `core` (what all operations share: steps, tokens, numbers); `held`,
+//! `housekeeper` (a list of work), `gate`, `lock_order`; `core` (what all operations share: steps, tokens, numbers); `held`,
 //! `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating, removing, renaming),
 //! `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs without a name); `fs`
 //! (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`, `pool`, `volume` (pools
 //! of real parts), `salvage` (metadata that cannot be read as a whole).
 //!
-//! *Architecture invariant:* an operation takes its locks in this order: the lock of renames; directories, parents
-//! before children, and unrelated ones by number; places of names, by key; inodes that names lead to, by number; the
-//! transaction's own locks on nodes, by key, after which it waits for nothing else. `docs/crash-consistency.md` argues
-//! why operations cannot deadlock.
+//! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
+//! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
+//! waits for nothing else. `docs/nvme.md` argues why operations cannot deadlock.
 //!
 //! *Architecture invariant:* a change of names or attributes is one transaction. A file's size and times may be ahead
 //! in its blob; a record says so before they are.
@@ -39,6 +38,7 @@ mod held;
 #[cfg(feature = "rocksdb")]
 mod home;
 mod housekeeper;
+mod lock_order;
 mod names;
 mod open;
 mod owner;

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ferrite_blob::BlobStore;
+use ferrite_checks::ranked::{Mutex, RwLock};
 use ferrite_meta::MetaStore;
 use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
 use ferrite_vfs::{FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
-use parking_lot::{Mutex, RwLock};
 
 use crate::blobs::{Blobs, Place};
 use crate::check::Report;

@@ -13,10 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ferrite_blob::Blob;
+use ferrite_checks::ranked::{
+    MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use ferrite_vfs::{FsError, Ino, Result, Timestamp};
-use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::format::node::Node;
+use crate::lock_order;
 
 const SHARDS: usize = 64;
 /// Directories that rest in a shard: 4096 in all shards, of some hundred bytes each.
@@ -71,12 +74,20 @@ impl State {
 pub(crate) struct Inode {
     pub(crate) ino: Ino,
     pub(crate) pins: AtomicU64,
-    pub(crate) state: RwLock<Option<State>>,
-    pub(crate) live: Mutex<Live>,
+    pub(crate) state: RwLock<lock_order::Inode, Option<State>>,
+    pub(crate) live: Mutex<lock_order::Times, Live>,
     /// Held while a thread that shares the file stores times, so that others wait and find theirs stored.
-    pub(crate) storing: Mutex<()>,
+    pub(crate) storing: Mutex<lock_order::StoringTimes, ()>,
     /// Its number is among those of its shard that may rest. Changes under the shard's lock.
     is_listed: AtomicBool,
+}
+
+/// The place of a directory among those that an operation locks: a parent is locked before its child, and unrelated
+/// ones by number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Turn {
+    First,
+    Second,
 }
 
 pub(crate) type Reading<'i> = MappedRwLockReadGuard<'i, State>;
@@ -106,7 +117,7 @@ impl Inode {
     /// Whether it may stay unpinned: a directory with a name, all of which is stored.
     fn may_rest(&self) -> bool {
         self.pins.load(Ordering::Acquire) == 0
-            && self.state.try_read().as_deref().is_some_and(|state| {
+            && self.state.try_read(Some(self.ino)).as_deref().is_some_and(|state| {
                 state.as_ref().is_some_and(|state| {
                     let is_named_dir = state.node.is_dir() && state.node.nlink > 0 && !state.is_gone;
                     is_named_dir && !state.is_ahead && !self.live().is_dirty
@@ -116,9 +127,17 @@ impl Inode {
 
     /// Its state, shared. `Stale` if it is gone.
     pub(crate) fn read(&self) -> Result<Reading<'_>> {
-        let of = |state: &Option<State>| state.as_ref().is_some_and(|state| !state.is_gone);
-        let guard = self.state.read();
-        match of(&guard) {
+        Inode::readable(self.state.read_ordered(self.ino))
+    }
+
+    /// The same of a directory whose names the caller uses: it comes before the inodes that they lead to, whatever
+    /// their numbers.
+    pub(crate) fn read_dir(&self, turn: Turn) -> Result<Reading<'_>> {
+        Inode::readable(self.state.read_as::<lock_order::Directory>(turn as u64))
+    }
+
+    fn readable(guard: RwLockReadGuard<'_, Option<State>>) -> Result<Reading<'_>> {
+        match guard.as_ref().is_some_and(|state| !state.is_gone) {
             true => RwLockReadGuard::try_map(guard, Option::as_ref).map_err(|_| FsError::Stale),
             false => Err(FsError::Stale),
         }
@@ -126,7 +145,7 @@ impl Inode {
 
     /// Its state, shared, unless it is gone, or another thread has it exclusively or waits for that.
     pub(crate) fn try_read(&self) -> Option<Reading<'_>> {
-        let guard = self.state.try_read()?;
+        let guard = self.state.try_read(Some(self.ino))?;
         match guard.as_ref().is_some_and(|state| !state.is_gone) {
             true => RwLockReadGuard::try_map(guard, Option::as_ref).ok(),
             false => None,
@@ -135,12 +154,16 @@ impl Inode {
 
     /// Its state, exclusively. `Stale` if it is gone; `Io` if it must not change.
     pub(crate) fn write(&self) -> Result<Writing<'_>> {
-        Inode::alive(self.state.write())
+        Inode::alive(self.state.write_ordered(self.ino))
     }
 
+    /// The same of a directory whose names the caller changes, see [`Self::read_dir`].
+    pub(crate) fn write_dir(&self, turn: Turn) -> Result<Writing<'_>> {
+        Inode::alive(self.state.write_as::<lock_order::Directory>(turn as u64))
+    }
     /// The same, unless another thread has it.
     pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
-        Inode::alive(self.state.try_write()?).ok()
+        Inode::alive(self.state.try_write(Some(self.ino))?).ok()
     }
 
     fn alive(guard: RwLockWriteGuard<'_, Option<State>>) -> Result<Writing<'_>> {
@@ -235,7 +258,7 @@ impl Shard {
 
 /// The table.
 pub(crate) struct Table {
-    pub(crate) shards: Vec<Mutex<Shard>>,
+    pub(crate) shards: Vec<Mutex<lock_order::TableShard, Shard>>,
 }
 
 impl Table {
@@ -245,7 +268,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+    pub(crate) fn shard(&self, ino: Ino) -> &Mutex<lock_order::TableShard, Shard> {
         &self.shards[ino as usize % SHARDS]
     }
 

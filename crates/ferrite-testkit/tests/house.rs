@@ -61,8 +61,8 @@ const CODE_COLUMNS_MAX: usize = 130;
 
 /// The layers of the engine, from the lowest to the highest; those of one line do not use each other.
 const ENGINE_FLOORS: &[&[&str]] = &[
-    &["error", "options", "planted", "thread", "background"],
-    &["format"],
+    &["error", "options", "lock_order", "planted", "thread"],
+    &["format", "background"],
     &["space", "cache", "health"],
     &["journal"],
     &["pool"],

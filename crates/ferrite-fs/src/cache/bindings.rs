@@ -8,20 +8,20 @@
 //! * A file that has an adapter is bound and pinned. It gets and loses its adapter under its inode's exclusive lock.
 //! * The adapter is called only through [`Attached::tell`], and so by one thread at a time.
 //! * An adapter's thread serves many, so no call of one waits for a thaw: a freeze waits for their calls.
-//! * Lock order: [`Bindings::enter`], inode, then [`Attached::tell`], then the adapter's own. The list is locked for a
-//!   lookup only.
+//! * The list is locked for a lookup only. The adapter's own locks come after all of the engine's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ferrite_map::{Inum, Lblk, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::FxHashMap;
 
 use crate::background::Stop;
+use crate::lock_order;
 
 /// Failed attempts to seal a file before it is left to an unmount, or the next mount.
 const TRIES_MAX: u32 = 10;
@@ -38,7 +38,7 @@ pub(crate) struct Attached {
     is_dirty: AtomicBool,
     /// The adapter named a page that holds no data: it is buggy, and none of its stores count.
     is_misused: AtomicBool,
-    telling: Mutex<Telling>,
+    telling: Mutex<lock_order::Adapter, Telling>,
 }
 
 /// The state for calls to the adapter, under its lock.
@@ -179,9 +179,9 @@ struct List {
 /// All bound files of a mounted pool.
 #[derive(Default)]
 pub(crate) struct Bindings {
-    list: Mutex<List>,
+    list: Mutex<lock_order::BindingList, List>,
     /// Held shared by adapters' calls that change a file, exclusively by a freeze.
-    calls: RwLock<()>,
+    calls: RwLock<lock_order::AdapterCalls, ()>,
     /// Number of those that have adapters.
     attached: AtomicUsize,
     /// The thread that seals files without an adapter.
@@ -207,7 +207,7 @@ impl Bindings {
     /// Lets an adapter's call change a file: until it is dropped the pool is not frozen, so the call waits for no thaw.
     /// `None` if a freeze is about to begin.
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.calls.try_read()
+        self.calls.try_read(None)
     }
 
     /// Waits for adapters' calls that change files, and keeps others out.

@@ -34,10 +34,11 @@ use ferrite_pm::stage::{self, Stage};
 use ferrite_pm::touch;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use ferrite_checks::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::spread::Spread;
+use crate::lock_order;
 
 use crate::planted::{Flaw, planted};
 
@@ -147,7 +148,7 @@ fn unused(inode: &mut Arc<InodeMem>) -> Option<&mut InodeMem> {
 /// A part of the cache.
 #[derive(Default)]
 struct Shard {
-    table: Mutex<Table>,
+    table: Mutex<lock_order::CacheShard, Table>,
     /// News since the last sweep.
     news: AtomicU32,
     /// The shard is swept when there is more than this. Changed under the table's lock.
@@ -230,7 +231,7 @@ type Hints = Option<Box<DirHints>>;
 /// fields that are seldom written come last.
 #[repr(C)]
 pub(crate) struct InodeMem {
-    lock: RwLock<Hints>,
+    lock: RwLock<lock_order::Inode, Hints>,
     version: AtomicU64,
     /// Pins of front ends and open handles.
     pins: AtomicU64,
@@ -272,7 +273,7 @@ impl InodeMem {
     /// Shared lock: content and names cannot change.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Hints> {
         touch::line("inodes", &self.version);
-        self.lock.read()
+        self.lock.read_ordered(u64::from(self.ino))
     }
 
     /// Whether the checksum need not be verified again: the words have been under our control since the last time.
@@ -286,12 +287,13 @@ impl InodeMem {
 
     /// Shared lock, if no thread has the exclusive one or waits for it.
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Hints>> {
-        self.lock.try_read()
+        self.lock.try_read(Some(u64::from(self.ino)))
     }
 
     /// Exclusive lock, if no thread has any lock.
     pub(crate) fn try_write(self: &Arc<Self>) -> Option<Exclusive<'_>> {
-        self.lock.try_write().map(|hints| Exclusive { hints, inode: self })
+        let hints = self.lock.try_write(Some(u64::from(self.ino)))?;
+        Some(Exclusive { hints, inode: self })
     }
 
     /// Exclusive lock.
@@ -299,7 +301,7 @@ impl InodeMem {
         let _stage = stage::enter(Stage::Lock);
         touch::line("inodes", &self.version);
         Exclusive {
-            hints: self.lock.write(),
+            hints: self.lock.write_ordered(u64::from(self.ino)),
             inode: self,
         }
     }

@@ -11,8 +11,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use ferrite_checks::ranked::{Mutex, RwLock, RwLockReadGuard};
 
+use crate::lock_order;
 use crate::thread::thread_number;
 
 /// Whether a page has a log, or may be getting one.
@@ -52,6 +53,8 @@ pub(crate) const CHUNK: usize = 1024;
 /// From this length on, a list is checked for pages that no longer have logs.
 pub(crate) const LIST_LONG: usize = 1 << 16;
 
+type ListLock = Mutex<lock_order::CandidateList, List>;
+
 /// A queue in chunks.
 #[derive(Default)]
 struct List {
@@ -85,7 +88,7 @@ impl List {
 }
 
 /// If the list has grown long, drops pages that are listed twice or no longer have a log.
-fn tidy(list: &Mutex<List>, may_have_log: MayHaveLog<'_>) {
+fn tidy(list: &ListLock, may_have_log: MayHaveLog<'_>) {
     let old = {
         let mut list = list.lock();
         if !list.is_long() {
@@ -105,9 +108,9 @@ fn tidy(list: &Mutex<List>, may_have_log: MayHaveLog<'_>) {
 /// Pages that got a log, in DRAM: one list per thread, 8 bytes per page. A page may have lost its log since, or be
 /// listed twice.
 pub(crate) struct Candidates {
-    lists: Box<[CachePadded<Mutex<List>>]>,
+    lists: Box<[CachePadded<ListLock>]>,
     /// Held shared while pages are away from their lists. [`Candidates::of`] only tries the exclusive lock.
-    away: RwLock<()>,
+    away: RwLock<lock_order::CandidatesAway, ()>,
     /// Some page with a damaged log is in no list.
     leaves_out: AtomicBool,
 }
@@ -127,7 +130,7 @@ impl Candidates {
         }
     }
 
-    fn own_list(&self) -> &Mutex<List> {
+    fn own_list(&self) -> &ListLock {
         &self.lists[thread_number() as usize % LISTS]
     }
 
@@ -177,7 +180,7 @@ impl Candidates {
     /// All pages of an inode that may have logs, in order; `None` if the lists do not name them all at the moment. The
     /// caller has the inode's lock, so that no page gets a log. Takes time in proportion to the lists.
     pub(crate) fn of(&self, ino: Inum) -> Option<Vec<Lblk>> {
-        let _alone = self.away.try_write()?;
+        let _alone = self.away.try_write(None)?;
         if self.leaves_out.load(Ordering::Acquire) {
             return None;
         }

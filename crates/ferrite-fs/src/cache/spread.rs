@@ -33,9 +33,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::{Lblk, PageRange};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 
 use crate::format::layout::LBLK_END;
+use crate::lock_order;
 
 /// Runs with at most this many pages between them are kept as one: examining those pages costs little more than finding
 /// the next run.
@@ -222,7 +223,7 @@ pub(crate) struct Spread {
     /// No page is at or after this one; [`LISTED`] if there is a list. Read without the list's lock only while holding
     /// the inode's lock.
     reach: AtomicU64,
-    list: Mutex<Option<Box<List>>>,
+    list: Mutex<lock_order::SpreadList, Option<Box<List>>>,
 }
 
 impl Spread {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_pm::{Counters, Medium, Region};
 use ferrite_vfs::Ino;
 use ferrite_vfs::locks::LockTable;
-use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::cache::bindings::Attached;
@@ -14,6 +14,7 @@ use crate::cache::logged::Cause;
 use crate::engine::{ending, flusher, mount, sealer};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
+use crate::lock_order;
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
 use crate::page::cleaner;
 use crate::page::dump::dump;
@@ -36,7 +37,7 @@ pub struct Engine {
 struct Inner {
     core: Arc<Core>,
     /// Run as long as the pool is mounted and may be changed.
-    background: Mutex<Vec<Background>>,
+    background: Mutex<lock_order::Threads, Vec<Background>>,
     /// Advisory locks: of this handle and its clones, nothing of the pool.
     locks: LockTable,
 }

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{FileMap, Inum};
 use ferrite_pm::{Access, Durability, Medium, PmError, Region};
 use ferrite_vfs::{FileKind, FsError};
-use parking_lot::Mutex;
 
 use crate::audit::boot::StaleBoot;
 use crate::audit::boot::boot_id;

@@ -10,9 +10,10 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::lock_order;
 use crate::options::{LastScrub, RuntimeFinding, ScrubReport};
 
 /// Different findings kept; beyond that, the one met first is dropped.
@@ -28,7 +29,7 @@ struct Kept {
 /// Findings and scrubs since the mount.
 #[derive(Default)]
 pub(crate) struct Incidents {
-    kept: Mutex<Kept>,
+    kept: Mutex<lock_order::Incidents, Kept>,
 }
 
 fn now_s() -> i64 {

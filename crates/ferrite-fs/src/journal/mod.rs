@@ -30,14 +30,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
 use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashSet;
 
 use crate::format::checksum::Check;
 use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::format::record::{DURABLE_WORDS, Item, Link, Record, WORDS_MAX};
+use crate::lock_order;
 use crate::planted::{Flaw, planted};
 
 /// Why a commit did not happen. Nothing was changed.
@@ -109,7 +110,7 @@ struct Ring {
     number: u32,
     /// Newest sequence number of this ring; read by `advance` without the lock.
     last_seq: AtomicU64,
-    state: Mutex<RingState>,
+    state: Mutex<lock_order::Ring, RingState>,
 }
 
 /// Frees the ring space of the records up to `mark`, and collects the resources they freed.
@@ -170,11 +171,11 @@ pub(crate) struct Journal {
     mark: AtomicU64,
     /// The newest record that is known to be durable, or the mark: only used if write-back is deferred.
     synced: AtomicU64,
-    advancing: Mutex<()>,
+    advancing: Mutex<lock_order::Advance, ()>,
     /// Held while freed resources are on their way to the free maps, and neither here nor there.
-    releasing: Mutex<()>,
+    releasing: Mutex<lock_order::Release, ()>,
     /// For threads that wait for a thaw.
-    frozen: Mutex<()>,
+    frozen: Mutex<lock_order::Frozen, ()>,
     thawed: Condvar,
 }
 

@@ -2,20 +2,17 @@
 //!
 //! Contents: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
 //! stopping after an error. Operations are on the floors above.
-//!
-//! Lock order: the rename lock, then inodes in ascending number, then one shard of the cache or one journal ring
-//! (never two of these at once). The journal's `advance` takes rings only.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{BlockNo, FileMap, Inum, MapError, Resource};
 use ferrite_pm::stage::{self, Stage};
 use ferrite_pm::{Medium, PmError, Region, touch};
 use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
-use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::background::Stop;
@@ -29,6 +26,7 @@ use crate::format::unit::Unit;
 use crate::health::incidents::Incidents;
 use crate::health::marks::Damage;
 use crate::journal::Journal;
+use crate::lock_order;
 use crate::options::MountOptions;
 use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
@@ -73,7 +71,7 @@ pub(crate) struct Core {
     /// DRAM for that.
     pub(crate) spreads: Arc<Budget>,
     /// Held by renames that move a directory: only these change which directory is an ancestor of which.
-    pub(crate) rename: Mutex<()>,
+    pub(crate) rename: Mutex<lock_order::Rename, ()>,
     /// Write-back is deferred, and each commit waits for a sync, which it shares with others.
     pub(crate) syncs_commits: bool,
     /// Records carry the checksums of the data that they make reachable (one fence), instead of following it (two).
@@ -96,7 +94,7 @@ pub(crate) struct Core {
     /// Wakes the thread that syncs, if it runs.
     pub(crate) flusher: OnceLock<Arc<Stop>>,
     /// Inodes without names that the mount options keep.
-    pub(crate) kept_orphans: Mutex<Vec<Inum>>,
+    pub(crate) kept_orphans: Mutex<lock_order::KeptOrphans, Vec<Inum>>,
 }
 
 /// A map error as an operation reports it.

@@ -1,4 +1,4 @@
-//! Several inodes locked at once, in the order that [`super::core`] states: ascending number.
+//! Several inodes locked at once, in the order that [`crate::lock_order`] states: ascending number.
 
 use std::sync::Arc;
 

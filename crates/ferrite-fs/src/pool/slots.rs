@@ -1,11 +1,13 @@
 //! The locks of the slots of tokens ([`ferrite_vfs::once`]).
 
+use ferrite_checks::ranked::{Mutex, MutexGuard};
 use ferrite_vfs::Once;
-use parking_lot::{Mutex, MutexGuard};
+
+use crate::lock_order;
 
 /// The locks of the slots, each held while a change with a token of the slot is in progress. A repetition that
 /// overtakes its original waits.
-pub(crate) struct Slots(Box<[Mutex<()>]>);
+pub(crate) struct Slots(Box<[Mutex<lock_order::TokenSlot, ()>]>);
 
 impl Slots {
     /// All free.

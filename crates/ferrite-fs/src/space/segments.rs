@@ -10,12 +10,13 @@
 //! time, so threads seldom compete.
 
 use crossbeam_utils::CachePadded;
+use ferrite_checks::ranked::Mutex;
 use ferrite_map::BlockNo;
 use ferrite_pm::touch;
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
+use crate::lock_order;
 use crate::space::blocks::{BlockAlloc, Class};
 use crate::thread::thread_number;
 
@@ -100,8 +101,8 @@ pub(crate) struct LogUsage {
 
 /// The log space of a mounted pool.
 pub(crate) struct LogSpace {
-    shared: Mutex<Shared>,
-    purses: Box<[CachePadded<Mutex<Purse>>]>,
+    shared: Mutex<lock_order::LogSlabs, Shared>,
+    purses: Box<[CachePadded<Mutex<lock_order::LogPurse, Purse>>]>,
 }
 
 fn size_index(units: u32) -> usize {

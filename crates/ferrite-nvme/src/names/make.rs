@@ -14,7 +14,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::held::Held;
-use crate::table::State;
+use crate::table::{State, Turn};
 
 /// How often a lookup starts over because the inode it found was removed meanwhile.
 const RACES_MAX: usize = 64;
@@ -98,14 +98,14 @@ impl Core {
         let makes_dir = new.kind == FileKind::Directory;
         // A directory's number of links changes with its subdirectories.
         if makes_dir {
-            let mut state = dir.write().map_err(missing)?;
+            let mut state = dir.write_dir(Turn::First).map_err(missing)?;
             let made = self.make_in(ctx, &mut step, &dir, &state, name, new)?;
             let nlink = state.node.nlink + 1;
             let made = self.finish(step, &dir, &state, made, Some(nlink), outcome)?;
             state.node.nlink = nlink;
             Ok(made)
         } else {
-            let state = dir.read().map_err(missing)?;
+            let state = dir.read_dir(Turn::First).map_err(missing)?;
             let made = self.make_in(ctx, &mut step, &dir, &state, name, new)?;
             self.finish(step, &dir, &state, made, None, outcome)
         }
@@ -174,7 +174,7 @@ impl Core {
         // Other threads see the name as soon as it is there, maybe before the commit has returned. They wait here, and
         // change the inode that this thread still uses.
         let made = self.entry(ino);
-        let mut made_state = made.state.write();
+        let mut made_state = made.state.write_ordered(ino);
         step.txn.put(&key::node(ino), &node.encode())?;
         let attr = node.attr(ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
@@ -197,7 +197,7 @@ impl Core {
         posix::check_name(name)?;
         let file = self.hold(ino).map_err(missing)?;
         let dir = self.dir(parent)?;
-        let dir_state = dir.read().map_err(missing)?;
+        let dir_state = dir.read_dir(Turn::First).map_err(missing)?;
         is_live_dir(&dir_state)?;
         let slot = self.lock_name(&mut step, parent, name)?;
         let is_taken = slot.found.is_some();

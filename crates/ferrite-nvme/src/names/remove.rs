@@ -15,7 +15,7 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::held::Held;
 use crate::planted::{Planted, is_planted};
-use crate::table::{Inode, State};
+use crate::table::{Inode, State, Turn};
 
 /// The fate, in memory, of an inode that loses a name, once the step is committed.
 pub(super) enum Lost {
@@ -121,7 +121,7 @@ impl Core {
     pub(crate) fn unlink(self: &Arc<Core>, ctx: &Ctx, mut step: Step<'_>, parent: Ino, name: &[u8]) -> Result<()> {
         posix::check_name(name)?;
         let dir = self.dir(parent)?;
-        let dir_state = dir.read().map_err(missing)?;
+        let dir_state = dir.read_dir(Turn::First).map_err(missing)?;
         is_dir(&dir_state)?;
         let slot = self.lock_name(&mut step, parent, name)?;
         let file = self.removable(ctx, &dir, &dir_state, &slot)?;
@@ -146,7 +146,7 @@ impl Core {
     pub(crate) fn rmdir(self: &Arc<Core>, ctx: &Ctx, mut step: Step<'_>, parent: Ino, name: &[u8]) -> Result<()> {
         posix::check_name(name)?;
         let dir = self.dir(parent)?;
-        let mut dir_state = dir.write().map_err(missing)?;
+        let mut dir_state = dir.write_dir(Turn::First).map_err(missing)?;
         is_dir(&dir_state)?;
         let slot = self.lock_name(&mut step, parent, name)?;
         let victim = self.removable(ctx, &dir, &dir_state, &slot)?;

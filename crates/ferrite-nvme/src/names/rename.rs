@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferrite_checks::ranked::{RwLockReadGuard, RwLockWriteGuard};
 use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, ROOT_INO, RenameMode, Result, posix};
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use super::remove::Lost;
 use super::{Slot, Touch, is_live_dir, missing};
@@ -16,7 +16,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::held::Held;
-use crate::table::{Reading, State, Writing};
+use crate::table::{Reading, State, Turn, Writing};
 
 /// How often a rename starts over because names have changed between the lookup and their locks.
 const RACES_MAX: usize = 64;
@@ -49,10 +49,10 @@ impl std::ops::Deref for DirState<'_> {
 }
 
 impl<'i> DirState<'i> {
-    fn lock(dir: &'i Held, alone: bool) -> Result<Self> {
+    fn lock(dir: &'i Held, turn: Turn, alone: bool) -> Result<Self> {
         Ok(match alone {
-            true => DirState::Alone(dir.write().map_err(missing)?),
-            false => DirState::Shared(dir.read().map_err(missing)?),
+            true => DirState::Alone(dir.write_dir(turn).map_err(missing)?),
+            false => DirState::Shared(dir.read_dir(turn).map_err(missing)?),
         })
     }
 
@@ -152,20 +152,20 @@ impl Plan<'_> {
 
 impl<'i> Dirs<'i> {
     fn lock(from_dir: &'i Held, to_dir: &'i Held, plan: &Plan<'_>) -> Result<Self> {
-        let lock = |dir| DirState::lock(dir, plan.moves_dirs);
+        let lock = |dir, turn| DirState::lock(dir, turn, plan.moves_dirs);
         let dirs = match (plan.crosses, plan.locks_from_first) {
             (false, _) => Self {
-                from: lock(from_dir)?,
+                from: lock(from_dir, Turn::First)?,
                 to: None,
             },
             (true, true) => {
-                let from = lock(from_dir)?;
-                let to = Some(lock(to_dir)?);
+                let from = lock(from_dir, Turn::First)?;
+                let to = Some(lock(to_dir, Turn::Second)?);
                 Self { from, to }
             }
             (true, false) => {
-                let to = Some(lock(to_dir)?);
-                let from = lock(from_dir)?;
+                let to = Some(lock(to_dir, Turn::First)?);
+                let from = lock(from_dir, Turn::Second)?;
                 Self { from, to }
             }
         };
