@@ -65,8 +65,8 @@ pub enum Choice {
 /// A finished recording.
 #[derive(Debug, Clone)]
 pub struct Log {
-    initial: Image,
-    events: Vec<(usize, Event)>,
+    pub(crate) initial: Image,
+    pub(crate) events: Vec<(usize, Event)>,
 }
 
 impl Log {

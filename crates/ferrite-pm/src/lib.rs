@@ -20,7 +20,7 @@
 //! | [`touch`] | which lines an operation writes that others write, too, in the same builds |
 //! | [`fork`] | distinguishing a process from its forked children |
 //! | `events` | what CPU and kernel count: cache misses |
-//! | `recorder`, `crash` | logging stores; building the images a crash could leave |
+//! | `recorder`, `crash`, `omission` | logging stores; building the images a crash could leave; forgetting fences |
 //! | `image` | [`Image`]: the bytes of a pool, of which tests make many regions |
 //!
 //! *Architecture invariant:* this crate knows nothing of the stored data, and no other crate makes stores to a pool
@@ -50,6 +50,7 @@ mod image;
 #[allow(unsafe_code)]
 mod map;
 mod medium;
+mod omission;
 mod recorder;
 #[allow(unsafe_code)]
 mod region;
@@ -68,6 +69,7 @@ pub use events::{CpuEvent, EventCounter, EventError};
 pub use image::Image;
 pub use map::Access;
 pub use medium::Medium;
+pub use omission::Step;
 pub use recorder::Recorder;
 pub use region::{Durability, Region};
 pub use thread::thread_number;
