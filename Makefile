@@ -64,11 +64,11 @@ unit:
 	scripts/run-tests.py --only ferrite-pm/ferrite_pm=stage --only ferrite-fs/stages --only ferrite-fs/shared_lines \
 		-p ferrite-pm -p ferrite-fs --features ferrite-fs/stages --lib --test stages --test shared_lines
 	# The crash explorer and the crash tests on engines with seeded bugs: they must find each one.
-	scripts/run-tests.py --only ferrite-crash/planted --only ferrite-crash/remote=mistakes \
+	scripts/run-tests.py --only ferrite-crash/seeded_bugs --only ferrite-crash/remote=mistakes \
 		--only ferrite-fs/regions_crash --only ferrite-blob/crash --only ferrite-nvme/crash \
 		-p ferrite-crash -p ferrite-fs -p ferrite-blob -p ferrite-nvme \
-		--features ferrite-crash/planted,ferrite-blob/planted,ferrite-nvme/planted \
-		--test planted --test remote --test regions_crash --test crash
+		--features ferrite-crash/seeded-bugs,ferrite-blob/seeded-bugs,ferrite-nvme/seeded-bugs \
+		--test seeded_bugs --test remote --test regions_crash --test crash
 
 # Long tests that go through all mappings by themselves.
 ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums long_loops_on_64_mib \
@@ -81,9 +81,9 @@ soak: build
 	for way in off on; do \
 		FERRITE_RINGS=$$way FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme \
 			--test it -- real_programs:: crash_kill:: nvme:: serve:: leased_mounts:: || exit 1; done
-	# Every planted mistake on every mapping it applies to.
-	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
-	cargo test --release -p ferrite-crash --features planted --test remote mistakes -- --nocapture
+	# Every seeded bug and every forgotten fence, on every mapping it applies to.
+	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features seeded-bugs --test seeded_bugs -- --nocapture
+	cargo test --release -p ferrite-crash --features seeded-bugs --test remote mistakes -- --nocapture
 	# `ferrite-lab run all --quick` must take less than 10 minutes; alone, because other tests would take its cores.
 	cargo test --release -p ferrite-lab --features leveldb,nvme --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; as many kills as on the default mapping.

@@ -14,9 +14,9 @@ use crate::core::{Before, Core, Inner, State};
 use crate::device::Op;
 use crate::format::{BlobId, METADATA_BYTES_MAX, Overflow};
 use crate::page::{Pages, Piece, Source, fresh_piece, is_aligned};
-use crate::planted::{Planted, is_planted};
 use crate::ring::Torn;
 use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Writes of more pieces than this become durable by one flush instead of one durable write each.
@@ -173,7 +173,7 @@ impl Blob {
         self.check_tangle(&state, offset.min(state.valid_len), end)?;
         let added = self.fill_holes(&mut state, offset, end)?;
         let valid_len = state.valid_len.max(end);
-        if is_planted(Planted::MetadataFirst) {
+        if is_seeded(Bug::BlobMetadataFirst) {
             let mut early = std::mem::replace(&mut state.valid_len, valid_len);
             self.store(&mut state, metadata, true)?;
             std::mem::swap(&mut early, &mut state.valid_len);
@@ -452,7 +452,7 @@ impl Blob {
         fresh.extend(self.zero_added(state, added, offset / PAGE..end.div_ceil(PAGE), valid.max(end))?);
         self.put_fresh(&fresh)?;
         // Bytes between the old end and the new bytes become zero.
-        if offset > valid && !is_planted(Planted::StaleBytes) {
+        if offset > valid && !is_seeded(Bug::BlobStaleBytes) {
             self.zero_gap(state, added, valid, offset)?;
         }
         let overflow = match added.is_empty() {
@@ -474,7 +474,7 @@ impl Blob {
         valid_len: u64,
     ) -> Result<Vec<Piece<'static>>> {
         let mut pieces = Vec::new();
-        if is_planted(Planted::StaleBytes) {
+        if is_seeded(Bug::BlobStaleBytes) {
             return Ok(pieces);
         }
         let (unit_pages, per) = (
@@ -566,11 +566,11 @@ impl Blob {
             .map(|piece| Op::Write {
                 offset: piece.target * PAGE,
                 from: piece.data.bytes(),
-                durable: !flushes && !is_planted(Planted::NoFlush),
+                durable: !flushes && !is_seeded(Bug::BlobNoFlush),
             })
             .collect();
         self.core.device.run(&mut batch)?;
-        match flushes && !is_planted(Planted::NoFlush) {
+        match flushes && !is_seeded(Bug::BlobNoFlush) {
             true => self.core.device.run(&mut [Op::Flush]),
             false => Ok(()),
         }

@@ -17,13 +17,13 @@ use crate::format::{
     decode_overflow, encode_overflow,
 };
 use crate::page::Pages;
-use crate::planted::{Planted, is_planted};
 use crate::ranges::Ranges;
 use crate::ring::Ring;
 use crate::space::Bitmap;
 use crate::sums::Summed;
 use crate::units::Units;
 use crate::{Error, PAGE_BYTES, Result};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// In place of a slot's number: damage that does not concern a slot.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
@@ -248,7 +248,7 @@ impl Core {
         self.metadata().run(&mut [Op::Write {
             offset: page * PAGE_BYTES as u64,
             from: data.bytes(),
-            durable: !is_planted(Planted::EarlyReuse),
+            durable: !is_seeded(Bug::BlobEarlyReuse),
         }])
     }
 
@@ -363,7 +363,7 @@ impl Core {
             overflow: state.overflow.clone(),
             extents: extents.into_iter().take(HEAD_EXTENTS).collect(),
         };
-        if !is_planted(Planted::DeleteForgotten) || head.is_live {
+        if !is_seeded(Bug::BlobDeleteForgotten) || head.is_live {
             self.put_head(&head)?;
         }
         let before = std::mem::replace(&mut state.generation, head.generation);
@@ -378,7 +378,7 @@ impl Core {
     /// Writes a blob's own page, to that one of its slot's two pages that the generation selects. If it fails, the
     /// store stops.
     pub(crate) fn put_head(&self, head: &Head) -> Result<()> {
-        let side = match is_planted(Planted::InPlace) {
+        let side = match is_seeded(Bug::BlobInPlace) {
             true => 0,
             false => head.generation & 1,
         };

@@ -28,7 +28,6 @@
 //! | `digest` | one slot's contribution to the digest of a close |
 //! | `proof` | the proof that a close leaves of its slots, and blobs with only an older state left |
 //! | `untangle` | blobs that name another's units |
-//! | `planted` | deliberate mistakes, for tests |
 //! | `check` | every structure against every other |
 //!
 //! *Architecture invariant:* every change is on the device when a call returns. A blob's metadata changes by one write
@@ -49,7 +48,6 @@ mod format;
 mod overlay;
 mod overwrite;
 mod page;
-pub mod planted;
 mod proof;
 mod ranges;
 mod ring;

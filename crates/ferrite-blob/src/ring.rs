@@ -25,8 +25,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::device::{Device, Op};
 use crate::format::{BlobId, Layout, RING_ENTRIES, RingEntry, hash_of};
 use crate::page::Pages;
-use crate::planted::{Planted, is_planted};
 use crate::{Error, PAGE_BYTES, Result};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 #[derive(Debug)]
 struct State {
@@ -106,7 +106,7 @@ impl Ring {
     /// The same of several.
     pub(crate) fn holds_any(&self, mut targets: Range<u64>) -> bool {
         let state = self.state.lock();
-        !is_planted(Planted::RingPassedBy)
+        !is_seeded(Bug::BlobRingPassedBy)
             && !state.last.is_empty()
             && targets.any(|target| state.last.contains_key(&target))
     }
@@ -157,7 +157,7 @@ impl Ring {
         let written = device.run(&mut [Op::Write {
             offset: layout.ring(number % RING_ENTRIES) * PAGE_BYTES as u64,
             from: pages.bytes(),
-            durable: !is_planted(Planted::RingLate),
+            durable: !is_seeded(Bug::BlobRingLate),
         }]);
         let mut state = self.state.lock();
         match written {

@@ -14,8 +14,8 @@ use crate::core::Core;
 use crate::device::{Device, Op};
 use crate::format::{AREAS_MAX, Areas, Superblock};
 use crate::page::Pages;
-use crate::planted::{Planted, is_planted};
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Each new area is this part of all earlier slots, so that there are never many areas; and at most this part of the
 /// free space, so that something is left for the blobs.
@@ -95,7 +95,7 @@ impl Core {
         let Some((first, units)) = self.take_for_slots() else {
             return Ok(false);
         };
-        if !is_planted(Planted::SlotsLate)
+        if !is_seeded(Bug::BlobSlotsLate)
             && let Err(error) = self.zero_units(first, units)
         {
             self.free.lock().units.give(first, units);
@@ -111,7 +111,7 @@ impl Core {
             _ => more.areas.push((first, units)),
         }
         self.put_superblock(&more).map_err(|error| self.stop(error))?;
-        if is_planted(Planted::SlotsLate) {
+        if is_seeded(Bug::BlobSlotsLate) {
             self.zero_units(first, units)?;
         }
         *self.areas.write() = more.areas.clone();

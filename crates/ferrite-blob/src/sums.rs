@@ -30,8 +30,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::device::{Device, Op};
 use crate::format::{Layout, SUMS_PER_PAGE, Sum};
 use crate::page::Pages;
-use crate::planted::{Planted, is_planted};
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Leaves in memory: the sums of 8 GiB, in 16 MiB.
@@ -237,7 +237,7 @@ impl Summed {
             .map(|(number, leaf)| Op::Write {
                 offset: (self.at + number) * PAGE,
                 from: leaf.bytes.bytes(),
-                durable: !is_planted(Planted::SumsLate),
+                durable: !is_seeded(Bug::BlobSumsLate),
             })
             .collect();
         let written = match batch.is_empty() {

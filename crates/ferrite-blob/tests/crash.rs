@@ -310,7 +310,7 @@ fn explore_slots(seed: u64, images: usize, in_parts: bool) {
 }
 
 #[test]
-#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+#[cfg_attr(feature = "seeded-bugs", ignore = "seeded bugs are the whole process's")]
 fn images_of_lost_power_while_slots_are_added() {
     let (seeds, images) = match std::env::var_os("FERRITE_SOAK") {
         Some(_) => (0..40, 200),
@@ -324,7 +324,7 @@ fn images_of_lost_power_while_slots_are_added() {
 
 /// `FERRITE_SOAK` makes it 100,000.
 #[test]
-#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+#[cfg_attr(feature = "seeded-bugs", ignore = "seeded bugs are the whole process's")]
 fn images_of_lost_power() {
     let (seeds, images) = match (seed_from_env(), std::env::var_os("FERRITE_SOAK")) {
         (Some(seed), _) => (seed..seed + 1, 200),
@@ -336,24 +336,24 @@ fn images_of_lost_power() {
     }
 }
 
-#[cfg(feature = "planted")]
+#[cfg(feature = "seeded-bugs")]
 #[test]
-fn every_planted_mistake_is_found() {
-    use ferrite_blob::planted;
+fn every_seeded_bug_is_found() {
+    use ferrite_checks::fault_injection::{Bug, seed};
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for &mistake in planted::ALL {
-        planted::choose(Some(mistake));
+    for bug in Bug::of("ferrite-blob") {
+        seed(Some(bug));
         let finds = |seed| {
             let explored = std::panic::catch_unwind(|| explore(seed, 40));
             explored.is_err() || std::panic::catch_unwind(|| explore_slots(seed, 10, seed % 2 == 1)).is_err()
         };
         let is_found = (0..40).any(finds);
         if !is_found {
-            missed.push(mistake);
+            missed.push(bug);
         }
     }
-    planted::choose(None);
+    seed(None);
     drop(std::panic::take_hook());
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

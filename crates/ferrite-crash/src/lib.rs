@@ -2,10 +2,11 @@
 //! (docs/design.md, "Proof").
 //!
 //! Contents: [`source`], the workloads and their names; [`record`], a workload run on a recorded engine and on the
-//! reference engine; [`choices`], the images of a crash point that are tried; [`allowed`], their allowed contents, and
-//! [`verify`], all their requirements; [`session`] and [`resend`], changes with tokens, and resent changes;
-//! [`explore`], all of it together, on several threads; [`plan`], the order of workloads; [`shrink`], the shortest
-//! workload that still fails; [`report`], the report of a failure, and the file with its image.
+//! reference engine; [`omission`], mistakes made in the recording; [`choices`], the images of a crash point that
+//! are tried; [`allowed`], their allowed contents, and [`verify`], all their requirements; [`session`] and
+//! [`resend`], changes with tokens, and resent changes; [`explore`], all of it together, on several threads;
+//! [`plan`], the order of workloads; [`shrink`], the shortest workload that still fails; [`report`], the report of
+//! a failure, and the file with its image.
 //!
 //! The program `ferrite-crash` is the command line of all this.
 //!
@@ -18,6 +19,7 @@
 pub mod allowed;
 pub mod choices;
 pub mod explore;
+pub mod omission;
 pub mod plan;
 pub mod record;
 pub mod report;
@@ -29,6 +31,8 @@ pub mod verify;
 
 pub use ferrite_fs::Mapping;
 
+use omission::Omission;
+
 /// The kind of pool to try. A mapping stands for pools with that mapping and default options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
@@ -38,6 +42,8 @@ pub struct Variant {
     pub data_checksum: bool,
     /// Whether its mounts hold stores back until a sync, as with `durability=fsync`.
     pub held: bool,
+    /// A mistake that the engine makes in all workloads.
+    pub omission: Option<Omission>,
 }
 
 impl From<Mapping> for Variant {
@@ -46,6 +52,7 @@ impl From<Mapping> for Variant {
             mapping,
             data_checksum: false,
             held: false,
+            omission: None,
         }
     }
 }

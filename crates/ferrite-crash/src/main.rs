@@ -168,6 +168,7 @@ fn variants(pools: &Pools) -> impl Iterator<Item = Variant> {
         data_checksum, held, ..
     } = pools;
     mappings(pools.mapping).map(move |mapping| Variant {
+        omission: None,
         mapping,
         data_checksum,
         held,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use ferrite_fs::{AtimePolicy, Durability, Engine, MkfsOptions, MountOptions, mkfs, number_thread};
+use ferrite_fs::{AtimePolicy, Durability, Engine, MkfsOptions, MountOptions, Superblock, mkfs, number_thread};
 use ferrite_pm::{Image, Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
 use ferrite_testkit::ops::{Op, Target};
@@ -147,6 +147,7 @@ fn image_of(region: &Region) -> Vec<u8> {
 /// A pool after a workload's setup, and the operations of the setup. Most workloads share it.
 struct Ready {
     image: Image,
+    superblock: Superblock,
     done: Vec<Op>,
 }
 
@@ -166,6 +167,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     }
     let region = Region::anonymous(bytes).map_err(|error| error.to_string())?;
     mkfs(&region, &options(variant, workload)).map_err(|error| error.to_string())?;
+    let superblock = Superblock::find(&region).map_err(|error| error.to_string())?;
     let initial = image_of(&region);
     let recorder = Recorder::new(initial.clone());
     let mut region = Region::from_image(&initial).map_err(|error| error.to_string())?;
@@ -218,6 +220,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     engine.unmount().map_err(|error| error.to_string())?;
     let ready = Arc::new(Ready {
         image: recorder.log().final_image().into(),
+        superblock,
         done,
     });
     made.lock().insert(key, Arc::clone(&ready));
@@ -335,8 +338,12 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
     };
     let settled = |ops: &Vec<Op>| ops.iter().map(|op| matches!(op, Op::Fallocate { .. })).collect();
     let states = workload.threads.iter().enumerate().map(expected);
+    let log = recorder.log();
     Ok(Recorded {
-        log: recorder.log(),
+        log: match variant.omission {
+            None => log,
+            Some(omission) => omission.leave_out(&log, &ready.superblock),
+        },
         states: states.collect::<Result<_, _>>()?,
         durable: workload.threads.iter().map(|ops| durable(variant, ops)).collect(),
         pages: workload

@@ -116,6 +116,7 @@ fn no_crash_parts_data_from_its_checksum() {
     };
     for &mapping in MAPPINGS {
         let variant = Variant {
+            omission: None,
             mapping,
             data_checksum: true,
             held: false,
@@ -150,6 +151,7 @@ fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
     };
     for &mapping in MAPPINGS {
         let variant = Variant {
+            omission: None,
             mapping,
             data_checksum: soak && mapping == Mapping::default(),
             held: true,

@@ -22,6 +22,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use ferrite_crash::choices::{self, choices};
+#[cfg(feature = "seeded-bugs")]
+use ferrite_crash::omission::Omission;
 use ferrite_crash::{MAPPINGS, Mapping};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck};
 use ferrite_pm::{Image, Region as Pool};
@@ -31,6 +33,8 @@ use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM, SetAttr};
 
 use effects::Allowed;
 use script::{Recorded, read_state, record};
+#[cfg(feature = "seeded-bugs")]
+use seam::Fences;
 
 fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
     MkfsOptions::default()
@@ -138,7 +142,7 @@ fn scenes(seeds: u64) -> Vec<(Mapping, bool, u64)> {
 }
 
 #[test]
-#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+#[cfg_attr(feature = "seeded-bugs", ignore = "seeded bugs are the whole process's")]
 fn crashes_between_packets_and_calls() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
     let (seeds, steps, per_point) = if soak { (5, 40, 10) } else { (1, 20, 4) };
@@ -164,17 +168,19 @@ fn crashes_between_packets_and_calls() {
 }
 
 /// Each possible mistake between packets and calls shows in the test above.
-#[cfg(feature = "planted")]
+#[cfg(feature = "seeded-bugs")]
 #[test]
 fn mistakes_behind_packets_are_found() {
-    use ferrite_fs::planted as engine;
-    use ferrite_mr::planted as adapter;
+    use ferrite_checks::fault_injection::{Bug, seed as seed_bug};
 
     std::panic::set_hook(Box::new(|_| {}));
-    let look = |name: String| {
+    let look = |name: String, omission: Option<Omission>| {
         let found = (1..100).find_map(|seed| {
             let scene = || {
-                let recorded = record(&options(Mapping::default(), true), seed, 30, false);
+                let mut recorded = record(&options(Mapping::default(), true), seed, 30, false);
+                if let Some(omission) = omission {
+                    recorded.log = omission.leave_out(&recorded.log, &recorded.superblock);
+                }
                 explore(&recorded, seed, 6).err()
             };
             // Only the state after a crash counts.
@@ -187,22 +193,18 @@ fn mistakes_behind_packets_are_found() {
         }
         found.is_none().then_some(name)
     };
-    let of_engine = [
-        engine::Flaw::BoundVouched,
-        engine::Flaw::FreedBeforeDrain,
-        engine::Flaw::AppendWithoutFence,
-        engine::Flaw::TailKept,
-    ];
+    let of_engine = [Bug::BoundVouched, Bug::FreedBeforeDrain, Bug::TailKept];
     let mut missed = Vec::new();
-    for flaw in of_engine {
-        engine::plant(Some(flaw));
-        missed.extend(look(format!("{flaw:?}")));
-        engine::plant(None);
+    for bug in of_engine.into_iter().chain(Bug::of("ferrite-mr")) {
+        seed_bug(Some(bug));
+        missed.extend(look(format!("{bug:?}"), None));
+        seed_bug(None);
     }
-    for flaw in adapter::Flaw::ALL {
-        adapter::plant(Some(flaw));
-        missed.extend(look(format!("{flaw:?}")));
-        adapter::plant(None);
+    missed.extend(look("AppendFence".into(), Some(Omission::AppendFence)));
+    for fences in [Fences::BeforeAccess, Fences::AfterGuard] {
+        seam::fence_of_adapters(fences);
+        missed.extend(look(format!("{fences:?}"), None));
+        seam::fence_of_adapters(Fences::InTime);
     }
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

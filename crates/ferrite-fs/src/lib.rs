@@ -14,7 +14,7 @@
 //! | 3 | `journal` | rings of records: commit, apply, retire, replay |
 //! | 2 | `space`, `cache`, `health` | what is free; what is kept in DRAM; what is damaged |
 //! | 1 | `format`, `background` | the bytes of each structure; threads that work as long as a pool is mounted |
-//! | 0 | `error`, `options`, `lock_order`, `planted`, `thread` | what all floors use |
+//! | 0 | `error`, `options`, `lock_order`, `thread` | what all floors use |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
 //! outside `journal` in only four places: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which
@@ -35,7 +35,6 @@ mod journal;
 mod lock_order;
 mod options;
 mod page;
-pub mod planted;
 mod pool;
 mod retry;
 mod space;

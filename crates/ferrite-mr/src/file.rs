@@ -29,10 +29,10 @@ use crate::appends::Appends;
 use crate::faults::{Faults, Wanted, fault_of};
 use crate::key::{Key, KeyCheck};
 use crate::meter::{Counts, Meter};
-use crate::planted::{Flaw, planted};
 use crate::range_mtt::RangeMtt;
 use crate::run::{Placed, Run};
 use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Pages requested at a time before any packet needs them.
 const EXPLORED_PAGES: u32 = 4096;
@@ -108,7 +108,7 @@ impl State {
 
     fn forget(&mut self, first: u32, end: u32) {
         let count = end.saturating_sub(first);
-        if self.pages.remove(first, count) > 0 && !planted(Flaw::StaleTranslation) {
+        if self.pages.remove(first, count) > 0 && !is_seeded(Bug::StaleTranslation) {
             self.epoch += 1;
         }
         self.holes.remove(first, count);

@@ -28,11 +28,6 @@ mod meter;
 mod models;
 mod page_cache;
 mod page_mtt;
-#[cfg_attr(
-    not(feature = "planted"),
-    allow(dead_code, reason = "only named where they would be made")
-)]
-pub mod planted;
 mod range_cache;
 mod range_mtt;
 mod room;

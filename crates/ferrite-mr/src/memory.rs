@@ -20,7 +20,6 @@ use crate::faults::Wanted;
 use crate::file::{Place, State};
 use crate::grants::{Found, Grants};
 use crate::key::Rights;
-use crate::planted::{Flaw, planted};
 use crate::room::Room;
 
 /// Pages requested at a time.
@@ -160,7 +159,6 @@ fn access<T>(
     act: impl FnOnce(&dyn Region, &[Piece]) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let file = &found.grant.file;
-    let early = planted(Flaw::GuardBeforeFence).then(|| file.region()).flatten();
     let guard = file.guard(&found.grant.key)?;
     let region = guard.region()?;
     // It has not been checked yet whether all of a short message is in the file.
@@ -170,16 +168,6 @@ fn access<T>(
         return Err(Fault::Access);
     }
     match translate(found, guard.state(), &bytes, pieces)? {
-        None if planted(Flaw::AckBeforeFence) => {
-            fence(region)?;
-            act(region, pieces)
-        }
-        None if planted(Flaw::GuardBeforeFence) => {
-            let done = act(region, pieces)?;
-            drop(guard);
-            early.map_or(Err(Fault::Access), |region| fence(&*region))?;
-            Ok(done)
-        }
         None => {
             let done = act(region, pieces)?;
             fence(region)?;

@@ -26,9 +26,9 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::held::Held;
-use crate::planted::{Planted, is_planted};
 use crate::rights::{Left, Xattrs, encode_xattrs};
 use crate::table::State;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// An open file.
 #[derive(Debug, Clone)]
@@ -176,7 +176,7 @@ impl Core {
     pub(crate) fn go_ahead(&self, ino: Ino, state: &mut State) -> Result<()> {
         if !state.is_ahead {
             let mut step = self.own_step()?;
-            if !is_planted(Planted::NoAheadRecord) {
+            if !is_seeded(Bug::NoAheadRecord) {
                 step.txn.put(&key::ahead(ino), b"")?;
             }
             step.commit(|| Outcome::Done)?;
@@ -233,7 +233,7 @@ impl Core {
         outcome: impl FnOnce() -> Outcome,
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
-        let rights_first = change.takes_rights && change.is_in_place && !is_planted(Planted::RightsLast);
+        let rights_first = change.takes_rights && change.is_in_place && !is_seeded(Bug::RightsLast);
         let in_step = step.has_token() || change.takes_rights && !rights_first;
         if in_step {
             // The commit comes after the content has changed, too late to be refused.
@@ -298,7 +298,7 @@ impl Core {
         let is_due = node.ctime.0.abs_diff(held.live().stored.0) > TIME_STEP.as_nanos() as u64;
         if is_due || node.size != state.node.size {
             self.go_ahead(held.ino, state)?;
-            if is_planted(Planted::SizeFirst) {
+            if is_seeded(Bug::SizeFirst) {
                 blob.set_metadata(&Tail::of(held.ino, node).encode())?;
             }
             let done = work(&blob, Some(&Tail::of(held.ino, node).encode()));
@@ -350,11 +350,11 @@ impl Core {
             node.allocated_bytes = blob.allocated_bytes();
             left.put(&mut step, held.ino)?;
             step.txn.put(&key::node(held.ino), &node.encode())?;
-            if !is_planted(Planted::RecordStays) {
+            if !is_seeded(Bug::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
             }
             // The file keeps growing: the record is there then.
-            if !is_planted(Planted::NoAheadRecord) {
+            if !is_seeded(Bug::NoAheadRecord) {
                 step.txn.put(&key::ahead(held.ino), b"")?;
             }
             step.commit(outcome)

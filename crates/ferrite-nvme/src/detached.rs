@@ -16,7 +16,7 @@ use ferrite_vfs::{FsError, Result, SpaceOf};
 use crate::blobs::{Place, place_of};
 use crate::core::Core;
 use crate::format::key;
-use crate::planted::{Planted, is_planted};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// How many blobs are made at once.
 const MADE_AT_ONCE: usize = 16;
@@ -84,7 +84,7 @@ impl Core {
     fn record_detached(&self, store: u16, ids: &[BlobId]) -> Result<()> {
         let mut step = self.own_step()?;
         for &blob in ids {
-            if !is_planted(Planted::NoRecordOfNewBlobs) {
+            if !is_seeded(Bug::NoRecordOfNewBlobs) {
                 step.txn.put(&key::detached(Place { store, blob }), b"")?;
             }
         }

@@ -15,7 +15,7 @@ use ferrite_vfs::{FsError, Ino, Outcome, Result};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Beside, Content, INLINE_BYTES_MAX, Node};
-use crate::planted::{Planted, is_planted};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Files up to this length have no blob, while the metadata store has room.
 pub(crate) const SMALL_BYTES_MAX: u64 = 32 << 10;
@@ -52,7 +52,7 @@ impl Core {
             self.drop_small(step, ino, old)?;
             return Ok(Content::Inline(bytes));
         }
-        if is_planted(Planted::ContentFirst) {
+        if is_seeded(Bug::ContentFirst) {
             let mut own = self.own_step()?;
             own.txn.put(&key::small(ino), &bytes)?;
             own.commit(|| Outcome::Done)?;
@@ -69,7 +69,7 @@ impl Core {
     /// Removes the part of `content` that lies beside its node. The caller puts the node, or removes it, in the same
     /// step.
     pub(crate) fn drop_small(&self, step: &mut Step<'_>, ino: Ino, content: &Content) -> Result<()> {
-        if matches!(content, Content::Beside(_)) && !is_planted(Planted::ContentStays) {
+        if matches!(content, Content::Beside(_)) && !is_seeded(Bug::ContentStays) {
             step.txn.delete(&key::small(ino))?;
         }
         Ok(())

@@ -543,7 +543,7 @@ fn explore(home: Home, profile: Profile, seed: u64, images: u64) {
 
 /// `FERRITE_SOAK` makes it 100,000.
 #[test]
-#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+#[cfg_attr(feature = "seeded-bugs", ignore = "seeded bugs are the whole process's")]
 fn images_of_lost_power() {
     let (seeds, images) = match (seed_from_env(), std::env::var_os("FERRITE_SOAK")) {
         (Some(seed), _) => (seed..seed + 1, 200),
@@ -560,7 +560,7 @@ fn images_of_lost_power() {
 /// The log of RocksDB and its tables are on a third device.
 #[cfg(feature = "rocksdb")]
 #[test]
-#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+#[cfg_attr(feature = "seeded-bugs", ignore = "seeded bugs are the whole process's")]
 fn images_of_lost_power_with_metadata_on_a_device() {
     let (seeds, images) = match (seed_from_env(), std::env::var_os("FERRITE_SOAK")) {
         (Some(seed), _) => (seed..seed + 1, 40),
@@ -574,23 +574,23 @@ fn images_of_lost_power_with_metadata_on_a_device() {
     }
 }
 
-#[cfg(feature = "planted")]
+#[cfg(feature = "seeded-bugs")]
 #[test]
-fn every_planted_mistake_is_found() {
-    use ferrite_nvme::planted;
+fn every_seeded_bug_is_found() {
+    use ferrite_checks::fault_injection::{Bug, seed};
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for &mistake in planted::ALL {
-        planted::choose(Some(mistake));
+    for bug in Bug::of("ferrite-nvme") {
+        seed(Some(bug));
         let finds = |seed: u64| {
             let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
             std::panic::catch_unwind(|| explore(Home::Memory, profile, seed, 40)).is_err()
         };
         if !(0..120).any(finds) {
-            missed.push(mistake);
+            missed.push(bug);
         }
     }
-    planted::choose(None);
+    seed(None);
     drop(std::panic::take_hook());
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

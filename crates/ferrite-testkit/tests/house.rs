@@ -61,7 +61,7 @@ const CODE_COLUMNS_MAX: usize = 130;
 
 /// The layers of the engine, from the lowest to the highest; those of one line do not use each other.
 const ENGINE_FLOORS: &[&[&str]] = &[
-    &["error", "options", "lock_order", "planted", "thread"],
+    &["error", "options", "lock_order", "thread"],
     &["format", "background"],
     &["space", "cache", "health"],
     &["journal"],

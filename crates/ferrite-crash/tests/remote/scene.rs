@@ -28,7 +28,7 @@ use ferrite_vfs::{FallocateMode, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, R
 use parking_lot::{Condvar, Mutex};
 
 use super::effects::{Book, Effect, word_at};
-use super::seam::Stops;
+use super::seam::{self, Stops};
 use super::support::Hosts;
 
 /// After so long in a call of the adapter, the call waits for a guard.
@@ -413,6 +413,7 @@ impl Watched {
         let id = self.scene.book.begin(effect);
         CURRENT.set(Some(id));
         let result = call(&mut self.below);
+        seam::guard_is_released();
         if let Some(id) = CURRENT.take() {
             let happened = result.as_ref().is_ok_and(has_happened);
             self.scene.book.end(id, happened);
@@ -440,6 +441,7 @@ impl Watched {
     /// The packet is done: threads that wait for it continue, and the results that it has requested are there before
     /// the next one.
     fn after(&self) {
+        seam::guard_is_released();
         if ROLE.get() == Role::First {
             self.scene.end_local();
         }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, mkfs};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, mkfs};
 use ferrite_mr::{Binder, Options, Rights, SessionId};
 use ferrite_pm::{Log, Recorder, Region as Pool};
 use ferrite_roce::memory::{APPEND_AT, RESERVE_AT};
@@ -33,6 +33,8 @@ const STEPS_MAX: u64 = 3_000;
 
 /// A scene after its run.
 pub(crate) struct Recorded {
+    #[cfg_attr(not(feature = "seeded-bugs"), allow(dead_code, reason = "only omissions need it"))]
+    pub(crate) superblock: Superblock,
     pub(crate) log: Log,
     pub(crate) moments: Vec<Moment>,
     /// Local calls that waited for a packet, and packets in the middle of other calls.
@@ -105,6 +107,7 @@ pub(crate) fn record(options: &MkfsOptions, seed: u64, steps: u64, is_checked: b
     }
     script.unbind();
     let recorded = Recorded {
+        superblock: Superblock::find(&Pool::from_image(&empty).unwrap()).unwrap(),
         log: recorder.log(),
         moments: scene.book.moments(),
         waited: scene.waited.load(SeqCst),

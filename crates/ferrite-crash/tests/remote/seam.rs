@@ -1,12 +1,14 @@
 //! The seam between engine and adapter: here a test stops a packet, or a local call, and lets another event happen.
 //!
-//! Contents: [`Seam`], an engine that intercepts its regions and adapters; [`Stops`], the events at a stop.
+//! Contents: [`Seam`], an engine that intercepts its regions and adapters; [`Stops`], the events at a stop; [`Fences`],
+//! which mistake an adapter makes with its fences.
 //!
 //! Stores are held as a processor may hold streamed ones: other threads need not see them before the fence of their
 //! thread. So a thread that copies a page while its guard is released too early misses those stores.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
 use ferrite_fs::{Engine, number_thread};
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, PageRun, Region, Regions};
@@ -92,6 +94,48 @@ impl Adapter for SeenAdapter {
     }
 }
 
+/// When the fences of adapters take effect. The adapter fences after its stores, under the guard of their pages; the
+/// seam stands for one that does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "seeded-bugs"),
+    allow(dead_code, reason = "other builds search for no mistakes")
+)]
+pub(crate) enum Fences {
+    /// Where they are.
+    InTime,
+    /// A packet is acknowledged before the fence that makes it durable: the adapter fences, and then stores.
+    BeforeAccess,
+    /// A guard is released before the fence of what was stored under it.
+    AfterGuard,
+}
+
+static FENCES: AtomicU8 = AtomicU8::new(Fences::InTime as u8);
+
+/// Sets when they do, in the whole process.
+#[cfg(feature = "seeded-bugs")]
+pub(crate) fn fence_of_adapters(fences: Fences) {
+    FENCES.store(fences as u8, SeqCst);
+}
+
+fn are_fences(fences: Fences) -> bool {
+    FENCES.load(SeqCst) == fences as u8
+}
+
+thread_local! {
+    /// Fences that come after the guard is released.
+    static LATE: RefCell<Vec<SeenRegion>> = const { RefCell::new(Vec::new()) };
+    /// An access has begun, and its fence was before it.
+    static HAS_BEGUN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The adapter has released its last guard.
+pub(crate) fn guard_is_released() {
+    for region in LATE.take() {
+        let _ = region.complete();
+    }
+}
+
 /// A store that only its own thread sees: page, offset, bytes.
 type Held = (u32, u32, Vec<u8>);
 
@@ -99,12 +143,28 @@ thread_local! {
     static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
 }
 
+#[derive(Clone)]
 struct SeenRegion {
     below: Arc<dyn Region>,
     stops: Arc<dyn Stops>,
 }
 
 impl SeenRegion {
+    /// An access to pages under a guard, which may be the first under it.
+    fn access(&self) {
+        guard_is_released();
+        if are_fences(Fences::BeforeAccess) && !HAS_BEGUN.replace(true) {
+            let _ = self.complete();
+        }
+    }
+
+    fn complete(&self) -> Result<()> {
+        self.stops.in_packet(false);
+        self.let_out();
+        self.stops.in_packet(false);
+        self.below.fence()
+    }
+
     fn let_out(&self) {
         for (page, within, data) in HELD.take() {
             self.below.store(page, within, &data);
@@ -122,6 +182,7 @@ impl Region for SeenRegion {
     }
 
     fn store(&self, page: u32, within: u32, data: &[u8]) {
+        self.access();
         self.stops.in_packet(false);
         if self.stops.is_seen_at_once() {
             self.below.store(page, within, data);
@@ -132,12 +193,14 @@ impl Region for SeenRegion {
     }
 
     fn load(&self, page: u32, within: u32, into: &mut [u8]) {
+        self.access();
         // A thread sees its own stores.
         self.let_out();
         self.below.load(page, within, into);
     }
 
     fn fetch_add(&self, page: u32, within: u32, add: u64) -> u64 {
+        self.access();
         self.let_out();
         let before = self.below.fetch_add(page, within, add);
         self.stops.in_packet(false);
@@ -145,6 +208,7 @@ impl Region for SeenRegion {
     }
 
     fn compare_swap(&self, page: u32, within: u32, compare: u64, swap: u64) -> u64 {
+        self.access();
         self.let_out();
         let before = self.below.compare_swap(page, within, compare, swap);
         self.stops.in_packet(false);
@@ -152,10 +216,15 @@ impl Region for SeenRegion {
     }
 
     fn fence(&self) -> Result<()> {
-        self.stops.in_packet(false);
-        self.let_out();
-        self.stops.in_packet(false);
-        self.below.fence()
+        if are_fences(Fences::BeforeAccess) {
+            HAS_BEGUN.set(false);
+            return Ok(());
+        }
+        if are_fences(Fences::AfterGuard) {
+            LATE.with_borrow_mut(|late| late.push(self.clone()));
+            return Ok(());
+        }
+        self.complete()
     }
 
     fn fault(&self, first: u32, pages: u32, access: Access) -> Result<()> {

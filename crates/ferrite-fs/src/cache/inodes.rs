@@ -40,15 +40,15 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::cache::spread::Spread;
 use crate::lock_order;
 
-use crate::planted::{Flaw, planted};
+use ferrite_checks::fault_injection::{self, Bug, is_seeded};
 
-/// With planted mistakes there are few shards, and they keep hardly anything, so that even the small pools on which
-/// the mistakes are searched for trigger sweeps.
-const SHARDS: usize = if cfg!(feature = "planted") { 2 } else { 64 };
+/// With seeded bugs there are few shards, and they keep hardly anything, so that even the small pools on which tests
+/// search for the bugs trigger sweeps.
+const SHARDS: usize = if fault_injection::IS_COMPILED { 2 } else { 64 };
 /// Unused entries that a sweep of a shard leaves.
-const KEEP_FILES: usize = if cfg!(feature = "planted") { 0 } else { 64 };
+const KEEP_FILES: usize = if fault_injection::IS_COMPILED { 0 } else { 64 };
 /// The same for directories whose lock protects something: rebuilding that state means reading all of their blocks.
-const KEEP_DIRS: usize = if cfg!(feature = "planted") { 0 } else { 64 };
+const KEEP_DIRS: usize = if fault_injection::IS_COMPILED { 0 } else { 64 };
 /// A shard with less news is not swept.
 const NEWS_MIN: usize = KEEP_FILES + KEEP_DIRS;
 /// Tables smaller than this are not worth shrinking.
@@ -118,7 +118,7 @@ impl Table {
             made.news = AtomicBool::new(found.is_news());
             // This is the number of the record that freed the inode, or of a later one: the inode number was freed
             // after that record was noted here, and only then could we claim it.
-            if !planted(Flaw::InodeUnordered) {
+            if !is_seeded(Bug::InodeUnordered) {
                 made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
                 made.change = AtomicU64::new(made.last_seq());
             }
@@ -458,7 +458,7 @@ impl InodeCache {
     /// Raises the floor to the `last_seq` of entries dropped from `_table`, which stays locked from before they are
     /// dropped until this returns.
     fn raise_floor(&self, _table: &mut MutexGuard<'_, Table>, last_seq: u64) {
-        if !planted(Flaw::SweepForgetsFloor) && last_seq > self.seq_floor.load(Ordering::Relaxed) {
+        if !is_seeded(Bug::SweepForgetsFloor) && last_seq > self.seq_floor.load(Ordering::Relaxed) {
             self.seq_floor.fetch_max(last_seq, Ordering::Relaxed);
         }
     }

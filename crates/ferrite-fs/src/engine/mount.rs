@@ -44,13 +44,13 @@ use crate::health::marks::Damage;
 use crate::journal::replay::{Ended, Losses};
 use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
-use crate::planted::{Flaw, planted};
 use crate::pool::core::{Core, History};
 use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
 use crate::tree::remove;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
@@ -367,7 +367,7 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     let mem = core.inodes.get(ino);
     if stored.is_bound() && (stored.nlink() > 0 || core.options.keep_orphans) {
         core.bindings.note_left(ino);
-        if !planted(Flaw::TailKept) {
+        if !is_seeded(Bug::TailKept) {
             bound::zero_tail(core, &mem, &stored)?;
         }
         if stored.nlink() > 0 && stored.cut_end() == 0 {
@@ -380,7 +380,7 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
             core.note_unnamed();
             return Ok(());
         }
-        if planted(Flaw::OrphansForgotten) {
+        if is_seeded(Bug::OrphansForgotten) {
             return Ok(());
         }
         remove::free_orphan(core, &mem)

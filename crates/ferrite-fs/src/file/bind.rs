@@ -27,10 +27,10 @@ use crate::format::layout::{BLOCK_BYTES, lblks};
 use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::page::{append, block};
-use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Pages that one record rids of their logs.
 const FOLDS_PER_RECORD: usize = 32;
@@ -123,7 +123,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     tx.changes_nothing();
     tx.put_inode(mem.ino, &mut inode);
     tx.commit(&[mem])?;
-    if !planted(Flaw::BoundBeforeMark) {
+    if !is_seeded(Bug::BoundBeforeMark) {
         core.reclaim().inspect_err(|_| core.bindings.note_left(mem.ino))?;
     }
     Ok(inode)
@@ -280,10 +280,8 @@ fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk], waits: bool) -> Re
         }
         block::read_bound(core, page, word, 0, &mut buffer[..])?;
         // Some stores may never have been fenced: the checksum must cover the bytes that a crash leaves.
-        if !planted(Flaw::SealWithoutContent) {
-            let offset = core.superblock.block_offset(word.page());
-            core.region.write_back(offset, BLOCK_BYTES);
-        }
+        let offset = core.superblock.block_offset(word.page());
+        core.region.write_back(offset, BLOCK_BYTES);
         tx.set_sum(page, word.page(), crc32c(&buffer[..]));
     }
     core.region.fence().map_err(|error| core.fail(&error))?;

@@ -24,9 +24,9 @@ use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, lblks};
 use crate::format::log_entry::has_log;
-use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Pages looked up at a time.
 const BATCH: usize = 64;
@@ -89,7 +89,7 @@ fn change_bound<'a>(
         false => pages,
     };
     if let Some((first, end)) = named(pages)
-        && !planted(Flaw::FreedBeforeDrain)
+        && !is_seeded(Bug::FreedBeforeDrain)
     {
         telling.adapter()?.revoke(first, end);
     }
@@ -119,7 +119,7 @@ impl Drop for Change<'_> {
     fn drop(&mut self) {
         let Change { core, mem, file, .. } = self;
         let inode = core.load(mem.ino);
-        if planted(Flaw::FreedBeforeDrain)
+        if is_seeded(Bug::FreedBeforeDrain)
             && let Some((first, end)) = named(self.pages)
             && let Some(adapter) = file.tell().adapter()
         {

@@ -39,7 +39,7 @@ use crate::format::checksum::Check;
 use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::format::record::{DURABLE_WORDS, Item, Link, Record, WORDS_MAX};
 use crate::lock_order;
-use crate::planted::{Flaw, planted};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ fn retire(state: &mut RingState, mark: u64, reusable: &mut Vec<Resource>) {
     }
 }
 
-/// The mistake [`Flaw::WordsBeforeRecord`].
+/// The mistake [`Bug::WordsBeforeRecord`].
 fn set_early(region: &Region, record: &Record) {
     for item in record.items() {
         if let Item::Words { offset, values } = item {
@@ -275,7 +275,7 @@ impl Journal {
         let len_bytes = record.len_bytes();
         let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
         before_record();
-        if planted(Flaw::WordsBeforeRecord) {
+        if is_seeded(Bug::WordsBeforeRecord) {
             set_early(&self.region, record);
         }
         let bytes = record.seal(seq, link, ring.number, self.check, self.check_seed ^ position);
@@ -283,13 +283,11 @@ impl Journal {
         if !self.region.is_held() {
             state.dirty.write_some(&self.region);
         }
-        if !planted(Flaw::CommitWithoutFence) {
-            self.region.fence().map_err(|error| {
-                // While the ring is locked: a later record in this ring would claim that this one was durable.
-                self.common.state.store(CLOSED, Ordering::Relaxed);
-                CommitError::Medium(error)
-            })?;
-        }
+        self.region.fence().map_err(|error| {
+            // While the ring is locked: a later record in this ring would claim that this one was durable.
+            self.common.state.store(CLOSED, Ordering::Relaxed);
+            CommitError::Medium(error)
+        })?;
 
         before_apply();
         for item in record.items() {
@@ -323,9 +321,7 @@ impl Journal {
         }
         let seq = self.next_seq(ring, min_seq)?;
         let offset = store()?;
-        if !planted(Flaw::FoldWordForgotten) {
-            state.dirty.add(offset, 8);
-        }
+        state.dirty.add(offset, 8);
         state.freed.extend(freed.map(|resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
         Some(seq)
@@ -488,9 +484,6 @@ impl Journal {
             // While we have the lock, no record of this ring is between commit and apply. Later ones see the floor and
             // get numbers above the target. If they set one of these lines again, they note it again.
             ring.state.lock().dirty.take_into(&mut lines);
-            if planted(Flaw::MarkBeforeWords) {
-                lines.clear();
-            }
             lines
                 .drain(..)
                 .for_each(|line| self.region.write_back(line * LINE_BYTES, LINE_BYTES));
@@ -498,9 +491,7 @@ impl Journal {
         self.region.fence()?;
         self.region.store(CONTROL_MARK, encode_mark(target));
         self.region.write_back(CONTROL_MARK, 8);
-        if !planted(Flaw::MarkWithoutFence) {
-            self.region.fence()?;
-        }
+        self.region.fence()?;
         self.mark.store(target, Ordering::Release);
         Ok(target)
     }
@@ -521,17 +512,13 @@ impl Journal {
             state.dirty.take_into(&mut lines);
             held.extend(lines.drain(..).map(|line| (line, self.line(line))));
         }
-        if !planted(Flaw::WordsBeforeSync) {
-            self.region.sync()?;
-        }
+        self.region.sync()?;
         held.sort_unstable_by_key(|&(line, _)| line);
         for run in held.chunk_by(|(before, _), (line, _)| before + 1 == *line) {
             let words: Vec<u64> = run.iter().flat_map(|(_, words)| *words).collect();
             self.region.let_out(run[0].0 * LINE_BYTES, &words);
         }
-        if !planted(Flaw::MarkBeforeWords) {
-            self.region.sync()?;
-        }
+        self.region.sync()?;
         self.region.store(CONTROL_MARK, encode_mark(target));
         self.region.write_back(CONTROL_MARK, 8);
         self.region.sync()?;

@@ -31,7 +31,7 @@ use crate::format::layout::{
 };
 use crate::format::record::{Header, Item, Link, items_of};
 use crate::journal::{HELD_RING, IN_FLIGHT_REACH};
-use crate::planted::{Flaw, planted};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// The result of recovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -100,11 +100,11 @@ pub(crate) fn replay(
         true => keep_prefix(region, check, mark, &mut found),
         false => drop_dead(region, check, mark, &mut found),
     };
-    let newest = match planted(Flaw::DeadRecordAbove) {
+    let newest = match is_seeded(Bug::DeadRecordAbove) {
         true => found.iter().map(|record| record.seq).fold(mark, u64::max),
         false => newest,
     };
-    if !planted(Flaw::ReplayOutOfOrder) {
+    if !is_seeded(Bug::ReplayOutOfOrder) {
         found.sort_by_key(|record| record.seq);
     }
     for record in &found {
@@ -126,7 +126,7 @@ pub(crate) fn replay(
     let new_mark = match losses == Losses::Keep && !lost.is_empty() {
         true => mark,
         false if ended == Ended::Cleanly => newest,
-        false if planted(Flaw::TornRecordAbove) || planted(Flaw::DeadRecordAbove) => newest,
+        false if is_seeded(Bug::TornRecordAbove) || is_seeded(Bug::DeadRecordAbove) => newest,
         false => (newest + IN_FLIGHT_REACH).min(SEQ_MAX),
     };
     if new_mark != mark {
@@ -178,7 +178,7 @@ fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>)
             (Link::Unknown, _) => false,
         };
         before = Some(record.seq);
-        (follows || planted(Flaw::GapInPrefix)) && data_survived(region, check, record)
+        (follows || is_seeded(Bug::GapInPrefix)) && data_survived(region, check, record)
     };
     let kept = found.iter().take_while(follows).count();
     let durable = found
@@ -256,7 +256,7 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
     while position < superblock.ring_bytes {
         let first = region.load(start + position);
         let header = Header::parse(first, region.load(start + position + 8), ring).filter(|header| {
-            (header.seq > mark || planted(Flaw::StaleReplay))
+            (header.seq > mark || is_seeded(Bug::StaleReplay))
                 && position + header.len as u64 * 8 <= superblock.ring_bytes
         });
         let mut step = LINE_BYTES;
@@ -264,7 +264,7 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
             let mut words: Vec<u64> = (0..header.len as u64)
                 .map(|index| region.load(start + position + index * 8))
                 .collect();
-            if header.verify(&mut words, check, superblock.seed ^ position) || planted(Flaw::TornRecord) {
+            if header.verify(&mut words, check, superblock.seed ^ position) || is_seeded(Bug::TornRecord) {
                 // The inside of a record is not searched for records.
                 step = (header.len as u64 * 8).next_multiple_of(LINE_BYTES);
                 found.push(Found {
@@ -284,7 +284,7 @@ fn data_survived(region: &Region, how: Check, record: &Found) -> bool {
     let mut items = 0;
     items_of(&record.words).all(|item| match item {
         Item::Words { .. } | Item::Durable { .. } => true,
-        Item::Data { .. } if items > 0 && planted(Flaw::FirstDataOnly) => true,
+        Item::Data { .. } if items > 0 && is_seeded(Bug::FirstDataOnly) => true,
         Item::Data {
             offset,
             len_bytes,

@@ -29,10 +29,10 @@ use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::format::unit::Unit;
 use crate::page::block;
-use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Folds between two checks of whether they are enough.
 const CHECK_EVERY: usize = 32;
@@ -69,7 +69,7 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: 
     if core.journal.is_frozen() {
         return Ok(0);
     }
-    if core.region.is_held() && !planted(Flaw::FoldWithoutRecord) {
+    if core.region.is_held() && !is_seeded(Bug::FoldWithoutRecord) {
         return fold_by_records(core, mem, lblks, cause);
     }
     let Some(version) = mem.begin_read() else {
@@ -91,18 +91,14 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: 
         pages.iter().for_each(|page| core.release(Resource::Block(page.block)));
         return Ok(0);
     }
-    if !planted(Flaw::FoldWithoutFence)
-        && let Err(error) = core.region.fence()
-    {
-        return Err(core.fail(&error));
-    }
+    core.region.fence().map_err(|error| core.fail(&error))?;
     let folded = install(core, mem, version, &pages);
     for (page, installed) in pages.iter().zip(&folded) {
         if !installed {
             core.release(Resource::Block(page.block));
             continue;
         }
-        if planted(Flaw::FoldSumLate) {
+        if is_seeded(Bug::FoldSumLate) {
             page.set_sum(core);
         }
         core.folds.count(cause);
@@ -162,7 +158,7 @@ fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option
         segments,
         sum: block::for_block(core, page, block, &merged[..]),
     };
-    if !planted(Flaw::FoldSumLate) {
+    if !is_seeded(Bug::FoldSumLate) {
         made.set_sum(core);
     }
     Ok(Some(made))
@@ -179,7 +175,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
     }
     // Between finding a word and noting its line as dirty, the word must not be moved.
     let _passage = core.map.gate().map(|gate| gate.pass());
-    if !planted(Flaw::FoldUnannounced) {
+    if !is_seeded(Bug::FoldUnannounced) {
         mem.begin_change();
     }
     pages.iter().map(|page| swing(core, mem, page)).collect()
@@ -187,7 +183,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
 
 /// The same for one page; the caller has the lock and has passed the gate.
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
-    let at_once = planted(Flaw::FoldSpaceAtOnce);
+    let at_once = is_seeded(Bug::FoldSpaceAtOnce);
     let segments = page.segments.iter().map(|&header| header.segment());
     let old = segments.chain([Resource::Block(page.word.page())]);
     let new = PageWord::new(page.block, 0);

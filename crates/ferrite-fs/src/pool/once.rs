@@ -12,9 +12,9 @@
 use ferrite_vfs::{BadArgument, Ctx, FsError, Once, Outcome, Result, Unsupported};
 
 use crate::format::outcome;
-use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 impl Core {
     /// The outcome of the change with this token, if it was made; `Superseded` if a later one took its slot.
@@ -45,7 +45,7 @@ impl Tx<'_> {
     #[inline]
     pub(crate) fn note_outcome(&mut self, ctx: &Ctx, make: impl FnOnce() -> Result<Outcome>) -> Result<()> {
         if let Some(once) = ctx.once
-            && !planted(Flaw::OutcomeOutsideRecord)
+            && !is_seeded(Bug::OutcomeOutsideRecord)
         {
             let outcome = make()?;
             self.set_outcome(once, &outcome);

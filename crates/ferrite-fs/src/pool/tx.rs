@@ -25,12 +25,12 @@ use crate::format::log_entry::NEXT_BYTES;
 use crate::format::outcome;
 use crate::format::unit::Unit;
 use crate::journal::{CommitError, Committed, Entered};
-use crate::planted::{Flaw, planted};
 use crate::pool::buffers::{Buffers, FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
 use crate::thread::thread_number;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
@@ -109,7 +109,7 @@ impl<'e> Tx<'e> {
         let mut tx = Self::new(core);
         tx.is_bound = inode.is_bound();
         // Elsewhere only the engine changes a bound file, and a fence may not be enough.
-        tx.is_unvouched = tx.is_bound && core.may_change_in_place() && !planted(Flaw::BoundVouched);
+        tx.is_unvouched = tx.is_bound && core.may_change_in_place() && !is_seeded(Bug::BoundVouched);
         tx
     }
 
@@ -219,7 +219,7 @@ impl<'e> Tx<'e> {
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
         new.set_crc(stage::within(Spent::Checksum, || new.checksum(ino)));
         for index in 0..INODE_WORDS {
-            if differs(index, new) && index > 0 && planted(Flaw::InodeWithoutRecord) {
+            if differs(index, new) && index > 0 && is_seeded(Bug::InodeWithoutRecord) {
                 self.core.region.store(offset + index as u64 * 8, new.words[index]);
             } else if differs(index, new) {
                 self.buffers
@@ -231,7 +231,7 @@ impl<'e> Tx<'e> {
 
     /// The same if the caller already has the stored inode: `old` was loaded under the inode's lock.
     pub(crate) fn put_changed_inode(&mut self, ino: Inum, old: &Inode, new: &mut Inode) {
-        if planted(Flaw::InodeWithoutRecord) {
+        if is_seeded(Bug::InodeWithoutRecord) {
             return self.put_inode(ino, new);
         }
         // Most overwrites within a tick of the clock change nothing, and the checksum is most of the cost here.
@@ -316,7 +316,7 @@ impl<'e> Tx<'e> {
     /// Fills bytes of a block beyond the end of a bound file, where no reader looks. Durable before the record.
     pub(crate) fn stream_behind_end(&mut self, offset: u64, data: &[u8]) {
         self.core.region.stream(offset, data);
-        self.needs_fence |= !planted(Flaw::AppendWithoutFence);
+        self.needs_fence = true;
     }
 
     /// Fills a claimed block whose content has its own checksum. Durable with the commit.
@@ -334,7 +334,7 @@ impl<'e> Tx<'e> {
         }
         let few = matches!(self.stage, Stage::FewBlocks(_));
         let vouched = (self.core.data_in_checksum || few) && !self.is_unvouched;
-        if few && planted(Flaw::TornPage) {
+        if few && is_seeded(Bug::TornPage) {
         } else if vouched {
             let check = stage::within(Spent::Checksum, || self.core.superblock.record_check().data(data));
             self.buffers.record.add_data(offset, data.len() as u32, check);
@@ -370,7 +370,7 @@ impl<'e> Tx<'e> {
             Stage::Gathering => self.buffers.staged.push(offset, bytes),
             Stage::OnePage(_) | Stage::FewBlocks(_) => self.core.region.stream(offset, bytes),
         }
-        if planted(Flaw::TornLogEntry) {
+        if is_seeded(Bug::TornLogEntry) {
             return;
         }
         let vouched = &bytes[skip..];
@@ -440,17 +440,17 @@ impl<'e> Tx<'e> {
     pub(crate) fn commit_move(mut self) -> Result<()> {
         let journal = &self.core.journal;
         self.min_seq = journal.newest_seq();
-        if planted(Flaw::SplitForgetsCopy) {
+        if is_seeded(Bug::SplitForgetsCopy) {
             self.buffers
                 .map_words
                 .remove(&(self.core.superblock.map_offset + LINE_BYTES));
         }
-        if planted(Flaw::MoveForgetsWord) {
+        if is_seeded(Bug::MoveForgetsWord) {
             let first = self.buffers.map_words.keys().min().copied();
             first.map(|offset| self.buffers.map_words.remove(&offset));
         }
         self.commit(&[])?;
-        if !planted(Flaw::MoveForgetsFloor) {
+        if !is_seeded(Bug::MoveForgetsFloor) {
             journal.raise_floor();
         }
         Ok(())
@@ -500,7 +500,7 @@ impl<'e> Tx<'e> {
     /// First step of a commit: the words of the mapping, which transactions keep apart, join the record.
     #[inline]
     fn complete_record(&mut self) {
-        if self.core.region.is_held() && !planted(Flaw::NodeWithoutWords) {
+        if self.core.region.is_held() && !is_seeded(Bug::NodeWithoutWords) {
             // No fence comes between nodes and the record that links them, so it has their words.
             self.buffers.record_fresh_nodes();
         }
@@ -513,8 +513,8 @@ impl<'e> Tx<'e> {
     /// that it is durable before the record can be.
     #[inline]
     fn persist_uncovered(&mut self) -> Result<()> {
-        self.needs_fence |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
-        if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
+        self.needs_fence |= self.buffers.fresh.stream(&self.core.region);
+        if self.needs_fence {
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
         if self.core.region.is_held() {
@@ -656,7 +656,7 @@ impl MapTx for Tx<'_> {
     /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
-            Resource::Block(_) | Resource::LogSegment(_) if planted(Flaw::EarlyReuse) => {
+            Resource::Block(_) | Resource::LogSegment(_) if is_seeded(Bug::EarlyReuse) => {
                 self.buffers.freed_at_once.push(resource);
             }
             Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.buffers.freed.push(resource),

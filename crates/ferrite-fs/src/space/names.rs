@@ -25,7 +25,7 @@ use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::format::dentry;
 use crate::format::layout::{BLOCK_BYTES, NAME_LINE_SLOTS, NAME_TAG_BITS, Superblock};
-use crate::planted::{Flaw, planted};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Entries of the table of freeing records. Slots that share an entry only get a sequence number larger than
 /// necessary.
@@ -204,7 +204,7 @@ impl NameTable {
                 let slot = line * NAME_LINE_SLOTS + index;
                 if !self.used.is_set(slot) && self.used.claim(slot) {
                     tx.claimed(Resource::NameSlot(NameSlotNo::at(slot)));
-                    if !planted(Flaw::NameSlotUnordered) {
+                    if !is_seeded(Bug::NameSlotUnordered) {
                         tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
                     }
                     // Before the word can become visible, so that no lookup stops too early to find it.

@@ -14,8 +14,8 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::held::Held;
-use crate::planted::{Planted, is_planted};
 use crate::table::{Inode, State, Turn};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// The fate, in memory, of an inode that loses a name, once the step is committed.
 pub(super) enum Lost {
@@ -35,7 +35,7 @@ impl Core {
             self.put_gone(step, inode.ino, &node, state.is_ahead)?;
             return Ok(Lost::Goes);
         }
-        if node.nlink == 0 && !is_planted(Planted::NoOrphanRecord) {
+        if node.nlink == 0 && !is_seeded(Bug::NoOrphanRecord) {
             step.txn.put(&key::orphan(inode.ino), b"")?;
         }
         step.txn.put(&key::node(inode.ino), &node.encode())?;
@@ -53,10 +53,10 @@ impl Core {
             step.txn.delete(&key::ahead(ino))?;
         }
         if let Content::Blob(place) = node.content {
-            if !is_planted(Planted::NoDetachedRecord) {
+            if !is_seeded(Bug::NoDetachedRecord) {
                 step.txn.put(&key::detached(place), b"")?;
             }
-            if is_planted(Planted::BlobFirst) {
+            if is_seeded(Bug::BlobFirst) {
                 self.blobs.store(place.store)?.delete(place.blob)?;
             }
         }
