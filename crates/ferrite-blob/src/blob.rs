@@ -10,13 +10,14 @@
 
 use std::sync::Arc;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
+
 use crate::core::{Before, Core, Inner, State};
 use crate::device::Op;
 use crate::format::{BlobId, METADATA_BYTES_MAX, Overflow};
 use crate::page::{Pages, Piece, Source, fresh_piece, is_aligned};
 use crate::ring::Torn;
 use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Writes of more pieces than this become durable by one flush instead of one durable write each.
@@ -321,7 +322,10 @@ impl Blob {
     }
 
     /// The state, locked for a change.
-    pub(crate) fn changeable(&self, metadata: Option<&[u8]>) -> Result<parking_lot::RwLockWriteGuard<'_, State>> {
+    pub(crate) fn changeable(
+        &self,
+        metadata: Option<&[u8]>,
+    ) -> Result<ferrite_checks::ranked::RwLockWriteGuard<'_, State>> {
         if metadata.is_some_and(|metadata| metadata.len() > METADATA_BYTES_MAX) {
             return Err(Error::Refused(format!(
                 "metadata of a blob has at most {METADATA_BYTES_MAX} bytes"
@@ -566,11 +570,11 @@ impl Blob {
             .map(|piece| Op::Write {
                 offset: piece.target * PAGE,
                 from: piece.data.bytes(),
-                durable: !flushes && !is_seeded(Bug::BlobNoFlush),
+                durable: !flushes,
             })
             .collect();
         self.core.device.run(&mut batch)?;
-        match flushes && !is_seeded(Bug::BlobNoFlush) {
+        match flushes {
             true => self.core.device.run(&mut [Op::Flush]),
             false => Ok(()),
         }

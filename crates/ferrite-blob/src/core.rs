@@ -1,14 +1,14 @@
 //! A store's parts, and how a blob's metadata is loaded and stored.
 //!
 //! Invariants: a blob's metadata is one page, or one page and the overflow pages it names. It is written beside its
-//! predecessor and durable before that is free again, so a crash finds one of the two, whole. The locks are taken in
-//! this order: a blob's state, the list of loaded blobs, free space, the superblock, the areas of slots.
+//! predecessor and durable before that is free again, so a crash finds one of the two, whole.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
+use ferrite_checks::ranked::{ArcRwLock, Mutex, RwLock};
 
 use crate::device::{Device, Op};
 use crate::digest;
@@ -16,6 +16,7 @@ use crate::format::{
     Areas, BlobId, Extent, HEAD_EXTENTS, Head, Layout, OVERFLOW_EXTENTS, OVERFLOW_MAX, Overflow, Superblock,
     decode_overflow, encode_overflow,
 };
+use crate::lock_order;
 use crate::page::Pages;
 use crate::ranges::Ranges;
 use crate::ring::Ring;
@@ -23,7 +24,6 @@ use crate::space::Bitmap;
 use crate::sums::Summed;
 use crate::units::Units;
 use crate::{Error, PAGE_BYTES, Result};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// In place of a slot's number: damage that does not concern a slot.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
@@ -54,21 +54,21 @@ pub(crate) struct Core {
     /// A layer of the device, if data has checksums.
     pub(crate) sums: Option<Arc<Summed>>,
     pub(crate) layout: Layout,
-    pub(crate) superblock: Mutex<Superblock>,
+    pub(crate) superblock: Mutex<lock_order::Superblock, Superblock>,
     /// The slots in clusters, as the superblock records them.
-    pub(crate) areas: RwLock<Areas>,
-    /// Held to add slots, taken before any of the locks that this module's head names.
-    pub(crate) growing: Mutex<()>,
-    pub(crate) free: Mutex<Free>,
+    pub(crate) areas: RwLock<lock_order::Areas, Areas>,
+    /// Held to add slots.
+    pub(crate) growing: Mutex<lock_order::Growing, ()>,
+    pub(crate) free: Mutex<lock_order::Free, Free>,
     /// How many of `free.tangled` there are, for readers that do not take its lock.
     pub(crate) tangles: AtomicUsize,
     /// Blobs in use, by slot.
-    pub(crate) loaded: Mutex<HashMap<u32, Weak<Inner>>>,
+    pub(crate) loaded: Mutex<lock_order::Loaded, HashMap<u32, Weak<Inner>>>,
     pub(crate) ring: Ring,
     /// Why changes have stopped.
-    pub(crate) stopped: Mutex<Option<String>>,
+    pub(crate) stopped: Mutex<lock_order::Stopped, Option<String>>,
     /// The damage that was found at opening, and has not been mended.
-    pub(crate) damage: Mutex<Vec<Damage>>,
+    pub(crate) damage: Mutex<lock_order::Damaged, Vec<Damage>>,
 }
 
 /// Damage of a slot.
@@ -85,7 +85,7 @@ pub(crate) struct Damage {
 pub(crate) struct Inner {
     pub(crate) id: BlobId,
     /// Shared by transfers of existing bytes, also after their call has returned.
-    pub(crate) state: Arc<RwLock<State>>,
+    pub(crate) state: ArcRwLock<lock_order::Blob, State>,
     pub(crate) ranges: Ranges,
 }
 
@@ -113,14 +113,14 @@ impl Inner {
         Inner {
             id,
             ranges: Ranges::default(),
-            state: Arc::new(RwLock::new(State {
+            state: ArcRwLock::new(State {
                 generation,
                 is_live: false,
                 valid_len: 0,
                 metadata: Vec::new(),
                 pieces: BTreeMap::new(),
                 overflow: Vec::new(),
-            })),
+            }),
         }
     }
 }
@@ -248,7 +248,7 @@ impl Core {
         self.metadata().run(&mut [Op::Write {
             offset: page * PAGE_BYTES as u64,
             from: data.bytes(),
-            durable: !is_seeded(Bug::BlobEarlyReuse),
+            durable: true,
         }])
     }
 
@@ -294,14 +294,14 @@ impl Core {
         let inner = Arc::new(Inner {
             id,
             ranges: Ranges::default(),
-            state: Arc::new(RwLock::new(State {
+            state: ArcRwLock::new(State {
                 generation: head.generation,
                 is_live: true,
                 valid_len: head.valid_len,
                 metadata: head.metadata,
                 pieces: extents.iter().filter_map(|extent| self.existing(extent)).collect(),
                 overflow: head.overflow,
-            })),
+            }),
         });
         self.keep(&mut loaded, &inner);
         Ok(inner)

@@ -29,6 +29,8 @@
 //! | `proof` | the proof that a close leaves of its slots, and blobs with only an older state left |
 //! | `untangle` | blobs that name another's units |
 //! | `check` | every structure against every other |
+//! | `area` | what is where on a device |
+//! | `lock_order` | the ranks of all locks |
 //!
 //! *Architecture invariant:* every change is on the device when a call returns. A blob's metadata changes by one write
 //! of one page, which is durable before anything that depends on it: data first, then the metadata that makes it
@@ -37,6 +39,7 @@
 //! *Architecture invariant:* this crate knows no files, names or engines.
 #![deny(unsafe_code)]
 
+mod area;
 mod blob;
 pub mod check;
 mod clear;
@@ -45,6 +48,7 @@ pub mod device;
 mod digest;
 mod error;
 mod format;
+mod lock_order;
 mod overlay;
 mod overwrite;
 mod page;
@@ -62,6 +66,7 @@ mod units;
 mod untangle;
 mod verify;
 
+pub use area::Area;
 pub use blob::Blob;
 pub use error::{Error, Result};
 pub use format::{BlobId, METADATA_BYTES_MAX};

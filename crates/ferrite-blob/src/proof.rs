@@ -172,6 +172,7 @@ impl Core {
         if superblock.has_older {
             damage.push(about_none(UNKNOWN.into(), true));
         }
+        drop(superblock);
         damage.extend(copies.map(|what| about_none(what, false)));
         *self.damage.lock() = damage;
         // If a digest has cleared them, a repair writes the damaged page.

@@ -10,12 +10,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Thread;
 
-use parking_lot::{Mutex, MutexGuard};
+use ferrite_checks::ranked::{Mutex, MutexGuard};
+
+use crate::lock_order;
 
 /// Where a thread that waits finds its turn.
 struct Waiter {
     thread: Thread,
-    turn: Arc<Mutex<Option<Turn>>>,
+    turn: Arc<Mutex<lock_order::Turn, Option<Turn>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,11 +64,11 @@ impl Lists {
 
 /// See the module's head.
 #[derive(Clone, Default)]
-pub(crate) struct Ranges(Arc<Mutex<Lists>>);
+pub(crate) struct Ranges(Arc<Mutex<lock_order::Ranges, Lists>>);
 
 /// Pages that the caller may transfer. Dropping it releases them.
 pub(crate) struct Turn {
-    lists: Arc<Mutex<Lists>>,
+    lists: Arc<Mutex<lock_order::Ranges, Lists>>,
     number: u64,
 }
 
@@ -105,7 +107,7 @@ impl Ranges {
             Ok(turn) => return turn,
             Err(waits) => waits,
         };
-        let turn: Arc<Mutex<Option<Turn>>> = Arc::default();
+        let turn: Arc<Mutex<lock_order::Turn, Option<Turn>>> = Arc::default();
         let waiter = Waiter {
             thread: std::thread::current(),
             turn: Arc::clone(&turn),

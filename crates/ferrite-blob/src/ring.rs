@@ -20,13 +20,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
+use ferrite_checks::ranked::{Condvar, Mutex};
 
 use crate::device::{Device, Op};
 use crate::format::{BlobId, Layout, RING_ENTRIES, RingEntry, hash_of};
+use crate::lock_order;
 use crate::page::Pages;
 use crate::{Error, PAGE_BYTES, Result};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 #[derive(Debug)]
 struct State {
@@ -57,7 +58,7 @@ impl State {
 
 /// See the module's head.
 pub(crate) struct Ring {
-    state: Mutex<State>,
+    state: Mutex<lock_order::Ring, State>,
     advanced: Condvar,
 }
 
@@ -157,7 +158,7 @@ impl Ring {
         let written = device.run(&mut [Op::Write {
             offset: layout.ring(number % RING_ENTRIES) * PAGE_BYTES as u64,
             from: pages.bytes(),
-            durable: !is_seeded(Bug::BlobRingLate),
+            durable: true,
         }]);
         let mut state = self.state.lock();
         match written {

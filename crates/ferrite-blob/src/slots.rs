@@ -10,12 +10,13 @@
 //! Invariants: an area of slots is zeros on the device before the superblock names it. Slots are metadata: reads and
 //! writes of them bypass the checksums of data, also in pages that those would cover.
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
+
 use crate::core::Core;
 use crate::device::{Device, Op};
 use crate::format::{AREAS_MAX, Areas, Superblock};
 use crate::page::Pages;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Each new area is this part of all earlier slots, so that there are never many areas; and at most this part of the
 /// free space, so that something is left for the blobs.

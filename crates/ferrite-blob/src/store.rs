@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use parking_lot::{Mutex, RwLock};
+use ferrite_checks::ranked::{ArcRwLock, Mutex, RwLock};
 
 use crate::blob::Blob;
 use crate::core::{Core, Free, Inner, NO_SLOT, State};
@@ -326,6 +326,7 @@ impl BlobStore {
         let mut state = inner.state.write();
         state.overflow = head.overflow;
         self.core.store(id, &mut state, true)?;
+        drop(state);
         self.core.damage.lock().retain(|damage| damage.slot != id.slot());
         let mut free = self.core.free.lock();
         free.older.remove(&id.slot());
@@ -388,14 +389,14 @@ impl BlobStore {
         let inner = Arc::new(Inner {
             id,
             ranges: Default::default(),
-            state: Arc::new(RwLock::new(State {
+            state: ArcRwLock::new(State {
                 generation,
                 is_live: true,
                 valid_len: 0,
                 metadata: metadata.to_vec(),
                 pieces: Default::default(),
                 overflow: Vec::new(),
-            })),
+            }),
         });
         self.core.store(id, &mut inner.state.write(), false)?;
         let mut loaded = self.core.loaded.lock();

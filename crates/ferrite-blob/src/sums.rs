@@ -16,7 +16,6 @@
 //! - A write is settled, which means that the older content no longer counts, by the thread that made it, before it
 //!   lets others write these pages: contents may recur, and a checksum does not say which time.
 //! - No thread reads or writes a page that another thread writes ([`crate::ranges`], and the ring for its pages).
-//! - Leaves are locked in the order of their numbers, and never while the list of leaves is locked.
 //!
 //! Used by `store`, which puts it between the device and everything else.
 
@@ -25,13 +24,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use parking_lot::{Mutex, MutexGuard};
+use ferrite_checks::ranked::{Mutex, MutexGuard};
 
 use crate::device::{Device, Op};
 use crate::format::{Layout, SUMS_PER_PAGE, Sum};
+use crate::lock_order;
 use crate::page::Pages;
 use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Leaves in memory: the sums of 8 GiB, in 16 MiB.
@@ -55,7 +54,7 @@ impl Leaf {
 }
 
 /// A leaf, or nothing until it has been read.
-type Slot = Arc<Mutex<Option<Leaf>>>;
+type Slot = Arc<Mutex<lock_order::Leaf, Option<Leaf>>>;
 
 #[derive(Default)]
 struct Leaves {
@@ -84,9 +83,9 @@ pub(crate) struct Summed {
     at: u64,
     /// Pages on the device that are not verified.
     mended: HashSet<u64>,
-    leaves: Mutex<Leaves>,
+    leaves: Mutex<lock_order::Leaves, Leaves>,
     /// The latest writes of each thread that it will flush.
-    unflushed: Mutex<HashMap<ThreadId, Vec<Change>>>,
+    unflushed: Mutex<lock_order::Unflushed, HashMap<ThreadId, Vec<Change>>>,
     leaves_max: usize,
 }
 
@@ -149,7 +148,10 @@ impl Summed {
             return;
         };
         // A leaf that cannot be written stays, and so does what it knows.
-        let is_stored = slot.lock().as_mut().is_none_or(|one| self.put(leaf, one).is_ok());
+        let is_stored = slot
+            .lock_ordered(leaf)
+            .as_mut()
+            .is_none_or(|one| self.put(leaf, one).is_ok());
         let mut leaves = self.leaves.lock();
         // The list's and this one: no thread has it, and none gets it without the list. A thread may have had it.
         let is_behind = |leaf: &Option<Leaf>| leaf.as_ref().is_none_or(|leaf| !leaf.is_ahead);
@@ -176,7 +178,7 @@ impl Summed {
 
     /// Locks a leaf that has been read.
     fn locked<'s>(&self, number: u64, slot: &'s Slot) -> Result<MutexGuard<'s, Option<Leaf>>> {
-        let mut leaf = slot.lock();
+        let mut leaf = slot.lock_ordered(number);
         if leaf.is_none() {
             let mut bytes = Pages::zeroed(1);
             self.below.run(&mut [Op::Read {
@@ -237,7 +239,7 @@ impl Summed {
             .map(|(number, leaf)| Op::Write {
                 offset: (self.at + number) * PAGE,
                 from: leaf.bytes.bytes(),
-                durable: !is_seeded(Bug::BlobSumsLate),
+                durable: true,
             })
             .collect();
         let written = match batch.is_empty() {

@@ -90,24 +90,16 @@ bugs! {
     StaleTranslation,
 
     "ferrite-blob":
-    /// Data is not durable before the metadata that makes it reachable.
-    BlobNoFlush,
     /// Metadata is written before the data.
     BlobMetadataFirst,
-    /// Clusters are reused before the metadata that released them is durable.
-    BlobEarlyReuse,
     /// A blob's metadata is written over its only copy.
     BlobInPlace,
-    /// An entry of the ring is not durable before the page is written in place.
-    BlobRingLate,
     /// A page is written past the ring although the ring has an older content of it.
     BlobRingPassedBy,
     /// The old content of a cluster is not zeroed.
     BlobStaleBytes,
     /// A deleted blob's page is not written.
     BlobDeleteForgotten,
-    /// Checksums of a page are not durable before the page.
-    BlobSumsLate,
     /// Clusters are named as slots before they are blank.
     BlobSlotsLate,
 
@@ -121,7 +113,7 @@ bugs! {
     /// No record says that an inode has no name.
     NoOrphanRecord,
     /// A blob is deleted before the step that removes its name.
-    BlobFirst,
+    DeletedFirst,
     /// A new size is stored before the data behind the old one.
     SizeFirst,
     /// The record of a blob stays when a node names it.

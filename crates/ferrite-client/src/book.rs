@@ -1,11 +1,12 @@
 //! The client's record of its session: the names of inodes, and its pins, open files and locks, which it reclaims after
 //! a restart of the server.
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::locks::{ByteRange, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{FsError, Ino, OpenMode, Result};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use crate::lock_order;
 use ferrite_proto::{Node, Told};
 
 /// Names of inodes kept in each of two halves. When one is full the other, older one is forgotten; names in use move.
@@ -82,11 +83,11 @@ pub(super) struct LockKey {
 
 #[derive(Default)]
 pub(super) struct Book {
-    root: Mutex<Option<Node>>,
-    nodes: Mutex<Nodes>,
-    pins: Mutex<FxHashMap<Ino, Pinned>>,
-    files: Mutex<FxHashMap<u64, OpenedAs>>,
-    locks: Mutex<FxHashMap<LockKey, (Node, Held)>>,
+    root: Mutex<lock_order::Root, Option<Node>>,
+    nodes: Mutex<lock_order::Nodes, Nodes>,
+    pins: Mutex<lock_order::Pins, FxHashMap<Ino, Pinned>>,
+    files: Mutex<lock_order::Files, FxHashMap<u64, OpenedAs>>,
+    locks: Mutex<lock_order::Locks, FxHashMap<LockKey, (Node, Held)>>,
 }
 
 impl Book {

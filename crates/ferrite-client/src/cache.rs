@@ -19,10 +19,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{Attr, FsError, Ino, Result};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use crate::lock_order;
 use ferrite_proto::{Caller, Node, Told};
 
 /// Data is kept by pages of this length.
@@ -111,7 +112,7 @@ pub struct CacheActivity {
 /// See the head of this module.
 pub(super) struct Cache {
     bytes_max: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<lock_order::Cache, Kept>,
     hits: AtomicU64,
     recalls: AtomicU64,
 }

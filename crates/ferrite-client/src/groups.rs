@@ -4,8 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 use rustc_hash::FxHashMap;
+
+use crate::lock_order;
 
 /// A process that changes its groups appears to have the old ones for so long.
 const TRUST: Duration = Duration::from_secs(1);
@@ -15,7 +17,7 @@ const PROCESSES_MAX: usize = 1024;
 /// See the head of this module.
 #[derive(Default)]
 pub(super) struct GroupCache {
-    known: Mutex<FxHashMap<u32, (Instant, Vec<u32>)>>,
+    known: Mutex<lock_order::Groups, FxHashMap<u32, (Instant, Vec<u32>)>>,
 }
 
 impl GroupCache {

@@ -26,6 +26,7 @@ mod leased;
 mod limit;
 mod link;
 mod listing;
+mod lock_order;
 mod locks;
 mod message;
 mod outgoing;

@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result, Waits};
-use parking_lot::{Condvar, Mutex};
 
 use super::book::Book;
 use super::cache::Cache;
@@ -37,6 +37,7 @@ use super::taking_back::TakingBack;
 use super::unsynced::Unsynced;
 use super::untrusted::SlotsTold;
 use super::{ClientOptions, ConnectError, head, own_head};
+use crate::lock_order;
 use ferrite_proto::{Head, ImmediateRequest, Promises, RECALL_ID, Request, SessionRequest, Ticket};
 
 /// The first wait between attempts to connect, and the longest.
@@ -54,11 +55,11 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 /// A connection that works, or did.
 pub(super) struct Up {
     pub(super) connection: Connection,
-    pub(super) receiver: Mutex<Receiver>,
+    pub(super) receiver: Mutex<lock_order::Receiver, Receiver>,
     is_broken: AtomicBool,
     pub(super) outgoing: Outgoing,
     /// When something was last received.
-    heard: Mutex<Instant>,
+    heard: Mutex<lock_order::Heard, Instant>,
 }
 
 #[derive(Default)]
@@ -79,7 +80,7 @@ pub(super) struct Link {
     address: String,
     export: String,
     pub(super) options: ClientOptions,
-    pub(super) line: Mutex<Line>,
+    pub(super) line: Mutex<lock_order::Line, Line>,
     pub(super) changed: Condvar,
     pub(super) requests: Requests,
     pub(super) parking: Parking,
@@ -88,12 +89,12 @@ pub(super) struct Link {
     pub(super) book: Book,
     pub(super) cache: Option<Cache>,
     /// Recalls to answer.
-    pub(super) recalls: Mutex<Vec<u64>>,
+    pub(super) recalls: Mutex<lock_order::Recalls, Vec<u64>>,
     pub(super) taking_back: TakingBack,
     pub(super) slots: Slots,
     pub(super) unsynced: Arc<Unsynced>,
     pub(super) groups: GroupCache,
-    pub(super) watcher: Mutex<Option<JoinHandle<()>>>,
+    pub(super) watcher: Mutex<lock_order::Watcher, Option<JoinHandle<()>>>,
     pub(super) wake_watcher: Wake,
 }
 

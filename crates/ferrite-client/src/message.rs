@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Receiver;
 use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_vfs::{FsError, Result};
-use parking_lot::{Condvar, Mutex};
 
 use super::untrusted::{Reply, refused};
+use crate::lock_order;
 use ferrite_proto::{AnswerHead, Call, Encode, FsRequest, Head, Malformed, Reader, Request};
 
 /// Length of an answer's head.
@@ -146,7 +147,7 @@ pub(super) enum State {
 
 /// A thread that waits.
 pub(super) struct Waiter {
-    state: Mutex<State>,
+    state: Mutex<lock_order::Answer, State>,
     changed: Condvar,
 }
 

@@ -3,10 +3,12 @@
 //! Contents: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new requests,
 //! which are sent together afterwards.
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Connection;
 use ferrite_fabric::frame::Lengths;
-use parking_lot::Mutex;
+
+use crate::lock_order;
 
 /// A queue with as many bytes is sent, even if held.
 const QUEUED_BYTES_MAX: usize = 256 << 10;
@@ -21,7 +23,7 @@ struct Queue {
 /// See the head of this module.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    queue: Mutex<Queue>,
+    queue: Mutex<lock_order::Outgoing, Queue>,
 }
 
 impl Outgoing {

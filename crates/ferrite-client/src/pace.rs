@@ -8,14 +8,16 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
+
+use crate::lock_order;
 
 /// The interval between the beginnings of attempts.
 const APART: Duration = Duration::from_millis(20);
 
 /// See the head of this module.
 #[derive(Default)]
-pub(super) struct Pace(Mutex<Option<Instant>>);
+pub(super) struct Pace(Mutex<lock_order::Pace, Option<Instant>>);
 
 impl Pace {
     /// Waits until it is time for the next attempt, which begins when this returns.

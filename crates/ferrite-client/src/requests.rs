@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ferrite_buffers::Buffer;
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Receiver;
 use ferrite_vfs::{FsError, Once, Result};
-use parking_lot::Mutex;
 
 use super::message::{Answer, State, Waiter};
 use super::own_head;
+use crate::lock_order;
 use ferrite_proto::Head;
 
 /// The callback for an answer, and for the buffer that went with the request.
@@ -148,14 +149,14 @@ impl All {
 
 /// See the head of this module.
 pub(super) struct Requests {
-    all: Mutex<All>,
+    all: Mutex<lock_order::Requests, All>,
     next_number: AtomicU64,
     /// How many are for completions.
     later: AtomicU64,
     /// How many cancel other requests.
     cancels: AtomicU64,
     /// Completions to call.
-    completed: Mutex<Vec<Completion>>,
+    completed: Mutex<lock_order::Completed, Vec<Completion>>,
 }
 
 impl Default for Requests {

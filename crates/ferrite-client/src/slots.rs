@@ -5,10 +5,11 @@
 
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_vfs::{Once, Result};
-use parking_lot::{Condvar, Mutex};
 
 use super::limit::Limit;
+use crate::lock_order;
 
 /// The client asks a server that had no slots to spare again after so long.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
@@ -31,9 +32,9 @@ struct Kept {
 /// The slots of a session.
 #[derive(Default)]
 pub(super) struct Slots {
-    kept: Mutex<Kept>,
+    kept: Mutex<lock_order::Slots, Kept>,
     /// How long slots may lie unused before the client asks the server whether the session still has them.
-    trusted: Mutex<Option<Duration>>,
+    trusted: Mutex<lock_order::Trusted, Option<Duration>>,
     freed: Condvar,
 }
 

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use ferrite_buffers::Buffer;
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::FsError;
-use parking_lot::Mutex;
 
 use super::requests::Then;
+use crate::lock_order;
 use ferrite_proto::{Head, Request};
 
 /// Longest transfer of this kind; longer ones are made as calls.
@@ -58,7 +59,7 @@ struct Waiting {
 /// See the head of this module.
 #[derive(Default)]
 pub(super) struct Parking {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<lock_order::Submitted, Waiting>,
     count: AtomicUsize,
 }
 

@@ -8,8 +8,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::Ino;
-use parking_lot::Mutex;
+
+use crate::lock_order;
 
 /// Recalls in the queue at a time. A server sends one with each change that waits for it, so that so many are a flood.
 pub(super) const RECALLS_MAX: usize = 16 << 10;
@@ -24,7 +26,7 @@ pub(super) struct Recall {
 #[derive(Default)]
 pub(super) struct TakingBack {
     is_on: AtomicBool,
-    recalls: Mutex<Option<SyncSender<Recall>>>,
+    recalls: Mutex<lock_order::PassedOn, Option<SyncSender<Recall>>>,
 }
 
 impl TakingBack {

@@ -11,9 +11,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{FsError, Result};
-use parking_lot::Mutex;
 
+use crate::lock_order;
 use ferrite_proto::SessionState;
 
 /// The server's run, as far as the client noticed changes of it.
@@ -35,7 +36,7 @@ struct State {
 pub(super) struct Unsynced {
     /// Written only under the lock.
     era: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<lock_order::Unsynced, State>,
 }
 
 impl Unsynced {

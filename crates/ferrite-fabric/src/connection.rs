@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "fabric")]
 use std::{net::IpAddr, sync::Arc};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 
 use crate::frame::{Lengths, PREFIX_BYTES};
+use crate::lock_order;
 use crate::receiver::{SEALED_BYTES, SEND_LIMIT};
 use crate::secure::record::{CONTENT_BYTES_MAX, Sealer};
 use crate::secure::{Credentials, Encrypt, handshake};
@@ -62,7 +63,7 @@ impl Default for Fabric {
 pub struct Connection {
     stream: TcpStream,
     /// Held while a frame is sent.
-    sends: Mutex<Option<Box<Sending>>>,
+    sends: Mutex<lock_order::Sends, Option<Box<Sending>>>,
     is_encrypted: bool,
     #[cfg(feature = "fabric")]
     line: Option<Arc<Line>>,

@@ -21,6 +21,7 @@ mod hostile;
 #[cfg(feature = "fabric")]
 mod leftovers;
 mod link;
+mod lock_order;
 #[cfg(feature = "fabric")]
 mod ofi;
 pub mod outbox;

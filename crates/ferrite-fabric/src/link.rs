@@ -12,15 +12,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::lock_order;
 use crate::outbox::Outbox;
 
 /// See the head of this module.
 pub(crate) struct Waker {
     event: OwnedFd,
-    inbox: Mutex<Inbox>,
+    inbox: Mutex<lock_order::Inbox, Inbox>,
     /// Something was put into the inbox since the thread looked.
     rung: AtomicBool,
 }
@@ -75,7 +76,7 @@ impl Waker {
 struct LinkState {
     number: u64,
     waker: Arc<Waker>,
-    mailbox: Mutex<Outbox>,
+    mailbox: Mutex<lock_order::Mailbox, Outbox>,
     is_closed: AtomicBool,
     /// How often a caller has asked whether everything that the client has sent is read.
     asked: AtomicU64,

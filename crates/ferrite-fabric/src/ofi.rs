@@ -21,11 +21,12 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_buffers::{Buffer, Pool};
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 
 use crate::FabricError;
 use crate::error::Trouble;
 use crate::leftovers;
+use crate::lock_order;
 
 pub(crate) use guard::Guard;
 #[cfg(test)]
@@ -110,7 +111,7 @@ static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 /// One endpoint at a time in a process is opened or closed, or adds a peer: providers keep lists that all of their
 /// endpoints share.
-static LISTS: Mutex<Lists> = Mutex::new(Lists {
+static LISTS: Mutex<lock_order::Lists, Lists> = Mutex::new(Lists {
     known: BTreeMap::new(),
     closing: Vec::new(),
 });

@@ -9,15 +9,17 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use ferrite_checks::ranked::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::lock_order;
 
 type Change = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Shared {
     /// True while closed. Locked shared while a change is carried out.
-    closed: RwLock<bool>,
-    waiting: Mutex<Vec<Change>>,
+    closed: RwLock<lock_order::Frozen, bool>,
+    waiting: Mutex<lock_order::Deferred, Vec<Change>>,
 }
 
 /// Holds back the changes of one mount. Cheap to clone; all clones share state.
@@ -87,7 +89,7 @@ mod tests {
         assert!(freezer.pass().is_some());
         freezer.close();
         assert!(freezer.pass().is_none());
-        let done = Arc::new(Mutex::new(Vec::new()));
+        let done = Arc::new(parking_lot::Mutex::new(Vec::new()));
         for n in 0..3 {
             let done = Arc::clone(&done);
             freezer.hold_back(move || done.lock().push(n));

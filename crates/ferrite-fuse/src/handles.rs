@@ -10,8 +10,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{Ino, OpenFile};
-use parking_lot::Mutex;
+
+use crate::lock_order;
 
 const SHARDS: usize = 16;
 
@@ -32,7 +34,7 @@ struct Shard {
 /// The open files of one mount. Sharded, so that threads working on different files seldom contend.
 #[derive(Default)]
 pub(crate) struct Handles {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Mutex<lock_order::Handles, Shard>; SHARDS],
 }
 
 impl Handles {
@@ -67,7 +69,7 @@ impl Handles {
 
     /// Number of open handles.
     pub(crate) fn count(&self) -> usize {
-        let in_shard = |shard: &Mutex<Shard>| {
+        let in_shard = |shard: &Mutex<lock_order::Handles, Shard>| {
             let shard = shard.lock();
             shard.slots.len() - shard.free.len()
         };

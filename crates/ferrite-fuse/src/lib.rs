@@ -49,6 +49,7 @@ mod freezer;
 mod handles;
 mod interrupts;
 mod keep;
+mod lock_order;
 mod locks;
 mod mount;
 mod notify;

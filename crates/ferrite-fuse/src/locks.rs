@@ -25,11 +25,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::locks::{ByteRange, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{BadArgument, ClientId, Cred, Ctx, FileSystem, FsError, Ino, Result, Waits};
-use parking_lot::Mutex;
 
 use crate::interrupts;
+use crate::lock_order;
 
 /// Time between two checks of the signals of waiting callers.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
@@ -134,11 +135,11 @@ pub(crate) struct Locks {
     fs: Arc<dyn FileSystem>,
     ctx: Ctx,
     /// The owners that have locked through a handle, and not flushed it since.
-    owners: Mutex<HashMap<u64, BTreeSet<u64>>>,
+    owners: Mutex<lock_order::LockOwners, HashMap<u64, BTreeSet<u64>>>,
     /// Handles through which a caller has called `flock`.
-    flocked: Mutex<HashSet<u64>>,
+    flocked: Mutex<lock_order::Flocked, HashSet<u64>>,
     keeps_flock: bool,
-    watch: Mutex<Watch>,
+    watch: Mutex<lock_order::Watch, Watch>,
 }
 
 impl Locks {

@@ -9,7 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::ranked::{Condvar, Mutex};
+
+use crate::lock_order;
 
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -26,7 +28,7 @@ struct State {
 /// Queued retries, and the thread.
 #[derive(Default)]
 pub(crate) struct Retries {
-    state: Mutex<State>,
+    state: Mutex<lock_order::Retries, State>,
     changed: Condvar,
 }
 

@@ -21,9 +21,10 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{Attr, FileSystem, Ino};
-use parking_lot::Mutex;
 
+use crate::lock_order;
 use crate::notify::Notifications;
 
 /// Longest time that the kernel keeps a name.
@@ -49,7 +50,7 @@ struct Names {
 /// See the head of this module.
 #[derive(Default)]
 pub(crate) struct Vouched {
-    names: Mutex<Names>,
+    names: Mutex<lock_order::Names, Names>,
 }
 
 impl Vouched {

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 
 use ferrite_vfs::{FsError, Result};
 
+use crate::lock_order;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Bytes per step, unless a single append is longer.
@@ -20,7 +21,7 @@ const STEP_PARTS_MAX: usize = 64;
 /// Queued appends.
 #[derive(Debug, Default)]
 pub(crate) struct Appends {
-    queue: Mutex<Queue>,
+    queue: Mutex<lock_order::Appends, Queue>,
     changed: Condvar,
 }
 

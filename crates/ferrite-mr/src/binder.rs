@@ -15,6 +15,7 @@ use ferrite_vfs::{BadArgument, Ctx, FileSystem, FsError, Ino, Result, Unsupporte
 
 use crate::file::{FileId, FileMr, FileStatus};
 use crate::key::{Holder, KeyCheck, Rights, SessionId, may_keep};
+use crate::lock_order;
 use crate::memory::FileMemory;
 use crate::room::Room;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -72,15 +73,15 @@ pub struct Listed {
 struct Slot {
     engine: Weak<dyn FileSystem>,
     /// Held while the file is bound or unbound. True: this slot has been removed from the table.
-    work: Mutex<bool>,
-    bound: Mutex<Option<(Arc<FileMr>, Binding)>>,
+    work: Mutex<lock_order::Work, bool>,
+    bound: Mutex<lock_order::Bound, Option<(Arc<FileMr>, Binding)>>,
 }
 
 /// All bound files of a server.
 pub struct Binder {
     room: Arc<Room>,
     check: Arc<KeyCheck>,
-    files: Mutex<HashMap<FileId, Arc<Slot>>>,
+    files: Mutex<lock_order::Slots, HashMap<FileId, Arc<Slot>>>,
     next_number: AtomicU64,
 }
 

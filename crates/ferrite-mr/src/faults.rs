@@ -13,6 +13,7 @@ use ferrite_roce::memory::Fault;
 use ferrite_vfs::FsError;
 use ferrite_vfs::regions::Access;
 
+use crate::lock_order;
 use crate::sync::{Mutex, lock};
 
 /// Faults of one file under way.
@@ -73,7 +74,7 @@ struct List {
 /// The faults of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    list: Mutex<List>,
+    list: Mutex<lock_order::Faults, List>,
 }
 
 impl Faults {

@@ -21,6 +21,7 @@
 
 use std::sync::Arc;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_roce::memory::Fault;
 use ferrite_vfs::regions::{Access, Adapter, PageRun, REGION_PAGE_BYTES, Region};
 use ferrite_vfs::{Attr, FsError, Ino, Result};
@@ -28,11 +29,11 @@ use ferrite_vfs::{Attr, FsError, Ino, Result};
 use crate::appends::Appends;
 use crate::faults::{Faults, Wanted, fault_of};
 use crate::key::{Key, KeyCheck};
+use crate::lock_order;
 use crate::meter::{Counts, Meter};
 use crate::range_mtt::RangeMtt;
 use crate::run::{Placed, Run};
 use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Pages requested at a time before any packet needs them.
 const EXPLORED_PAGES: u32 = 4096;
@@ -149,14 +150,14 @@ pub struct FileMr {
     id: FileId,
     /// The longest write that the engine makes in one step.
     atomic_bytes_max: u64,
-    state: SharedLock<State>,
+    state: SharedLock<lock_order::State, State>,
     /// Held shared during calls of the engine.
-    calls: SharedLock<()>,
-    keys: Mutex<Vec<Arc<Key>>>,
+    calls: SharedLock<lock_order::Calls, ()>,
+    keys: Mutex<lock_order::FileKeys, Vec<Arc<Key>>>,
     check: Arc<KeyCheck>,
     faults: Faults,
     appends: Appends,
-    meters: Mutex<Vec<Arc<Meter>>>,
+    meters: Mutex<lock_order::Meters, Vec<Arc<Meter>>>,
     revocations: AtomicU64,
 }
 

@@ -13,6 +13,7 @@ use ferrite_vfs::Result;
 
 use crate::file::FileMr;
 use crate::key::{Holder, Key, SessionId};
+use crate::lock_order;
 use crate::sync::{AtomicBool, Ordering, SharedLock, alone, shared};
 
 /// A queue pair of a session.
@@ -45,7 +46,7 @@ struct Table {
 
 /// All keys.
 pub(crate) struct Keys {
-    table: SharedLock<Table>,
+    table: SharedLock<lock_order::KeyTable, Table>,
 }
 
 impl Keys {

@@ -22,6 +22,7 @@ mod file;
 mod grants;
 mod key;
 mod keys;
+mod lock_order;
 mod memory;
 mod meter;
 #[cfg(all(test, feature = "shuttle"))]

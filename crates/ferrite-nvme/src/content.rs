@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use ferrite_blob::Blob;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FsError, Ino, OpenFile, OpenMode, Outcome, Position, ReadDone, Result,
@@ -28,7 +29,6 @@ use crate::format::tail::Tail;
 use crate::held::Held;
 use crate::rights::{Left, Xattrs, encode_xattrs};
 use crate::table::State;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// An open file.
 #[derive(Debug, Clone)]

@@ -11,12 +11,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use ferrite_blob::{Blob, BlobId};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
 use crate::blobs::{Place, place_of};
 use crate::core::Core;
 use crate::format::key;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// How many blobs are made at once.
 const MADE_AT_ONCE: usize = 16;

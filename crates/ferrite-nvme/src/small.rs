@@ -10,12 +10,12 @@
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::{FsError, Ino, Outcome, Result};
 
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Beside, Content, INLINE_BYTES_MAX, Node};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Files up to this length have no blob, while the metadata store has room.
 pub(crate) const SMALL_BYTES_MAX: u64 = 32 << 10;

@@ -154,7 +154,7 @@ mod tests {
             (1, Event::Fence),
             (0, store(128)),
         ];
-        Log::new(vec![0; 256], events.to_vec())
+        Log::new(vec![0; 256].into(), events.to_vec())
     }
 
     /// The words that are certainly durable in the end.

@@ -10,11 +10,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::secure::KeyId;
 use ferrite_fabric::source::Source;
 use ferrite_vfs::{FsError, Result, SessionsOf};
-use parking_lot::Mutex;
+
 use rustc_hash::FxHashMap;
+
+use crate::lock_order;
 
 /// Bounds on clients' use of a server.
 #[derive(Debug, Clone)]
@@ -152,7 +155,7 @@ struct Counts {
 /// See the head of this module.
 pub(super) struct Admission {
     bounds: Bounds,
-    counts: Mutex<Counts>,
+    counts: Mutex<lock_order::Admission, Counts>,
 }
 
 /// Sessions of an export, which change under the lock of [`Admission`].

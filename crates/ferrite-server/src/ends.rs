@@ -7,7 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::ranked::{Condvar, Mutex};
+
+use crate::lock_order;
 
 #[derive(Default)]
 struct State {
@@ -18,7 +20,7 @@ struct State {
 /// The pending ends of a session.
 #[derive(Default)]
 pub(super) struct Ends {
-    state: Mutex<State>,
+    state: Mutex<lock_order::Ends, State>,
     changed: Condvar,
 }
 

@@ -5,10 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 use rustc_hash::FxHashSet;
 
 use super::state::Heritage;
+use crate::lock_order;
 
 /// Work to run once all locks of an earlier run have been reclaimed.
 pub(super) type Deferred = Box<dyn FnOnce() + Send>;
@@ -22,7 +23,7 @@ struct Kept {
 }
 
 /// See the head of this module.
-pub(super) struct Grace(Mutex<Option<Kept>>);
+pub(super) struct Grace(Mutex<lock_order::Grace, Option<Kept>>);
 
 impl Grace {
     /// Begins the grace period, unless an earlier run left no sessions.

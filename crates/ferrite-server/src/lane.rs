@@ -6,11 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::Ino;
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::leases::Passing;
+use crate::lock_order;
 
 /// An inode of a store.
 type Place = (usize, Ino);
@@ -19,7 +20,7 @@ type Place = (usize, Ino);
 #[derive(Default)]
 pub(super) struct Busy {
     count: AtomicUsize,
-    inodes: Mutex<FxHashMap<Place, usize>>,
+    inodes: Mutex<lock_order::Lane, FxHashMap<Place, usize>>,
 }
 
 impl Busy {

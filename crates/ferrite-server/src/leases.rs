@@ -16,20 +16,19 @@
 //! * There are no leases on an inode while RDMA can write to it, bypassing this table ([`Leases::bar`]).
 //! * A change that bypasses the table is counted ([`Leases::pass`]), and there are no grants while one is in progress.
 //!   Both sides write first and read then, so one of them sees the other.
-//!
-//! The lock on the table is taken before that of a session's link, and under no lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::workers::Work;
 use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, XattrMode};
-use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::unresponsive::{ANSWER_MIN, Unresponsive};
+use crate::lock_order;
 
 /// The attribute of the pool's root that records how long leases of this run may last, in milliseconds.
 const NAME: &[u8] = b"trusted.ferrite.leases";
@@ -118,9 +117,9 @@ pub(super) struct Leases {
     is_on: AtomicBool,
     /// Changes in progress that did not.
     passing: AtomicUsize,
-    table: Mutex<Table>,
+    table: Mutex<lock_order::LeaseTable, Table>,
     /// Whether the pool records that there may be leases of this run.
-    is_noted: Mutex<bool>,
+    is_noted: Mutex<lock_order::LeasesNoted, bool>,
 }
 
 /// A change that did not look at the table, because there were no leases when it began.

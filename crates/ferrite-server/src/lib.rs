@@ -28,6 +28,7 @@ mod lane;
 mod later;
 mod leases;
 mod lock;
+mod lock_order;
 mod meter;
 mod observe;
 mod options;
@@ -49,13 +50,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
 use ferrite_fabric::secure::Gate;
 use ferrite_fabric::source::{Source, Throttle};
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use admission::{Account, Admission};
@@ -86,7 +87,7 @@ struct Inner {
     exports: Vec<Arc<Export>>,
     stores: Vec<Arc<Store>>,
     /// By store and number. Under it a thread takes locks of a session and of the admission, and no others.
-    sessions: Mutex<FxHashMap<(usize, u64), Arc<Session>>>,
+    sessions: Mutex<lock_order::Sessions, FxHashMap<(usize, u64), Arc<Session>>>,
     admission: Arc<Admission>,
     strangers: Strangers,
     /// When slots were last revoked, as [`Inner::now_ms`] counts.

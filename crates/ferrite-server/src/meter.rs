@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, TurnCounts};
-use parking_lot::Mutex;
 
 use super::Inner;
+use crate::lock_order;
 use ferrite_proto::{
     Activity, BoundTold, Counted, LATENCY_CLASSES, OperationActivity, REQUEST_NUMBERS, RdmaCounters, SHORTEST_LOG2,
 };
@@ -129,7 +130,7 @@ impl Asked {
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     operations: Operations,
-    address: Mutex<Option<SocketAddr>>,
+    address: Mutex<lock_order::Address, Option<SocketAddr>>,
 }
 
 fn class(time_ns: u64) -> usize {

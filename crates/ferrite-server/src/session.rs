@@ -20,10 +20,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
 use ferrite_vfs::{ClientId, FsError, Ino, OpenFile, OpenMode, Result, SYSTEM};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(super) use locks::Cancelled;
@@ -34,6 +34,7 @@ use super::admission::{Account, Budget, Place, Resource};
 use super::ends::Ends;
 use super::export::Export;
 use super::meter::Meter;
+use crate::lock_order;
 use ferrite_proto::{ClientActivity, Ticket};
 
 /// Most open files of a session.
@@ -121,7 +122,7 @@ pub(super) struct Recipient {
     pub(super) number: u64,
     pub(super) export: Arc<Export>,
     /// The client's current connection, if any.
-    pub(super) link: Mutex<Option<Link>>,
+    pub(super) link: Mutex<lock_order::SessionLink, Option<Link>>,
 }
 
 impl Recipient {
@@ -142,7 +143,7 @@ pub(super) struct Session {
     /// The account it is charged to, and the resources of its client in all.
     pub(super) account: Account,
     pub(super) budget: Arc<Budget>,
-    kept: Mutex<Kept>,
+    kept: Mutex<lock_order::Session, Kept>,
     /// Signals that a request is no longer in progress.
     done: Condvar,
     /// Requests that wait for a worker, or that one works on.
@@ -153,7 +154,7 @@ pub(super) struct Session {
     /// The client caches under leases.
     has_leases: AtomicBool,
     /// Held while it gets its slots, so that it gets them once.
-    getting_slots: Mutex<()>,
+    getting_slots: Mutex<lock_order::GettingSlots, ()>,
     pub(super) recipient: Arc<Recipient>,
     /// Moves when the client comes with another connection; messages that still arrive by the old one are ignored.
     attachment: AtomicU64,

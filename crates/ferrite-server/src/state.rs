@@ -22,11 +22,12 @@ mod shares;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{Durability, FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, XattrMode};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::admission::Account;
+use crate::lock_order;
 use ferrite_proto::fields;
 use ferrite_proto::{Encode, Malformed, Reader, Wire};
 
@@ -110,7 +111,7 @@ fields!(Content {
 
 /// The state of one pool.
 pub(super) struct State {
-    content: Mutex<Kept>,
+    content: Mutex<lock_order::Content, Kept>,
 }
 
 struct Kept {

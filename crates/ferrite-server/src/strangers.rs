@@ -7,9 +7,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::reactor::Link;
 use ferrite_fabric::source::{Crowd, Source};
-use parking_lot::Mutex;
+
+use crate::lock_order;
 
 /// Most of them.
 const STRANGERS_MAX: usize = 4096;
@@ -19,8 +21,8 @@ const OF_SOURCE_MAX: usize = 256;
 /// See the head of this module.
 pub(super) struct Strangers {
     next: AtomicU64,
-    /// Each with its arrival time. No other lock is taken under this one.
-    kept: Mutex<Crowd<(Link, Instant)>>,
+    /// Each with its arrival time.
+    kept: Mutex<lock_order::Strangers, Crowd<(Link, Instant)>>,
 }
 
 impl Strangers {

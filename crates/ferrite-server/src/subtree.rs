@@ -13,8 +13,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_checks::ranked::RwLock;
 use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM};
-use parking_lot::RwLock;
+
+use crate::lock_order;
 
 /// Most levels between a directory and the root of its export. A walk this long takes a few milliseconds.
 const LEVELS_MAX: usize = 1 << 14;
@@ -85,7 +87,7 @@ impl Subtree {
 
 /// The borders of an engine's exports.
 #[derive(Default)]
-pub(super) struct Borders(RwLock<Vec<Arc<Subtree>>>);
+pub(super) struct Borders(RwLock<lock_order::Borders, Vec<Arc<Subtree>>>);
 
 impl Borders {
     /// Adds the border of an export with this root.

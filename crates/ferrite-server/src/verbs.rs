@@ -12,10 +12,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{FsError, Ino, ROOT_INO, Result, SpaceOf, Unsupported, posix};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::admission::{Charge, Resource};
@@ -23,6 +23,7 @@ use super::export::{Export, Store};
 use super::rdma::{KeyWanted, Rdma};
 use super::reply::put;
 use super::session::Session;
+use crate::lock_order;
 use ferrite_proto::{
     BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, RdmaCounters, RdmaRequest, UdpPlace,
 };
@@ -58,8 +59,8 @@ pub(super) struct Verbs {
     adapter: Arc<dyn Rdma>,
     next: AtomicU64,
     /// Held while keys come and go, so that leases are barred as long as there are keys. Taken before `held`.
-    turn: Mutex<()>,
-    held: Mutex<FxHashMap<Owner, Held>>,
+    turn: Mutex<lock_order::VerbsTurn, ()>,
+    held: Mutex<lock_order::VerbsHeld, FxHashMap<Owner, Held>>,
 }
 
 fn owner(session: &Session) -> Owner {

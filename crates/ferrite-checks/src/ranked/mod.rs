@@ -20,7 +20,7 @@ mod rwlock;
 mod tests;
 
 pub use mutex::{Condvar, Mutex, MutexGuard};
-pub use rwlock::{MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use rwlock::{ArcRwLock, MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The place of a lock in the order of its crate. [`ranks!`](crate::ranks) implements it.
 pub trait Rank {

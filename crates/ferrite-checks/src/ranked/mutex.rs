@@ -65,6 +65,15 @@ impl<R: Rank, T: ?Sized> Mutex<R, T> {
         Some(MutexGuard { inner, _held })
     }
 
+    /// Waits for the lock, for `time` at most. Panics in debug builds as [`Self::lock`].
+    #[inline]
+    #[track_caller]
+    pub fn try_lock_for(&self, time: Duration) -> Option<MutexGuard<'_, T>> {
+        let _held = Held::wait::<R>(None);
+        let inner = self.inner.try_lock_for(time)?;
+        Some(MutexGuard { inner, _held })
+    }
+
     /// The value, without locking.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()

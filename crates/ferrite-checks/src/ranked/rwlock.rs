@@ -3,6 +3,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use parking_lot::{ArcRwLockReadGuard, RawRwLock};
 
 use super::Rank;
 use super::held::Held;
@@ -111,6 +114,47 @@ impl<R: Rank, T: Default> Default for RwLock<R, T> {
 impl<R, T: ?Sized + fmt::Debug> fmt::Debug for RwLock<R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
+    }
+}
+
+/// A [`RwLock`] whose shared lock may outlive the call that took it, and end on another thread.
+pub struct ArcRwLock<R, T> {
+    _rank: PhantomData<fn() -> R>,
+    inner: Arc<parking_lot::RwLock<T>>,
+}
+
+impl<R: Rank, T> ArcRwLock<R, T> {
+    /// An unlocked one.
+    pub fn new(value: T) -> Self {
+        ArcRwLock {
+            _rank: PhantomData,
+            inner: Arc::new(parking_lot::RwLock::new(value)),
+        }
+    }
+
+    /// As [`RwLock::read`].
+    #[inline]
+    #[track_caller]
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        let _held = Held::wait::<R>(None);
+        let inner = self.inner.read();
+        RwLockReadGuard { inner, _held }
+    }
+
+    /// As [`RwLock::write`].
+    #[inline]
+    #[track_caller]
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        let _held = Held::wait::<R>(None);
+        let inner = self.inner.write();
+        RwLockWriteGuard { inner, _held }
+    }
+
+    /// The shared lock, if no thread has the exclusive one or waits for it. It is on no thread's stack, since any
+    /// thread may drop it; while it is held for an event, its holder must not wait for a lock that the event needs.
+    #[inline]
+    pub fn try_read_arc(&self) -> Option<ArcRwLockReadGuard<RawRwLock, T>> {
+        self.inner.try_read_arc()
     }
 }
 

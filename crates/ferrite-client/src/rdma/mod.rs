@@ -5,6 +5,7 @@
 //!
 //! Built with the cargo feature `rdma` only; a client without it has no use for the keys of a server.
 
+mod lock_order;
 mod remote;
 mod replicated;
 

@@ -17,13 +17,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::{Buffer, Pool};
-use parking_lot::{Mutex, MutexGuard};
+use ferrite_checks::ranked::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::channel::{Channel, number_of};
 use super::{Descriptor, RINGS_AFTER, SLOTS, message_bytes, pause, prefix};
 use crate::FabricError;
 use crate::frame::{INLINE_BYTES_MAX, Lengths};
+use crate::lock_order;
 use crate::ofi::{Completion, Endpoint, Kind, PeerLocks, Provider, Reach, Remote};
 
 /// Polls between two reads of the clock.
@@ -53,7 +54,7 @@ struct State {
 
 /// See the head of this module.
 pub(crate) struct Line {
-    state: Mutex<State>,
+    state: Mutex<lock_order::Line, State>,
     pool: Pool,
     stream: TcpStream,
     spin: Duration,

@@ -18,12 +18,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use ferrite_checks::ranked::Mutex;
 use rustix::process::{Pid, getpid};
 
 use super::PeerId;
 use super::orphans::{Page, is_dead};
 use crate::leftovers;
+use crate::lock_order;
 
 /// How often the locks are checked.
 const TICK: Duration = Duration::from_millis(100);
@@ -46,9 +47,9 @@ struct Peer {
 struct Watched {
     own: Page,
     is_spoilt: AtomicBool,
-    peers: Mutex<Vec<Peer>>,
+    peers: Mutex<lock_order::Peers, Vec<Peer>>,
     /// Since when the endpoint's own lock was never seen free.
-    locked: Mutex<Option<Instant>>,
+    locked: Mutex<lock_order::Locked, Option<Instant>>,
 }
 
 /// See the head of this module.
@@ -60,7 +61,7 @@ struct Watch {
     is_running: bool,
 }
 
-static WATCH: Mutex<Watch> = Mutex::new(Watch {
+static WATCH: Mutex<lock_order::Watch, Watch> = Mutex::new(Watch {
     guards: Vec::new(),
     is_running: false,
 });

@@ -29,18 +29,17 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
+use ferrite_checks::fault_injection::{self, Bug, is_seeded};
+use ferrite_checks::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ferrite_map::{Inum, Lblk};
 use ferrite_pm::stage::{self, Stage};
 use ferrite_pm::touch;
 
 use crossbeam_utils::CachePadded;
-use ferrite_checks::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::spread::Spread;
 use crate::lock_order;
-
-use ferrite_checks::fault_injection::{self, Bug, is_seeded};
 
 /// With seeded bugs there are few shards, and they keep hardly anything, so that even the small pools on which tests
 /// search for the bugs trigger sweeps.

@@ -5,13 +5,13 @@
 //! has lost its log. No page that has a log is missing, except those that are [`Taken`] at the moment and those whose
 //! logs are damaged ([`Candidates::leave_out`]).
 
+use ferrite_checks::ranked::{Mutex, RwLock, RwLockReadGuard};
 use ferrite_map::{Inum, Lblk, PageId};
 use ferrite_pm::touch;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use ferrite_checks::ranked::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::lock_order;
 use crate::thread::thread_number;

@@ -31,9 +31,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_map::{Lblk, PageRange};
-
 use ferrite_checks::ranked::Mutex;
+use ferrite_map::{Lblk, PageRange};
 
 use crate::format::layout::LBLK_END;
 use crate::lock_order;

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{FileMap, Inum};
@@ -50,7 +51,6 @@ use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
 use crate::tree::remove;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
@@ -30,7 +31,6 @@ use crate::page::{append, block};
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Pages that one record rids of their logs.
 const FOLDS_PER_RECORD: usize = 32;

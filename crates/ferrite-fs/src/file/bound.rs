@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::{BlockNo, Lblk, PageId, PageRange, PageWord, TransCache};
 use ferrite_vfs::regions::PageRun;
 use ferrite_vfs::{Result, Timestamp};
@@ -26,7 +27,6 @@ use crate::format::layout::{BLOCK_BYTES, lblks};
 use crate::format::log_entry::has_log;
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Pages looked up at a time.
 const BATCH: usize = 64;

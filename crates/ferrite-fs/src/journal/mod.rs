@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
 use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
@@ -39,7 +40,6 @@ use crate::format::checksum::Check;
 use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::format::record::{DURABLE_WORDS, Item, Link, Record, WORDS_MAX};
 use crate::lock_order;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]

@@ -20,6 +20,7 @@
 //! record states up to which number all were durable when it was streamed; if the run ends before that, one was
 //! damaged, and operations that were durable are lost.
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::BlockNo;
 use ferrite_pm::Region;
 use rustc_hash::FxHashSet;
@@ -31,7 +32,6 @@ use crate::format::layout::{
 };
 use crate::format::record::{Header, Item, Link, items_of};
 use crate::journal::{HELD_RING, IN_FLIGHT_REACH};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// The result of recovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -19,6 +19,7 @@
 
 use std::sync::Arc;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::{BlockNo, Lblk, PageId, PageWord, Resource, StoredWord};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
@@ -32,7 +33,6 @@ use crate::page::block;
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Folds between two checks of whether they are enough.
 const CHECK_EVERY: usize = 32;

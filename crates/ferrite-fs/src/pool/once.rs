@@ -9,12 +9,12 @@
 //! Crash argument: the entry's words are set by the record that makes the change, so a crash leaves both or neither.
 //! A refused change, and one that found nothing to do, leaves a record of its entry alone.
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::{BadArgument, Ctx, FsError, Once, Outcome, Result, Unsupported};
 
 use crate::format::outcome;
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 impl Core {
     /// The outcome of the change with this token, if it was made; `Superseded` if a later one took its slot.

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::gate::{Moving, Passage};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
 use ferrite_pm::stage::{self, Stage as Spent};
@@ -30,7 +31,6 @@ use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
 use crate::thread::thread_number;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";

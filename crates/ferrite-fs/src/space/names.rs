@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
 use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource, StoredWord};
@@ -25,7 +26,6 @@ use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::format::dentry;
 use crate::format::layout::{BLOCK_BYTES, NAME_LINE_SLOTS, NAME_TAG_BITS, Superblock};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// Entries of the table of freeing records. Slots that share an entry only get a sequence number larger than
 /// necessary.

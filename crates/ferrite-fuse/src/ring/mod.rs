@@ -37,10 +37,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::workers::Workers;
-use parking_lot::Mutex;
 
 use self::queue::{Inbox, Task};
+use crate::lock_order;
 use crate::service::Service;
 
 /// Largest write request. The engine takes each as one atomic step.
@@ -97,7 +98,7 @@ struct Thread {
 
 /// All queues of a mount.
 pub(crate) struct Rings {
-    threads: Mutex<Vec<Thread>>,
+    threads: Mutex<lock_order::RingThreads, Vec<Thread>>,
     count: usize,
     is_granted: AtomicBool,
 }

@@ -17,15 +17,16 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::workers::Workers;
 use fuser::Errno;
-use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use super::PAYLOAD_BYTES;
 use super::abi;
 use super::serve::serve;
 use super::uring::{Event, Slot, Uring, Wake, ring};
+use crate::lock_order;
 use crate::service::Service;
 
 /// Slots of one queue.
@@ -37,7 +38,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(1);
 
 /// Where slots with replies from other threads wait for their thread.
 pub(crate) struct Inbox {
-    answered: Mutex<Vec<Slot>>,
+    answered: Mutex<lock_order::Answered, Vec<Slot>>,
     wake: Arc<Wake>,
     owner: ThreadId,
     is_over: AtomicBool,

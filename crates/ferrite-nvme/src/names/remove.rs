@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::{Ctx, FsError, Ino, Outcome, Result, Timestamp, posix};
 
 use super::{Slot, is_dir, missing};
@@ -15,7 +16,6 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::held::Held;
 use crate::table::{Inode, State, Turn};
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 
 /// The fate, in memory, of an inode that loses a name, once the step is committed.
 pub(super) enum Lost {
@@ -56,7 +56,7 @@ impl Core {
             if !is_seeded(Bug::NoDetachedRecord) {
                 step.txn.put(&key::detached(place), b"")?;
             }
-            if is_seeded(Bug::BlobFirst) {
+            if is_seeded(Bug::DeletedFirst) {
                 self.blobs.store(place.store)?.delete(place.blob)?;
             }
         }

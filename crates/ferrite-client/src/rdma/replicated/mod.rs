@@ -21,8 +21,8 @@ mod view;
 
 use std::sync::Arc;
 
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{BadArgument, FsError};
-use parking_lot::Mutex;
 
 pub use copy::Source;
 pub use outcome::{CopyStatus, Held, Outcome, ReplicatedError, Resynced, Standing};
@@ -32,6 +32,7 @@ use self::copy::{Answer, Copy, Found, Side};
 use self::ranges::Ranges;
 use self::view::View;
 use crate::rdma::RemoteError;
+use crate::rdma::lock_order;
 
 /// More than any user needs; each has a thread.
 const COPIES_MAX: usize = 16;
@@ -138,9 +139,9 @@ impl Change {
 /// See the head of this module. Threads may share it.
 pub struct ReplicatedFile {
     options: ReplicatedOptions,
-    order: Mutex<Order>,
+    order: Mutex<lock_order::Order, Order>,
     /// One resync at a time. Taken before `order`.
-    resync: Mutex<()>,
+    resync: Mutex<lock_order::Resync, ()>,
     copies: Vec<Copy>,
 }
 

@@ -7,7 +7,7 @@
 //! gets their writes; so the set of bytes that it lacks only shrinks. It is in again, and counts, when it lacks nothing
 //! and has recorded the epoch.
 
-use parking_lot::MutexGuard;
+use ferrite_checks::ranked::MutexGuard;
 
 use super::copy::Side;
 use super::outcome::{ReplicatedError, Resynced};
