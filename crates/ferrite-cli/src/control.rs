@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use ferrite::volume::{InfoLine, Volume, VolumeInfo};
 use rustix::process::{Pid, PidfdFlags};
 
-use super::frost::Frost;
+use super::freeze_guard::FreezeGuard;
 use super::mounts::{self, MountPoint};
 use super::pages::pages;
 use super::{FAILED, Failure};
@@ -49,8 +49,8 @@ pub(crate) enum Request {
     Freeze(u64),
     /// Let changes proceed; the reply says whether they were held back.
     Thaw,
-    /// Hold changes back for as long as this connection reports that it copies the pool, see [`Frost::hold`]: device
-    /// and inode number of the pool's file.
+    /// Hold changes back for as long as this connection reports that it copies the pool, see [`FreezeGuard::hold`]:
+    /// device and inode number of the pool's file.
     Hold,
 }
 
@@ -145,7 +145,7 @@ impl Server {
         pool: Option<&Metadata>,
         mount: Option<&MountPoint>,
         volume: Arc<dyn Volume>,
-        frost: Frost,
+        freeze_guard: FreezeGuard,
         way: &str,
     ) -> std::io::Result<Server> {
         let way: Arc<str> = way.into();
@@ -178,10 +178,10 @@ impl Server {
         std::fs::remove_file(&new)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (volume, frost, way) = (Arc::clone(&volume), frost.clone(), Arc::clone(&way));
+                let (volume, freeze_guard, way) = (Arc::clone(&volume), freeze_guard.clone(), Arc::clone(&way));
                 // A scrub takes long; other clients must not wait for it.
                 let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
-                    if let Err(error) = answer(stream, &*volume, (&frost, &way), file) {
+                    if let Err(error) = answer(stream, &*volume, (&freeze_guard, &way), file) {
                         tracing::debug!(%error, "control connection");
                     }
                 });
@@ -207,7 +207,7 @@ impl Drop for Server {
 fn answer(
     mut stream: UnixStream,
     volume: &dyn Volume,
-    (frost, way): (&Frost, &str),
+    (freeze_guard, way): (&FreezeGuard, &str),
     file: (u64, u64),
 ) -> std::io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
@@ -215,17 +215,22 @@ fn answer(
     let mut request = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut request)?;
     if let Ok(Request::Hold) = serde_json::from_str(&request) {
-        return frost.hold(stream, file);
+        return freeze_guard.hold(stream, file);
     }
     if let Ok(Request::ScrubTelling(limit)) = serde_json::from_str(&request) {
         return scrub_telling(stream, volume, limit);
     }
-    let reply =
-        reply(&request, volume, frost, way).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
+    let reply = reply(&request, volume, freeze_guard, way)
+        .unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
 }
 
-fn reply(request: &str, volume: &dyn Volume, frost: &Frost, way: &str) -> Result<serde_json::Value, Failure> {
+fn reply(
+    request: &str,
+    volume: &dyn Volume,
+    freeze_guard: &FreezeGuard,
+    way: &str,
+) -> Result<serde_json::Value, Failure> {
     let request = serde_json::from_str(request)
         .map_err(|error| Failure::new(FAILED, format!("the daemon does not know this request ({error})")))?;
     Ok(match request {
@@ -241,9 +246,9 @@ fn reply(request: &str, volume: &dyn Volume, frost: &Frost, way: &str) -> Result
         Request::DumpMeta(_) => return Err(Failure::new(FAILED, "this build has no pools on devices")),
         Request::Scrub(limit) => serde_json::to_value(volume.scrub(Some(limit), &mut |_, _, _| {})?)?,
         Request::Freeze(seconds) => {
-            serde_json::to_value(frost.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?
+            serde_json::to_value(freeze_guard.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?
         }
-        Request::Thaw if frost.thaw(None)? => true.into(),
+        Request::Thaw if freeze_guard.thaw(None)? => true.into(),
         Request::Thaw => return Err(Failure::new(FAILED, "it is not frozen")),
         // Answered by the thread that has the connection.
         Request::Hold | Request::ScrubTelling(_) => false.into(),

@@ -1,7 +1,7 @@
 //! `ferrite copy`: a sound copy of a pool, mounted or not.
 //!
-//! A mounted pool is frozen while its file is read ([`super::frost`]), so the copy equals the state after an unmount.
-//! Any other pool is read under its lock; records that a crash left in its journal are replayed into the copy.
+//! A mounted pool is frozen while its file is read ([`super::freeze_guard`]), so the copy equals the state after an
+//! unmount. Any other pool is read under its lock; records that a crash left in its journal are replayed into the copy.
 //!
 //! Invariant: under the requested name lies either a whole, durable copy or the earlier content. Until it is whole, the
 //! copy has no name or, on file systems that do not support that, a temporary one that is removed when the command
@@ -28,7 +28,7 @@ use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
 use super::progress::Bar;
 use super::target::{Target, local_address, not_mounted};
-use super::{FAILED, Failure, Outcome, about, complain, freeze, frost, opening, say, say_json, size};
+use super::{FAILED, Failure, Outcome, about, complain, freeze, freeze_guard, opening, say, say_json, size};
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -385,7 +385,7 @@ impl Hold {
     fn tell(&mut self) -> Result<(), Failure> {
         if self.told.elapsed() > TELL_EVERY {
             self.told = Instant::now();
-            self.say(frost::COPYING)?;
+            self.say(freeze_guard::COPYING)?;
         }
         Ok(())
     }
@@ -396,7 +396,7 @@ impl Hold {
 
     /// Lets changes proceed; returns how long they were held back. Fails if they proceeded earlier.
     fn end(mut self) -> Result<Duration, Failure> {
-        self.say(frost::DONE)?;
+        self.say(freeze_guard::DONE)?;
         let mut held = String::new();
         self.stream.read_line(&mut held)?;
         match held.trim() {

@@ -14,7 +14,7 @@ use ferrite::volume::{Address, Volume};
 use ferrite_vfs::trace::{TraceWriter, Traced};
 use ferrite_vfs::{FileSystem, Shared};
 
-use super::frost::Frost;
+use super::freeze_guard::FreezeGuard;
 use super::mount_options::{Kind, Options, kind_of};
 use super::target::{absolute, place};
 use super::{
@@ -78,15 +78,15 @@ pub(crate) fn serve(
         .map_or_else(|| volume.fs(), |trace| trace.over(volume.fs()));
     let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
     let unmounter = mounted.unmounter();
-    let frost = Frost::new(Arc::clone(&volume), mounted.freezer());
+    let guard = FreezeGuard::new(Arc::clone(&volume), mounted.freeze_barrier());
     let mount = mounts::with_path(&dir);
     let way = mounted.way().to_string();
-    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), frost.clone(), &way);
+    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), guard.clone(), &way);
     if let Err(error) = &server {
         tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
     }
     let is_remote = address.is_remote();
-    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, frost)
+    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, guard)
         .and_then(|()| start_work(&volume, &mounted, is_remote, options.scrub))
         .and_then(|()| trace.as_ref().map_or(Ok(()), Trace::begin))
         .and_then(|()| if is_daemon { detach(&null) } else { Ok(()) });

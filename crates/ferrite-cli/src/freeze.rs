@@ -1,6 +1,6 @@
 //! `ferrite freeze` and `ferrite thaw`: holding back the changes of a mount, so that its pool can be copied.
 //!
-//! Contents: the commands. The daemon's side is in [`super::frost`].
+//! Contents: the commands. The daemon's side is in [`super::freeze_guard`].
 
 use std::path::Path;
 

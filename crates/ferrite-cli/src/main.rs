@@ -17,7 +17,7 @@ mod doctor;
 mod dump;
 mod files;
 mod freeze;
-mod frost;
+mod freeze_guard;
 mod fsck;
 mod info;
 mod key;

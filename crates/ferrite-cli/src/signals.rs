@@ -20,7 +20,7 @@ use ferrite_vfs::Waits;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Failure;
-use super::frost::Frost;
+use super::freeze_guard::FreezeGuard;
 
 /// How long users of a mount may take to close their files.
 const GRACE: Duration = Duration::from_secs(3);
@@ -42,14 +42,14 @@ pub(crate) fn end_on_signal(
     dir: PathBuf,
     volume: Arc<dyn Volume>,
     is_remote: bool,
-    frost: Frost,
+    freeze_guard: FreezeGuard,
 ) -> Result<(), Failure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "received a signal to end");
             // Otherwise requests held back by a freeze would be cut off.
-            let _ = frost.thaw(None);
+            let _ = freeze_guard.thaw(None);
             end(&unmounter, &dir, &volume, is_remote);
         }
     })?;

@@ -52,7 +52,7 @@ macro_rules! change {
         let busy = $this.service.spare().map(Spare::enter);
         let owed = busy.as_ref().is_none_or(|busy| !busy.is_last());
         let $service = &*$this.service;
-        let tried = owed.then(|| $service.freezer().pass().map(|_passage| $make)).flatten();
+        let tried = owed.then(|| $service.freeze_barrier().pass().map(|_passage| $make)).flatten();
         let reply = takes(&tried, move |$made| $reply);
         match tried {
             Some(made) if !is_no_space(&made) => reply(made),

@@ -9,7 +9,7 @@
 //! | `ring` | FUSE over io_uring: requests served on the CPU of their caller |
 //! | `caller` | the caller of a request |
 //! | `convert` | attributes and errors, from the engine's to the kernel's |
-//! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
+//! | `freeze_barrier` | holding changes back while the pool is copied: [`FreezeBarrier`] |
 //! | `interrupts` | callers that give up while their request waits for a server |
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `keep` | how long the kernel may keep attributes |
@@ -45,7 +45,7 @@
 mod bridge;
 mod caller;
 mod convert;
-mod freezer;
+mod freeze_barrier;
 mod handles;
 mod interrupts;
 mod keep;
@@ -63,7 +63,7 @@ mod vouched;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
-pub use freezer::Freezer;
+pub use freeze_barrier::FreezeBarrier;
 pub use mount::{FuseError, Mounted, Unmounter, Way, mount, remount};
 pub use notify::Notifications;
 pub use options::{FuseOptions, Rings};

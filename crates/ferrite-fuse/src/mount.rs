@@ -17,7 +17,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
 use crate::bridge::Bridge;
-use crate::freezer::Freezer;
+use crate::freeze_barrier::FreezeBarrier;
 use crate::notify::Notifications;
 use crate::options::{FuseOptions, Rings};
 use crate::service::Service;
@@ -73,7 +73,7 @@ pub enum FuseError {
 /// A mounted file system whose requests are not served yet: [`Mounted::serve`] does that.
 pub struct Mounted {
     session: Session<Bridge>,
-    freezer: Freezer,
+    freeze_barrier: FreezeBarrier,
     way: Way,
     /// The directory, if this process mounted it directly; fuser's helper undoes its own mounts.
     dir: Option<PathBuf>,
@@ -157,8 +157,8 @@ fn mount_in(
         .write(true)
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
-    let freezer = Freezer::default();
-    let service = Arc::new(Service::new(Arc::clone(fs), freezer.clone(), options));
+    let freeze_barrier = FreezeBarrier::default();
+    let service = Arc::new(Service::new(Arc::clone(fs), freeze_barrier.clone(), options));
     let vouched = service.vouched().cloned();
     let user = rustix::process::geteuid();
     let only = (!options.allow_other).then_some(user.as_raw());
@@ -193,7 +193,7 @@ fn mount_in(
     }
     Ok(Mounted {
         session,
-        freezer,
+        freeze_barrier,
         way,
         dir,
     })
@@ -368,8 +368,8 @@ impl Mounted {
     }
 
     /// Holds changes back while [`Self::serve`] runs.
-    pub fn freezer(&self) -> Freezer {
-        self.freezer.clone()
+    pub fn freeze_barrier(&self) -> FreezeBarrier {
+        self.freeze_barrier.clone()
     }
 
     /// Serves requests until the file system is unmounted, by any means. Blocks.

@@ -5,7 +5,7 @@
 //!
 //! Invariants: the engine pins every inode whose number a reply gives the kernel, in the call that finds it, and
 //! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
-//! never pinned. Nothing here checks the freezer: a transport makes a call that may change something only with a
+//! never pinned. Nothing here checks the freeze barrier: a transport makes a call that may change something only with a
 //! passage.
 
 use std::borrow::Cow;
@@ -24,7 +24,7 @@ use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
 use self::away::Away;
 use crate::convert::{Refused, asked_mode, open_mode};
-use crate::freezer::Freezer;
+use crate::freeze_barrier::FreezeBarrier;
 use crate::handles::Handles;
 use crate::keep::Keep;
 use crate::locks::{Asker, Locks, Wire};
@@ -86,7 +86,7 @@ pub(crate) struct Service {
     trust: Duration,
     /// How the kernel may treat the data of open files.
     opened: FopenFlags,
-    freezer: Freezer,
+    freeze_barrier: FreezeBarrier,
     /// Reads move no access times: the mount is read-only, or has that option.
     no_atime: bool,
     /// If the engine keeps record locks instead of the kernel.
@@ -124,7 +124,7 @@ fn is_at_least(release: &str, least: (u32, u32)) -> bool {
 }
 
 impl Service {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, options: &FuseOptions) -> Service {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, freeze_barrier: FreezeBarrier, options: &FuseOptions) -> Service {
         let limits = fs.limits();
         let vouched = fs.vouching().map(|_| Arc::default());
         // Others use it, too, so it is elsewhere.
@@ -146,7 +146,7 @@ impl Service {
                 (false, true) => FopenFlags::FOPEN_DIRECT_IO,
                 (false, false) => FopenFlags::FOPEN_KEEP_CACHE,
             },
-            freezer,
+            freeze_barrier,
             no_atime: options.noatime || options.read_only,
             locks,
             away,
@@ -159,8 +159,8 @@ impl Service {
         self.vouched.as_ref()
     }
 
-    pub(crate) fn freezer(&self) -> &Freezer {
-        &self.freezer
+    pub(crate) fn freeze_barrier(&self) -> &FreezeBarrier {
+        &self.freeze_barrier
     }
 
     pub(crate) fn locks(&self) -> Option<&Arc<Locks>> {

@@ -8,8 +8,8 @@
 //! [`Patience`], for how long.
 //!
 //! Invariants:
-//! * Nothing waits for space on a thread that takes requests, nor with a passage of the freezer: whatever frees the
-//!   space may need both.
+//! * Nothing waits for space on a thread that takes requests, nor with a passage of the freeze barrier: whatever frees
+//!   the space may need both.
 //! * Each change ends, and gets one reply.
 
 use std::sync::Arc;
@@ -110,13 +110,13 @@ pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut patience: P
 
 /// Tries a change, and replies or retries: at once, or when the mount is thawed.
 pub(crate) fn when_open(service: Arc<Service>, mut change: impl Attempt, patience: Patience) {
-    let freezer = service.freezer().clone();
-    if let Some(passage) = freezer.pass() {
+    let freeze_barrier = service.freeze_barrier().clone();
+    if let Some(passage) = freeze_barrier.pass() {
         change.attempt(&service);
         drop(passage);
         return go_on(service, change, patience);
     }
-    freezer.hold_back(move || {
+    freeze_barrier.hold_back(move || {
         change.attempt(&service);
         go_on(service, change, patience);
     });
@@ -131,7 +131,7 @@ mod tests {
     use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, Layer, ROOT_INO, Result, SYSTEM, SpaceOf, XattrMode};
 
     use super::*;
-    use crate::freezer::Freezer;
+    use crate::freeze_barrier::FreezeBarrier;
     use crate::options::FuseOptions;
 
     /// Has no space as long as a file without a name is held, and none for attributes; counts the calls.
@@ -181,7 +181,7 @@ mod tests {
         });
         let service = Service::new(
             Arc::clone(&fs) as Arc<dyn FileSystem>,
-            Freezer::default(),
+            FreezeBarrier::default(),
             &FuseOptions::default(),
         );
         (fs, Arc::new(service))
@@ -203,10 +203,10 @@ mod tests {
         let made = mkdir(&service);
         std::thread::sleep(Duration::from_millis(50));
         // A freeze need not wait for it, and defers it.
-        service.freezer().close();
+        service.freeze_barrier().close();
         service.forget(ROOT_INO + 1, 1);
         std::thread::sleep(Duration::from_millis(50));
-        service.freezer().open();
+        service.freeze_barrier().open();
         assert!(made());
     }
 

@@ -73,7 +73,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
         slot.answer(made);
         return Some(slot);
     }
-    let Some(passage) = service.freezer().pass() else {
+    let Some(passage) = service.freeze_barrier().pass() else {
         when_open(Arc::clone(service), Change::of(slot, later), Patience::default());
         return None;
     };

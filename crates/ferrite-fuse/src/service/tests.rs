@@ -19,7 +19,7 @@ fn with_file(mode: u32) -> (Arc<MemFs>, Service) {
     let fs = Arc::new(MemFs::new());
     let service = Service::new(
         Arc::clone(&fs) as Arc<dyn FileSystem>,
-        Freezer::default(),
+        FreezeBarrier::default(),
         &FuseOptions::default(),
     );
     let (_, opened) = service
@@ -110,7 +110,11 @@ fn checking(mode: u32, flags: i32) -> (Ctx, Service, Ino, u64) {
 
     let fs = MemFs::new();
     let dir = fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o777).unwrap().ino;
-    let service = Service::new(Arc::new(OfOthers(fs)), Freezer::default(), &FuseOptions::default());
+    let service = Service::new(
+        Arc::new(OfOthers(fs)),
+        FreezeBarrier::default(),
+        &FuseOptions::default(),
+    );
     let ctx = Ctx::checked(Cred::new(OWNER, OWNER)).pinning();
     let (known, opened) = service.create(&ctx, (dir, b"f"), mode, flags | libc::O_CREAT).unwrap();
     (ctx, service, known.attr.ino, opened.fh)

@@ -1,11 +1,12 @@
 //! Holding back requests that may change something, without blocking the threads that serve the others.
 //!
-//! Contents: [`Freezer`]. The bridge asks it before each change; the code that copies the pool closes it.
+//! Contents: [`FreezeBarrier`]. The bridge asks it before each change; the code that copies the pool closes it.
 //!
 //! Invariants:
-//! * Once [`Freezer::close`] has returned, no change is in progress, and none begins before [`Freezer::open`].
+//! * Once [`FreezeBarrier::close`] has returned, no change is in progress, and none begins before
+//!   [`FreezeBarrier::open`].
 //! * A deferred request occupies no thread: all of a mount's threads may be needed for reads. The call to
-//!   [`Freezer::open`] carries it out and replies to it, in order of arrival.
+//!   [`FreezeBarrier::open`] carries it out and replies to it, in order of arrival.
 
 use std::sync::Arc;
 
@@ -24,16 +25,16 @@ struct Shared {
 
 /// Holds back the changes of one mount. Cheap to clone; all clones share state.
 #[derive(Clone, Default)]
-pub struct Freezer {
+pub struct FreezeBarrier {
     shared: Arc<Shared>,
 }
 
-/// Keeps the freezer open while it lives.
+/// Keeps the freeze barrier open while it lives.
 pub(crate) struct Passage<'f> {
     _open: RwLockReadGuard<'f, bool>,
 }
 
-impl Freezer {
+impl FreezeBarrier {
     /// Holds changes back from now on. Blocks until those in progress are done.
     pub fn close(&self) {
         *self.shared.closed.write() = true;
@@ -66,7 +67,7 @@ impl Freezer {
         (!*open).then_some(Passage { _open: open })
     }
 
-    /// Carries `change` out when the freezer is opened; at once if that has happened.
+    /// Carries `change` out when the freeze barrier is opened; at once if that has happened.
     pub(crate) fn hold_back(&self, change: impl FnOnce() + Send + 'static) {
         let closed = self.shared.closed.read();
         match *closed {
@@ -85,21 +86,21 @@ mod tests {
 
     #[test]
     fn what_is_held_back_is_done_in_order_and_once() {
-        let freezer = Freezer::default();
-        assert!(freezer.pass().is_some());
-        freezer.close();
-        assert!(freezer.pass().is_none());
+        let freeze_barrier = FreezeBarrier::default();
+        assert!(freeze_barrier.pass().is_some());
+        freeze_barrier.close();
+        assert!(freeze_barrier.pass().is_none());
         let done = Arc::new(parking_lot::Mutex::new(Vec::new()));
         for n in 0..3 {
             let done = Arc::clone(&done);
-            freezer.hold_back(move || done.lock().push(n));
+            freeze_barrier.hold_back(move || done.lock().push(n));
         }
         assert!(done.lock().is_empty());
-        freezer.open();
-        freezer.open();
+        freeze_barrier.open();
+        freeze_barrier.open();
         assert_eq!(*done.lock(), [0, 1, 2]);
         let late = Arc::clone(&done);
-        freezer.hold_back(move || late.lock().push(3));
+        freeze_barrier.hold_back(move || late.lock().push(3));
         assert_eq!(*done.lock(), [0, 1, 2, 3]);
     }
 
@@ -110,31 +111,31 @@ mod tests {
         fn count(done: &AtomicUsize) {
             done.fetch_add(1, Ordering::SeqCst);
         }
-        let freezer = Freezer::default();
+        let freeze_barrier = FreezeBarrier::default();
         let done = Arc::new(AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..CHANGES {
-                        match freezer.pass() {
+                        match freeze_barrier.pass() {
                             Some(_passage) => count(&done),
                             None => {
                                 let done = Arc::clone(&done);
-                                freezer.hold_back(move || count(&done));
+                                freeze_barrier.hold_back(move || count(&done));
                             }
                         }
                     }
                 });
             }
             for _ in 0..200 {
-                freezer.close();
+                freeze_barrier.close();
                 let before = done.load(Ordering::SeqCst);
                 std::thread::yield_now();
                 assert_eq!(done.load(Ordering::SeqCst), before);
-                freezer.open();
+                freeze_barrier.open();
             }
         });
-        freezer.open();
+        freeze_barrier.open();
         assert_eq!(done.load(Ordering::SeqCst), 2 * CHANGES);
     }
 }

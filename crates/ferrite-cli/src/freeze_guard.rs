@@ -1,6 +1,6 @@
 //! The daemon's side of `ferrite freeze`, `ferrite thaw` and `ferrite copy`.
 //!
-//! Contents: [`Frost`], which holds back the changes of one mount and lets them proceed.
+//! Contents: [`FreezeGuard`], which holds back the changes of one mount and lets them proceed.
 //!
 //! Invariant: a freeze ends on its own: after the requested time, or when the copying client has disconnected or sends
 //! nothing any more. Only a thread of this module waits for that.
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite::volume::Volume;
-use ferrite_fuse::Freezer;
+use ferrite_fuse::FreezeBarrier;
 use parking_lot::Mutex;
 
 use super::{FAILED, Failure};
@@ -32,17 +32,17 @@ struct Holder {
 
 /// Freezes and thaws a daemon's mount.
 #[derive(Clone)]
-pub(crate) struct Frost {
+pub(crate) struct FreezeGuard {
     volume: Arc<dyn Volume>,
-    freezer: Freezer,
+    freeze_barrier: FreezeBarrier,
     holder: Arc<Mutex<Holder>>,
 }
 
-impl Frost {
-    pub(crate) fn new(volume: Arc<dyn Volume>, freezer: Freezer) -> Frost {
-        Frost {
+impl FreezeGuard {
+    pub(crate) fn new(volume: Arc<dyn Volume>, freeze_barrier: FreezeBarrier) -> FreezeGuard {
+        FreezeGuard {
             volume,
-            freezer,
+            freeze_barrier,
             holder: Arc::default(),
         }
     }
@@ -54,9 +54,9 @@ impl Frost {
             return Err(Failure::new(FAILED, "it is frozen already; run `ferrite thaw` first"));
         }
         // Changing requests first, so that none of them waits inside the engine holding locks that readers need.
-        self.freezer.close();
+        self.freeze_barrier.close();
         if let Err(error) = self.volume.freeze() {
-            self.freezer.open();
+            self.freeze_barrier.open();
             return Err(error.into());
         }
         holder.last += 1;
@@ -75,7 +75,7 @@ impl Frost {
             holder.now = None;
             self.volume.thaw()
         };
-        self.freezer.open();
+        self.freeze_barrier.open();
         tracing::info!("thawed");
         Ok(thawed.map(|()| true)?)
     }
@@ -83,10 +83,10 @@ impl Frost {
     /// Freezes until a thaw, but at most for this long.
     pub(crate) fn freeze_for(&self, most: Duration) -> Result<(), Failure> {
         let freeze = self.freeze()?;
-        let frost = self.clone();
+        let freeze_guard = self.clone();
         let timer = std::thread::Builder::new().name("thaw".into()).spawn(move || {
             std::thread::sleep(most);
-            if frost.thaw(Some(freeze)).unwrap_or(true) {
+            if freeze_guard.thaw(Some(freeze)).unwrap_or(true) {
                 tracing::warn!(
                     seconds = most.as_secs(),
                     "the freeze timed out, and changes are allowed again"
