@@ -223,7 +223,7 @@ impl Area {
 struct Surface {
     image: Vec<u8>,
     areas: Vec<Area>,
-    seals: bool,
+    fixes_checksums: bool,
 }
 
 /// The surface's image with the patches of `data` applied. Ways: flip a bit, fill, set half a word, copy from elsewhere
@@ -238,7 +238,7 @@ fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
         let at = area.place(number(4), anywhere);
         let word = at / 8 * 8;
         let end = (at + 1 + usize::from(patch[2] % 64)).min((area.start + area.len) as usize);
-        match patch[1] % if surface.seals { 8 } else { 6 } {
+        match patch[1] % if surface.fixes_checksums { 8 } else { 6 } {
             0 => image[at] ^= 1 << (patch[8] % 8),
             1 => image[at..end].fill(patch[8]),
             2 => image[at / 4 * 4..at / 4 * 4 + 4].copy_from_slice(&value.to_le_bytes()),
@@ -264,7 +264,7 @@ fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
                 let extreme = extremes[usize::from(patch[8]) % extremes.len()];
                 image[word..word + 8].copy_from_slice(&extreme.to_le_bytes());
             }
-            6 => seal_superblock(&mut image, patch[2], number(4), value),
+            6 => put_superblock(&mut image, patch[2], number(4), value),
             _ => {
                 let mark = match patch[2] % 4 {
                     0 => u64::from(value),
@@ -279,7 +279,7 @@ fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
 }
 
 /// Changes one field of the superblock, in both copies, with its checksum.
-fn seal_superblock(image: &mut [u8], field: u8, how: u32, value: u32) {
+fn put_superblock(image: &mut [u8], field: u8, how: u32, value: u32) {
     let Ok(mut superblock) = Superblock::decode(&image[..BLOCK_BYTES as usize]) else {
         return;
     };
@@ -473,7 +473,7 @@ fn everything(data: &[u8]) -> &'static Surface {
         Surface {
             image: clean.clone(),
             areas,
-            seals: true,
+            fixes_checksums: true,
         }
     })
 }
@@ -506,7 +506,7 @@ fn pool_of_journal(data: &[u8]) -> Vec<u8> {
                 Area::new(crashed, superblock.journal_offset, journal),
                 Area::new(crashed, CONTROL_OFFSET, 256),
             ],
-            seals: true,
+            fixes_checksums: true,
         }
     });
     patch(surface, data)
@@ -525,7 +525,7 @@ fn pool_of_directory(data: &[u8]) -> Vec<u8> {
         Surface {
             image: clean.clone(),
             areas: vec![directories(clean, superblock), names(clean, superblock)],
-            seals: false,
+            fixes_checksums: false,
         }
     });
     patch(surface, data)
@@ -546,7 +546,7 @@ fn pool_of_log(data: &[u8]) -> Vec<u8> {
         Surface {
             image: clean.clone(),
             areas,
-            seals: false,
+            fixes_checksums: false,
         }
     });
     patch(surface, data)

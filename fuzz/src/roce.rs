@@ -3,8 +3,8 @@
 //! Contents: one function a target ([`TARGETS`]), used by the libFuzzer program in `fuzz_targets/` and by the test
 //! that replays the corpus on a stable compiler (`crates/ferrite-roce/tests/fuzz_corpus.rs`).
 //!
-//! A packet must be refused or mean one thing. A peer may end its own queue pair, and no more: memory is called in order
-//! and in bounds, and what waits to be sent has a bound. ICRCs are made here, since no fuzzer finds them.
+//! A packet must be refused or mean one thing. A peer may end its own queue pair, and no more: memory is called in
+//! order and in bounds, and what waits to be sent has a bound. ICRCs are made here, since no fuzzer finds them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -174,8 +174,8 @@ fn addresses() -> [SocketAddr; 2] {
     ]
 }
 
-/// Pieces of up to 510 bytes: half their length, opcode, distance from an expected number, then what follows the base header. Says how
-/// often memory was called.
+/// Pieces of up to 510 bytes: half their length, opcode, distance from an expected number, then what follows the base
+/// header. Says how often memory was called.
 pub(crate) fn session(bytes: &[u8]) -> u64 {
     let [peer, local] = addresses();
     let flow = Flow {
@@ -227,7 +227,7 @@ pub(crate) fn session(bytes: &[u8]) -> u64 {
         assert_eq!(packet.len(), bth::BYTES);
         packet.extend(content);
         packet.resize(packet.len().next_multiple_of(4), 0);
-        icrc::seal(&flow, &mut packet);
+        icrc::append(&flow, &mut packet);
         let taken = endpoint.receive(now_ns, &flow, &packet, &mut memory);
         assert!(!matches!(taken, Ok(Taken::Management { .. })));
         now_ns += 1_000_000;

@@ -220,13 +220,13 @@ pub(crate) fn u64_at(page: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-fn sealed(page: &mut [u8]) {
+fn put_checksum(page: &mut [u8]) {
     put(page, CRC_AT, &[0; 4]);
     let crc = crc32c::crc32c(page);
     put(page, CRC_AT, &crc.to_le_bytes());
 }
 
-fn is_sealed(page: &[u8]) -> bool {
+fn has_checksum(page: &[u8]) -> bool {
     let mut crc = crc32c::crc32c(&page[..CRC_AT]);
     crc = crc32c::crc32c_append(crc, &[0; 4]);
     crc32c::crc32c_append(crc, &page[CRC_AT + 4..]) == u32_at(page, CRC_AT)
@@ -292,7 +292,7 @@ impl Superblock {
                 put(page, at + 4, &(count / counted_in).to_le_bytes());
             }
         }
-        sealed(page);
+        put_checksum(page);
         pages
     }
 
@@ -301,7 +301,7 @@ impl Superblock {
     /// # Errors
     /// The superblock is of another version.
     pub(crate) fn decode(page: &[u8]) -> Result<Option<Superblock>> {
-        if page[..8] != MAGIC || !is_sealed(page) {
+        if page[..8] != MAGIC || !has_checksum(page) {
             return Ok(None);
         }
         let version = u32_at(page, 12);
@@ -503,13 +503,13 @@ impl Head {
         for (at, extent) in (EXTENTS_AT..).step_by(EXTENT_BYTES).zip(&self.extents) {
             put(page, at, &extent.encode());
         }
-        sealed(page);
+        put_checksum(page);
         pages
     }
 
     /// `None`: it was never written, or is damaged.
     pub(crate) fn decode(page: &[u8]) -> Option<Head> {
-        if u32_at(page, 0) != HEAD_MAGIC || !is_sealed(page) {
+        if u32_at(page, 0) != HEAD_MAGIC || !has_checksum(page) {
             return None;
         }
         let extent_count = u32_at(page, 40);

@@ -1,7 +1,7 @@
 //! Crashes while packets and programs change a bound file.
 //!
 //! Protects: acknowledged data is there; unacknowledged data is there or not by aligned words, and nowhere else; local
-//! calls, appends and reservations are there whole or not at all; the file can be sealed.
+//! calls, appends and reservations are there whole or not at all; the file can be finalized.
 //!
 //! Queue pairs over a bad network, the adapter and the engine are the real ones; there are no sockets. The test stops
 //! packets between their steps, and local calls, too; `remote/scene.rs` says how. Each fence yields images.
@@ -46,7 +46,7 @@ fn options(mapping: Mapping, data_checksum: bool) -> MkfsOptions {
 }
 
 /// Returns the violation of an image, if any.
-fn verify(image: &Image, allowed: &Allowed, seals: bool) -> Result<(), String> {
+fn verify(image: &Image, allowed: &Allowed, finalizes: bool) -> Result<(), String> {
     let region = Pool::of_image(image).map_err(|error| error.to_string())?;
     let engine =
         Engine::mount(region, &MountOptions::default().cleaner(false)).map_err(|error| format!("mount: {error}"))?;
@@ -77,16 +77,18 @@ fn verify(image: &Image, allowed: &Allowed, seals: bool) -> Result<(), String> {
     if before != found.content || behind.iter().any(|&byte| byte != 0) {
         return Err("what was behind the end shows".into());
     }
-    if seals {
-        engine.seal(SYSTEM, ino).map_err(|error| format!("seal: {error}"))?;
+    if finalizes {
+        engine
+            .finalize(SYSTEM, ino)
+            .map_err(|error| format!("finalize: {error}"))?;
         let scrubbed = engine.scrub(None).map_err(|error| format!("scrub: {error}"))?;
         if !scrubbed.findings.is_empty() || read_state(&engine)? != grown {
-            return Err(format!("after the seal: {:?}", scrubbed.findings));
+            return Err(format!("after finalizing: {:?}", scrubbed.findings));
         }
     }
     engine.unmount().map_err(|error| format!("unmount: {error}"))?;
     // fsck gives the same verdict on an image that no mount has touched.
-    if seals {
+    if finalizes {
         let region = Pool::of_image(image).map_err(|error| error.to_string())?;
         let report = fsck(region, &mut |_, _, _| {}).map_err(|error| format!("fsck: {error}"))?;
         if !report.findings.is_empty() {
@@ -113,8 +115,8 @@ fn explore(recorded: &Recorded, seed: u64, per_point: usize) -> Result<usize, St
                 }
                 images.insert(image);
                 let allowed = allowed.entry(mark).or_insert_with(|| Allowed::at(moment));
-                let seals = seen.len() % 4 == 0;
-                if let Err(wrong) = cursor.with_image(choice, |image| verify(image, allowed, seals)) {
+                let finalizes = seen.len() % 4 == 0;
+                if let Err(wrong) = cursor.with_image(choice, |image| verify(image, allowed, finalizes)) {
                     let choice = choices::name(choice);
                     let pending = format!("{:.300?}", moment.pending);
                     return Err(format!("point {point}, {choice}, during {pending}: {wrong}"));

@@ -266,7 +266,7 @@ fn who_may_not_use_a_file_binds_none() {
     );
     let remote = Remote::bind_as(&engine, ino, Binding::default()).unwrap();
     assert_eq!(bind(SYSTEM, ino, WRITABLE), Err(FsError::Busy));
-    assert_eq!(engine.seal(SYSTEM, ino), Err(FsError::Busy));
+    assert_eq!(engine.finalize(SYSTEM, ino), Err(FsError::Busy));
     assert_eq!(
         remote.region.append(&[b"x"]),
         Err(FsError::BadHandle),
@@ -351,7 +351,7 @@ fn a_bound_file_without_a_name_lives_until_it_is_unbound() {
 }
 
 #[test]
-fn a_file_stays_bound_over_a_crash_and_is_sealed_when_nothing_goes_on() {
+fn a_file_stays_bound_over_a_crash_and_is_finalized_when_nothing_goes_on() {
     let (engine, recorder) = pool(&options(Mapping::default(), true));
     let ino = make(&engine, ROOT_INO, "file");
     write(&engine, ino, 0, &pattern(20_000, 1));
@@ -380,7 +380,7 @@ fn a_file_stays_bound_over_a_crash_and_is_sealed_when_nothing_goes_on() {
     drop(after);
     let image = recorder.log().final_image();
     check(&image);
-    // A pool that is not changed is not sealed, and can be read.
+    // A pool that is not changed is not finalized, and can be read.
     let look = Engine::mount(Pool::from_image(&image).unwrap(), &MountOptions::look()).unwrap();
     assert_eq!(look.bound().len(), 1);
     assert!(read(&look, ino) == content);
@@ -391,7 +391,7 @@ fn a_file_stays_bound_over_a_crash_and_is_sealed_when_nothing_goes_on() {
         }
         std::thread::sleep(Duration::from_millis(25));
     }
-    assert!(idle.bound().is_empty(), "sealed by itself");
+    assert!(idle.bound().is_empty(), "finalized by itself");
     assert!(read(&idle, ino) == content);
     assert!(idle.scrub(None).unwrap().findings.is_empty());
 }
@@ -430,7 +430,7 @@ fn a_frozen_pool_does_not_change() {
     assert_eq!(remote.region.append(&[b"later"]), Ok(20_000));
     remote.write(0, b"now").unwrap();
     assert_eq!(&remote.read_all()[..3], b"now");
-    // An unmount of a frozen pool cannot seal.
+    // An unmount of a frozen pool cannot finalize.
     engine.freeze().unwrap();
     engine.unmount().unwrap();
     assert!(remote.adapter.is_unbound());

@@ -1,7 +1,7 @@
 //! Crashes while a file is bound (docs/crash-consistency.md, "Bound files").
 //!
 //! Guarantees: acknowledged writes are there; others are there or not, by aligned words; local writes and appends are
-//! there whole or not at all; nothing is damaged, and the file can be sealed.
+//! there whole or not at all; nothing is damaged, and the file can be finalized.
 //!
 //! Several recordings of random operations, local and remote, are crashed at each fence, as in `crash.rs`. The test
 //! keeps the possible values of each aligned word: that after the last step that returned, and those that the step in
@@ -200,7 +200,7 @@ fn wrong(found: &[u8], before: &State, after: &State) -> Option<String> {
 }
 
 /// Returns the defect of an image, if any.
-fn verify(image: &Image, recorded: &Recorded, returned: usize, seals: bool) -> Option<String> {
+fn verify(image: &Image, recorded: &Recorded, returned: usize, finalizes: bool) -> Option<String> {
     let again = Recorder::new(image.clone());
     let mut region = Pool::of_image(image).unwrap();
     region.attach_recorder(Arc::clone(&again));
@@ -236,13 +236,13 @@ fn verify(image: &Image, recorded: &Recorded, returned: usize, seals: bool) -> O
     if grown[..found.len()] != found || grown[found.len()..].iter().any(|&byte| byte != 0) {
         return Some("what was behind the end shows".into());
     }
-    if seals {
-        if let Err(error) = engine.seal(SYSTEM, recorded.ino) {
-            return Some(format!("seal: {error}"));
+    if finalizes {
+        if let Err(error) = engine.finalize(SYSTEM, recorded.ino) {
+            return Some(format!("finalize: {error}"));
         }
         let scrubbed = engine.scrub(None).unwrap();
         if !scrubbed.findings.is_empty() || read(&engine)? != grown {
-            return Some(format!("after the seal: {:?}", scrubbed.findings));
+            return Some(format!("after finalizing: {:?}", scrubbed.findings));
         }
     }
     engine.unmount().unwrap();
@@ -265,8 +265,8 @@ fn explore(recorded: &Recorded, seed: u64, subsets: u64, most: usize) -> Result<
                     continue;
                 }
                 let returned = returned as usize;
-                let seals = seen.len() % 3 == 0;
-                if let Some(wrong) = cursor.with_image(choice, |image| verify(image, recorded, returned, seals)) {
+                let finalizes = seen.len() % 3 == 0;
+                if let Some(wrong) = cursor.with_image(choice, |image| verify(image, recorded, returned, finalizes)) {
                     let next = recorded.states.get(returned + 1).map_or("the end", |state| &state.what);
                     let last = &recorded.states[returned].what;
                     return Err(format!(
@@ -326,7 +326,7 @@ enum Forgets {
     Nothing,
     /// Appended bytes beyond the end are not fenced before the record that moves the end.
     AppendFence,
-    /// Checksums are sealed without making the data they cover durable.
+    /// Checksums are finalized without making the data they cover durable.
     ContentWriteBack,
 }
 
@@ -364,14 +364,14 @@ fn forgotten(log: Log, forgets: Forgets) -> Log {
     }
 }
 
-/// Sealing is crashed as well: bound or sealed, and never with checksums that are wrong.
+/// Finalizing is crashed as well: bound or finalized, and never with checksums that are wrong.
 #[test]
 #[cfg_attr(feature = "seeded-bugs", ignore = "seeded bugs are the whole process's")]
-fn crashes_while_a_file_is_sealed() {
-    explore_seal(Forgets::Nothing);
+fn crashes_while_a_file_is_finalized() {
+    explore_finalize(Forgets::Nothing);
 }
 
-fn explore_seal(forgets: Forgets) {
+fn explore_finalize(forgets: Forgets) {
     let empty = empty_pool(POOL_BYTES, &options(Mapping::default(), true));
     let recorder = Recorder::new(empty.clone());
     let mut region = Pool::from_image(&empty).unwrap();
@@ -381,14 +381,14 @@ fn explore_seal(forgets: Forgets) {
     write(&engine, ino, 0, &pattern(30_000, 1));
     let remote = Remote::bind(&engine, ino);
     remote.write(3000, &pattern(20_000, 2)).unwrap();
-    // Not fenced: the seal covers it nevertheless.
+    // Not fenced: finalizing covers it nevertheless.
     remote.store_unfenced(25_000, &pattern(1000, 3));
     recorder.mark(0);
     remote.region.unbind().unwrap();
     let tree = capture(&engine);
     let log = forgotten(recorder.log(), forgets);
     let mut cursor = log.cursor();
-    let mut sealed = 0;
+    let mut finalized = 0;
     loop {
         if !cursor.marks().is_empty() {
             for choice in [Choice::None, Choice::All]
@@ -400,8 +400,8 @@ fn explore_seal(forgets: Forgets) {
                     let scrubbed = engine.scrub(None).unwrap();
                     assert!(scrubbed.findings.is_empty(), "{:?}", scrubbed.findings);
                     if engine.bound().is_empty() {
-                        sealed += 1;
-                        assert!(capture(&engine) == tree, "what was sealed is what was there");
+                        finalized += 1;
+                        assert!(capture(&engine) == tree, "what was finalized is what was there");
                     }
                     check_image(image);
                 });
@@ -411,7 +411,7 @@ fn explore_seal(forgets: Forgets) {
             break;
         }
     }
-    assert!(sealed > 0);
+    assert!(finalized > 0);
 }
 
 /// A bound file that a client keeps without a name over a restart: bytes that an append left beyond the end do not
@@ -462,8 +462,8 @@ fn crashes_with_a_bound_file_that_has_no_name() {
                         "at {} of {size}",
                         first_nonzero(&found, size)
                     );
-                    assert_eq!(engine.bound().len(), 1, "it is sealed later");
-                    engine.seal(SYSTEM, ino).unwrap();
+                    assert_eq!(engine.bound().len(), 1, "it is finalized later");
+                    engine.finalize(SYSTEM, ino).unwrap();
                 });
             }
         }
@@ -491,7 +491,7 @@ fn mistakes_with_bound_files_are_found() {
             recorded.log = forgotten(recorded.log, forgets);
             explore(&recorded, seed, 6, usize::MAX).is_err()
         });
-        by_order || std::panic::catch_unwind(|| explore_seal(forgets)).is_err()
+        by_order || std::panic::catch_unwind(|| explore_finalize(forgets)).is_err()
     };
     let mut missed = Vec::new();
     for bug in [Bug::TailKept, Bug::BoundVouched, Bug::BoundBeforeMark] {

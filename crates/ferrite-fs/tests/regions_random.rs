@@ -182,7 +182,7 @@ fn elsewhere(remote: &Remote, file: &mut Known, random: &mut StdRng) -> String {
     }
 }
 
-/// Local and remote operations in random order; the file is bound, unbound, sealed, and survives crashes.
+/// Local and remote operations in random order; the file is bound, unbound, finalized, and survives crashes.
 fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) {
     let mut random = StdRng::seed_from_u64(seed);
     let (mut engine, mut recorder) = pool(&options(mapping, data_checksum));
@@ -224,7 +224,7 @@ fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) 
                 check(&image);
                 (engine, recorder) = reopened(&image);
                 if random.random() {
-                    engine.seal(SYSTEM, file.ino).unwrap();
+                    engine.finalize(SYSTEM, file.ino).unwrap();
                     assert!(engine.bound().is_empty());
                 }
                 "crash".into()
@@ -262,7 +262,7 @@ fn in_any_order(mapping: Mapping, data_checksum: bool, seed: u64, steps: usize) 
     let image = recorder.log().final_image();
     check(&image);
     let engine = mount(&image);
-    assert!(engine.bound().is_empty(), "an unmount seals");
+    assert!(engine.bound().is_empty(), "an unmount finalizes");
     assert!(read(&engine, file.ino) == file.content);
     let scrubbed = engine.scrub(None).unwrap();
     assert!(scrubbed.findings.is_empty(), "{:?}", scrubbed.findings);

@@ -129,7 +129,7 @@ impl Binder {
         if rights.changes() && !binding.writable {
             return Err(FsError::Invalid(BadArgument::NotWritable));
         }
-        // Another file that cannot be sealed does not concern this one. It stays bound.
+        // Another file that cannot be finalized does not concern this one. It stays bound.
         let _ = self.sweep();
         let id = id_of(engine, ino);
         let holder = Holder {
@@ -353,7 +353,7 @@ impl Binder {
 
 impl Drop for Binder {
     fn drop(&mut self) {
-        // No caller is left to report to. A file that could not be sealed is sealed after the next start.
+        // No caller is left to report to. A file that could not be finalized is finalized after the next start.
         let _ = self.unbind_all();
     }
 }

@@ -271,10 +271,10 @@ fn permissions_that_go_take_keys_along() {
     assert_eq!(binder.keys(), 1);
 }
 
-/// A file lost its last key with a change of permissions, and cannot be sealed. The caller that binds another gets no
-/// error.
+/// A file lost its last key with a change of permissions, and cannot be finalized. The caller that binds another gets
+/// no error.
 #[test]
-fn a_file_that_cannot_be_sealed_is_nothing_to_another() {
+fn a_file_that_cannot_be_finalized_is_nothing_to_another() {
     let stage = stage(MIB, Options::default());
     stage.binder.release(SESSION, stage.key).unwrap();
     let stranger = Ctx::checked(Cred::new(5, 5));
@@ -285,7 +285,7 @@ fn a_file_that_cannot_be_sealed_is_nothing_to_another() {
     };
     bind(10).unwrap();
     let other = stage.engine.file(11, MIB);
-    stage.file.is_unsealable.store(true, SeqCst);
+    stage.file.cannot_finalize.store(true, SeqCst);
     stage.file.chmod(0o600);
     bind(11).unwrap();
     assert!(other.is_bound());

@@ -32,7 +32,7 @@ pub enum Stage {
     Stream,
     /// Checksums of data, of log entries and of inodes.
     Checksum,
-    /// Gathering, sealing and streaming the record.
+    /// Gathering, checksumming and streaming the record.
     Record,
     /// The fence: waits for streams.
     Fence,

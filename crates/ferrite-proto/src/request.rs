@@ -347,7 +347,7 @@ impl RdmaRequest {
         }
     }
 
-    /// Whether it always takes long: moving a file's pages does, and so does sealing a file whose last key is gone.
+    /// Whether it always takes long: moving a file's pages does, and so does finalizing a file whose last key is gone.
     pub fn is_long(&self) -> bool {
         match self {
             RdmaRequest::Bind { .. } | RdmaRequest::ReleaseKey { .. } | RdmaRequest::Unbind { .. } => true,

@@ -142,7 +142,7 @@ fn responder(len: usize, rnic: &Rnic) -> u64 {
             packet.payload = &data;
             let mut bytes = Vec::new();
             packet.emit(&mut bytes);
-            icrc::seal(&flow, &mut bytes);
+            icrc::append(&flow, &mut bytes);
             bytes
         })
         .collect();

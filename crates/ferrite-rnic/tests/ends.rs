@@ -114,7 +114,7 @@ fn a_peer_that_died_in_a_message_leaves_nothing_half_done() {
     };
     let mut bytes = Vec::new();
     first.emit(&mut bytes);
-    icrc::seal(&flow, &mut bytes);
+    icrc::append(&flow, &mut bytes);
     peer.send_to(&bytes, server).unwrap();
     let began = Instant::now();
     while rnic.counters().executed == 0 {
@@ -143,7 +143,7 @@ fn strangers_and_nonsense_do_nothing() {
         packet.payload = b"evil";
         let mut bytes = Vec::new();
         packet.emit(&mut bytes);
-        icrc::seal(
+        icrc::append(
             &Flow {
                 source,
                 destination: server,

@@ -19,8 +19,8 @@ use crate::support::{Files, KEY, LOOPBACKS, connect, start};
 /// Of the datagrams.
 const PERCENT: u64 = 5;
 
-/// A host in between. Addresses and ports are covered by the ICRC, so it reseals correct packets, and then damages or
-/// drops some.
+/// A host in between. Addresses and ports are covered by the ICRC, so it computes that of correct packets anew, and
+/// then damages or drops some.
 struct Proxy {
     /// The server's address as the client sees it.
     front: SocketAddr,
@@ -101,7 +101,7 @@ impl Way {
                 "a socket of ours changed a packet"
             );
             let mut bytes = room[..len - icrc::BYTES].to_vec();
-            icrc::seal(&there, &mut bytes);
+            icrc::append(&there, &mut bytes);
             if self.random.chance(PERCENT) {
                 let at = self.random.below(bytes.len() as u64) as usize;
                 // Byte 4 of the base header is not covered.

@@ -353,7 +353,7 @@ impl Endpoint {
         if let Some((flow, datagram)) = self.management.pop_front() {
             emit_management(self.management_psn, &datagram, out);
             self.management_psn = self.management_psn.plus(1);
-            icrc::seal(&flow, out);
+            icrc::append(&flow, out);
             return Some(flow);
         }
         while let Some(qpn) = self.ready.pop_front() {
@@ -374,7 +374,7 @@ impl Endpoint {
             let flow = flow_to(pair.local, pair.peer);
             self.touched(qpn);
             if has_sent {
-                icrc::seal(&flow, out);
+                icrc::append(&flow, out);
                 return Some(flow);
             }
         }

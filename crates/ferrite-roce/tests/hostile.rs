@@ -44,17 +44,17 @@ fn write(qpn: u32, psn: u32) -> Repr<'static> {
     packet
 }
 
-fn sealed(flow: &Flow, packet: &Repr<'_>) -> Vec<u8> {
+fn with_icrc(flow: &Flow, packet: &Repr<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet.emit(&mut bytes);
-    icrc::seal(flow, &mut bytes);
+    icrc::append(flow, &mut bytes);
     bytes
 }
 
-/// The packet as a sender with this identification in its IPv4 headers seals it: the CRC from the header on, bit by
+/// The packet as a sender with this identification in its IPv4 headers sends it: the CRC from the header on, bit by
 /// bit.
-fn sealed_with_id(flow: &Flow, packet: &Repr<'_>, id: u16) -> Vec<u8> {
-    let mut bytes = sealed(flow, packet);
+fn with_icrc_and_id(flow: &Flow, packet: &Repr<'_>, id: u16) -> Vec<u8> {
+    let mut bytes = with_icrc(flow, packet);
     let crc_at = bytes.len() - icrc::BYTES;
     // The CRC difference from the identification's two bytes, with everything behind them zero.
     let mut register = 0_u32;
@@ -81,7 +81,7 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
     let mut hosts = hosts_with_file();
     let [_, qpn] = hosts.connect(Mtu::B1024, [5, 6]);
     let ours = flow(&hosts);
-    let right = sealed(&ours, &write(qpn, 5));
+    let right = with_icrc(&ours, &write(qpn, 5));
     let stranger: SocketAddr = "[fd00::9]:4791".parse().unwrap();
     let from_stranger = Flow {
         source: stranger,
@@ -100,33 +100,33 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
         (
             "of a stranger",
             from_stranger,
-            sealed(&from_stranger, &write(qpn, 5)),
+            with_icrc(&from_stranger, &write(qpn, 5)),
             Dropped::ForeignAddress,
         ),
         (
             "to another address",
             to_other,
-            sealed(&to_other, &write(qpn, 5)),
+            with_icrc(&to_other, &write(qpn, 5)),
             Dropped::ForeignAddress,
         ),
         ("replayed by a stranger", from_stranger, right.clone(), Dropped::Icrc),
         (
             "of another partition",
             ours,
-            sealed(&ours, &partition),
+            with_icrc(&ours, &partition),
             Dropped::Partition,
         ),
         (
             "to nobody",
             ours,
-            sealed(&ours, &write(qpn + 1, 5)),
+            with_icrc(&ours, &write(qpn + 1, 5)),
             Dropped::UnknownQueuePair,
         ),
-        ("a datagram", ours, sealed(&ours, &datagram), Dropped::WrongService),
+        ("a datagram", ours, with_icrc(&ours, &datagram), Dropped::WrongService),
         (
             "a WRITE to the queue pair of management",
             ours,
-            sealed(&ours, &write(QPN_MANAGEMENT, 5)),
+            with_icrc(&ours, &write(QPN_MANAGEMENT, 5)),
             Dropped::WrongService,
         ),
         ("cut short", ours, cut.to_vec(), Dropped::Icrc),
@@ -191,7 +191,7 @@ fn a_queue_pair_knows_the_port_and_the_kind_of_its_peer() {
             source,
             destination: local,
         };
-        let bytes = sealed_with_id(&flow, packet, id);
+        let bytes = with_icrc_and_id(&flow, packet, id);
         endpoint.receive(1, &flow, &bytes, &mut memory).map(drop)
     };
     let mut asking = write(ours, 5);
@@ -215,7 +215,7 @@ fn dead_queue_pairs_do_nothing() {
     let mut hosts = hosts_with_file();
     let ours = flow(&hosts);
     let [asking, qpn] = hosts.connect(Mtu::B1024, [5, 6]);
-    let late = sealed(&ours, &write(qpn, 5));
+    let late = with_icrc(&ours, &write(qpn, 5));
     let memory = &mut hosts.memories[1];
     assert_eq!(hosts.ends[1].remove(qpn, memory), []);
     assert_eq!(receive(&mut hosts, &ours, &late), Err(Dropped::UnknownQueuePair));
@@ -250,7 +250,7 @@ fn dead_queue_pairs_do_nothing() {
     hosts.ends[0].post(asking, 2, wrong).unwrap();
     assert_eq!(hosts.run(0, asking, 1)[0].result, Err(Failure::Access));
     let parts = hosts.memories[1].parts;
-    assert_eq!(receive(&mut hosts, &ours, &sealed(&ours, &write(qpn, 6))), Ok(()));
+    assert_eq!(receive(&mut hosts, &ours, &with_icrc(&ours, &write(qpn, 6))), Ok(()));
     assert_eq!(hosts.memories[1].parts, parts);
     // The end that refused sends no more requests.
     let request = Request::Read {
@@ -264,7 +264,7 @@ fn dead_queue_pairs_do_nothing() {
         source: ours.destination,
         destination: ours.source,
     };
-    let packet = sealed(&back, &write(asking, 6));
+    let packet = with_icrc(&back, &write(asking, 6));
     let memory = &mut hosts.memories[0];
     assert_eq!(
         hosts.ends[0].receive(hosts.now_ns, &back, &packet, memory),
@@ -301,7 +301,7 @@ fn management_datagrams_come_to_who_manages() {
         packet.headers.deth = Some(deth::Repr { queue_key, source: 1 });
         packet.payload = &datagram[..len];
         assert_eq!(
-            receive(&mut hosts, &ours, &sealed(&ours, &packet)),
+            receive(&mut hosts, &ours, &with_icrc(&ours, &packet)),
             Err(Dropped::WrongService)
         );
     }
@@ -354,7 +354,7 @@ fn a_peer_that_sends_nonsense_harms_its_own_pair_alone() {
             packet.headers.atomic = Some(Default::default());
             packet.payload = &payload;
             packet.bth.ack_request = random.chance(50);
-            taken += u64::from(receive(&mut hosts, &ours, &sealed(&ours, &packet)).is_ok());
+            taken += u64::from(receive(&mut hosts, &ours, &with_icrc(&ours, &packet)).is_ok());
             let memory = &mut hosts.memories[1];
             while hosts.ends[1]
                 .poll_transmit(hosts.now_ns, memory, &mut Vec::new())

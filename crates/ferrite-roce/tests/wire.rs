@@ -99,7 +99,7 @@ fn every_packet_is_read_as_it_was_written() {
         packet.emit(&mut bytes);
         assert_eq!(bytes.len(), packet.len_bytes());
         let flow = some_flow(random);
-        icrc::seal(&flow, &mut bytes);
+        icrc::append(&flow, &mut bytes);
         assert!(icrc::verify(&flow, &bytes, Ids::Zero));
         let again = Repr::parse(&Packet::new_checked(&bytes).unwrap()).unwrap();
         assert_eq!(again, packet);
@@ -203,8 +203,8 @@ fn plain_crc(bytes: &[u8]) -> u32 {
     })
 }
 
-/// A datagram as sealed by an adapter whose IPv4 packets have this identification.
-fn sealed_with_id(flow: &Flow, packet: &[u8], id: u16) -> Vec<u8> {
+/// A datagram as sent by an adapter whose IPv4 packets have this identification.
+fn with_icrc_and_id(flow: &Flow, packet: &[u8], id: u16) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source.ip(), flow.destination.ip()) else {
         panic!("only IPv4 has identifications");
     };
@@ -240,18 +240,18 @@ fn every_identification_is_accepted_and_little_else() {
         let mut bytes = Vec::new();
         packet.emit(&mut bytes);
         for id in [0, 1, 0x100, 0x8000, 0xffff, random.below(1 << 16) as u16] {
-            let sealed = sealed_with_id(&flow, &bytes, id);
+            let with_icrc = with_icrc_and_id(&flow, &bytes, id);
             assert!(
-                icrc::verify(&flow, &sealed, Ids::Any),
+                icrc::verify(&flow, &with_icrc, Ids::Any),
                 "{len} bytes, identification {id}"
             );
-            assert_eq!(icrc::verify(&flow, &sealed, Ids::Zero), id == 0);
+            assert_eq!(icrc::verify(&flow, &with_icrc, Ids::Zero), id == 0);
         }
         for _ in 0..10_000 {
-            let mut sealed = sealed_with_id(&flow, &bytes, 7);
-            let at = sealed.len() - 4;
-            sealed[at..].copy_from_slice(&some_bytes::<4>(random));
-            accepted_wrongly += u32::from(icrc::verify(&flow, &sealed, Ids::Any));
+            let mut with_icrc = with_icrc_and_id(&flow, &bytes, 7);
+            let at = with_icrc.len() - 4;
+            with_icrc[at..].copy_from_slice(&some_bytes::<4>(random));
+            accepted_wrongly += u32::from(icrc::verify(&flow, &with_icrc, Ids::Any));
         }
     }
     // One in 65536 of 70,000.
@@ -271,16 +271,16 @@ fn the_icrc_of_ipv6_covers_what_routers_do_not_change() {
         "ffff ffff ffff ffff 6fff ffff 001c 11ff fd00 0000 0000 0000 0000 0000 0000 0001
          fd00 0000 0000 0000 0000 0000 0000 0002 c030 12b7 001c ffff 1140 ffff ff00 0012 0000 0005 1f00 0001",
     );
-    let mut sealed = packet.clone();
-    icrc::seal(&flow, &mut sealed);
-    assert_eq!(sealed[packet.len()..], plain_crc(&covered).to_le_bytes());
+    let mut with_icrc = packet.clone();
+    icrc::append(&flow, &mut with_icrc);
+    assert_eq!(with_icrc[packet.len()..], plain_crc(&covered).to_le_bytes());
     let mixed = Flow {
         source: "10.1.2.3:49152".parse().unwrap(),
         ..flow
     };
-    let mut sealed = packet.clone();
-    icrc::seal(&mixed, &mut sealed);
-    assert!(!icrc::verify(&mixed, &sealed, Ids::Any));
+    let mut with_icrc = packet.clone();
+    icrc::append(&mixed, &mut with_icrc);
+    assert!(!icrc::verify(&mixed, &with_icrc, Ids::Any));
 }
 
 fn some_message(random: &mut Rng) -> cm::Repr {

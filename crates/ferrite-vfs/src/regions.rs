@@ -57,7 +57,7 @@ pub enum Access {
     Write,
 }
 
-/// A file that is bound, or was when the engine ended and has not been sealed since.
+/// A file that is bound, or was when the engine ended and has not been finalized since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoundFile {
     /// Its inode.
@@ -92,7 +92,7 @@ pub trait Regions: Send + Sync {
     ///
     /// # Errors
     /// `Busy` if an adapter has it.
-    fn seal(&self, ctx: &Ctx, ino: Ino) -> Result<()>;
+    fn finalize(&self, ctx: &Ctx, ino: Ino) -> Result<()>;
 }
 
 /// A bound file, for its adapter.
@@ -166,7 +166,7 @@ pub trait Region: Send + Sync {
     ///
     /// # Errors
     /// A medium that failed, or `Busy` while the engine is frozen; the binding has ended nevertheless, and the engine
-    /// seals the file later, in the background as [`Regions::seal`] does, or after the next start.
+    /// finalizes the file later, in the background as [`Regions::finalize`] does, or after the next start.
     fn unbind(&self) -> Result<()>;
 }
 

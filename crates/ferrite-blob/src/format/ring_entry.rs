@@ -5,7 +5,7 @@
 
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_seeded};
 
-use super::{BlobId, is_sealed, put, sealed, u32_at, u64_at};
+use super::{BlobId, has_checksum, put, put_checksum, u32_at, u64_at};
 
 /// An entry of the ring: one or two pages about to be written in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,12 +46,12 @@ impl RingEntry {
         put(page, 64, &self.crcs[1].to_le_bytes());
         put(page, 72, &self.hashes[0].to_le_bytes());
         put(page, 80, &self.hashes[1].to_le_bytes());
-        sealed(page);
+        put_checksum(page);
     }
 
     /// `None`: it was never written, or not completely.
     pub(crate) fn decode(page: &[u8]) -> Option<RingEntry> {
-        if u32_at(page, 0) != RING_MAGIC || !is_sealed(page) {
+        if u32_at(page, 0) != RING_MAGIC || !has_checksum(page) {
             return None;
         }
         Some(RingEntry {

@@ -288,8 +288,8 @@ impl Regions for Seam {
         self.below.bound()
     }
 
-    fn seal(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
-        self.below.seal(ctx, ino)
+    fn finalize(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
+        self.below.finalize(ctx, ino)
     }
 }
 

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use crate::background::Stop;
 use crate::lock_order;
 
-/// Failed attempts to seal a file before it is left to an unmount, or the next mount.
+/// Failed attempts to finalize a file before it is left to an unmount, or the next mount.
 const TRIES_MAX: u32 = 10;
 /// The wait after the first failure. It doubles with each.
 const RETRY: Duration = Duration::from_secs(1);
@@ -149,7 +149,7 @@ impl Attached {
     }
 }
 
-/// How often a file could not be sealed, and when to retry.
+/// How often a file could not be finalized, and when to retry.
 #[derive(Debug, Default, Clone, Copy)]
 struct Tries {
     failed: u32,
@@ -171,7 +171,7 @@ impl Tries {
 #[derive(Default)]
 struct List {
     attached: FxHashMap<Inum, Arc<Attached>>,
-    /// Bound files without an adapter, and the attempts to seal them.
+    /// Bound files without an adapter, and the attempts to finalize them.
     left: BTreeMap<Inum, Tries>,
     is_closed: bool,
 }
@@ -184,8 +184,8 @@ pub(crate) struct Bindings {
     calls: RwLock<lock_order::AdapterCalls, ()>,
     /// Number of those that have adapters.
     attached: AtomicUsize,
-    /// The thread that seals files without an adapter.
-    sealer: OnceLock<Arc<Stop>>,
+    /// The thread that finalizes files without an adapter.
+    finalizer: OnceLock<Arc<Stop>>,
 }
 
 impl Bindings {
@@ -235,10 +235,10 @@ impl Bindings {
         }
         self.attached.store(list.attached.len(), Ordering::Release);
         drop(list);
-        self.wake_sealer();
+        self.wake_finalizer();
     }
 
-    /// Notes that the times of a file that has lost its adapter are to move when it is sealed.
+    /// Notes that the times of a file that has lost its adapter are to move when it is finalized.
     pub(crate) fn stamp_later(&self, ino: Inum) {
         if let Some(tries) = self.list.lock().left.get_mut(&ino) {
             tries.awaits_stamp = true;
@@ -253,7 +253,7 @@ impl Bindings {
     /// Notes a bound file without an adapter.
     pub(crate) fn note_left(&self, ino: Inum) {
         self.list.lock().left.entry(ino).or_default();
-        self.wake_sealer();
+        self.wake_finalizer();
     }
 
     /// Notes that a file without an adapter is bound no more.
@@ -262,35 +262,35 @@ impl Bindings {
     }
 
     /// Sets the thread to notify of files without an adapter from now on.
-    pub(crate) fn has_sealer(&self, sealer: Arc<Stop>) {
-        let _ = self.sealer.set(sealer);
-        self.wake_sealer();
+    pub(crate) fn has_finalizer(&self, finalizer: Arc<Stop>) {
+        let _ = self.finalizer.set(finalizer);
+        self.wake_finalizer();
     }
 
     /// Whether such a thread exists.
     pub(crate) fn is_watched(&self) -> bool {
-        self.sealer.get().is_some()
+        self.finalizer.get().is_some()
     }
 
-    fn wake_sealer(&self) {
-        if let Some(sealer) = self.sealer.get() {
-            sealer.wake();
+    fn wake_finalizer(&self) {
+        if let Some(finalizer) = self.finalizer.get() {
+            finalizer.wake();
         }
     }
 
-    /// Whether a file is to be sealed, now or later.
-    pub(crate) fn awaits_seals(&self) -> bool {
+    /// Whether a file is to be finalized, now or later.
+    pub(crate) fn awaits_finalizing(&self) -> bool {
         self.list.lock().left.values().any(Tries::goes_on)
     }
 
-    /// Those that are to be sealed now, in order.
+    /// Those that are to be finalized now, in order.
     pub(crate) fn due(&self, now: Instant) -> Vec<Inum> {
         let list = self.list.lock();
         let due = list.left.iter().filter(|(_, tries)| tries.is_due(now));
         due.map(|(ino, _)| *ino).collect()
     }
 
-    /// Notes that a file could not be sealed; `is_final`: nor can it be before a repair. False if that was the last
+    /// Notes that a file could not be finalized; `is_final`: nor can it be before a repair. False if that was the last
     /// try.
     pub(crate) fn note_failure(&self, ino: Inum, now: Instant, is_final: bool) -> bool {
         let mut list = self.list.lock();
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_sealed_is_tried_a_few_times_at_growing_distances() {
+    fn a_failed_finalizing_is_retried_a_few_times_at_growing_distances() {
         let bindings = Bindings::default();
         let [one, two] = [1, 2].map(Inum::new);
         let start = Instant::now();
@@ -339,14 +339,14 @@ mod tests {
             }
             // It is not forgotten when it is found left again.
             bindings.note_left(one);
-            assert!(bindings.awaits_seals() && bindings.due(now).is_empty());
+            assert!(bindings.awaits_finalizing() && bindings.due(now).is_empty());
             now += RETRY_MAX;
         }
         assert_eq!(tries, TRIES_MAX);
-        assert!(!bindings.awaits_seals() && bindings.due(now + RETRY_MAX).is_empty());
+        assert!(!bindings.awaits_finalizing() && bindings.due(now + RETRY_MAX).is_empty());
         assert_eq!(bindings.left(), [one], "an unmount tries once more");
         bindings.note_left(two);
-        assert!(!bindings.note_failure(two, now, true) && !bindings.awaits_seals());
+        assert!(!bindings.note_failure(two, now, true) && !bindings.awaits_finalizing());
         bindings.forget(two);
         assert!(!bindings.note_failure(two, now, false));
         assert_eq!(bindings.left(), [one]);

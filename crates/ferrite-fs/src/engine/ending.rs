@@ -12,34 +12,34 @@ use crate::file::bind;
 use crate::pool::core::Core;
 use crate::tree::remove;
 
-/// Ends one binding and seals the file.
+/// Ends one binding and finalizes the file.
 pub(super) fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
-    let (has_ended, sealed) = bind::unbind(core, mem, file);
+    let (has_ended, finalized) = bind::unbind(core, mem, file);
     if has_ended {
         remove::unpin(core, mem, 1);
     }
-    core.told(sealed)
+    core.told(finalized)
 }
 
-/// Ends all bindings, and takes no more. With `seals`, all bound files become ordinary ones again; files that cannot be
-/// sealed, and all files without it, stay bound.
-pub(super) fn end_all(core: &Core, seals: bool) {
+/// Ends all bindings, and takes no more. With `finalizes`, all bound files become ordinary ones again; files that
+/// cannot be finalized, and all files without it, stay bound.
+pub(super) fn end_all(core: &Core, finalizes: bool) {
     core.bindings.close();
     for file in core.bindings.attached() {
-        match seals {
+        match finalizes {
             true => {
                 let mem = core.inodes.get(file.ino);
                 if let Err(error) = end(core, &mem, &file) {
-                    tracing::warn!(ino = file.ino.get(), %error, "a bound file was not sealed");
+                    tracing::warn!(ino = file.ino.get(), %error, "a bound file was not finalized");
                 }
             }
             false => drop(bind::abandon(core, &file)),
         }
     }
-    let left = if seals { core.bindings.left() } else { Vec::new() };
+    let left = if finalizes { core.bindings.left() } else { Vec::new() };
     for ino in left {
-        if let Err(error) = bind::seal(core, SYSTEM, &core.inodes.get(ino)) {
-            tracing::warn!(ino = ino.get(), %error, "a bound file was not sealed");
+        if let Err(error) = bind::finalize(core, SYSTEM, &core.inodes.get(ino)) {
+            tracing::warn!(ino = ino.get(), %error, "a bound file was not finalized");
         }
     }
 }

@@ -11,7 +11,7 @@ use ferrite_vfs::locks::LockTable;
 use crate::background::Background;
 use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::{ending, flusher, mount, sealer};
+use crate::engine::{ending, finalizer, flusher, mount};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::lock_order;
@@ -54,7 +54,7 @@ impl Engine {
         let started = [
             (options.cleaner && is_writable).then(|| cleaner::start(Arc::clone(&core))),
             (options.cleaner && is_writable && !core.bindings.left().is_empty())
-                .then(|| sealer::start(Arc::clone(&core))),
+                .then(|| finalizer::start(Arc::clone(&core))),
             (core.region.is_held() && core.region.medium() == Medium::File).then(|| flusher::start(Arc::clone(&core))),
         ];
         let background = started.into_iter().flatten().collect::<Result<_, _>>();
@@ -80,8 +80,8 @@ impl Engine {
         let mut background = self.inner.background.lock();
         background.clear();
         // Nothing can be committed while the pool is frozen.
-        let seals = !core.journal.is_frozen() && core.check_writable().is_ok();
-        ending::end_all(core, seals);
+        let finalizes = !core.journal.is_frozen() && core.check_writable().is_ok();
+        ending::end_all(core, finalizes);
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -251,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// Has files sealed that stay bound without an adapter, from now on.
+    /// Has files finalized that stay bound without an adapter, from now on.
     pub(super) fn watch_bindings(&self) {
         let core = &self.inner.core;
         if core.bindings.is_watched() || !core.options.cleaner || core.is_read_only() {
@@ -261,9 +261,9 @@ impl Engine {
         if core.bindings.is_watched() || core.closed.load(Ordering::SeqCst) {
             return;
         }
-        match sealer::start(Arc::clone(core)) {
+        match finalizer::start(Arc::clone(core)) {
             Ok(started) => background.push(started),
-            Err(error) => tracing::warn!(%error, "files that cannot be sealed stay bound until the next mount"),
+            Err(error) => tracing::warn!(%error, "files that cannot be finalized stay bound until the next mount"),
         }
     }
 

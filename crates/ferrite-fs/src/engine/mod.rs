@@ -6,6 +6,7 @@
 mod describe;
 mod ending;
 mod file;
+mod finalizer;
 mod flusher;
 mod fs;
 mod handle;
@@ -14,7 +15,6 @@ mod mkfs;
 mod mount;
 mod once;
 mod region;
-mod sealer;
 mod volume;
 
 pub use handle::{Engine, identify, is_clean};

@@ -49,9 +49,9 @@ impl Regions for Engine {
         all
     }
 
-    fn seal(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
+    fn finalize(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
         let core = self.core();
-        core.told(bind::seal(core, ctx, &core.inode(ino)?))
+        core.told(bind::finalize(core, ctx, &core.inode(ino)?))
     }
 }
 

@@ -1,13 +1,13 @@
 //! Binding a file, and making it an ordinary one again.
 //!
-//! Contents: [`bind`], [`unbind`], [`abandon`], [`seal`]. The definition and the invariants of a bound file are in
+//! Contents: [`bind`], [`unbind`], [`abandon`], [`finalize`]. The definition and the invariants of a bound file are in
 //! [`super::bound`].
 //!
 //! Crash argument. Binding moves content in steps that change no content, then sets the flag by a record, then lets the
 //! journal's mark pass all records that carry checks of the content, and only then notifies the adapter: a crash before
 //! that finds a file that no adapter has changed.
 //!
-//! Sealing makes the content durable, sets checksums by records, and clears the flag by the last one: a crash in
+//! Finalizing makes the content durable, sets checksums by records, and clears the flag by the last one: a crash in
 //! between leaves the file bound, and whatever its checksums are, readers take only the identity of the page from them.
 
 use std::sync::Arc;
@@ -165,8 +165,8 @@ fn verify(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> Result<()> {
     Ok(())
 }
 
-/// Ends a binding and seals the file. The caller drops the pin if this returns that the binding has ended just now. An
-/// error means that the file stays bound, without an adapter. On a frozen pool it does: a service may serve many
+/// Ends a binding and finalizes the file. The caller drops the pin if this returns that the binding has ended just now.
+/// An error means that the file stays bound, without an adapter. On a frozen pool it does: a service may serve many
 /// clients besides the one that has ended, and they must not wait for the thaw.
 pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool, Result<()>) {
     if core.journal.is_frozen() {
@@ -181,14 +181,14 @@ pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool
     if !abandon(core, file) {
         return (false, Ok(()));
     }
-    let sealed = core.check_writable().and_then(|()| {
+    let finalized = core.check_writable().and_then(|()| {
         if file.take_dirty() {
             bound::stamp(core, mem)?;
         }
         give_window_back(core, mem, file)?;
-        seal_locked(core, mem, false)
+        finalize_locked(core, mem, false)
     });
-    (true, sealed)
+    (true, finalized)
 }
 
 /// Ends a binding and leaves the file bound: revokes everything, and notifies the adapter. False if it has ended
@@ -216,8 +216,8 @@ fn give_window_back(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result
     }
 }
 
-/// See [`ferrite_vfs::regions::Regions::seal`].
-pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
+/// See [`ferrite_vfs::regions::Regions::finalize`].
+pub(crate) fn finalize(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
     core.check_writable()?;
     let _lock = mem.write();
     let inode = core.load_live(mem).inspect_err(|error| {
@@ -239,12 +239,12 @@ pub(crate) fn seal(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()> {
     if core.bindings.awaits_stamp(mem.ino) {
         bound::stamp(core, mem)?;
     }
-    seal_locked(core, mem, true)
+    finalize_locked(core, mem, true)
 }
 
 /// Makes the content durable, computes all checksums, and clears the flag. The caller has the inode's exclusive lock,
 /// and no adapter has the file. Waits for a thaw, or fails.
-fn seal_locked(core: &Core, mem: &Arc<InodeMem>, waits: bool) -> Result<()> {
+fn finalize_locked(core: &Core, mem: &Arc<InodeMem>, waits: bool) -> Result<()> {
     let mut inode = core.load_live(mem)?;
     bound::zero_tail(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {

@@ -2,7 +2,7 @@
 //!
 //! *Bound* is a state of a file, durable as a flag of its inode: others may change the content in place, without a
 //! record. Contents: [`Change`], with which every change of a bound file begins; publishing where pages lie; and the
-//! times of stores. Binding and sealing are in [`super::bind`], the calls of adapters in [`super::region`].
+//! times of stores. Binding and finalizing are in [`super::bind`], the calls of adapters in [`super::region`].
 //!
 //! Invariants of a bound file:
 //! * A page moves, or is unmapped, only after the adapter has returned it ([`Change`]). That happens before the

@@ -1,4 +1,4 @@
-//! One journal record: how an operation's words are gathered, sealed and read back.
+//! One journal record: how an operation's words are gathered, finished and read back.
 //!
 //! ```text
 //! word 0   check of all that follows (low half) | length in words << 32 | ring number << 48
@@ -203,7 +203,7 @@ impl Record {
     }
 
     /// Completes header and check; returns the bytes to store, padded to whole lines.
-    pub(crate) fn seal(&mut self, seq: u64, link: Link, ring: u32, check: Check, seed: u64) -> &[u8] {
+    pub(crate) fn finish(&mut self, seq: u64, link: Link, ring: u32, check: Check, seed: u64) -> &[u8] {
         self.words.truncate(self.len);
         self.words.resize(self.len.next_multiple_of(LINE_WORDS), 0);
         self.words[0] = (self.len as u64) << 32 | u64::from(ring) << 48;
@@ -249,7 +249,7 @@ impl Header {
         (len > HEADER_WORDS && first >> 48 == u64::from(ring) && header.seq != 0).then_some(header)
     }
 
-    /// Whether `words` (the whole record) is the sealed record.
+    /// Whether `words` (the whole record) is the finished record.
     pub(crate) fn verify(&self, words: &mut [u64], check: Check, seed: u64) -> bool {
         let first = words[0];
         words[0] &= !u64::from(u32::MAX);
@@ -335,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_record_verifies_only_at_its_place_and_whole() {
+    fn a_finished_record_verifies_only_at_its_place_and_whole() {
         [Check::Crc32c, Check::Apart].into_iter().for_each(verifies_only_whole);
     }
 
     fn verifies_only_whole(check: Check) {
         let mut record = Record::new();
         record.set_word(4096, 0xdead);
-        let bytes = record.seal(9, Link::Before(7), 3, check, 42).to_vec();
+        let bytes = record.finish(9, Link::Before(7), 3, check, 42).to_vec();
         let words: Vec<u64> = bytes
             .chunks(8)
             .map(|c| u64::from_le_bytes(c.try_into().unwrap()))

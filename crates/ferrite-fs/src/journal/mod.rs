@@ -278,7 +278,7 @@ impl Journal {
         if is_seeded(Bug::WordsBeforeRecord) {
             set_early(&self.region, record);
         }
-        let bytes = record.seal(seq, link, ring.number, self.check, self.check_seed ^ position);
+        let bytes = record.finish(seq, link, ring.number, self.check, self.check_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
         if !self.region.is_held() {
             state.dirty.write_some(&self.region);

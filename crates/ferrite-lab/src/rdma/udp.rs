@@ -169,7 +169,7 @@ impl<'s> RawWrites<'s> {
         packet.payload = data;
         let mut bytes = Vec::new();
         packet.emit(&mut bytes);
-        icrc::seal(&self.flow, &mut bytes);
+        icrc::append(&self.flow, &mut bytes);
         self.number += 1;
         self.psn = self.psn.plus(1);
         bytes

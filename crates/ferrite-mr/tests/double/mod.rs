@@ -110,8 +110,8 @@ pub(crate) struct File {
     pub(crate) told_first: AtomicU32,
     /// Faults fail.
     pub(crate) is_full: AtomicBool,
-    /// It cannot be sealed when its binding ends.
-    pub(crate) is_unsealable: AtomicBool,
+    /// It cannot be finalized when its binding ends.
+    pub(crate) cannot_finalize: AtomicBool,
     /// Faults and changes are deferred.
     pub(crate) is_frozen: AtomicBool,
     /// Faults that were served.
@@ -437,7 +437,7 @@ impl Region for File {
         if let Some(adapter) = state.adapter.take() {
             adapter.unbound();
         }
-        match self.is_unsealable.load(SeqCst) {
+        match self.cannot_finalize.load(SeqCst) {
             true => Err(FsError::NoSpace(SpaceOf::Blocks)),
             false => Ok(()),
         }
@@ -474,7 +474,7 @@ impl Double {
             publishes: AtomicBool::new(true),
             told_first: AtomicU32::new(u32::MAX),
             is_full: AtomicBool::new(false),
-            is_unsealable: AtomicBool::new(false),
+            cannot_finalize: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
             faults: AtomicU64::new(0),
             steps: AtomicU64::new(0),
@@ -513,7 +513,7 @@ impl Regions for Double {
         Vec::new()
     }
 
-    fn seal(&self, _: &Ctx, _: Ino) -> Result<()> {
+    fn finalize(&self, _: &Ctx, _: Ino) -> Result<()> {
         Ok(())
     }
 }

@@ -57,7 +57,7 @@ pub enum Ids {
 }
 
 /// Appends the ICRC to `packet`, for an IPv4 header with identification 0 that forbids fragments.
-pub fn seal(flow: &Flow, packet: &mut Vec<u8>) {
+pub fn append(flow: &Flow, packet: &mut Vec<u8>) {
     let crc = compute(flow, packet);
     packet.extend(crc.to_le_bytes());
 }
@@ -134,7 +134,7 @@ fn compute(flow: &Flow, packet: &[u8]) -> u32 {
         (IpAddr::V4(source), destination) => {
             let to = match destination {
                 IpAddr::V4(to) => to,
-                // `verify` refuses such a flow; a packet sealed for it is never accepted.
+                // `verify` refuses such a flow; a packet sent with it is never accepted.
                 IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
             };
             put_ipv4(&mut put, udp_bytes, source, to);

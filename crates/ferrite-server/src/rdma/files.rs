@@ -109,7 +109,7 @@ impl Keys for BoundFiles {
     fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
         match self.binder.unbind_file(fs, ino) {
             // A file that was still bound when the server ended, if any.
-            Err(FsError::NotFound) => fs.regions().map_or(Ok(()), |regions| regions.seal(SYSTEM, ino)),
+            Err(FsError::NotFound) => fs.regions().map_or(Ok(()), |regions| regions.finalize(SYSTEM, ino)),
             result => result,
         }
     }

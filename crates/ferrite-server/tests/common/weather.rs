@@ -103,7 +103,7 @@ impl Way {
                 destination: receiver,
             };
             let mut bytes = room[..len - icrc::BYTES].to_vec();
-            icrc::seal(&there, &mut bytes);
+            icrc::append(&there, &mut bytes);
             if self.random.chance(self.percent) {
                 continue;
             }

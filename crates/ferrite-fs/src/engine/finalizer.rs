@@ -1,8 +1,8 @@
-//! The thread that seals bound files without an adapter, as a crash or a failed unbind leaves them.
+//! The thread that finalizes bound files without an adapter, as a crash or a failed unbind leaves them.
 //!
 //! It starts with the mount if such files exist, else when the first file is bound, and sleeps while there are none. It
 //! waits until the pool is nearly idle. It takes one file's lock at a time, for as long as reading the file takes. A
-//! file that cannot be sealed is retried a few times, at growing intervals ([`crate::cache::bindings`]).
+//! file that cannot be finalized is retried a few times, at growing intervals ([`crate::cache::bindings`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,14 +21,14 @@ const IDLE_FENCES: u64 = 8;
 /// Starts the thread. It ends after the file in progress.
 pub(super) fn start(core: Arc<Core>) -> std::io::Result<Background> {
     let its = Arc::clone(&core);
-    let sealer = Background::start("ferrite-sealer", move |stop| run(&its, stop))?;
-    core.bindings.has_sealer(sealer.waker());
-    Ok(sealer)
+    let finalizer = Background::start("ferrite-csum", move |stop| run(&its, stop))?;
+    core.bindings.has_finalizer(finalizer.waker());
+    Ok(finalizer)
 }
 
 fn run(core: &Core, stop: &Stop) {
     loop {
-        if !core.bindings.awaits_seals() {
+        if !core.bindings.awaits_finalizing() {
             if stop.wait_for_work() {
                 return;
             }
@@ -40,23 +40,23 @@ fn run(core: &Core, stop: &Stop) {
         }
         let is_idle = core.region.counters().fences - fences <= IDLE_FENCES;
         if is_idle && !core.journal.is_frozen() {
-            seal_due(core, stop);
+            finalize_due(core, stop);
         }
     }
 }
 
-fn seal_due(core: &Core, stop: &Stop) {
+fn finalize_due(core: &Core, stop: &Stop) {
     for ino in core.bindings.due(Instant::now()) {
         if stop.is_set() {
             return;
         }
-        match core.told(bind::seal(core, SYSTEM, &core.inodes.get(ino))) {
+        match core.told(bind::finalize(core, SYSTEM, &core.inodes.get(ino))) {
             // It has an adapter again, or is gone.
             Ok(()) | Err(FsError::Busy | FsError::Stale) => {}
             Err(error) => {
                 let is_final = matches!(error, FsError::Damaged(_));
                 match core.bindings.note_failure(ino, Instant::now(), is_final) {
-                    true => tracing::info!(ino = ino.get(), %error, "a bound file could not be sealed yet"),
+                    true => tracing::info!(ino = ino.get(), %error, "a bound file could not be finalized yet"),
                     false => tracing::warn!(ino = ino.get(), %error, "a file stays bound until the next unmount"),
                 }
             }
@@ -84,7 +84,7 @@ mod tests {
         fn unbound(&self) {}
     }
 
-    /// An unbind does not wait for a thaw. The file is sealed after the thaw.
+    /// An unbind does not wait for a thaw. The file is finalized after the thaw.
     #[test]
     fn a_file_is_let_go_while_the_pool_is_frozen() {
         let region = Pool::anonymous(64 << 20).unwrap();
@@ -129,9 +129,9 @@ mod tests {
         }
     }
 
-    /// A file that an unbind cannot seal is sealed later, while the pool is in service.
+    /// A file that an unbind cannot finalize is finalized later, while the pool is in service.
     #[test]
-    fn a_file_that_a_failed_unbind_left_is_sealed_without_another_mount() {
+    fn a_file_that_a_failed_unbind_left_is_finalized_without_another_mount() {
         let region = Pool::anonymous(64 << 20).unwrap();
         crate::engine::mkfs(&region, &MkfsOptions::default()).unwrap();
         let engine = Engine::mount(region, &MountOptions::default()).unwrap();
