@@ -18,7 +18,7 @@ pub(crate) const MANY: usize = 256;
 pub(crate) struct Queue {
     pub(crate) inodes: Vec<Ino>,
     pub(crate) places: Vec<Place>,
-    pub(crate) is_ending: bool,
+    pub(crate) is_stopping: bool,
 }
 
 impl Queue {
@@ -67,7 +67,7 @@ impl Housekeeper {
 
     /// Stops the thread, and waits for its current work.
     pub(crate) fn end(&self) {
-        self.queue.lock().is_ending = true;
+        self.queue.lock().is_stopping = true;
         self.changed.notify_all();
         if let Some(thread) = self.thread.lock().take()
             && thread.thread().id() != std::thread::current().id()

@@ -33,18 +33,18 @@ fn run(weak: &Weak<Core>) {
         let Some(core) = weak.upgrade() else { return };
         {
             let mut queue = core.housekeeper.queue.lock();
-            if queue.len() == 0 && !queue.is_ending {
+            if queue.len() == 0 && !queue.is_stopping {
                 // The engine may be dropped meanwhile, so this thread does not hold it for long.
                 core.housekeeper.changed.wait_for(&mut queue, REST);
             }
-            if queue.is_ending {
+            if queue.is_stopping {
                 return;
             }
             if queue.len() > 0 && queue.len() < MANY {
                 core.housekeeper.changed.wait_for(&mut queue, REST);
             }
             // An engine that is dropped leaves the rest to the next start, as a crash does.
-            if queue.len() == 0 || queue.is_ending {
+            if queue.len() == 0 || queue.is_stopping {
                 continue;
             }
         }
@@ -57,7 +57,7 @@ fn run(weak: &Weak<Core>) {
         // Failed work may be on the list again, and will fail again.
         let mut queue = core.housekeeper.queue.lock();
         let next = Instant::now() + REST;
-        while !queue.is_ending && !core.housekeeper.changed.wait_until(&mut queue, next).timed_out() {}
+        while !queue.is_stopping && !core.housekeeper.changed.wait_until(&mut queue, next).timed_out() {}
     }
 }
 

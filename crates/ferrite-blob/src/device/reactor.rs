@@ -95,7 +95,7 @@ struct Shared {
     /// Numbers of files that are registered.
     devices: Mutex<BTreeSet<u32>>,
     waiting: Waiting,
-    is_ending: AtomicBool,
+    is_stopping: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
@@ -126,7 +126,7 @@ impl Reactor {
             pools: RwLock::default(),
             devices: Mutex::default(),
             waiting,
-            is_ending: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             thread: OnceLock::new(),
         });
         let own = Arc::clone(&shared);
@@ -248,7 +248,7 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        self.shared.is_ending.store(true, Ordering::Release);
+        self.shared.is_stopping.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // A completion may have held the last reference to it; the thread ends when that has returned.
@@ -462,7 +462,7 @@ impl Shared {
             if !self.ended.is_empty() {
                 continue;
             }
-            if self.in_flight.load(Ordering::Acquire) == 0 && self.is_ending.load(Ordering::Acquire) {
+            if self.in_flight.load(Ordering::Acquire) == 0 && self.is_stopping.load(Ordering::Acquire) {
                 return;
             }
             std::thread::park();

@@ -11,7 +11,7 @@ use ferrite_vfs::locks::LockTable;
 use crate::background::Background;
 use crate::cache::bindings::Attached;
 use crate::cache::logged::Cause;
-use crate::engine::{ending, finalizer, flusher, mount};
+use crate::engine::{deregister, finalizer, flusher, mount};
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::lock_order;
@@ -81,7 +81,7 @@ impl Engine {
         background.clear();
         // Nothing can be committed while the pool is frozen.
         let finalizes = !core.journal.is_frozen() && core.check_writable().is_ok();
-        ending::end_all(core, finalizes);
+        deregister::all(core, finalizes);
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -283,7 +283,7 @@ impl Engine {
 impl Drop for Inner {
     /// Regions do not keep the pool: they must not write to it once another process has opened it.
     fn drop(&mut self) {
-        ending::end_all(&self.core, false);
+        deregister::all(&self.core, false);
     }
 }
 

@@ -3,8 +3,8 @@
 //! The implementations of the traits check arguments and delegate; the operations themselves are in [`crate::file`]
 //! and [`crate::tree`].
 
+mod deregister;
 mod describe;
-mod ending;
 mod file;
 mod finalizer;
 mod flusher;

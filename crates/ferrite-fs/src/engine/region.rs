@@ -3,7 +3,7 @@
 //! Contents: binding through an [`Engine`], and [`PmRegion`], a bound file for its adapter. Stores, loads and
 //! fences go to the medium from here. The rest delegates to [`crate::file`].
 //!
-//! A region does not keep the pool mounted: it ends with the last handle of the pool, see [`ending::end_all`].
+//! A region does not keep the pool mounted: it ends with the last handle of the pool, see [`deregister::all`].
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use ferrite_map::{BlockNo, PageRange};
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, REGION_PAGE_BYTES, Region, Regions};
 use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result};
 
-use super::ending;
+use super::deregister;
 use super::handle::Engine;
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
@@ -181,6 +181,6 @@ impl Region for PmRegion {
 
     fn unbind(&self) -> Result<()> {
         let core = &self.core;
-        ending::end(core, &self.mem, &self.file)
+        deregister::one(core, &self.mem, &self.file)
     }
 }

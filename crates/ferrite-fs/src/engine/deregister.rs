@@ -1,6 +1,6 @@
-//! The end of bindings: of one, and of all with the pool.
+//! Deregistration of bound files: of one, and of all with the pool.
 //!
-//! Contents: [`end`], [`end_all`]. The last pin of a file may go here, so this is above `file`.
+//! Contents: [`one`], [`all`]. The last pin of a file may go here, so this is above `file`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::pool::core::Core;
 use crate::tree::remove;
 
 /// Ends one binding and finalizes the file.
-pub(super) fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
+pub(super) fn one(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<()> {
     let (has_ended, finalized) = bind::unbind(core, mem, file);
     if has_ended {
         remove::unpin(core, mem, 1);
@@ -23,13 +23,13 @@ pub(super) fn end(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result<(
 
 /// Ends all bindings, and takes no more. With `finalizes`, all bound files become ordinary ones again; files that
 /// cannot be finalized, and all files without it, stay bound.
-pub(super) fn end_all(core: &Core, finalizes: bool) {
+pub(super) fn all(core: &Core, finalizes: bool) {
     core.bindings.close();
     for file in core.bindings.attached() {
         match finalizes {
             true => {
                 let mem = core.inodes.get(file.ino);
-                if let Err(error) = end(core, &mem, &file) {
+                if let Err(error) = one(core, &mem, &file) {
                     tracing::warn!(ino = file.ino.get(), %error, "a bound file was not finalized");
                 }
             }
