@@ -25,7 +25,7 @@ mod rocksdb {
         sources: &[
             "src/rocksdb/border/database.cc",
             "src/rocksdb/border/files.cc",
-            "src/rocksdb/border/room.cc",
+            "src/rocksdb/border/space.cc",
             "src/rocksdb/border/salvage.cc",
             "src/rocksdb/border/shim.h",
         ],

@@ -169,7 +169,7 @@ pub(crate) fn honest() -> &'static str {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
         let fs = MemFs::new();
-        fill(&fs).expect("room for a few files");
+        fill(&fs).expect("space for a few files");
         let exports = vec![ExportOptions::new("").root_squash(false)];
         let server = Server::start(vec![listener], vec![(Arc::new(fs), exports)], &ServerOptions::default());
         (server.expect("a server"), address)

@@ -101,7 +101,7 @@ fn sample(kind: usize) -> &'static Sample {
         let mut region = Region::from_image(&empty).expect("memory for a pool");
         region.attach_recorder(std::sync::Arc::clone(&recorder));
         let engine = Engine::mount(region, &quiet()).expect("a mount");
-        fill(&engine).expect("room for a few files");
+        fill(&engine).expect("space for a few files");
         // A file that is open and has no name when the crash comes.
         let file = engine
             .lookup(SYSTEM, ROOT_INO, b"file9")

@@ -84,10 +84,10 @@ impl Scene {
 fn give(responder: &mut Responder, scene: &Scene, bytes: &[u8], step: usize, out: &mut Vec<u8>) -> (Progress, usize) {
     let mut taken = 0;
     while taken < bytes.len() {
-        let room = responder.room();
-        assert!(!room.is_empty(), "the handshake is not over, and has no room");
-        let count = room.len().min(step).min(bytes.len() - taken);
-        room[..count].copy_from_slice(&bytes[taken..taken + count]);
+        let buf = responder.buf();
+        assert!(!buf.is_empty(), "the handshake is not over, and has no space");
+        let count = buf.len().min(step).min(bytes.len() - taken);
+        buf[..count].copy_from_slice(&bytes[taken..taken + count]);
         taken += count;
         match responder.received(count, &scene.gate, scene.address, out) {
             Progress::More => {}
@@ -210,10 +210,10 @@ fn exchange(mut sealer: Sealer, mut opener: Opener, content: &[u8], edits: &mut 
         sealer.seal(part, &mut sealed).expect("sealed");
     }
     let is_changed = edits.apply(&mut sealed, 0..0);
-    let mut room = vec![0; content.len()];
-    match opener.open(&sealed, &mut room) {
+    let mut buf = vec![0; content.len()];
+    match opener.open(&sealed, &mut buf) {
         Ok((_, opened)) => {
-            assert!(content.starts_with(&room[..opened]), "what was opened was not sent");
+            assert!(content.starts_with(&buf[..opened]), "what was opened was not sent");
             assert!(is_changed || opened == content.len());
         }
         Err(_) => assert!(is_changed, "records that nobody changed"),

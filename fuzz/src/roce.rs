@@ -202,7 +202,7 @@ pub(crate) fn session(bytes: &[u8]) -> u64 {
             at: 0,
             len_bytes: 300 * id as u32,
         };
-        endpoint.post(qpn, id, read).expect("there is room");
+        endpoint.post(qpn, id, read).expect("there is space");
     }
     let (mut rest, mut psn, mut now_ns) = (bytes, Psn::new(0xff_fffd), 1);
     let mut out = Vec::new();
@@ -275,7 +275,7 @@ fn connections(bytes: &[u8]) {
         retry_count: 7,
         ack_timeout: 14,
     };
-    manager.connect(1, &target, &offer).expect("there is room");
+    manager.connect(1, &target, &offer).expect("there is space");
     let (mut rest, mut now_ns) = (bytes, 1);
     while let Some((&[len, attribute, theirs, ours], behind)) = rest.split_first_chunk::<4>() {
         let (content, behind) = behind.split_at(usize::from(len % 64).min(behind.len()));

@@ -4,8 +4,8 @@
 //! the device, so a store begins with about one per cluster and takes clusters for more when it needs them, or parts of
 //! them when no whole one is free. It keeps them.
 //!
-//! The superblock has room for some hundred areas. So a new one is as long as possible and lies where most is free, and
-//! units right behind the last area extend it.
+//! The superblock has space for some hundred areas. So a new one is as long as possible and lies where most is free,
+//! and units right behind the last area extend it.
 //!
 //! Invariants: an area of slots is zeros on the device before the superblock names it. Slots are metadata: reads and
 //! writes of them bypass the checksums of data, also in pages that those would cover.

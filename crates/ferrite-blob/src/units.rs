@@ -26,7 +26,7 @@ pub(crate) struct Units {
 }
 
 /// The first place with `count` clear bits in a row.
-fn room_in(used: u64, count: u32) -> Option<u32> {
+fn space_in(used: u64, count: u32) -> Option<u32> {
     let (mut starts, mut have) = (!used, 1);
     while have < count {
         let more = have.min(count - have);
@@ -211,11 +211,11 @@ impl Units {
         let (mut at, end) = (first, first.saturating_add(most).min(self.count()));
         while at < end {
             let (cluster, into) = (at / self.per_cluster, at % self.per_cluster);
-            let room = (self.used_in(cluster) >> into)
+            let space = (self.used_in(cluster) >> into)
                 .trailing_zeros()
                 .min(self.per_cluster - into);
-            at += room;
-            if into + room < self.per_cluster {
+            at += space;
+            if into + space < self.per_cluster {
                 break;
             }
         }
@@ -231,13 +231,13 @@ impl Units {
             if longer > self.per_cluster {
                 break;
             }
-            let Some(into) = room_in(used | not_there, longer) else {
+            let Some(into) = space_in(used | not_there, longer) else {
                 continue;
             };
             // Where so many fit there may be a place for more.
             let more = (longer..self.per_cluster).map_while(|count| {
                 let count = count + 1;
-                Some((room_in(used | not_there, count)?, count))
+                Some((space_in(used | not_there, count)?, count))
             });
             let (into, count) = more.last().unwrap_or((into, longer));
             best = Some((cluster * self.per_cluster + into, count));
@@ -269,7 +269,7 @@ impl Units {
         let shared = self.shared.range(self.cursor..).chain(self.shared.range(..self.cursor));
         let found = shared
             .take(LOOKS_MAX)
-            .find_map(|(&cluster, &used)| Some((cluster, used, room_in(used | not_there, count)?)));
+            .find_map(|(&cluster, &used)| Some((cluster, used, space_in(used | not_there, count)?)));
         let (cluster, used, into) = match found {
             Some(found) => found,
             None => {
@@ -286,8 +286,8 @@ impl Units {
     fn take_rest(&mut self, count: u32) -> Option<(u32, u32)> {
         let (&cluster, &used) = self.shared.first_key_value()?;
         let into = (!used).trailing_zeros();
-        let room = ((!used & self.all()) >> into).trailing_ones();
-        let got = room.min(count);
+        let space = ((!used & self.all()) >> into).trailing_ones();
+        let got = space.min(count);
         self.set_used(cluster, used | bits(into, got));
         Some((cluster * self.per_cluster + into, got))
     }
@@ -298,14 +298,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_with_room_are_found() {
-        assert_eq!(room_in(0, 64), Some(0));
-        assert_eq!(room_in(1, 64), None);
-        assert_eq!(room_in(1, 63), Some(1));
-        assert_eq!(room_in(u64::MAX, 1), None);
+    fn places_with_space_are_found() {
+        assert_eq!(space_in(0, 64), Some(0));
+        assert_eq!(space_in(1, 64), None);
+        assert_eq!(space_in(1, 63), Some(1));
+        assert_eq!(space_in(u64::MAX, 1), None);
         for (used, count) in [(0b1001_u64, 3_u32), (0xff0f_00ff, 9), (!(1 << 63), 1), (0x5555, 2)] {
             let naive = (0..=64 - count).find(|at| used & bits(*at, count) == 0);
-            assert_eq!(room_in(used, count), naive, "{used:x} {count}");
+            assert_eq!(space_in(used, count), naive, "{used:x} {count}");
         }
     }
 

@@ -354,7 +354,7 @@ fn a_store_that_stops_keeps_nobody_waiting_for_the_ring() {
 
 /// Reserved numbers that were not used can be given back, however often, and do not make the store take space.
 #[test]
-fn numbers_that_are_given_back_cost_no_room() {
+fn numbers_that_are_given_back_cost_no_space() {
     let options = FormatOptions {
         shares_clusters: true,
         ..OPTIONS

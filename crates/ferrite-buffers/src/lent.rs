@@ -87,17 +87,17 @@ impl Lent {
         self.len == 0
     }
 
-    /// Copies the bytes behind the first `skipped`, as many as `room` holds; returns how many.
-    pub fn copy(&self, mut skipped: usize, room: &mut [u8]) -> usize {
+    /// Copies the bytes behind the first `skipped`, as many as `buf` holds; returns how many.
+    pub fn copy(&self, mut skipped: usize, buf: &mut [u8]) -> usize {
         let mut copied = 0;
         for part in &self.parts {
             let from = skipped.min(part.len);
             skipped -= from;
-            let len = (part.len - from).min(room.len() - copied);
-            let room = &mut room[copied..copied + len];
+            let len = (part.len - from).min(buf.len() - copied);
+            let buf = &mut buf[copied..copied + len];
             copied += len;
             let Some(offset) = part.offset else {
-                room.fill(0);
+                buf.fill(0);
                 continue;
             };
             // Words lie where their offset is a multiple of 8, as `push` requires of parts.
@@ -107,7 +107,7 @@ impl Lent {
                 .words(offset + 8 * first as u64, (from + len).div_ceil(8) - first);
             let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
             let bytes = bytes.skip(from % 8);
-            room.iter_mut().zip(bytes).for_each(|(room, byte)| *room = byte);
+            buf.iter_mut().zip(bytes).for_each(|(buf, byte)| *buf = byte);
         }
         copied
     }

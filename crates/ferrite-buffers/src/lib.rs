@@ -313,10 +313,10 @@ mod tests {
         for len_bytes in [1, PAGE_BYTES, 2 * PAGE_BYTES - 1, 100_000, 1 << 20] {
             let block = pool.take(1 << 20).unwrap();
             let (from, mut parts) = (block.offset(), block.split(len_bytes));
-            let room = parts[0].capacity();
-            assert_eq!(parts.len(), (1 << 20) / room);
+            let buf = parts[0].capacity();
+            assert_eq!(parts.len(), (1 << 20) / buf);
             for (index, part) in parts.iter_mut().enumerate() {
-                assert_eq!((part.len(), part.offset()), (len_bytes, from + index * room));
+                assert_eq!((part.len(), part.offset()), (len_bytes, from + index * buf));
                 part.fill(index as u8);
             }
             let is_own = |(index, part): (usize, &Buffer)| part.iter().all(|&byte| byte == index as u8);

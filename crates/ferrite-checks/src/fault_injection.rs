@@ -6,7 +6,7 @@
 //!
 //! The switch is the whole process's, so a build with the feature runs no other tests of crashes.
 
-/// Whether this build has the bugs. They need room to do harm: caches are smaller with them.
+/// Whether this build has the bugs. They need space to do harm: caches are smaller with them.
 pub const IS_COMPILED: bool = cfg!(feature = "seeded-bugs");
 
 macro_rules! bugs {

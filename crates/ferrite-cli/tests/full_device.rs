@@ -135,7 +135,7 @@ assert db.execute('pragma integrity_check').fetchone()[0] == 'ok'
     test.remount();
     assert!(fs::read(test.path("mapped")).unwrap().iter().all(|&byte| byte == b'm'));
     sh(&test.dir, "rm -rf f0-*");
-    fs::write(test.path("room again"), vec![1; 10 << 20]).unwrap();
+    fs::write(test.path("space again"), vec![1; 10 << 20]).unwrap();
     test.finish();
 }
 

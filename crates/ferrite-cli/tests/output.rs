@@ -23,7 +23,7 @@ fn closed() -> Stdio {
     writer.into()
 }
 
-/// There is no room.
+/// There is no space.
 fn full() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").unwrap().into()
 }

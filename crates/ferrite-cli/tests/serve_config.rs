@@ -454,9 +454,9 @@ fn systemd_takes_the_unit_and_is_told_when_it_is_ready() {
     let notified = UnixDatagram::bind(&socket).unwrap();
     notified.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let hear = || {
-        let mut room = [0; 100];
-        let count = notified.recv(&mut room).unwrap();
-        String::from_utf8(room[..count].to_vec()).unwrap()
+        let mut buf = [0; 100];
+        let count = notified.recv(&mut buf).unwrap();
+        String::from_utf8(buf[..count].to_vec()).unwrap()
     };
     let pool = site.text("pool");
     let server = Running::start(&[&pool, "--listen", "tcp://127.0.0.1:0"], &[("NOTIFY_SOCKET", &socket)]);

@@ -55,10 +55,10 @@ fn rewriting(server: &Server, from: &[u8], to: &[u8]) -> String {
 }
 
 fn pump(mut from: TcpStream, mut to: TcpStream, change: impl Fn(&mut [u8])) {
-    let mut room = vec![0; 1 << 20];
-    while let Ok(count @ 1..) = from.read(&mut room) {
-        change(&mut room[..count]);
-        if to.write_all(&room[..count]).is_err() {
+    let mut buf = vec![0; 1 << 20];
+    while let Ok(count @ 1..) = from.read(&mut buf) {
+        change(&mut buf[..count]);
+        if to.write_all(&buf[..count]).is_err() {
             break;
         }
     }

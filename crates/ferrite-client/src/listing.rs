@@ -63,7 +63,7 @@ impl Client {
         take: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
     ) -> Result<()> {
         let dir = self.node(dir)?;
-        let mut room = self.wishes.first(with_attributes);
+        let mut space = self.wishes.first(with_attributes);
         let mut taken_bytes = 0;
         let mut progress = Progress::behind(cookie);
         loop {
@@ -71,7 +71,7 @@ impl Client {
                 dir,
                 cookie: progress.cookie(),
                 with_attributes,
-                room_bytes: room as u32,
+                reply_bytes: space as u32,
             };
             let answer = self.ask(ctx, request)?;
             self.link.was_read(dir.ino);
@@ -114,7 +114,7 @@ impl Client {
                     false => pinned.into_iter().for_each(|ino| self.unpin(ctx, ino, 1)),
                 }
             }
-            room = (room * GROWTH).min(LISTING_BYTES_MAX);
+            space = (space * GROWTH).min(LISTING_BYTES_MAX);
         }
     }
 }

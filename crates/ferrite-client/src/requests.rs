@@ -72,8 +72,8 @@ pub(super) struct Completion {
 impl Completion {
     /// How much data the answer to a submitted read may have had.
     pub(super) fn expected_bytes(&self) -> Option<usize> {
-        let room = self.buffer.as_ref().filter(|_| !self.buffer_was_sent);
-        room.map(|buffer| buffer.len())
+        let buffer = self.buffer.as_ref().filter(|_| !self.buffer_was_sent);
+        buffer.map(|buffer| buffer.len())
     }
 
     pub(super) fn call(self) {

@@ -521,7 +521,7 @@ fn crowd(seed: u64) -> Vec<Op> {
             0..=5 => ops.push(write(&file, offset, 4096 << rng.below(3), fill)),
             6 => ops.push(write(&file, offset + rng.below(4000), 1 + rng.below(90) as usize, fill)),
             7 => {
-                // The removal leaves room for the addition, so that the table stays equally full.
+                // The removal leaves space for the addition, so that the table stays equally full.
                 let from = rng.below(400) * 4096;
                 ops.push(allocate(&[FILLER], FallocateMode::PunchHole, from, 8 * 4096));
             }

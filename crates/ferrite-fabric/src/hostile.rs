@@ -48,8 +48,8 @@ impl Service for Echo {
                 None => return Ok(Served::Starved),
             },
             Data::Buffer(buffer) => frame.finish_from(buffer),
-            Data::Inline(bytes) => frame.finish_with(bytes.len(), |room| {
-                room.copy_from_slice(bytes);
+            Data::Inline(bytes) => frame.finish_with(bytes.len(), |buf| {
+                buf.copy_from_slice(bytes);
                 bytes.len()
             }),
         }

@@ -395,8 +395,8 @@ impl Endpoint {
     pub(crate) fn insert(&mut self, name: &[u8]) -> Result<PeerId, FabricError> {
         // Providers read a name of their own length, whatever the length of this one. Zeros end all those that are
         // texts.
-        let mut room = [0; NAME_BYTES_MAX + 1];
-        let Some(start) = room[..NAME_BYTES_MAX].get_mut(..name.len()) else {
+        let mut buf = [0; NAME_BYTES_MAX + 1];
+        let Some(start) = buf[..NAME_BYTES_MAX].get_mut(..name.len()) else {
             return Err(FabricError::Foreign);
         };
         start.copy_from_slice(name);
@@ -404,8 +404,8 @@ impl Endpoint {
         // that are being opened, which takes long.
         let mut lists = (self.provider == Provider::Shm).then(|| LISTS.lock());
         let mut peer = 0;
-        // SAFETY: no provider in use has longer names than `room`, and texts end in it. The endpoint is open.
-        let result = unsafe { ferrite_ofi_insert(self.raw.as_ptr(), room.as_ptr().cast(), &raw mut peer) };
+        // SAFETY: no provider in use has longer names than `buf`, and texts end in it. The endpoint is open.
+        let result = unsafe { ferrite_ofi_insert(self.raw.as_ptr(), buf.as_ptr().cast(), &raw mut peer) };
         match result {
             0 => {
                 if let Some(lists) = &mut lists {

@@ -339,7 +339,7 @@ impl Frame<'_> {
 
     /// Appends the frame with data in the same bytes: `fill` gets space for `most_bytes`, and returns how many it used.
     pub fn finish_with(self, most_bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
-        let Ok(()) = self.try_finish_with(most_bytes, |room| Ok::<usize, Infallible>(fill(room)));
+        let Ok(()) = self.try_finish_with(most_bytes, |buf| Ok::<usize, Infallible>(fill(buf)));
     }
 
     /// The same, unless `fill` fails: then no frame is sent.
@@ -448,8 +448,8 @@ mod tests {
             let mut frame = outbox.frame();
             frame.body().extend(b"two, cut");
             frame.cut_body(3);
-            frame.finish_with(10, |room| {
-                room[..4].copy_from_slice(b"data");
+            frame.finish_with(10, |buf| {
+                buf[..4].copy_from_slice(b"data");
                 4
             });
             let mut buffer = pool.take(5).unwrap();

@@ -69,15 +69,15 @@ impl Source {
     }
 
     /// Polls for data before it sleeps.
-    fn read(&mut self, spin: &mut Spin, room: &mut [u8]) -> io::Result<usize> {
+    fn read(&mut self, spin: &mut Spin, buf: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &mut self.line {
-            return line.read(room);
+            return line.read(buf);
         }
-        let both = RefCell::new((self, room));
+        let both = RefCell::new((self, buf));
         let read_as = |flags| {
-            let (source, room) = &mut *both.borrow_mut();
-            source.read_as(flags, room)
+            let (source, buf) = &mut *both.borrow_mut();
+            source.read_as(flags, buf)
         };
         let look = || match read_as(RecvFlags::DONTWAIT) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
@@ -90,12 +90,12 @@ impl Source {
         })
     }
 
-    fn read_as(&mut self, flags: RecvFlags, room: &mut [u8]) -> io::Result<usize> {
+    fn read_as(&mut self, flags: RecvFlags, buf: &mut [u8]) -> io::Result<usize> {
         let stream = &self.stream;
-        let receive = |room: &mut [u8]| Ok(net::recv(stream, room, flags)?.1);
+        let receive = |buf: &mut [u8]| Ok(net::recv(stream, buf, flags)?.1);
         match &mut self.opening {
-            None => receive(room),
-            Some(opening) => opening.read(receive, room),
+            None => receive(buf),
+            Some(opening) => opening.read(receive, buf),
         }
     }
 }
@@ -113,16 +113,16 @@ impl Opening {
         }
     }
 
-    fn read(&mut self, receive: impl Fn(&mut [u8]) -> io::Result<usize>, room: &mut [u8]) -> io::Result<usize> {
+    fn read(&mut self, receive: impl Fn(&mut [u8]) -> io::Result<usize>, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             if self.given < self.content_bytes {
-                let count = room.len().min(self.content_bytes - self.given);
-                room[..count].copy_from_slice(&self.content[self.given..self.given + count]);
+                let count = buf.len().min(self.content_bytes - self.given);
+                buf[..count].copy_from_slice(&self.content[self.given..self.given + count]);
                 self.given += count;
                 return Ok(count);
             }
             let sealed = &self.sealed[self.from..self.end];
-            let (read, opened) = self.opener.open(sealed, room)?;
+            let (read, opened) = self.opener.open(sealed, buf)?;
             self.from += read;
             if opened > 0 {
                 return Ok(opened);
@@ -328,10 +328,10 @@ impl Receiver {
 }
 
 /// Reads something. Gives up on a peer that stops in the middle of a frame for a while.
-fn read_some(source: &mut Source, spin: &mut Spin, room: &mut [u8]) -> Result<usize, FabricError> {
+fn read_some(source: &mut Source, spin: &mut Spin, buf: &mut [u8]) -> Result<usize, FabricError> {
     let mut silent_since = None;
     loop {
-        match source.read(spin, room) {
+        match source.read(spin, buf) {
             Ok(0) => return Err(FabricError::Closed),
             Ok(count) => return Ok(count),
             Err(error) if is_tick(&error) => {

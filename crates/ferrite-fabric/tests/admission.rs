@@ -53,7 +53,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 /// Once one process held all connections by saying nothing, or by going through the handshake alone.
 #[test]
-fn who_says_nothing_makes_room_and_who_finds_none_is_told_so() {
+fn who_says_nothing_makes_space_and_who_finds_none_is_told_so() {
     let (reactors, address) = serve(20);
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(&address).unwrap()).collect();
     until("they are there", || reactors.connections() == 20);

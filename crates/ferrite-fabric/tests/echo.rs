@@ -30,8 +30,8 @@ impl Service for Echo {
             let mut frame = out.frame();
             frame.body().extend(body);
             match data {
-                Data::Inline(bytes) => frame.finish_with(bytes.len(), |room| {
-                    room.copy_from_slice(bytes);
+                Data::Inline(bytes) => frame.finish_with(bytes.len(), |buf| {
+                    buf.copy_from_slice(bytes);
                     bytes.len()
                 }),
                 Data::Buffer(buffer) => frame.finish_from(buffer),

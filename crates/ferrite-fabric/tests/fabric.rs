@@ -39,8 +39,8 @@ impl Service for Echo {
         frame.body().extend(rest);
         match data {
             Data::Buffer(buffer) => frame.finish_from(buffer),
-            Data::Inline(bytes) if !bytes.is_empty() => frame.finish_with(bytes.len(), |room| {
-                room.copy_from_slice(bytes);
+            Data::Inline(bytes) if !bytes.is_empty() => frame.finish_with(bytes.len(), |buf| {
+                buf.copy_from_slice(bytes);
                 bytes.len()
             }),
             Data::Inline(_) if wanted > 32 << 10 || u64::from_le_bytes(*id) >= FROM_BUFFER => {
@@ -50,9 +50,9 @@ impl Service for Echo {
                 fill(&mut buffer, id[0]);
                 frame.finish_from(buffer);
             }
-            Data::Inline(_) => frame.finish_with(wanted, |room| {
-                fill(room, id[0]);
-                room.len()
+            Data::Inline(_) => frame.finish_with(wanted, |buf| {
+                fill(buf, id[0]);
+                buf.len()
             }),
         }
         Ok(Served::Yes)
@@ -61,8 +61,8 @@ impl Service for Echo {
     fn disconnected(&self, _: Link) {}
 }
 
-fn fill(room: &mut [u8], salt: u8) {
-    for (at, byte) in room.iter_mut().enumerate() {
+fn fill(buf: &mut [u8], salt: u8) {
+    for (at, byte) in buf.iter_mut().enumerate() {
         *byte = (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ salt;
     }
 }
@@ -189,12 +189,12 @@ fn data_of_all_sizes_goes_there_and_comes_back() {
         for (id, size) in sizes.into_iter().enumerate() {
             echo(&connection, &mut receiver, id as u64, size);
             // Only back, with a place for it, without, and with one that is too small.
-            for (turn, room) in [size, 0, size / 2].into_iter().enumerate() {
+            for (turn, space) in [size, 0, size / 2].into_iter().enumerate() {
                 let id = (turn as u64 + 1) * 1000 + id as u64;
-                connection.ask(&body(id, size, 0), &[], room).unwrap();
+                connection.ask(&body(id, size, 0), &[], space).unwrap();
                 let (came, _, data) = receive(&mut receiver);
                 assert_eq!(came, id);
-                assert!(data == filled(size, id as u8), "{size} bytes, room for {room}");
+                assert!(data == filled(size, id as u8), "{size} bytes, space for {space}");
             }
         }
         for tail in [5000, 48 << 10, (128 << 10) - 16] {
@@ -228,7 +228,7 @@ fn ask_and_receive(connection: &Connection, receiver: &mut Receiver, client: usi
 
 /// A request for the end of a file names a place for much data, and little or none comes.
 #[test]
-fn answers_with_less_data_than_there_is_room_for_arrive() {
+fn answers_with_less_data_than_there_is_space_for_arrive() {
     for provider in providers() {
         let pool = Pool::new(16 << 20).unwrap();
         let (reactors, address) = serve(&pool);

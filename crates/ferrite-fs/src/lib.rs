@@ -8,7 +8,7 @@
 //! | 9 | `audit` | a pool as a whole: reading its tables, checking, repairing, scrubbing |
 //! | 8 | `tree` | directories, names, attributes |
 //! | 7 | `file` | data of regular files |
-//! | 6 | `retry` | what an operation does when it finds no room |
+//! | 6 | `retry` | what an operation does when it finds no space |
 //! | 5 | `page` | a data page: block, checksum, log; folding logs |
 //! | 4 | `pool` | the state of a mounted pool; a transaction |
 //! | 3 | `journal` | rings of records: commit, apply, retire, replay |

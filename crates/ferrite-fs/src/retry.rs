@@ -1,7 +1,7 @@
 //! Floor 6, retries of operations that find no space: they reclaim space that others have freed, fold logs, have the
 //! mapping move its entries, and retry.
 //!
-//! Contents: [`with_space`] and [`with_room`], which run an operation again as long as that may help. An
+//! Contents: [`with_space`] and [`with_map_space`], which run an operation again as long as that may help. An
 //! operation is a closure that begins and commits its own transaction, so that each try starts from scratch.
 
 use std::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ impl Need {
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {
-        match with_room(core, &mut operation) {
+        match with_map_space(core, &mut operation) {
             Err(FsError::NoSpace(of)) if tries < SPACE_TRIES => {
                 let is_worth_a_try = match of {
                     SpaceOf::Blocks if is_hopeless(core, need) => false,
@@ -134,20 +134,20 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
 
 /// Runs `operation`. If the mapping has no entry within reach, has it move some, and retries. The caller may hold locks
 /// of inodes, but no transaction.
-pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+pub(crate) fn with_map_space<T>(core: &Core, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut moves = 0;
     loop {
         match operation() {
-            Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && make_room(core)? => {
+            Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && make_space(core)? => {
                 // The places that the move left are free once the mark has passed it.
                 core.reclaim()?;
                 moves += 1;
             }
             other => {
-                if other.is_ok() && core.map.wants_room() {
+                if other.is_ok() && core.map.wants_space() {
                     // The operation is complete, whatever the outcome of this. It is not left to the end of an
                     // operation of many records, because a table that grows must do so before it is full.
-                    let _ = make_room(core);
+                    let _ = make_space(core);
                 } else if other.is_ok() && core.map.wants_reclaim() {
                     // The same holds for this.
                     let _ = core.reclaim();
@@ -160,7 +160,7 @@ pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>
 
 /// Moves entries of the mapping, as far as it requests that; true if it moved any. Waits for running transactions to
 /// end. A crash leaves each move whole or not done at all, like any record.
-fn make_room(core: &Core) -> Result<bool> {
+fn make_space(core: &Core) -> Result<bool> {
     let Some(gate) = core.map.gate() else {
         return Ok(false);
     };
@@ -168,7 +168,7 @@ fn make_room(core: &Core) -> Result<bool> {
     for _ in 0..MOVES_MAX {
         let moving = gate.close();
         let mut tx = Tx::moving(core, &moving);
-        match core.map.make_room(&mut tx) {
+        match core.map.make_space(&mut tx) {
             Ok(true) => tx.commit_move()?,
             Ok(false) => break,
             // If this has no effect, the operation itself reports the lack of space.
@@ -177,7 +177,7 @@ fn make_room(core: &Core) -> Result<bool> {
         }
         moved = true;
         core.map_moves.fetch_add(1, Ordering::Relaxed);
-        if !core.map.wants_room() {
+        if !core.map.wants_space() {
             break;
         }
         // Places that a move left count as used until the mark has passed: without this, the table would keep growing.

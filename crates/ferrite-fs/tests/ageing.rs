@@ -80,7 +80,7 @@ struct Server {
     fill: u32,
     pages: u64,
     /// Pages that files can have when nothing else is there.
-    room: u64,
+    space: u64,
     /// Number of the pool's last block.
     last_block: u64,
     /// Bytes written to or read from the engine in this window, and the time it took.
@@ -111,7 +111,7 @@ fn cpu_time() -> Duration {
 
 impl Server {
     fn new(engine: Engine, seed: u64) -> Server {
-        let room = engine.statfs(SYSTEM).unwrap().blocks_available;
+        let space = engine.statfs(SYSTEM).unwrap().blocks_available;
         let last_block = engine.info().size_bytes / PAGE as u64 - 1;
         Server {
             engine,
@@ -120,7 +120,7 @@ impl Server {
             next: 0,
             fill: 0,
             pages: 0,
-            room,
+            space,
             last_block,
             bytes: 0,
             busy: Duration::ZERO,
@@ -251,7 +251,7 @@ impl Server {
 
     /// One operation, which takes the pool nearer to the given percentage.
     fn step(&mut self, percent: u64) {
-        let wanted = self.room * percent / 100;
+        let wanted = self.space * percent / 100;
         if self.files.is_empty() {
             return self.create();
         }
@@ -348,7 +348,7 @@ fn make(mapping: Mapping, size_mib: u64, seed: u64) -> (Server, TempPath) {
     region.stream_zero(0, region.len());
     mkfs(&region, &options).unwrap();
     let mut server = Server::new(mount_region(region), seed);
-    while server.pages < server.room * LOW_PERCENT / 100 {
+    while server.pages < server.space * LOW_PERCENT / 100 {
         server.create();
     }
     (server, path)

@@ -117,7 +117,7 @@ fn appends_from_many_threads_are_whole_and_in_some_order() {
 }
 
 #[test]
-fn an_append_on_a_full_pool_leaves_nothing_and_room_is_found_later() {
+fn an_append_on_a_full_pool_leaves_nothing_and_space_is_found_later() {
     for &mapping in Mapping::ALL {
         let options = options(mapping, true);
         let (engine, recorder) = pool(&options);

@@ -46,6 +46,6 @@ fn a_directory_of_holes_fills_the_blocks_it_has() {
         drop(engine);
         let engine = mount();
         make(&engine, ROOT_INO, "new");
-        assert_eq!(blocks(&engine), 2, "{mapping}: a new block, although others have room");
+        assert_eq!(blocks(&engine), 2, "{mapping}: a new block, although others have space");
     }
 }

@@ -349,7 +349,7 @@ mod tests {
                 Box::new(FreeMap::new(blocks, score, 3)),
             ];
             for allocator in both {
-                let taken: Vec<u64> = (0..20_000).map(|_| allocator.take().expect("room")).collect();
+                let taken: Vec<u64> = (0..20_000).map(|_| allocator.take().expect("space")).collect();
                 let seen = score_of(&taken);
                 assert!((seen - score).abs() < 0.03, "{score}: {seen}");
                 assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), taken.len());
@@ -362,7 +362,7 @@ mod tests {
     fn even_chunks_make_even_runs() {
         for (len, score) in [(1, 0.0), (8, 0.875), (u64::MAX, 1.0)] {
             let free = FreeMap::of_chunks(20_001, even_chunks(20_001, len, 3));
-            let taken: Vec<u64> = (0..9_000).map(|_| free.take().expect("room")).collect();
+            let taken: Vec<u64> = (0..9_000).map(|_| free.take().expect("space")).collect();
             let seen = score_of(&taken);
             assert!((seen - score).abs() < 0.001, "{len}: {seen}");
             assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), taken.len());

@@ -149,7 +149,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// A pool with room for three times the files of so many threads.
+    /// A pool with space for three times the files of so many threads.
     ///
     /// # Errors
     /// See [`engine_in_memory`].

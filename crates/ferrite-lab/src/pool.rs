@@ -24,8 +24,8 @@ const RING_BYTES: u64 = 256 << 10;
 pub(crate) const INODES: u32 = 1 << 14;
 /// Pages of one transaction while a file is filled.
 const FILL_PAGES: u32 = 64;
-/// Attempts to make room in a full mapping for one change.
-const ROOM_TRIES: u32 = 1000;
+/// Attempts to make space in a full mapping for one change.
+const SPACE_TRIES: u32 = 1000;
 
 /// The parameters of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -176,17 +176,17 @@ impl Pool {
     }
 
     /// Moves entries until the mapping wants no more moves; false if nothing moved.
-    fn make_room(&self, lane: usize) -> Result<bool, MapError> {
+    fn make_space(&self, lane: usize) -> Result<bool, MapError> {
         let mut moved = false;
-        for _ in 0..ROOM_TRIES {
+        for _ in 0..SPACE_TRIES {
             let _moving = self.map.gate().map(|gate| gate.close());
             let mut tx = LabTx::new(&self.parts, self.lanes[lane].lock(), None);
-            if !self.map.make_room(&mut tx)? {
+            if !self.map.make_space(&mut tx)? {
                 break;
             }
             tx.commit(self.durable())?;
             moved = true;
-            if !self.map.wants_room() {
+            if !self.map.wants_space() {
                 break;
             }
         }
@@ -200,15 +200,15 @@ impl Pool {
         mut change: impl FnMut(&mut LabTx<'_>) -> Result<T, MapError>,
     ) -> Result<T, LabError> {
         let mut result = Err(MapError::TableFull);
-        for _ in 0..ROOM_TRIES {
+        for _ in 0..SPACE_TRIES {
             let mut tx = self.tx(lane);
             result = change(&mut tx).and_then(|done| tx.commit(self.durable()).map(|()| done));
             match &result {
-                Ok(_) if self.map.wants_room() => {
-                    self.make_room(lane).map_err(|source| self.error(source))?;
+                Ok(_) if self.map.wants_space() => {
+                    self.make_space(lane).map_err(|source| self.error(source))?;
                     break;
                 }
-                Err(MapError::TableFull) => match self.make_room(lane) {
+                Err(MapError::TableFull) => match self.make_space(lane) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(source) => return Err(self.error(source)),

@@ -461,7 +461,7 @@ mod tests {
         for peer in &PEERS {
             let mut alone = Alone::new(peer, &plan).expect("a pool");
             let before = alone.pool.region.counters();
-            alone.write_file().expect("room");
+            alone.write_file().expect("space");
             let paid = alone.pool.region.counters() - before;
             let inserts = u64::from(hot_insert_pages(inserts_within(plan.file_pages)) - 1);
             let most = inserts + inserts / 20 + 2;
@@ -481,7 +481,7 @@ mod tests {
         for peer in &PEERS {
             let name = peer.structure.name();
             let mut alone = Alone::new(peer, &plan).expect("a pool");
-            alone.write_file().expect("room");
+            alone.write_file().expect("space");
             let run = alone.mean_run;
             let wanted = match (name, peer.run_blocks) {
                 ("hashfs", _) => 1.0..2.0,
@@ -489,7 +489,7 @@ mod tests {
                 (_, 8) => 7.8..8.1,
                 // A radix tree takes a node for every 512 pages.
                 ("radix", _) => 256.0..513.0,
-                // An insert that must wait for room releases its block; the next one takes the block after it.
+                // An insert that must wait for space releases its block; the next one takes the block after it.
                 ("level", _) => 64.0..5000.0,
                 _ => 1024.0..5000.0,
             };
@@ -502,7 +502,7 @@ mod tests {
     fn hashfs_has_a_slot_a_block() {
         let plan = ChurnPlan::tiny();
         let mut alone = Alone::new(&PEERS[2], &plan).expect("a pool");
-        alone.write_file().expect("room");
+        alone.write_file().expect("space");
         let slots = alone.pool.map.slots();
         assert_eq!(slots.total, u64::from(plan.published_blocks));
         assert_eq!((slots.total - slots.free) * 100 / slots.total, 94);

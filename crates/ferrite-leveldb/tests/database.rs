@@ -202,7 +202,7 @@ fn a_full_pool_is_an_error_and_what_was_written_stays() {
         "{error}"
     );
     assert!(written > 100);
-    // The pair that did not fit is not there. Compaction may make room for more, or fail too; LevelDB has every pair
+    // The pair that did not fit is not there. Compaction may make space for more, or fail too; LevelDB has every pair
     // that it accepts.
     let mut pairs: Vec<u32> = (0..written).collect();
     assert_eq!(db.get(&key(written)).unwrap(), None);

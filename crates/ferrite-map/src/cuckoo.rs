@@ -654,8 +654,8 @@ impl FileMap for Cuckoo {
         Some(&self.gate)
     }
 
-    fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
-        Ok(moves::make_room(self, tx))
+    fn make_space(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
+        Ok(moves::make_space(self, tx))
     }
 
     fn dram_bytes(&self) -> u64 {

@@ -73,7 +73,7 @@ pub struct Leaf {
     /// Lines claimed minus lines released, by shard.
     claims: Box<[CachePadded<AtomicI64>]>,
     /// Asks for splits, because of the load, or because a chunk found no line within reach.
-    wants_room: AtomicBool,
+    wants_space: AtomicBool,
     /// See [`FileMap::wants_reclaim`]. Without it a file that comes and goes would make the table grow, although its
     /// lines are about to be free.
     wants_reclaim: AtomicBool,
@@ -129,7 +129,7 @@ impl Leaf {
             bounds: Bounds::new(geometry.slots as usize),
             gate: Gate::default(),
             active: AtomicU64::new(u64::MAX),
-            wants_room: AtomicBool::new(false),
+            wants_space: AtomicBool::new(false),
             wants_reclaim: AtomicBool::new(false),
             region,
             geometry,
@@ -242,7 +242,7 @@ impl Leaf {
         });
         let before = SHARD.with(|&shard| self.claims[shard].fetch_add(lines, Ordering::Relaxed));
         if lines > 0 && before % LOOK_EVERY == 0 && self.is_crowded(self.active()) {
-            self.wants_room.store(true, Ordering::Relaxed);
+            self.wants_space.store(true, Ordering::Relaxed);
         }
     }
 
@@ -466,7 +466,7 @@ impl FileMap for Leaf {
         let active = self.active();
         let home = home_of(hash(key, self.geometry.seed), active);
         let Some(line) = self.claim_line(home, active) else {
-            self.wants_room.store(active < self.geometry.slots, Ordering::Relaxed);
+            self.wants_space.store(active < self.geometry.slots, Ordering::Relaxed);
             return Err(MapError::TableFull);
         };
         tx.claimed(Resource::MapSlot(SlotNo::at(line)));
@@ -527,7 +527,7 @@ impl FileMap for Leaf {
         let lines = self.lines_in_reach(active);
         let loaded = load::each(threads, lines, LOAD_CHUNK, |line| self.load_line(line, active, visit));
         self.claims[0].store(self.used.count_used() as i64, Ordering::Relaxed);
-        self.wants_room.store(self.is_crowded(active), Ordering::Relaxed);
+        self.wants_space.store(self.is_crowded(active), Ordering::Relaxed);
         loaded
     }
 
@@ -640,19 +640,20 @@ impl FileMap for Leaf {
         Some(&self.gate)
     }
 
-    fn wants_room(&self) -> bool {
-        self.wants_room.load(Ordering::Relaxed)
+    fn wants_space(&self) -> bool {
+        self.wants_space.load(Ordering::Relaxed)
     }
 
     fn wants_reclaim(&self) -> bool {
         self.wants_reclaim.load(Ordering::Relaxed) && self.wants_reclaim.swap(false, Ordering::Relaxed)
     }
 
-    fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
+    fn make_space(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
         let first = self.active();
         let mut active = first;
         // Any split sooner or later helps a chunk that found nothing within reach: the load falls.
-        while active < self.geometry.slots && active - first < BATCH && (self.wants_room() || self.is_crowded(active)) {
+        while active < self.geometry.slots && active - first < BATCH && (self.wants_space() || self.is_crowded(active))
+        {
             match self.split(tx, active) {
                 // The splits before this one are worth their record, and free lines.
                 Err(MapError::TableFull) if active != first => break,
@@ -663,7 +664,7 @@ impl FileMap for Leaf {
                 break;
             }
         }
-        self.wants_room.store(self.is_crowded(active), Ordering::Relaxed);
+        self.wants_space.store(self.is_crowded(active), Ordering::Relaxed);
         for copy in ACTIVE_COPIES {
             if active != first {
                 tx.set_word(self.active_offset(copy), encode_active(active));

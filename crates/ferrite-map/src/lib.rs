@@ -241,7 +241,7 @@ impl Slots {
 /// following it.
 ///
 /// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call
-/// of a transaction to after its commit, and exclusively around [`Self::make_room`] and its commit.
+/// of a transaction to after its commit, and exclusively around [`Self::make_space`] and its commit.
 pub trait FileMap: Send + Sync {
     /// Name as `mkfs --mapping` knows it.
     fn name(&self) -> &'static str;
@@ -260,7 +260,7 @@ pub trait FileMap: Send + Sync {
     /// slot an insert would take) or any other.
     fn alloc_page(&self, tx: &mut dyn MapTx, page: PageId) -> Result<BlockNo, MapError>;
 
-    /// Maps a page that is not mapped. [`MapError::TableFull`] may go away after [`Self::make_room`].
+    /// Maps a page that is not mapped. [`MapError::TableFull`] may go away after [`Self::make_space`].
     fn insert(&self, tx: &mut dyn MapTx, page: PageId, word: PageWord) -> Result<(), MapError>;
 
     /// Replaces the word of a mapped page, but not of one that this transaction inserts. The caller frees the old
@@ -324,8 +324,8 @@ pub trait FileMap: Send + Sync {
         None
     }
 
-    /// Whether [`Self::make_room`] has work that keeps the structure fast. Cheap; queried after commits.
-    fn wants_room(&self) -> bool {
+    /// Whether [`Self::make_space`] has work that keeps the structure fast. Cheap; queried after commits.
+    fn wants_space(&self) -> bool {
         false
     }
 
@@ -337,7 +337,7 @@ pub trait FileMap: Send + Sync {
 
     /// Moves entries so that the insert that failed with [`MapError::TableFull`] last, or the next one, finds a slot;
     /// in a separate transaction. False if there is nothing to move. Repeated calls end.
-    fn make_room(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {
+    fn make_space(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {
         Ok(false)
     }
 

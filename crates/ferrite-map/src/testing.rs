@@ -142,21 +142,21 @@ impl<M: Subject> Bed<M> {
 
     /// The engine's reaction when an insert found no entry, or the mapping requests it: moves, until nothing is left to
     /// move.
-    pub(crate) fn make_room(&self) -> bool {
+    pub(crate) fn make_space(&self) -> bool {
         let mut moved = false;
         for _ in 0..1_000_000 {
             let _moving = self.map.gate().map(|gate| gate.close());
             let mut tx = self.tx_without_gate();
-            if !self.map.make_room(&mut tx).unwrap_or(false) {
+            if !self.map.make_space(&mut tx).unwrap_or(false) {
                 return moved;
             }
             tx.commit(&self.region);
             moved = true;
-            if !self.map.wants_room() {
+            if !self.map.wants_space() {
                 return moved;
             }
         }
-        panic!("making room never ends");
+        panic!("making space never ends");
     }
 
     fn tx_without_gate(&self) -> TestTx<'_> {
@@ -184,7 +184,7 @@ impl<M: Subject> Bed<M> {
 
     /// Maps a page to a block that the mapping chooses.
     pub(crate) fn insert(&self, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
-        self.with_room(|tx| {
+        self.with_map_space(|tx| {
             let word = PageWord::new(self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
             self.map.insert(tx, PageId::from_raw(ino, lblk), word)?;
             Ok(word)
@@ -192,20 +192,20 @@ impl<M: Subject> Bed<M> {
     }
 
     /// Commits `change`; a full mapping gets a chance to move entries first, as in the engine.
-    fn with_room<T>(&self, change: impl Fn(&mut TestTx<'_>) -> Result<T, MapError>) -> Result<T, MapError> {
+    fn with_map_space<T>(&self, change: impl Fn(&mut TestTx<'_>) -> Result<T, MapError>) -> Result<T, MapError> {
         for _ in 0..1000 {
             let mut tx = self.tx();
             match change(&mut tx) {
                 Ok(done) => {
                     tx.commit(&self.region);
-                    if self.map.wants_room() {
-                        self.make_room();
+                    if self.map.wants_space() {
+                        self.make_space();
                     }
                     return Ok(done);
                 }
                 Err(MapError::TableFull) => {
                     drop(tx);
-                    if !self.make_room() {
+                    if !self.make_space() {
                         return Err(MapError::TableFull);
                     }
                 }
@@ -217,7 +217,7 @@ impl<M: Subject> Bed<M> {
 
     /// Maps a page to a block that the caller names; the free map is left alone.
     pub(crate) fn insert_word(&self, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
-        self.with_room(|tx| self.map.insert(tx, PageId::from_raw(ino, lblk), word))
+        self.with_map_space(|tx| self.map.insert(tx, PageId::from_raw(ino, lblk), word))
     }
 
     /// Unmaps a page; its block is freed by the commit if `free_block`.
@@ -371,7 +371,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
             match done {
                 Err(MapError::TableFull) => {
                     drop(tx);
-                    bed.make_room();
+                    bed.make_space();
                     return;
                 }
                 Err(MapError::NoBlock) => {
@@ -440,7 +440,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
     const RESTING: u32 = 1000;
     for_seeds(4, |seed| {
         let bed = &Bed::<M>::new(1500, seed);
-        let resting: Vec<PageWord> = (0..300).map(|lblk| bed.insert(RESTING, lblk).expect("room")).collect();
+        let resting: Vec<PageWord> = (0..300).map(|lblk| bed.insert(RESTING, lblk).expect("space")).collect();
         let done = &AtomicBool::new(false);
         let mut expected: BTreeMap<PageId, PageWord> = resting
             .iter()
@@ -544,9 +544,9 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
     let bed = Bed::<M>::new(400, 5);
     let mapped: BTreeSet<u32> = [0, 1, 2, 50, 51, 1 << 20, u32::MAX - 1, u32::MAX].into();
     for &lblk in &mapped {
-        bed.insert(3, lblk).expect("room");
+        bed.insert(3, lblk).expect("space");
         // Pages of a neighbour, which must not be shown.
-        bed.insert(4, lblk).expect("room");
+        bed.insert(4, lblk).expect("space");
     }
     let whole = 1u64 << 32;
     for (first, end) in [

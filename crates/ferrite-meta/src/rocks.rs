@@ -39,22 +39,22 @@ impl fmt::Display for Home {
 }
 
 /// Where free space is measured.
-pub(crate) enum Room {
+pub(crate) enum Space {
     Directory(PathBuf),
     Blobs(BlobFiles),
 }
 
-impl Room {
+impl Space {
     /// Bytes of the whole place, and those that may still be written.
     fn bytes(&self) -> Result<(u64, u64)> {
         match self {
-            Room::Directory(path) => {
+            Space::Directory(path) => {
                 let found = rustix::fs::statvfs(path);
                 let found = found.map_err(|error| Error::Io(format!("{}: {error}", path.display())))?;
                 let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
                 Ok((bytes(found.f_blocks), bytes(found.f_bavail)))
             }
-            Room::Blobs(files) => files.room_bytes().map_err(unreadable),
+            Space::Blobs(files) => files.space_bytes().map_err(unreadable),
         }
     }
 }
@@ -138,7 +138,7 @@ pub struct RocksStore {
     is_ended: bool,
     /// The place of its close mark.
     shelf: Option<Shelf>,
-    room: Room,
+    space: Space,
     reserve_bytes: u64,
     /// Transactions that deleted something since a merge was started for them.
     deleted: AtomicU64,
@@ -173,12 +173,12 @@ impl RocksStore {
     /// [`Error::Missing`] if the place has none, and none was to be created; [`Error::InUse`]; [`Error::Corruption`].
     pub fn open(home: Home, options: &Options) -> Result<RocksStore> {
         let missing = |home: &Home| Error::Missing(home.to_string());
-        let (place, room) = match &home {
+        let (place, space) = match &home {
             Home::Directory(path) => {
                 if (!options.create || options.read_only) && !path.join("CURRENT").exists() {
                     return Err(missing(&home));
                 }
-                (Place::Directory(path.clone()), Room::Directory(path.clone()))
+                (Place::Directory(path.clone()), Space::Directory(path.clone()))
             }
             Home::Blobs(blobs) => {
                 let files = match options.read_only {
@@ -189,28 +189,28 @@ impl RocksStore {
                     BlobError::NotFound => missing(&home),
                     error => unreadable(error),
                 })?;
-                (Place::Files(Arc::new(files.clone())), Room::Blobs(files))
+                (Place::Files(Arc::new(files.clone())), Space::Blobs(files))
             }
         };
-        if let Room::Directory(path) = &room
+        if let Space::Directory(path) = &space
             && !options.read_only
         {
             std::fs::create_dir_all(path).map_err(|error| Error::Io(format!("{}: {error}", path.display())))?;
         }
-        let shelf = match &room {
-            Room::Directory(path) => Shelf::Directory(path.clone()),
-            Room::Blobs(files) => Shelf::Blobs(files.clone()),
+        let shelf = match &space {
+            Space::Directory(path) => Shelf::Directory(path.clone()),
+            Space::Blobs(files) => Shelf::Blobs(files.clone()),
         };
         close_mark::check(&shelf)?;
         if !options.read_only {
             close_mark::remove(&shelf)?;
         }
-        RocksStore::start(&place, room, Some(shelf), options)
+        RocksStore::start(&place, space, Some(shelf), options)
     }
 
     /// Opens the database at a place. With a `shelf`, its close leaves a mark there.
-    pub(crate) fn start(place: &Place, room: Room, shelf: Option<Shelf>, options: &Options) -> Result<RocksStore> {
-        let (size, _) = room.bytes()?;
+    pub(crate) fn start(place: &Place, space: Space, shelf: Option<Shelf>, options: &Options) -> Result<RocksStore> {
+        let (size, _) = space.bytes()?;
         let reserve_bytes = options.reserve_bytes.min(size / RESERVES_PER_PLACE);
         let buffer = usize::try_from(size / BUFFERS_PER_PLACE).unwrap_or(usize::MAX);
         let wanted = crate::rocksdb::Options {
@@ -232,7 +232,7 @@ impl RocksStore {
             is_read_only: options.read_only,
             is_ended: false,
             shelf,
-            room,
+            space,
             reserve_bytes,
             deleted: AtomicU64::new(0),
             merging: Mutex::default(),
@@ -248,11 +248,11 @@ impl RocksStore {
     /// would.
     fn merge_what_openings_left(&self) {
         let (until, mut idle_since) = (Instant::now() + MERGE_MAX, Instant::now());
-        let lacked_before = self.db.merges_lack_room();
+        let lacked_before = self.db.merges_lack_space();
         loop {
             let counted = self.db.statistics();
             let is_idle = counted.merges == 0 && idle_since.elapsed() > FILES_GO_WITHIN;
-            let is_over = Instant::now() >= until || self.db.merges_lack_room() > lacked_before;
+            let is_over = Instant::now() >= until || self.db.merges_lack_space() > lacked_before;
             if counted.unmerged_tables < UNMERGED_TABLES_LEFT || is_idle || is_over {
                 return;
             }
@@ -295,10 +295,10 @@ impl RocksStore {
     /// would run them at some later time, and no caller could write until then. A transaction that deletes is not
     /// refused while there is anything to merge.
     fn reclaim(&self, least: u64, deletes: bool) -> Result<()> {
-        let mut lacked_room = self.merging.lock();
+        let mut lacked_space = self.merging.lock();
         let mut has_merged = false;
         let has_deleted = self.deleted.load(Ordering::Relaxed) > 0;
-        let lacked_lately = lacked_room.is_some_and(|when| when.elapsed() < NO_MERGE_FOR);
+        let lacked_lately = lacked_space.is_some_and(|when| when.elapsed() < NO_MERGE_FOR);
         if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN && !self.would_wait() {
             self.deleted.store(0, Ordering::Relaxed);
             self.db.flush().map_err(refused)?;
@@ -307,7 +307,7 @@ impl RocksStore {
             return Ok(());
         }
         self.wait_for_merges(least, has_merged)?;
-        let is_short = || Ok::<_, Error>(self.would_wait() || self.room.bytes()?.1 < least);
+        let is_short = || Ok::<_, Error>(self.would_wait() || self.space.bytes()?.1 < least);
         if deletes && is_short()? && (has_deleted || !lacked_lately) {
             self.deleted.store(0, Ordering::Relaxed);
             match self.db.compact() {
@@ -317,18 +317,18 @@ impl RocksStore {
             }
             self.wait_for_merges(least, true)?;
         }
-        let is_still_short = self.lacks_room() || deletes && is_short()?;
-        *lacked_room = is_still_short.then(Instant::now);
+        let is_still_short = self.lacks_space() || deletes && is_short()?;
+        *lacked_space = is_still_short.then(Instant::now);
         Ok(())
     }
 
     /// Waits while merges are under way, and for the files that they have replaced to go, which they do a moment later.
     fn wait_for_merges(&self, least: u64, mut has_merged: bool) -> Result<()> {
         let (until, mut idle_since) = (Instant::now() + MERGE_MAX, Instant::now());
-        let lacked_before = self.db.merges_lack_room();
+        let lacked_before = self.db.merges_lack_space();
         loop {
-            let lacked = self.db.merges_lack_room();
-            let is_enough = lacked == 0 && self.room.bytes()?.1 >= least;
+            let lacked = self.db.merges_lack_space();
+            let is_enough = lacked == 0 && self.space.bytes()?.1 >= least;
             if is_enough || lacked > lacked_before || Instant::now() >= until {
                 break;
             } else if self.db.statistics().merges > 0 {
@@ -343,12 +343,12 @@ impl RocksStore {
 
     /// Whether more changes would soon make writers wait for a merge that lacks space: for ever.
     fn would_wait(&self) -> bool {
-        self.db.merges_lack_room() > 0 && self.db.statistics().unmerged_tables >= UNMERGED_TABLES_FULL
+        self.db.merges_lack_space() > 0 && self.db.statistics().unmerged_tables >= UNMERGED_TABLES_FULL
     }
 
     /// Whether merges are due that lack space.
-    fn lacks_room(&self) -> bool {
-        self.db.merges_lack_room() > 0 && self.db.statistics().merges > 0
+    fn lacks_space(&self) -> bool {
+        self.db.merges_lack_space() > 0 && self.db.statistics().merges > 0
     }
 
     /// Refuses a change for which space may be lacking.
@@ -362,13 +362,13 @@ impl RocksStore {
             return Ok(());
         }
         // Merges that lack space need more of it with each new table.
-        let lacks_room = || if deletes { self.would_wait() } else { self.lacks_room() };
-        let (_, mut free) = self.room.bytes()?;
-        if free < least || lacks_room() {
+        let lacks_space = || if deletes { self.would_wait() } else { self.lacks_space() };
+        let (_, mut free) = self.space.bytes()?;
+        if free < least || lacks_space() {
             self.reclaim(least, deletes)?;
-            (_, free) = self.room.bytes()?;
+            (_, free) = self.space.bytes()?;
         }
-        if lacks_room() {
+        if lacks_space() {
             return Err(Error::NoSpace(format!(
                 "{free} bytes are free, too few to merge tables"
             )));
@@ -423,16 +423,16 @@ impl MetaStore for RocksStore {
         self.db.fatal().map_or(Ok(()), |text| Err(Error::Io(text)))
     }
 
-    fn has_room_to_spare(&self) -> bool {
+    fn has_space_to_spare(&self) -> bool {
         let least = self.reserve_bytes.saturating_mul(SPARE_PER_RESERVE);
-        least == 0 || self.room.bytes().is_ok_and(|(_, free)| free >= least)
+        least == 0 || self.space.bytes().is_ok_and(|(_, free)| free >= least)
     }
 
     fn statistics(&self) -> Statistics {
         let counted = self.db.statistics();
-        let (file_cache_hits, file_cache_misses) = match &self.room {
-            Room::Directory(_) => (0, 0),
-            Room::Blobs(files) => files.cache_counts(),
+        let (file_cache_hits, file_cache_misses) = match &self.space {
+            Space::Directory(_) => (0, 0),
+            Space::Blobs(files) => files.cache_counts(),
         };
         Statistics {
             keys_estimated: counted.keys_estimated,

@@ -16,7 +16,7 @@ use crate::rocksdb::{Db, Place, Salvage};
 
 use crate::error::{Error, Result};
 use crate::home::{Below, BlobFiles, Blobs};
-use crate::rocks::{Home, Options, RocksStore, Room, refused, unreadable};
+use crate::rocks::{Home, Options, RocksStore, Space, refused, unreadable};
 use crate::shelf::Shelf;
 use crate::store::{MetaStore, Transaction};
 
@@ -279,7 +279,7 @@ fn on_blobs(blobs: Arc<dyn Blobs>, from: Option<&Place>, fix: Fix<'_>) -> Result
     let own = Place::Files(Arc::new(files.clone()));
     let started = RocksStore::start(
         &Place::Files(Arc::new(below)),
-        Room::Blobs(files.clone()),
+        Space::Blobs(files.clone()),
         None,
         &making(),
     );

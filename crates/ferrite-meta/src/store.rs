@@ -83,7 +83,7 @@ pub trait MetaStore: Send + Sync {
 
     /// Whether there is enough space for the store to hold also pairs that could lie elsewhere, without starving
     /// changes.
-    fn has_room_to_spare(&self) -> bool {
+    fn has_space_to_spare(&self) -> bool {
         true
     }
 

@@ -135,7 +135,7 @@ fn a_store_is_created_only_when_asked_and_opened_once() {
 struct Odd {
     blobs: MemoryBlobs,
     write_takes: Duration,
-    has_no_room_to_merge: AtomicBool,
+    has_no_space_to_merge: AtomicBool,
 }
 
 impl Blobs for Odd {
@@ -163,7 +163,7 @@ impl Blobs for Odd {
     }
     fn free_bytes(&self) -> Result<u64, BlobError> {
         let is_merging = || std::fs::read("/proc/thread-self/comm").unwrap() == b"rocksdb:low\n";
-        match self.has_no_room_to_merge.load(Ordering::Relaxed) && is_merging() {
+        match self.has_no_space_to_merge.load(Ordering::Relaxed) && is_merging() {
             true => Ok(0),
             false => self.blobs.free_bytes(),
         }
@@ -177,7 +177,7 @@ fn threads_that_commit_at_a_time_share_syncs() {
     let device = Odd {
         blobs: MemoryBlobs::new(512 << 20, false),
         write_takes: Duration::from_millis(1),
-        has_no_room_to_merge: AtomicBool::new(false),
+        has_no_space_to_merge: AtomicBool::new(false),
     };
     let options = Options {
         write_buffer_bytes: 8 << 20,
@@ -416,11 +416,11 @@ fn a_full_store_refuses_and_goes_on() {
     for number in 0..count / 2 {
         put(number).unwrap();
     }
-    change(&store, |txn| txn.put(b"room", b"again")).unwrap();
+    change(&store, |txn| txn.put(b"space", b"again")).unwrap();
     store.health().unwrap();
     store.close().unwrap();
     let store = RocksStore::open(home, &options).unwrap();
-    assert!(store.get(b"room").unwrap().is_some() && store.get(&key(count - 1)).unwrap().is_none());
+    assert!(store.get(b"space").unwrap().is_some() && store.get(&key(count - 1)).unwrap().is_none());
 }
 
 /// At the edge of its space for long, with merges all the time, the store refuses what does not fit, and never stops.
@@ -431,7 +431,7 @@ fn a_store_that_stays_full_does_not_stop() {
 
 /// The same with so small a reserve that there is no space to merge.
 #[test]
-fn a_store_without_room_for_merges_does_not_stop() {
+fn a_store_without_space_for_merges_does_not_stop() {
     stays_full(4_000, 3 << 20);
 }
 
@@ -486,11 +486,11 @@ fn stays_full(changes: usize, reserve_bytes: u64) {
 
 /// Unmerged tables make RocksDB's writers wait from some number on, for ever: before that, all are refused.
 #[test]
-fn who_deletes_does_not_wait_for_merges_that_lack_room() {
+fn who_deletes_does_not_wait_for_merges_that_lack_space() {
     let device = Arc::new(Odd {
         blobs: MemoryBlobs::new(64 << 20, false),
         write_takes: Duration::ZERO,
-        has_no_room_to_merge: AtomicBool::new(true),
+        has_no_space_to_merge: AtomicBool::new(true),
     });
     let options = Options {
         reserve_bytes: 4 << 20,
@@ -517,12 +517,12 @@ fn who_deletes_does_not_wait_for_merges_that_lack_room() {
         .unwrap();
     assert!(matches!(error, Error::NoSpace(_)) && count >= 64, "{count}: {error}");
     store.health().unwrap();
-    device.has_no_room_to_merge.store(false, Ordering::Relaxed);
+    device.has_no_space_to_merge.store(false, Ordering::Relaxed);
     let start = Instant::now();
     while put().is_err() {
         assert!(
             start.elapsed() < Duration::from_secs(60),
-            "nobody merges, though there is room"
+            "nobody merges, though there is space"
         );
         thread::sleep(Duration::from_millis(10));
     }

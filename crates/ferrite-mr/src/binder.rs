@@ -17,7 +17,7 @@ use crate::file::{FileId, FileMr, FileStatus};
 use crate::key::{Holder, KeyCheck, Rights, SessionId, may_keep};
 use crate::lock_order;
 use crate::memory::FileMemory;
-use crate::room::Room;
+use crate::shared::Shared;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Options of a binder.
@@ -79,7 +79,7 @@ struct Slot {
 
 /// All bound files of a server.
 pub struct Binder {
-    room: Arc<Room>,
+    shared: Arc<Shared>,
     check: Arc<KeyCheck>,
     files: Mutex<lock_order::Slots, HashMap<FileId, Arc<Slot>>>,
     next_number: AtomicU64,
@@ -97,7 +97,7 @@ impl Binder {
     /// If no threads are available.
     pub fn new(options: Options) -> std::io::Result<Binder> {
         Ok(Binder {
-            room: Arc::new(Room::new(options.fault_threads, options.assembled_bytes_max)?),
+            shared: Arc::new(Shared::new(options.fault_threads, options.assembled_bytes_max)?),
             check: options.check,
             files: Mutex::default(),
             next_number: AtomicU64::new(0),
@@ -106,7 +106,7 @@ impl Binder {
 
     /// A memory for one more RNIC thread.
     pub fn memory(&self) -> FileMemory {
-        FileMemory::new(Arc::clone(&self.room))
+        FileMemory::new(Arc::clone(&self.shared))
     }
 
     /// Gives `session` a key for a file, and binds the file if it is not bound yet. The key can be used when this
@@ -185,14 +185,14 @@ impl Binder {
         let file = Arc::new(FileMr::new(number, id, atomic_bytes_max, Arc::clone(&self.check)));
         let region = regions.bind(ctx, id.ino, binding, Arc::clone(&file) as _)?;
         file.bound(region);
-        self.room.explore(&file, 0);
+        self.shared.explore(&file, 0);
         *lock(&slot.bound) = Some((Arc::clone(&file), binding));
         Ok(file)
     }
 
     /// A key for a bound file.
     fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Granted> {
-        let key = self.room.keys.grant(file, holder)?;
+        let key = self.shared.keys.grant(file, holder)?;
         // Read once the file knows the key: an earlier change of permissions shows in these attributes, and a later one
         // has checked the key.
         let attr = file.region().ok_or(FsError::Stale).and_then(|region| region.attr());
@@ -201,7 +201,7 @@ impl Binder {
             None => Ok(()),
         });
         if let Err(error) = allowed {
-            self.room.keys.revoke_one(key.holder.session, key.number);
+            self.shared.keys.revoke_one(key.holder.session, key.number);
             file.drain();
             return Err(error);
         }
@@ -216,12 +216,12 @@ impl Binder {
 
     /// Assigns a queue pair to `session`: from now on it may use the session's keys.
     pub fn attach(&self, session: SessionId, qpn: Qpn) {
-        self.room.keys.attach(session, qpn);
+        self.shared.keys.attach(session, qpn);
     }
 
     /// Removes a queue pair from its session. Its own thread calls this, or has stopped serving it.
     pub fn detach(&self, qpn: Qpn) {
-        self.room.keys.detach(qpn);
+        self.shared.keys.detach(qpn);
     }
 
     /// Revokes a key. When this returns no access by it is under way. Unbinds the file if it was the last.
@@ -230,7 +230,7 @@ impl Binder {
     /// `NotFound` if the session has no such key; errors of [`ferrite_vfs::regions::Region::unbind`], the key being
     /// revoked.
     pub fn release(&self, session: SessionId, key: u32) -> Result<()> {
-        let file = self.room.keys.revoke_one(session, key).ok_or(FsError::NotFound)?;
+        let file = self.shared.keys.revoke_one(session, key).ok_or(FsError::NotFound)?;
         self.settle(vec![file])
     }
 
@@ -239,8 +239,8 @@ impl Binder {
     /// # Errors
     /// As [`Self::release`]: the first error; all keys are revoked.
     pub fn end_session(&self, session: SessionId) -> Result<()> {
-        self.room.keys.detach_all(session);
-        let files = self.room.keys.revoke(|key, _| key.holder.session == session);
+        self.shared.keys.detach_all(session);
+        let files = self.shared.keys.revoke(|key, _| key.holder.session == session);
         self.settle(files)
     }
 
@@ -253,7 +253,7 @@ impl Binder {
         if !lock(&self.files).contains_key(&id) {
             return Err(FsError::NotFound);
         }
-        let files = self.room.keys.revoke(|_, file| file.id() == id);
+        let files = self.shared.keys.revoke(|_, file| file.id() == id);
         self.settle(files)
     }
 
@@ -262,7 +262,7 @@ impl Binder {
     /// # Errors
     /// As [`Self::release`].
     pub fn unbind_all(&self) -> Result<()> {
-        let files = self.room.keys.revoke(|_, _| true);
+        let files = self.shared.keys.revoke(|_, _| true);
         self.settle(files)
     }
 
@@ -272,7 +272,7 @@ impl Binder {
     /// # Errors
     /// As [`Self::release`].
     pub fn sweep(&self) -> Result<()> {
-        let files = self.room.keys.revoke(|key, _| key.is_revoked());
+        let files = self.shared.keys.revoke(|key, _| key.is_revoked());
         self.settle(files)
     }
 
@@ -306,12 +306,12 @@ impl Binder {
 
     /// Number of keys.
     pub fn keys(&self) -> usize {
-        self.room.keys.len()
+        self.shared.keys.len()
     }
 
     /// Bytes of messages that are being assembled.
     pub fn assembled_bytes(&self) -> u64 {
-        self.room.assembled_bytes()
+        self.shared.assembled_bytes()
     }
 
     /// Waits for accesses with revoked keys, and unbinds files without others.

@@ -31,9 +31,9 @@ mod page_cache;
 mod page_mtt;
 mod range_cache;
 mod range_mtt;
-mod room;
 mod run;
 mod sets;
+mod shared;
 mod sync;
 mod translate;
 

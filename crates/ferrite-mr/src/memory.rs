@@ -20,14 +20,14 @@ use crate::faults::Wanted;
 use crate::file::{Place, State};
 use crate::grants::{Found, Grants};
 use crate::key::Rights;
-use crate::room::Room;
+use crate::shared::Shared;
 
 /// Pages requested at a time.
 const AHEAD_PAGES: u64 = 1_024;
 /// Runs that are checked ahead of a message.
 const AHEAD_RUNS: usize = 64;
 /// How long a message waits for budget to be assembled.
-const ROOM_WAIT_NS: u64 = 500_000;
+const BUDGET_WAIT_NS: u64 = 500_000;
 
 /// A part of a packet within a page.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +81,7 @@ fn number(page: u64) -> Result<u32, Fault> {
 /// Memory of one RNIC thread. It accepts no SENDs: a user that wants them wraps it in a memory of its own. Immediate
 /// data is ignored.
 pub struct FileMemory {
-    room: Arc<Room>,
+    shared: Arc<Shared>,
     grants: Grants,
     /// Budget that messages hold.
     held: FxHashMap<(Qpn, u64), u64>,
@@ -89,9 +89,9 @@ pub struct FileMemory {
 }
 
 impl FileMemory {
-    pub(crate) fn new(room: Arc<Room>) -> FileMemory {
+    pub(crate) fn new(shared: Arc<Shared>) -> FileMemory {
         FileMemory {
-            room,
+            shared,
             grants: Grants::new(),
             held: FxHashMap::default(),
             pieces: Vec::new(),
@@ -104,11 +104,11 @@ impl FileMemory {
         qpn: Qpn,
         key: u32,
         allows: impl Fn(&Rights) -> bool,
-        act: impl FnOnce(&Room, &mut Found<'_>, &mut Vec<Piece>) -> Result<T, Fault>,
+        act: impl FnOnce(&Shared, &mut Found<'_>, &mut Vec<Piece>) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let mut found = self.grants.find(&self.room.keys, qpn, key)?;
+        let mut found = self.grants.find(&self.shared.keys, qpn, key)?;
         let result = match allows(&found.grant.key.holder.rights) {
-            true => act(&self.room, &mut found, &mut self.pieces),
+            true => act(&self.shared, &mut found, &mut self.pieces),
             false => Err(Fault::Access),
         };
         let meter = found.meter();
@@ -122,21 +122,23 @@ impl FileMemory {
     }
 
     /// Takes budget for a message that is assembled.
-    fn hold(&mut self, message: &Message) -> Result<Delivery, Fault> {
+    fn reserve(&mut self, message: &Message) -> Result<Delivery, Fault> {
         let len_bytes = u64::from(message.len_bytes);
-        if len_bytes > self.room.assembled_bytes_max() {
+        if len_bytes > self.shared.assembled_bytes_max() {
             return Err(Fault::Access);
         }
-        if !self.room.hold(len_bytes) {
-            return Err(Fault::NotReady { wait_ns: ROOM_WAIT_NS });
+        if !self.shared.reserve(len_bytes) {
+            return Err(Fault::NotReady {
+                wait_ns: BUDGET_WAIT_NS,
+            });
         }
         self.held.insert((message.qpn, message.number), len_bytes);
         Ok(Delivery::Whole)
     }
 
-    fn let_go(&mut self, message: &Message) {
+    fn release(&mut self, message: &Message) {
         if let Some(len_bytes) = self.held.remove(&(message.qpn, message.number)) {
-            self.room.let_go(len_bytes);
+            self.shared.release(len_bytes);
         }
     }
 }
@@ -144,7 +146,7 @@ impl FileMemory {
 impl Drop for FileMemory {
     fn drop(&mut self) {
         for (_, len_bytes) in self.held.drain() {
-            self.room.let_go(len_bytes);
+            self.shared.release(len_bytes);
         }
     }
 }
@@ -152,7 +154,7 @@ impl Drop for FileMemory {
 /// Does something under a guard with pages that are all translated, and fences it: stored data is durable, and loaded
 /// data is right. `all` is the message that `bytes` belong to.
 fn access<T>(
-    room: &Room,
+    shared: &Shared,
     found: &mut Found<'_>,
     pieces: &mut Vec<Piece>,
     (bytes, all): (Bytes, Bytes),
@@ -175,7 +177,7 @@ fn access<T>(
         }
         Some(page) => {
             drop(guard);
-            Err(room.fault(&found.grant.file, all.wanted(page)?))
+            Err(shared.fault(&found.grant.file, all.wanted(page)?))
         }
     }
 }
@@ -213,7 +215,7 @@ fn translate(
 ///
 /// # Errors
 /// `NotReady` if its first page is one of them.
-fn prepare(room: &Room, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault> {
+fn prepare(shared: &Shared, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault> {
     let file = &found.grant.file;
     let guard = file.guard(&found.grant.key)?;
     if !guard.state().has(all.at, all.len_bytes) {
@@ -238,7 +240,7 @@ fn prepare(room: &Room, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault>
     let Some(page) = missing else {
         return Ok(());
     };
-    match room.fault(&found.grant.file, all.wanted(page)?) {
+    match shared.fault(&found.grant.file, all.wanted(page)?) {
         // The others may be there when their turn comes; if not, they are requested again.
         _ if page > all.first_page() => Ok(()),
         fault => Err(fault),
@@ -270,7 +272,7 @@ impl Memory for FileMemory {
         let all = all_of(message, Access::Write);
         let is_append = message.is_append();
         let allows = |rights: &Rights| if is_append { rights.append } else { rights.write };
-        let delivery = self.with(message.qpn, message.key, allows, |room, found, _| {
+        let delivery = self.with(message.qpn, message.key, allows, |shared, found, _| {
             let is_atomic = found.grant.key.holder.rights.atomic_writes;
             if is_append {
                 return Ok(Delivery::Whole);
@@ -279,7 +281,7 @@ impl Memory for FileMemory {
                 return Ok(Delivery::Parts);
             }
             if !is_atomic {
-                return prepare(room, found, &all).map(|()| Delivery::Parts);
+                return prepare(shared, found, &all).map(|()| Delivery::Parts);
             }
             let guard = found.grant.file.guard(&found.grant.key)?;
             let is_short = all.len_bytes <= found.grant.file.atomic_bytes_max();
@@ -291,8 +293,8 @@ impl Memory for FileMemory {
         })?;
         match delivery {
             Delivery::Parts => Ok(Delivery::Parts),
-            Delivery::Whole => self.hold(message).inspect_err(|fault| {
-                if let Ok(found) = self.grants.find(&self.room.keys, message.qpn, message.key) {
+            Delivery::Whole => self.reserve(message).inspect_err(|fault| {
+                if let Ok(found) = self.grants.find(&self.shared.keys, message.qpn, message.key) {
                     match fault {
                         Fault::NotReady { .. } => found.meter().put_off.add(1),
                         _ => found.meter().refused.add(1),
@@ -316,8 +318,8 @@ impl Memory for FileMemory {
             access: Access::Write,
         };
         let allows = |rights: &Rights| rights.write && !rights.atomic_writes;
-        self.with(message.qpn, message.key, allows, |room, found, pieces| {
-            access(room, found, pieces, (bytes, all), |region, pieces| {
+        self.with(message.qpn, message.key, allows, |shared, found, pieces| {
+            access(shared, found, pieces, (bytes, all), |region, pieces| {
                 let mut data = part.data;
                 for piece in pieces {
                     let (now, later) = data.split_at(piece.len_bytes as usize);
@@ -345,12 +347,12 @@ impl Memory for FileMemory {
             found.meter().bytes_written.add(data.len() as u64);
             Ok(())
         })?;
-        self.let_go(message);
+        self.release(message);
         Ok(())
     }
 
     fn abandon(&mut self, message: &Message, _arrived_bytes: u32) {
-        self.let_go(message);
+        self.release(message);
     }
 
     fn may_read(&mut self, message: &Message) -> Result<(), Fault> {
@@ -359,7 +361,7 @@ impl Memory for FileMemory {
             message.qpn,
             message.key,
             |rights| rights.read,
-            |room, found, _| prepare(room, found, &all),
+            |shared, found, _| prepare(shared, found, &all),
         )
     }
 
@@ -377,8 +379,8 @@ impl Memory for FileMemory {
             message.qpn,
             message.key,
             |rights| rights.read,
-            |room, found, pieces| {
-                access(room, found, pieces, (bytes, all), |region, pieces| {
+            |shared, found, pieces| {
+                access(shared, found, pieces, (bytes, all), |region, pieces| {
                     let mut rest = into;
                     for piece in pieces {
                         let (now, later) = rest.split_at_mut(piece.len_bytes as usize);
@@ -451,8 +453,8 @@ impl FileMemory {
             access: Access::Write,
         };
         let allows = |rights: &Rights| rights.read && rights.write && at.is_multiple_of(8);
-        self.with(qpn, key, allows, |room, found, pieces| {
-            let before = access(room, found, pieces, (bytes, bytes), |region, pieces| {
+        self.with(qpn, key, allows, |shared, found, pieces| {
+            let before = access(shared, found, pieces, (bytes, bytes), |region, pieces| {
                 let piece = pieces.first().ok_or(Fault::Operational)?;
                 let page = piece.page.ok_or(Fault::Operational)?;
                 Ok(change(region, page, piece.within))

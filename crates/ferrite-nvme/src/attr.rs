@@ -138,7 +138,7 @@ impl Core {
         let grows_to = set.size.filter(|&size| size > old_size);
         if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
             && !self.is_small(size)
-            && preallocates(size, self.blobs.room_in_one())
+            && preallocates(size, self.blobs.space_in_one())
         {
             let attr = node.attr(held.ino);
             let change = Change {
@@ -146,7 +146,7 @@ impl Core {
                 left,
                 takes_rights: false,
                 is_in_place: false,
-                room_bytes: size,
+                wanted_bytes: size,
             };
             let outcome = || outcome(Attr { change: 0, ..attr });
             self.move_out(step, held, state, change, outcome, |blob| preallocate(blob, 0, size))?;

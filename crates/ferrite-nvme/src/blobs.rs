@@ -38,7 +38,7 @@ pub(crate) struct Blobs {
 
 /// Space of all stores together.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     pub(crate) bytes: u64,
     pub(crate) free_bytes: u64,
 }
@@ -100,19 +100,19 @@ impl Blobs {
     }
 
     /// Free bytes of the store that has most of them.
-    pub(crate) fn room_in_one(&self) -> u64 {
+    pub(crate) fn space_in_one(&self) -> u64 {
         let free = self.stores.iter().flatten().map(|store| store.space().free_bytes);
         free.max().unwrap_or(0)
     }
 
-    pub(crate) fn room(&self) -> Room {
-        let mut room = Room::default();
+    pub(crate) fn capacity(&self) -> Capacity {
+        let mut capacity = Capacity::default();
         for store in self.stores.iter().flatten() {
             let space = store.space();
-            room.bytes += space.clusters * ferrite_blob::CLUSTER_BYTES;
-            room.free_bytes += space.free_bytes;
+            capacity.bytes += space.clusters * ferrite_blob::CLUSTER_BYTES;
+            capacity.free_bytes += space.free_bytes;
         }
-        room
+        capacity
     }
 }
 

@@ -109,7 +109,7 @@ impl NvmeFile {
             },
             |step| {
                 let mut step = Some(step);
-                core.with_room(|| {
+                core.with_map_space(|| {
                     let step = step.take().unwrap_or_else(|| core.step_of(ctx));
                     core.write(ctx, step, &self.held, mode, data)
                 })
@@ -135,7 +135,7 @@ pub(crate) struct Change {
     /// It overwrites existing content.
     pub(crate) is_in_place: bool,
     /// Space that a blob needs, if the file has none yet.
-    pub(crate) room_bytes: u64,
+    pub(crate) wanted_bytes: u64,
 }
 
 impl Core {
@@ -167,7 +167,7 @@ impl Core {
             takes_rights: node.mode != state.node.mode || left.is_less(),
             left,
             is_in_place: false,
-            room_bytes: 0,
+            wanted_bytes: 0,
             node,
         }
     }
@@ -334,11 +334,11 @@ impl Core {
         let Change {
             mut node,
             left,
-            room_bytes,
+            wanted_bytes,
             ..
         } = change;
         let bytes = self.small(held.ino, &state.node)?;
-        let (place, blob) = self.take_blob(room_bytes + bytes.len() as u64)?;
+        let (place, blob) = self.take_blob(wanted_bytes + bytes.len() as u64)?;
         let moved = || -> Result<()> {
             if !bytes.is_empty() {
                 blob.write_at(&bytes, 0, None)?;
@@ -413,7 +413,7 @@ impl Core {
         let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
         let size = state.node.size.max(end);
         let mut change = self.change_of(ctx, held, &mut state, mode.kill_priv, size);
-        (change.room_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
+        (change.wanted_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
         match &state.node.content {
             Content::Inline(_) | Content::Beside(_) if self.is_small(end.max(state.node.content.small_bytes())) => {
                 let (from, to) = (offset as usize, end as usize);
@@ -466,7 +466,7 @@ impl Core {
         };
         let mut change = self.change_of(ctx, held, &mut state, false, size);
         if mode != FallocateMode::PunchHole {
-            change.room_bytes = len;
+            change.wanted_bytes = len;
         }
         change.is_in_place = !matches!(mode, FallocateMode::Allocate { .. });
         let work = |blob: &Blob, tail: Option<&[u8]>| match mode {
@@ -542,7 +542,7 @@ impl OpenFile for NvmeFile {
         let core = self.core();
         core.change(ctx, NvmeFile::done, |step| {
             let mut step = Some(step);
-            core.with_room(|| {
+            core.with_map_space(|| {
                 let step = step.take().unwrap_or_else(|| core.step_of(ctx));
                 core.fallocate(ctx, step, &self.held, mode, (offset, len))
             })

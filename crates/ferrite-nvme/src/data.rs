@@ -103,8 +103,8 @@ impl Core {
         if files.is_empty() {
             return Ok(found);
         }
-        let room = self.blobs.room();
-        let total = room.bytes - room.free_bytes;
+        let capacity = self.blobs.capacity();
+        let total = capacity.bytes - capacity.free_bytes;
         let pace = Pace {
             start: Instant::now(),
             bytes_a_s,

@@ -22,17 +22,17 @@ use crate::format::key;
 const MADE_AT_ONCE: usize = 16;
 
 impl Core {
-    /// A blob that only its record names, in a store with space for `room_bytes` if one exists. The step that names it
-    /// removes the record.
-    pub(crate) fn take_blob(&self, room_bytes: u64) -> Result<(Place, Blob)> {
+    /// A blob that only its record names, in a store with space for `wanted_bytes` if one exists. The step that names
+    /// it removes the record.
+    pub(crate) fn take_blob(&self, wanted_bytes: u64) -> Result<(Place, Blob)> {
         let first = self.blobs.next.fetch_add(1, Ordering::Relaxed);
         let mut refused = FsError::NoSpace(SpaceOf::Blocks);
-        let has_room = |&number: &usize| {
+        let has_space = |&number: &usize| {
             let store = self.blobs.stores[number].as_ref();
-            store.is_some_and(|store| store.space().free_bytes >= room_bytes)
+            store.is_some_and(|store| store.space().free_bytes >= wanted_bytes)
         };
         // Another store, if this one is full or fails.
-        for number in self.blobs.turns(first).into_iter().filter(has_room) {
+        for number in self.blobs.turns(first).into_iter().filter(has_space) {
             let made = &self.blobs.made[number];
             if let Some(blob) = made.lock().pop_front() {
                 return Ok((place_of(number, &blob), blob));
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Does something that takes space. If none is left, it first deletes what was removed before, and tries once more.
-    pub(crate) fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_map_space<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         match work() {
             Err(FsError::NoSpace(SpaceOf::Blocks)) => {
                 // If the housekeeper is already deleting them, this waits for it.

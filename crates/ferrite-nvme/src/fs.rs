@@ -149,15 +149,15 @@ impl FileSystem for NvmeFs {
             // Removed blobs count as free, so delete them first.
             let _ = self.0.tidy();
         }
-        let room = self.0.blobs.room();
+        let capacity = self.0.blobs.capacity();
         // The unit in which long files get space and have holes.
         let block_bytes = ferrite_blob::CLUSTER_BYTES;
         let inodes = self.0.inodes.load(std::sync::atomic::Ordering::Relaxed);
         Ok(StatFs {
             block_bytes: block_bytes as u32,
-            blocks: room.bytes / block_bytes,
-            blocks_free: room.free_bytes / block_bytes,
-            blocks_available: room.free_bytes / block_bytes,
+            blocks: capacity.bytes / block_bytes,
+            blocks_free: capacity.free_bytes / block_bytes,
+            blocks_available: capacity.free_bytes / block_bytes,
             inodes: INODES_MAX,
             inodes_free: INODES_MAX.saturating_sub(inodes),
             fsid: u64::from_le_bytes(self.0.uuid_head()),

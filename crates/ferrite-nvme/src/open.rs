@@ -52,8 +52,8 @@ pub struct Options {
     pub keep_orphans: bool,
     /// Where the time comes from.
     pub clock: Clock,
-    /// Longest content of a file that gets no blob, as long as the metadata store has room. At least 2,048 bytes. For a
-    /// pool with a description, the description sets it.
+    /// Longest content of a file that gets no blob, as long as the metadata store has space. At least 2,048 bytes. For
+    /// a pool with a description, the description sets it.
     pub small_bytes_max: u64,
     /// Bits of the hash of names: fewer than 62 make names collide, for tests.
     pub hash_bits: u32,

@@ -380,7 +380,7 @@ pub(crate) fn home(config: &Config, reactor: &Arc<Reactor>, opening: Opening) ->
             if opening == Opening::Use
                 && let Err(error) = device.allocate()
             {
-                tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no room for it");
+                tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no space for it");
             }
             let blobs = match opening {
                 Opening::Look => MetaBlobs::look(Box::new(device)),

@@ -17,13 +17,13 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Beside, Content, INLINE_BYTES_MAX, Node};
 
-/// Files up to this length have no blob, while the metadata store has room.
+/// Files up to this length have no blob, while the metadata store has space.
 pub(crate) const SMALL_BYTES_MAX: u64 = 32 << 10;
 
 impl Core {
     /// Whether content of this length can lie outside a blob.
     pub(crate) fn is_small(&self, end: u64) -> bool {
-        end <= INLINE_BYTES_MAX as u64 || (end <= self.small_bytes_max && self.meta.has_room_to_spare())
+        end <= INLINE_BYTES_MAX as u64 || (end <= self.small_bytes_max && self.meta.has_space_to_spare())
     }
 
     /// The content of a node without a blob.

@@ -75,7 +75,7 @@ impl Core {
             let held: Vec<Held> = inodes.into_iter().filter_map(|ino| self.hold(ino).ok()).collect();
             self.store_nodes(&held)
         };
-        // Deletions find room in a store that is too full for nodes.
+        // Deletions find space in a store that is too full for nodes.
         self.delete_removed().and(stored)
     }
 

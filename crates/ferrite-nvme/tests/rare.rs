@@ -69,7 +69,7 @@ fn a_file_that_is_removed_while_it_is_made_does_not_come_back() {
 
 /// Space behind the end of a file survives a crash, also if its node was the last to change.
 #[test]
-fn reserved_room_outlives_a_crash() {
+fn reserved_space_outlives_a_crash() {
     let pool = Pool::new(1, 40, false);
     let fs = pool.open().unwrap();
     put(&fs, "tmp", 0, &content(2, 100 << 10)).unwrap();

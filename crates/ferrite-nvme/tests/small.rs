@@ -175,7 +175,7 @@ fn a_write_with_a_token_happens_once() {
 
 /// Names and attributes come first: content that can lie elsewhere goes elsewhere.
 #[test]
-fn content_goes_to_blobs_where_the_metadata_has_little_room() {
+fn content_goes_to_blobs_where_the_metadata_has_little_space() {
     let pool = pool();
     let data = pattern(6, 20_000);
     let before = create(&pool, "before");

@@ -79,7 +79,7 @@ fn random_operations_with_colliding_names() {
 
 /// Files that are replaced faster than the housekeeper runs take no more space than there is.
 #[test]
-fn replaced_files_give_their_room_back_in_time() {
+fn replaced_files_give_their_space_back_in_time() {
     use ferrite_vfs::{Cred, OpenFlags, SYSTEM, Vfs};
     let pool = Memory::new(STORES, 24, HASH_BITS).with_small_files(2048);
     let vfs = Vfs::new(pool.shared(), Cred::root());

@@ -338,7 +338,7 @@ fn transfers_outlive_their_file_and_their_pool() {
 
 /// A file that is extended has its space, unless it is meant to be sparse.
 #[test]
-fn a_file_that_is_made_longer_gets_its_room() {
+fn a_file_that_is_made_longer_gets_its_space() {
     let (_dir, fs) = pool();
     let set = |size: u64| SetAttr {
         size: Some(size),

@@ -257,8 +257,8 @@ requests! {
         22 Unlink { parent: Node, name: &'m [u8] }
         23 Rmdir { parent: Node, name: &'m [u8] }
         24 Rename { parent: Node, name: &'m [u8], new_parent: Node, new_name: &'m [u8], mode: RenameMode }
-        /// `room_bytes`: about how much of the listing the client wants.
-        25 Readdir { dir: Node, cookie: u64, with_attributes: bool, room_bytes: u32 }
+        /// `reply_bytes`: about how much of the listing the client wants.
+        25 Readdir { dir: Node, cookie: u64, with_attributes: bool, reply_bytes: u32 }
         /// `file` is a number that the client has not used before.
         26 Open { node: Node, mode: OpenMode, file: u64 }
         27 Create { parent: Node, name: &'m [u8], new: NewFile, file: u64 }

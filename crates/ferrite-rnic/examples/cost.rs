@@ -70,9 +70,9 @@ impl Memory for Array {
     }
 }
 
-fn receive(socket: &UdpSocket, room: &mut [u8], is_over: &AtomicBool) -> Option<usize> {
+fn receive(socket: &UdpSocket, buf: &mut [u8], is_over: &AtomicBool) -> Option<usize> {
     loop {
-        match socket.recv(room) {
+        match socket.recv(buf) {
             Ok(len) => return Some(len),
             Err(_) if is_over.load(Ordering::Relaxed) => return None,
             Err(_) => {}
@@ -95,18 +95,18 @@ fn bare(len: usize, any: &str) -> u64 {
         let is_over = Arc::clone(&is_over);
         move || {
             there.set_nonblocking(true).unwrap();
-            let mut room = [0; 5_000];
-            while receive(&there, &mut room, &is_over).is_some() {
-                there.send(&room[..20]).unwrap();
+            let mut buf = [0; 5_000];
+            while receive(&there, &mut buf, &is_over).is_some() {
+                there.send(&buf[..20]).unwrap();
             }
         }
     });
     here.set_nonblocking(true).unwrap();
-    let (data, mut room) = (vec![1; len], [0; 100]);
+    let (data, mut buf) = (vec![1; len], [0; 100]);
     let times = (0..ROUNDS).map(|_| {
         let began = Instant::now();
         here.send(&data).unwrap();
-        receive(&here, &mut room, &is_over);
+        receive(&here, &mut buf, &is_over);
         began.elapsed().as_nanos() as u64
     });
     let result = median(times.collect());
@@ -147,11 +147,11 @@ fn responder(len: usize, rnic: &Rnic) -> u64 {
         })
         .collect();
     let is_over = AtomicBool::new(false);
-    let mut room = [0; 100];
+    let mut buf = [0; 100];
     let times = packets.iter().map(|packet| {
         let began = Instant::now();
         socket.send(packet).unwrap();
-        receive(&socket, &mut room, &is_over);
+        receive(&socket, &mut buf, &is_over);
         began.elapsed().as_nanos() as u64
     });
     let result = median(times.collect());

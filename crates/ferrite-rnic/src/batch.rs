@@ -23,7 +23,7 @@ pub(crate) const BATCH: usize = 32;
 /// none at all.
 const FEW: usize = 2;
 /// Buffer for a datagram: a path MTU of 4096, all headers, and some more, to detect datagrams that are too long.
-const ROOM_BYTES: usize = 4096 + 256;
+const BUF_BYTES: usize = 4096 + 256;
 /// Words of buffer for a datagram's control data: the larger kind of `pktinfo`, with its head.
 const CONTROL_WORDS: usize = 8;
 
@@ -33,7 +33,7 @@ const UDP_NO_CHECK6_RX: libc::c_int = 102;
 /// Datagrams that arrived.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    room: Vec<u8>,
+    buf: Vec<u8>,
     /// Of each datagram: its sender, its destination if known, its length.
     got: Vec<(SocketAddr, Option<IpAddr>, usize)>,
     /// Number of datagrams that the last call found.
@@ -43,7 +43,7 @@ pub(crate) struct Inbox {
 impl Inbox {
     pub(crate) fn new() -> Inbox {
         Inbox {
-            room: vec![0; BATCH * ROOM_BYTES],
+            buf: vec![0; BATCH * BUF_BYTES],
             got: Vec::with_capacity(BATCH),
             found: 0,
         }
@@ -65,14 +65,14 @@ impl Inbox {
         // SAFETY: all fields of these are integers and pointers, for which zeros are values.
         let mut headers: [libc::mmsghdr; N] = unsafe { zeroed() };
         // SAFETY: as above.
-        let mut rooms: [libc::iovec; N] = unsafe { zeroed() };
+        let mut iovecs: [libc::iovec; N] = unsafe { zeroed() };
         let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; N];
         let mut controls = [[0_u64; CONTROL_WORDS]; N];
-        for (index, room) in self.room.chunks_exact_mut(ROOM_BYTES).enumerate().take(N) {
-            rooms[index].iov_base = room.as_mut_ptr().cast();
-            rooms[index].iov_len = ROOM_BYTES;
+        for (index, buf) in self.buf.chunks_exact_mut(BUF_BYTES).enumerate().take(N) {
+            iovecs[index].iov_base = buf.as_mut_ptr().cast();
+            iovecs[index].iov_len = BUF_BYTES;
             let header = &mut headers[index].msg_hdr;
-            header.msg_iov = &raw mut rooms[index];
+            header.msg_iov = &raw mut iovecs[index];
             header.msg_iovlen = 1;
             header.msg_name = names[index].as_mut_ptr().cast();
             header.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
@@ -104,7 +104,7 @@ impl Inbox {
             let source = address_of(&names[index]);
             let local = local_of(&header.msg_hdr);
             let (source, len) = match source {
-                Some(source) if !is_cut => (source, (header.msg_len as usize).min(ROOM_BYTES)),
+                Some(source) if !is_cut => (source, (header.msg_len as usize).min(BUF_BYTES)),
                 // Not a packet: it keeps its place, empty, and is counted as malformed.
                 source => (source.unwrap_or(NOWHERE), 0),
             };
@@ -116,7 +116,7 @@ impl Inbox {
     /// One of the received datagrams: its sender, its destination if known, its bytes.
     pub(crate) fn get(&self, index: usize) -> (SocketAddr, Option<IpAddr>, &[u8]) {
         let (source, local, len) = self.got[index];
-        (source, local, &self.room[index * ROOM_BYTES..][..len])
+        (source, local, &self.buf[index * BUF_BYTES..][..len])
     }
 }
 
@@ -184,7 +184,7 @@ pub(crate) struct Outbox {
 impl Outbox {
     pub(crate) fn new() -> Outbox {
         Outbox {
-            datagrams: (0..BATCH).map(|_| Vec::with_capacity(ROOM_BYTES)).collect(),
+            datagrams: (0..BATCH).map(|_| Vec::with_capacity(BUF_BYTES)).collect(),
             flows: Vec::with_capacity(BATCH),
             sent: 0,
         }

@@ -45,8 +45,8 @@ pub fn to(peer: SocketAddr) -> io::Result<Path> {
 /// The largest payload for packets of `packet_bytes`.
 fn largest_within(packet_bytes: u32, is_ipv4: bool) -> Mtu {
     let ip_bytes = if is_ipv4 { 20 } else { 40 };
-    let room = packet_bytes.saturating_sub(ip_bytes + HEADER_BYTES) as usize;
-    let fitting = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= room);
+    let space = packet_bytes.saturating_sub(ip_bytes + HEADER_BYTES) as usize;
+    let fitting = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= space);
     fitting.unwrap_or(Mtu::B256)
 }
 

@@ -169,7 +169,7 @@ impl Port {
     }
 
     /// Whether there is space for another datagram.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_space(&self) -> bool {
         !self.outbox.is_full()
     }
 

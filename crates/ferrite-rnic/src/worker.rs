@@ -309,11 +309,11 @@ impl<M: Memory> Worker<M> {
         let Some(port) = self.ports.iter_mut().find(|port| port.is_from(flow.source)) else {
             return;
         };
-        if !port.has_room() {
+        if !port.has_space() {
             port.flush();
         }
         // Otherwise the kernel takes no more; the datagram is lost, as any may be.
-        if port.has_room() {
+        if port.has_space() {
             port.push(flow, &mut self.datagram);
         }
     }

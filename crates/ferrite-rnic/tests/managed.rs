@@ -96,13 +96,13 @@ impl Client {
         while let Some(flow) = self.endpoint.poll_transmit(now_ns, &mut self.memory, &mut out) {
             self.socket.send_to(&out, flow.destination).unwrap();
         }
-        let mut room = [0; 5_000];
-        while let Ok((len, source)) = self.socket.recv_from(&mut room) {
+        let mut buf = [0; 5_000];
+        while let Ok((len, source)) = self.socket.recv_from(&mut buf) {
             let flow = Flow {
                 source,
                 destination: self.local,
             };
-            let taken = self.endpoint.receive(now_ns, &flow, &room[..len], &mut self.memory);
+            let taken = self.endpoint.receive(now_ns, &flow, &buf[..len], &mut self.memory);
             if let Ok(Taken::Management { datagram }) = taken {
                 let peer: IpAddr = source.ip();
                 let _ = self.manager.handle(now_ns, self.local, peer, datagram);

@@ -84,10 +84,10 @@ impl Way {
             source: self.to.local_addr().unwrap(),
             destination: self.receiver,
         };
-        let mut room = [0; 9_000];
+        let mut buf = [0; 9_000];
         let mut late: Option<Vec<u8>> = None;
         while !is_over.load(Ordering::Relaxed) {
-            let Ok((len, source)) = self.from.recv_from(&mut room) else {
+            let Ok((len, source)) = self.from.recv_from(&mut buf) else {
                 // A packet that waits for the next one must not wait for ever.
                 self.send(late.take());
                 continue;
@@ -97,10 +97,10 @@ impl Way {
                 destination: here,
             };
             assert!(
-                icrc::verify(&flow, &room[..len], Ids::Zero),
+                icrc::verify(&flow, &buf[..len], Ids::Zero),
                 "a socket of ours changed a packet"
             );
-            let mut bytes = room[..len - icrc::BYTES].to_vec();
+            let mut bytes = buf[..len - icrc::BYTES].to_vec();
             icrc::append(&there, &mut bytes);
             if self.random.chance(PERCENT) {
                 let at = self.random.below(bytes.len() as u64) as usize;

@@ -82,8 +82,8 @@ impl<'s> Answering<'s> {
                 dir,
                 cookie,
                 with_attributes,
-                room_bytes,
-            } => self.readdir((dir, cookie), with_attributes, room_bytes as usize, out),
+                reply_bytes,
+            } => self.readdir((dir, cookie), with_attributes, reply_bytes as usize, out),
             FsRequest::Open { node, mode, file } => put(out, id, self.open(node, mode, file)),
             FsRequest::Create {
                 parent,
@@ -347,7 +347,7 @@ impl<'s> Answering<'s> {
     }
 
     fn create(&self, parent: Node, name: &[u8], new: &NewFile, number: u64) -> Result<OpenedFile> {
-        self.session.has_room_for_file()?;
+        self.session.has_space_for_file()?;
         let parent = self.session.hold(parent)?;
         let opened = self.fs().create(&self.ctx, parent.ino, name, new)?;
         self.opened(opened, new.open, number)
@@ -365,7 +365,7 @@ impl<'s> Answering<'s> {
     }
 
     fn open_path(&self, (root, base): (Node, Node), path: &[u8], flags: &OpenFlags, number: u64) -> Result<OpenedFile> {
-        self.session.has_room_for_file()?;
+        self.session.has_space_for_file()?;
         let (root, base) = (self.session.hold(root)?, self.session.hold(base)?);
         let start = Start {
             root: root.ino,

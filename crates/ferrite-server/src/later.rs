@@ -60,8 +60,8 @@ impl Inner {
                     buffer.set_len(count);
                     let frame = begin_reply(&mut out, id, is_leased);
                     match count <= INLINE_BYTES_MAX {
-                        true => frame.finish_with(count, |room| {
-                            room.copy_from_slice(&buffer);
+                        true => frame.finish_with(count, |buf| {
+                            buf.copy_from_slice(&buffer);
                             count
                         }),
                         false => frame.finish_from(buffer),

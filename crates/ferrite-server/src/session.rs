@@ -514,7 +514,7 @@ impl Session {
     }
 
     /// Whether it may open another file.
-    pub(super) fn has_room_for_file(&self) -> Result<()> {
+    pub(super) fn has_space_for_file(&self) -> Result<()> {
         let kept = self.kept.lock();
         match kept.is_over || kept.files.len() >= FILES_MAX {
             true => Err(FsError::TooManyOpen),
@@ -532,10 +532,10 @@ impl Session {
             drop(file);
             return Err(FsError::Busy);
         }
-        let has_room = !kept.is_over
+        let has_space = !kept.is_over
             && (kept.files.contains_key(&number)
                 || (kept.files.len() < FILES_MAX && self.budget.take(Resource::OpenFiles)));
-        if !has_room {
+        if !has_space {
             drop(kept);
             drop(file);
             return Err(FsError::TooManyOpen);

@@ -263,7 +263,7 @@ impl State {
         });
         let before = kept.accounts.insert(session, account);
         kept.reserve(number);
-        if !kept.has_room_for_holder(account) || !kept.save(fs) {
+        if !kept.has_space_for_holder(account) || !kept.save(fs) {
             kept.content.holders.pop();
             if before.is_none() {
                 kept.accounts.remove(&session);
@@ -329,7 +329,7 @@ impl State {
         }
         kept.content.lockers.push(short);
         let before = kept.accounts.insert(session, account);
-        if !kept.has_room_for_locker(account) {
+        if !kept.has_space_for_locker(account) {
             kept.content.lockers.pop();
             if before.is_none() {
                 kept.accounts.remove(&session);

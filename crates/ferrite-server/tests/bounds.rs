@@ -373,7 +373,7 @@ fn of_old_names(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                     dir: world.crowd,
                     cookie: 0,
                     with_attributes,
-                    room_bytes: u32::MAX,
+                    reply_bytes: u32::MAX,
                 };
                 measured(&mut world.raw, request.into());
             }

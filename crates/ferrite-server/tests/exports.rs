@@ -124,7 +124,7 @@ fn seals_tokens_and_numbers_of_others() {
                 dir: node,
                 cookie: 0,
                 with_attributes: true,
-                room_bytes: u32::MAX,
+                reply_bytes: u32::MAX,
             },
             FsRequest::Link {
                 node,
@@ -617,7 +617,7 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
             dir: dir.node(),
             cookie: 0,
             with_attributes,
-            room_bytes: u32::MAX,
+            reply_bytes: u32::MAX,
         });
         let (body, _) = answer.expect("an answer")?;
         let mut reader = Reader::new(&body);

@@ -291,7 +291,7 @@ fn arguments_that_no_client_of_ours_sends() {
                     dir: root,
                     cookie,
                     with_attributes,
-                    room_bytes: u32::MAX,
+                    reply_bytes: u32::MAX,
                 })
                 .expect("an answer")
                 .unwrap_or_default();
@@ -301,7 +301,7 @@ fn arguments_that_no_client_of_ours_sends() {
             dir: file,
             cookie: 0,
             with_attributes: false,
-            room_bytes: 0,
+            reply_bytes: 0,
         });
         // Endless paths, and links to themselves.
         let _: Told = raw.done(&FsRequest::Symlink {
@@ -471,7 +471,7 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
             dir: root,
             cookie: 0,
             with_attributes: random.chance(50),
-            room_bytes: random.below(100) as u32,
+            reply_bytes: random.below(100) as u32,
         }
         .into(),
         20 => FsRequest::Open {

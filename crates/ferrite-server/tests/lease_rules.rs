@@ -229,9 +229,9 @@ fn a_change_recalls_what_its_number_means_when_it_is_made() {
     let ino = honest.lookup(SYSTEM, ROOT_INO, b"b").unwrap().ino;
     let reader = honest.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
     let read = || {
-        let mut room = [0; 16];
-        let count = reader.read_at(SYSTEM, 0, &mut room).unwrap();
-        room[..count].to_vec()
+        let mut buf = [0; 16];
+        let count = reader.read_at(SYSTEM, 0, &mut buf).unwrap();
+        buf[..count].to_vec()
     };
     let (mut accomplice, mut mutator) = (Holder::new(&address, ""), Holder::new(&address, ""));
     let (a, b) = (accomplice.node(b"a"), mutator.node(b"b"));

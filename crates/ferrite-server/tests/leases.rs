@@ -79,9 +79,9 @@ fn what_one_client_changes_another_sees_at_once_though_it_keeps_what_it_knows() 
     assert_eq!(ino, attr.ino);
     let mine = keeper.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     let content = || {
-        let mut room = [0; 100];
-        let count = mine.read_at(SYSTEM, 0, &mut room).unwrap();
-        room[..count].to_vec()
+        let mut buf = [0; 100];
+        let count = mine.read_at(SYSTEM, 0, &mut buf).unwrap();
+        buf[..count].to_vec()
     };
     assert_eq!(twice(&keeper, content), b"");
     for text in ["one", "another"] {
@@ -166,9 +166,9 @@ fn register_is_linear(address: &str, cache_bytes: usize, writes: u64) {
                     check("data", &|_| {
                         let mut number = [0; 8];
                         // More than the file holds, so that the end is known.
-                        let mut room = [0; 64];
-                        assert_eq!(file.read_at(SYSTEM, 0, &mut room).unwrap(), 8);
-                        number.copy_from_slice(&room[..8]);
+                        let mut buf = [0; 64];
+                        assert_eq!(file.read_at(SYSTEM, 0, &mut buf).unwrap(), 8);
+                        number.copy_from_slice(&buf[..8]);
                         u64::from_le_bytes(number)
                     });
                     check("attribute", &|_| {

@@ -112,12 +112,12 @@ fn an_answer_is_as_long_as_is_wanted() {
         name: b"dir",
     });
     for with_attributes in [false, true] {
-        for room_bytes in [0, 1, 1000, 5000, LISTING_BYTES_MAX as u32, u32::MAX] {
+        for reply_bytes in [0, 1, 1000, 5000, LISTING_BYTES_MAX as u32, u32::MAX] {
             let request = FsRequest::Readdir {
                 dir: dir.node(),
                 cookie: 0,
                 with_attributes,
-                room_bytes,
+                reply_bytes,
             };
             let (body, _) = raw.ask(&request).unwrap().unwrap();
             let (mut reader, mut longest, mut entries) = (Reader::new(&body), 0, 0);
@@ -128,10 +128,10 @@ fn an_answer_is_as_long_as_is_wanted() {
                 entries += 1;
             }
             assert!(reader.is_empty() && body.last() == Some(&LISTING_GOES_ON));
-            let wanted = (room_bytes as usize).min(LISTING_BYTES_MAX);
+            let wanted = (reply_bytes as usize).min(LISTING_BYTES_MAX);
             assert!(
                 entries > 0 && body.len() > wanted && body.len() <= wanted + longest + 1,
-                "{room_bytes}"
+                "{reply_bytes}"
             );
         }
     }

@@ -290,17 +290,17 @@ fn what_is_written_by_verbs_is_read_locally_and_back() {
     assert!(local[..5] == [0; 5] && local[5..][..data.len()] == data[..]);
     assert_eq!(local[300_005..], *b"appendedonce");
     // Behind the end there is nothing, and at the end all data before it.
-    let mut room = [1; 10];
-    assert_eq!(file.read(local.len() as u64 - 4, &mut room).unwrap(), 4);
-    assert_eq!(room[..4], *b"once");
-    assert_eq!(file.read(local.len() as u64 + 7, &mut room).unwrap(), 0);
+    let mut buf = [1; 10];
+    assert_eq!(file.read(local.len() as u64 - 4, &mut buf).unwrap(), 4);
+    assert_eq!(buf[..4], *b"once");
+    assert_eq!(file.read(local.len() as u64 + 7, &mut buf).unwrap(), 0);
     // Appends by programs there are visible.
     let there = place
         .fs
         .open(SYSTEM, place.ino(b"file"), OpenMode::read_write())
         .unwrap();
     there.write(SYSTEM, Position::End.into(), b"!").unwrap();
-    assert_eq!(file.read(local.len() as u64, &mut room).unwrap(), 1);
+    assert_eq!(file.read(local.len() as u64, &mut buf).unwrap(), 1);
     assert!(file.traffic().packets.sent > 70);
     let activity = client.rdma_activity().unwrap();
     assert_eq!((activity.files.len(), activity.counters.queue_pairs), (1, 1));
@@ -652,9 +652,9 @@ fn nobody_has_a_lease_on_a_file_that_is_written_by_verbs() {
         .open(SYSTEM, look(&cached, b"file"), OpenMode::read_only())
         .unwrap();
     let read = || {
-        let mut room = [0; 16];
-        let count = reader.read_at(SYSTEM, 0, &mut room).unwrap();
-        room[..count].to_vec()
+        let mut buf = [0; 16];
+        let count = reader.read_at(SYSTEM, 0, &mut buf).unwrap();
+        buf[..count].to_vec()
     };
     let hits = |what: &dyn Fn()| {
         let before = cached.cache_activity().unwrap().hits;

@@ -60,7 +60,7 @@ fn requests_in(dir: Node, root: Node) -> Vec<FsRequest<'static>> {
             dir,
             cookie: 0,
             with_attributes: true,
-            room_bytes: 1000,
+            reply_bytes: 1000,
         },
         FsRequest::Resolve {
             root,

@@ -60,9 +60,9 @@ fn the_last_writable_key_of_a_file_brings_its_leases_back() {
     drop(third);
     assert!(!keeps(), "another session has a writable key");
     last.write(0, b"TEXT").unwrap();
-    let mut room = [0; 16];
-    assert_eq!(reader.read_at(SYSTEM, 0, &mut room).unwrap(), 4);
-    assert_eq!(&room[..4], b"TEXT");
+    let mut buf = [0; 16];
+    assert_eq!(reader.read_at(SYSTEM, 0, &mut buf).unwrap(), 4);
+    assert_eq!(&buf[..4], b"TEXT");
     last.close().unwrap();
     assert!(keeps(), "leases are given again");
 }

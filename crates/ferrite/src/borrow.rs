@@ -49,14 +49,14 @@ impl Borrowed<'_> {
         }
     }
 
-    /// Copies the bytes behind the first `skipped`, as many as `room` holds; returns how many.
-    pub fn copy_to(&self, skipped: usize, room: &mut [u8]) -> usize {
+    /// Copies the bytes behind the first `skipped`, as many as `space` holds; returns how many.
+    pub fn copy_to(&self, skipped: usize, space: &mut [u8]) -> usize {
         match self.0 {
-            Bytes::Lent(lent) => lent.copy(skipped, room),
+            Bytes::Lent(lent) => lent.copy(skipped, space),
             Bytes::Copied(bytes) => {
                 let bytes = bytes.get(skipped..).unwrap_or_default();
-                let len = bytes.len().min(room.len());
-                room[..len].copy_from_slice(&bytes[..len]);
+                let len = bytes.len().min(space.len());
+                space[..len].copy_from_slice(&bytes[..len]);
                 len
             }
         }

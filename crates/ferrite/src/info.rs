@@ -48,7 +48,7 @@ pub struct PoolInfo {
     pub names: u64,
     /// Free names.
     pub names_free: u64,
-    /// Entries that the mapping has room for.
+    /// Entries that the mapping has space for.
     pub map_entries: u64,
     /// How many of them are free.
     pub map_entries_free: u64,

@@ -52,11 +52,11 @@ fn lent_or_copied_the_bytes_are_those_of_a_read() {
                 assert_eq!((lent.len(), lent.is_empty()), (wanted.len(), wanted.is_empty()));
                 assert!(bytes(lent) == wanted, "{offset}, {len}");
                 for skipped in [0, 1, 4095, wanted.len(), wanted.len() + 1] {
-                    let mut room = [0xee; 300];
-                    let count = lent.copy_to(skipped, &mut room);
+                    let mut space = [0xee; 300];
+                    let count = lent.copy_to(skipped, &mut space);
                     let rest = wanted.get(skipped..).unwrap_or_default();
                     assert_eq!(count, rest.len().min(300));
-                    assert!(room[..count] == rest[..count] && room[count..].iter().all(|&byte| byte == 0xee));
+                    assert!(space[..count] == rest[..count] && space[count..].iter().all(|&byte| byte == 0xee));
                 }
             })
             .unwrap();

@@ -60,7 +60,7 @@ pub enum Waiting {
     Busy(Duration),
 }
 
-/// A ring whose entries have room for commands of devices.
+/// A ring whose entries have space for commands of devices.
 type Ring = IoUring<squeue::Entry128, cqueue::Entry32>;
 
 /// A request in the queue.
@@ -305,7 +305,7 @@ impl Shared {
             while !submission.is_full() {
                 let Some(Request(entry)) = self.queue.pop() else { break };
                 // SAFETY: buffers and slot live until the request is reaped: `Reactor::run` does not return before.
-                // There is room for it, so it cannot be refused.
+                // There is space for it, so it cannot be refused.
                 let _ = unsafe { submission.push(&entry) };
             }
             let is_full = submission.is_full();

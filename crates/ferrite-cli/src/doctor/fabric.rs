@@ -1,4 +1,4 @@
-//! The requirements of `fabric://` on this machine: libfabric's providers, RDMA devices, room in /dev/shm.
+//! The requirements of `fabric://` on this machine: libfabric's providers, RDMA devices, space in /dev/shm.
 //!
 //! Contents: [`findings`], one line for each. No finding here prevents mounts, or `tcp://`.
 
@@ -36,7 +36,7 @@ pub(super) fn findings() -> Vec<Finding> {
         mend: "apt-get install libfabric1 (only fabric:// needs it)".into(),
     }];
     findings.extend(Provider::ALL.map(provider));
-    findings.push(room(Path::new(SHM)));
+    findings.push(space(Path::new(SHM)));
     findings.extend(leftovers(dead_endpoints(Path::new(SHM))));
     findings
 }
@@ -86,8 +86,8 @@ fn provider(provider: Provider) -> Finding {
     }
 }
 
-/// Whether shared memory has room for endpoints.
-fn room(dir: &Path) -> Finding {
+/// Whether shared memory has space for endpoints.
+fn space(dir: &Path) -> Finding {
     let free = rustix::fs::statvfs(dir).map(|fs| fs.f_bavail * fs.f_frsize);
     let (is_good, found) = match free {
         Ok(free) => (
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_its_remedy() {
         let dir = tempfile::tempdir().unwrap();
-        let none = room(&dir.path().join("none"));
+        let none = space(&dir.path().join("none"));
         assert!(!none.is_good && none.mend.contains("--shm-size"), "{}", none.found);
         assert!(leftovers(Vec::new()).is_none());
         let file = dir.path().join("endpoint");

@@ -147,12 +147,12 @@ pub enum RemoteError {
     /// The connection broke before an append was acknowledged.
     #[error(
         "the connection broke before the append was acknowledged, so it may be there, whole or in part: look at the end \
-         of the file before appending again, or append by reserving room first"
+         of the file before appending again, or append by reserving space first"
     )]
     Unacknowledged,
     /// The data exceeds the maximum of an append.
     #[error(
-        "an append is one message of at most {APPEND_BYTES_MAX} bytes; append in parts, or by reserving room first"
+        "an append is one message of at most {APPEND_BYTES_MAX} bytes; append in parts, or by reserving space first"
     )]
     AppendTooLong,
     /// It was opened for reading.

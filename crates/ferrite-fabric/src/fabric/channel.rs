@@ -114,9 +114,9 @@ impl Channel {
         }
         let total = HEAD_BYTES + len;
         let head = self.head(kind);
-        let fill = |room: &mut [u8]| {
-            room[..HEAD_BYTES].copy_from_slice(&head);
-            let mut rest = &mut room[HEAD_BYTES..];
+        let fill = |buf: &mut [u8]| {
+            buf[..HEAD_BYTES].copy_from_slice(&head);
+            let mut rest = &mut buf[HEAD_BYTES..];
             for piece in pieces {
                 let count = piece.len().min(rest.len());
                 rest[..count].copy_from_slice(&piece[..count]);
@@ -130,9 +130,9 @@ impl Channel {
             }
             None if total > copied => false,
             None => {
-                let mut room = [0; INJECTED_BYTES_MAX];
-                fill(&mut room[..total]);
-                endpoint.inject(self.peer, &room[..total])?
+                let mut buf = [0; INJECTED_BYTES_MAX];
+                fill(&mut buf[..total]);
+                endpoint.inject(self.peer, &buf[..total])?
             }
         };
         if !is_sent {

@@ -393,14 +393,14 @@ impl LineReader {
 
 impl Read for LineReader {
     /// Blocks until data arrives; fails with `WouldBlock` if none arrives for a while.
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         while self.read == self.piece.len() {
             if !self.next_piece()? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
-        let count = room.len().min(self.piece.len() - self.read);
-        room[..count].copy_from_slice(&self.piece[self.read..self.read + count]);
+        let count = buf.len().min(self.piece.len() - self.read);
+        buf[..count].copy_from_slice(&self.piece[self.read..self.read + count]);
         self.read += count;
         Ok(count)
     }

@@ -281,19 +281,19 @@ impl<P> Connection<P> {
         Ok(())
     }
 
-    /// One turn: receives once, and serves what has come. `room` is for received bytes, `sealed_room` for encrypted
+    /// One turn: receives once, and serves what has come. `buf` is for received bytes, `sealed_buf` for encrypted
     /// ones as they arrive.
     pub(super) fn turn<S: Service<Peer = P>>(
         &mut self,
         service: &S,
         pool: &Pool,
-        room: &mut [u8],
-        sealed_room: &mut [u8],
+        buf: &mut [u8],
+        sealed_buf: &mut [u8],
     ) -> Result<(), Close> {
         if let Some(sealed) = &mut self.sealed {
-            return match sealed.receive(&self.stream, room, sealed_room)? {
+            return match sealed.receive(&self.stream, buf, sealed_buf)? {
                 0 => Ok(()),
-                count => self.serve_opened(service, pool, &room[..count]),
+                count => self.serve_opened(service, pool, &buf[..count]),
             };
         }
         if let Some(arriving) = &mut self.arriving {
@@ -312,17 +312,17 @@ impl<P> Connection<P> {
             }
             return Ok(());
         }
-        let count = match (&*self.stream).read(room) {
+        let count = match (&*self.stream).read(buf) {
             Ok(0) => return Err(Close),
             Ok(count) => count,
             Err(error) => return passing(&error),
         };
         if !self.received.is_empty() {
-            self.received.extend_from_slice(&room[..count]);
+            self.received.extend_from_slice(&buf[..count]);
             return self.serve_received(service, pool);
         }
-        let (served, _) = self.serve(service, pool, &room[..count])?;
-        self.received.extend_from_slice(&room[served..count]);
+        let (served, _) = self.serve(service, pool, &buf[..count])?;
+        self.received.extend_from_slice(&buf[served..count]);
         Ok(())
     }
 
@@ -352,18 +352,18 @@ impl<P> Connection<P> {
 }
 
 impl Sealed {
-    /// Receives once. Returns how much of `room` the content of complete records fills.
-    fn receive(&mut self, mut stream: &TcpStream, room: &mut [u8], sealed_room: &mut [u8]) -> Result<usize, Close> {
+    /// Receives once. Returns how much of `buf` the content of complete records fills.
+    fn receive(&mut self, mut stream: &TcpStream, buf: &mut [u8], sealed_buf: &mut [u8]) -> Result<usize, Close> {
         let before = self.received.len();
-        let count = match stream.read(&mut sealed_room[before..]) {
+        let count = match stream.read(&mut sealed_buf[before..]) {
             Ok(0) => return Err(Close),
             Ok(count) => count,
             Err(error) => return passing(&error).map(|()| 0),
         };
-        sealed_room[..before].copy_from_slice(&self.received);
-        let received = &sealed_room[..before + count];
+        sealed_buf[..before].copy_from_slice(&self.received);
+        let received = &sealed_buf[..before + count];
         // All complete records fit: their content is shorter than they are.
-        let (read, opened) = self.opener.open(received, room).map_err(|_| Close)?;
+        let (read, opened) = self.opener.open(received, buf).map_err(|_| Close)?;
         self.received.clear();
         match &received[read..] {
             // Idle clients cost no memory.

@@ -291,11 +291,11 @@ struct Reactor<S: Service> {
     next_number: u64,
     /// Connections that wait for a buffer, or whose turn was cut short.
     waiting: Vec<u64>,
-    room: Vec<u8>,
+    buf: Vec<u8>,
     /// Until then the thread accepts nothing.
     rests_until: Option<Instant>,
     /// Where encrypted bytes are received.
-    sealed_room: Vec<u8>,
+    sealed_buf: Vec<u8>,
     fabrics: Fabrics,
 }
 
@@ -325,9 +325,9 @@ impl<S: Service> Reactor<S> {
             newcomers: Crowd::new(NEWCOMERS_MAX, NEWCOMERS_OF_SOURCE_MAX),
             next_number: 0,
             waiting: Vec::new(),
-            room: vec![0; TURN_BYTES],
+            buf: vec![0; TURN_BYTES],
             rests_until: None,
-            sealed_room: Vec::new(),
+            sealed_buf: Vec::new(),
         })
     }
 
@@ -549,7 +549,7 @@ impl<S: Service> Reactor<S> {
         };
         let peer = self.service.connected(link.clone(), origin);
         if admitted.records.is_some() {
-            self.sealed_room.resize(TURN_BYTES, 0);
+            self.sealed_buf.resize(TURN_BYTES, 0);
         }
         let connection = Connection::new(newcomer.stream, link, peer, admitted.records);
         self.connections.insert(number, connection);
@@ -620,7 +620,7 @@ impl<S: Service> Reactor<S> {
             connection.link.take_mail(&mut connection.out);
             let pool = &self.shared.pool;
             if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-                connection.turn(&*self.service, pool, &mut self.room, &mut self.sealed_room)
+                connection.turn(&*self.service, pool, &mut self.buf, &mut self.sealed_buf)
             } else {
                 connection.serve_received(&*self.service, pool)
             }

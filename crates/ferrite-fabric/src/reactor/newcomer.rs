@@ -64,7 +64,7 @@ impl Newcomer {
             let Some(responder) = &mut self.responder else {
                 return self.ignore();
             };
-            let count = match (&self.stream).read(responder.room()) {
+            let count = match (&self.stream).read(responder.buf()) {
                 Ok(0) => return Turn::Over,
                 Ok(count) => count,
                 Err(error) => match error.kind() {
@@ -94,9 +94,9 @@ impl Newcomer {
     }
 
     fn ignore(&mut self) -> Turn {
-        let mut room = [0; 512];
+        let mut buf = [0; 512];
         while self.ignored_bytes < REFUSED_BYTES_MAX {
-            match (&self.stream).read(&mut room) {
+            match (&self.stream).read(&mut buf) {
                 Ok(0) => return Turn::Over,
                 Ok(count) => self.ignored_bytes += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Turn::More,

@@ -551,13 +551,13 @@ impl Fabrics {
             match frame.apart {
                 Some(place) if frame.data_bytes > 0 => {
                     let from = wired.at(place);
-                    let Some(room) = self.pool.take(frame.data_bytes) else {
+                    let Some(buf) = self.pool.take(frame.data_bytes) else {
                         break Held::Starved;
                     };
                     self.next_tag += 1;
                     let tag = self.next_tag;
                     let endpoint = &mut self.ends[wired.end].endpoint;
-                    match endpoint.read(wired.channel.peer(), room, from, tag) {
+                    match endpoint.read(wired.channel.peer(), buf, from, tag) {
                         Ok(None) => wired.begins_bulk(),
                         Ok(Some(_)) => {
                             wired.is_busy()?;

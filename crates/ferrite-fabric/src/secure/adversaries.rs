@@ -80,7 +80,7 @@ fn both_ends() -> ((Sealer, Opener), (Sealer, Opener)) {
         let mut responder = Responder::default();
         let client = IpAddr::from([127, 0, 0, 1]);
         loop {
-            let count = accepted.read(responder.room()).unwrap();
+            let count = accepted.read(responder.buf()).unwrap();
             let mut out = Vec::new();
             let progress = responder.received(count, &gate, client, &mut out);
             accepted.write_all(&out).unwrap();
@@ -122,22 +122,22 @@ fn no_nonce_is_used_twice() {
             records.len(),
             "equal contents under one nonce look equal"
         );
-        let mut room = [0; 256];
+        let mut buf = [0; 256];
         let first = records[0].clone();
         for (n, record) in records.iter().enumerate() {
             // Neither the previous record nor the following one is the next.
             if n > 0 {
-                assert!(opener.open_next(&first, &mut room).is_err());
-                assert!(opener.open_next(&records[n - 1], &mut room).is_err(), "record {n}");
+                assert!(opener.open_next(&first, &mut buf).is_err());
+                assert!(opener.open_next(&records[n - 1], &mut buf).is_err(), "record {n}");
             }
             if let Some(later) = records.get(n + 1) {
-                assert!(opener.open_next(later, &mut room).is_err(), "record {n}");
+                assert!(opener.open_next(later, &mut buf).is_err(), "record {n}");
             }
             assert_eq!(
-                opener.open_next(record, &mut room).unwrap(),
+                opener.open_next(record, &mut buf).unwrap(),
                 (record.len(), content.len())
             );
-            assert_eq!(room[..content.len()], content);
+            assert_eq!(buf[..content.len()], content);
         }
     }
 }

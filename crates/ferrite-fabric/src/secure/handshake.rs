@@ -143,12 +143,12 @@ fn take_verdict(stream: &TcpStream, key: Option<KeyId>, deadline: Instant) -> Re
     }
 }
 
-fn read_exact(mut stream: &TcpStream, mut room: &mut [u8], deadline: Instant) -> Result<(), HandshakeError> {
+fn read_exact(mut stream: &TcpStream, mut buf: &mut [u8], deadline: Instant) -> Result<(), HandshakeError> {
     let began = Instant::now();
-    while !room.is_empty() {
-        match stream.read(room) {
+    while !buf.is_empty() {
+        match stream.read(buf) {
             Ok(0) => return Err(HandshakeError::Closed),
-            Ok(count) => room = &mut room[count..],
+            Ok(count) => buf = &mut buf[count..],
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {}
                 io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => return Err(HandshakeError::Closed),
@@ -156,7 +156,7 @@ fn read_exact(mut stream: &TcpStream, mut room: &mut [u8], deadline: Instant) ->
             },
         }
         // Also while bytes arrive: a server that trickles must not hold the client past its deadline.
-        if !room.is_empty() && Instant::now() >= deadline {
+        if !buf.is_empty() && Instant::now() >= deadline {
             return Err(HandshakeError::Silent(began.elapsed().max(Duration::from_millis(1))));
         }
     }
@@ -220,11 +220,11 @@ impl Default for Responder {
 
 impl Responder {
     /// The place for the next bytes of the client. Not empty before the handshake is over.
-    pub fn room(&mut self) -> &mut [u8] {
+    pub fn buf(&mut self) -> &mut [u8] {
         &mut self.got[self.filled..self.needed]
     }
 
-    /// Processes `count` bytes put into the room. Appends the answer to the client to `out`.
+    /// Processes `count` bytes put into the buffer. Appends the answer to the client to `out`.
     pub fn received(&mut self, count: usize, gate: &Gate, client: IpAddr, out: &mut Vec<u8>) -> Progress {
         self.filled += count;
         let known = self.filled.min(MAGIC.len());

@@ -80,28 +80,28 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Reads one record, head and all, into `room`, which is large enough; returns the length of its content.
+    /// Reads one record, head and all, into `buf`, which is large enough; returns the length of its content.
     ///
     /// # Errors
     /// If it is not the record that the peer sent next.
-    pub(super) fn open_one(&mut self, record: &[u8], room: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn open_one(&mut self, record: &[u8], buf: &mut [u8]) -> io::Result<usize> {
         let ciphertext = record.get(HEAD_BYTES..).ok_or_else(broken)?;
-        let opened = self.transport.read_message(self.nonce, ciphertext, room);
+        let opened = self.transport.read_message(self.nonce, ciphertext, buf);
         let len_bytes = opened.map_err(|_| broken())?;
         self.nonce += 1;
         Ok(len_bytes)
     }
 
-    /// Reads those complete records at the beginning of `sealed` whose contents fit into `room` in sequence. Returns
+    /// Reads those complete records at the beginning of `sealed` whose contents fit into `buf` in sequence. Returns
     /// how many bytes the records have, and their contents. Both are 0 if the first record is not complete, or does not
     /// fit.
     ///
     /// # Errors
     /// If a record is not the one that the peer sent next, or is empty, which no valid one is.
-    pub fn open(&mut self, sealed: &[u8], room: &mut [u8]) -> io::Result<(usize, usize)> {
+    pub fn open(&mut self, sealed: &[u8], buf: &mut [u8]) -> io::Result<(usize, usize)> {
         let (mut read, mut opened) = (0, 0);
         loop {
-            match self.open_next(&sealed[read..], &mut room[opened..])? {
+            match self.open_next(&sealed[read..], &mut buf[opened..])? {
                 (0, _) => return Ok((read, opened)),
                 (record, content) => {
                     read += record;
@@ -112,7 +112,7 @@ impl Opener {
     }
 
     /// The same with one record.
-    pub fn open_next(&mut self, sealed: &[u8], room: &mut [u8]) -> io::Result<(usize, usize)> {
+    pub fn open_next(&mut self, sealed: &[u8], buf: &mut [u8]) -> io::Result<(usize, usize)> {
         let Some(record) = first_record(sealed) else {
             return Ok((0, 0));
         };
@@ -120,10 +120,10 @@ impl Opener {
         if len_bytes <= TAG_BYTES {
             return Err(broken());
         }
-        if len_bytes - TAG_BYTES > room.len() {
+        if len_bytes - TAG_BYTES > buf.len() {
             return Ok((0, 0));
         }
-        Ok((record.len(), self.open_one(record, room)?))
+        Ok((record.len(), self.open_one(record, buf)?))
     }
 }
 

@@ -85,8 +85,8 @@ impl Rewrite {
             set(region, CONTROL_MARK, mark)?;
         }
         replay::replay(region, &superblock, Losses::Accept, Ended::of(region))?;
-        let room = room(&superblock);
-        for part in self.words.chunks(room) {
+        let space = space(&superblock);
+        for part in self.words.chunks(space) {
             let words: Vec<u64> = part.iter().flat_map(|word| [word.offset, word.value]).collect();
             region.stream(superblock.journal_offset, words.as_bytes());
             region.fence()?;
@@ -106,7 +106,7 @@ impl Rewrite {
 }
 
 /// Words that one step can change.
-fn room(superblock: &Superblock) -> usize {
+fn space(superblock: &Superblock) -> usize {
     (u64::from(superblock.rings) * superblock.ring_bytes / 16) as usize
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn finish(region: &Region, superblock: &Superblock) -> Result<(), Eng
     }
     let damaged = |what: &str| Err(EngineError::Damaged(format!("a repair was interrupted, and {what}")));
     let count = control as u32 as usize;
-    if count > room(superblock) {
+    if count > space(superblock) {
         return damaged("says an impossible number of words");
     }
     let mut bytes = vec![0; count * 16];

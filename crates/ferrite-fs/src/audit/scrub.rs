@@ -94,12 +94,12 @@ impl<'e> Scrub<'e> {
         if self.report.findings.contains(&what) {
             return false;
         }
-        let has_room = self.report.findings.len() < FINDINGS_MAX;
-        match has_room {
+        let has_space = self.report.findings.len() < FINDINGS_MAX;
+        match has_space {
             true => self.report.findings.push(what),
             false => self.report.more = true,
         }
-        has_room
+        has_space
     }
 
     /// Waits until the bytes read are within the limit.

@@ -171,26 +171,26 @@ impl Shard {
 /// Most inodes have none, so it is boxed; the first change of the directory creates the box.
 #[derive(Debug, Default)]
 pub(crate) struct DirHints {
-    /// Logical blocks below this were searched. Those that had space are in `roomy`, or have since turned out too
+    /// Logical blocks below this were searched. Those that had space are in `free_list`, or have since turned out too
     /// small for a name.
     pub(crate) searched: u64,
     /// Logical blocks in which space was found or an entry was removed.
-    pub(crate) roomy: Roomy,
+    pub(crate) free_list: FreeList,
     /// Offset in the directory of a free entry that the last insert left behind.
     pub(crate) tail: Option<u64>,
 }
 
 /// Most blocks with space that are remembered for a directory.
-const ROOMY_MAX: usize = 1024;
+const FREE_LIST_MAX: usize = 1024;
 
 /// Blocks of a directory without duplicates, the most recently noted on top.
 #[derive(Debug, Default)]
-pub(crate) struct Roomy {
+pub(crate) struct FreeList {
     list: Vec<Lblk>,
     listed: FxHashSet<Lblk>,
 }
 
-impl Roomy {
+impl FreeList {
     /// The block on top.
     pub(crate) fn last(&self) -> Option<Lblk> {
         self.list.last().copied()
@@ -204,22 +204,22 @@ impl Roomy {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.list.len() >= ROOMY_MAX
+        self.list.len() >= FREE_LIST_MAX
     }
 }
 
 impl DirHints {
     /// Notes that block `lblk` may have space. If the list is full, the next search will find the block again.
-    pub(crate) fn note_roomy(&mut self, lblk: Lblk) {
-        if self.roomy.last() == Some(lblk) || self.roomy.listed.contains(&lblk) {
+    pub(crate) fn note_free(&mut self, lblk: Lblk) {
+        if self.free_list.last() == Some(lblk) || self.free_list.listed.contains(&lblk) {
             return;
         }
-        if self.roomy.is_full() {
+        if self.free_list.is_full() {
             self.searched = self.searched.min(u64::from(lblk));
             return;
         }
-        self.roomy.list.push(lblk);
-        self.roomy.listed.insert(lblk);
+        self.free_list.list.push(lblk);
+        self.free_list.listed.insert(lblk);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::pool::core::Core;
 /// within the five seconds that the manual promises.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// Starts the thread, which [`Core::make_room`] wakes from then on.
+/// Starts the thread, which [`Core::make_space`] wakes from then on.
 pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
     let waker = Arc::clone(&core);
     let flusher = Background::start("ferrite-flusher", move |stop| {

@@ -105,7 +105,7 @@ fn move_some(
     let mut buffer = PageBuffer::take();
     let mut done = 0;
     for &lblk in pages.iter().take(PAGES_PER_RECORD) {
-        if done > 0 && !tx.has_room(64 + MOVE_WORDS) {
+        if done > 0 && !tx.has_space(64 + MOVE_WORDS) {
             break;
         }
         let page = PageId::new(mem.ino, lblk);

@@ -92,7 +92,7 @@ fn fill_holes(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: PageRa
     let mut tx = Tx::on(core, inode);
     tx.does_not_wait();
     let mut lblk = pages.first;
-    while lblk < pages.end && lblk - pages.first < PAGES_PER_RECORD && tx.has_room(64 + INSERT_WORDS) {
+    while lblk < pages.end && lblk - pages.first < PAGES_PER_RECORD && tx.has_space(64 + INSERT_WORDS) {
         let page = PageId::new(mem.ino, Lblk::at(lblk));
         let word = core.map.get(page);
         if word.is_hole() {
@@ -247,7 +247,7 @@ pub(crate) fn extend(core: &Core, mem: &Arc<InodeMem>, file: &Attached, from: u6
 /// Moves the end from its place to `target` of that, by one record, and returns the old end.
 fn move_end(core: &Core, mem: &Arc<InodeMem>, file: &Attached, target: impl Fn(u64) -> Option<u64>) -> Result<u64> {
     core.check_writable()?;
-    retry::with_room(core, || {
+    retry::with_map_space(core, || {
         let _lock = mem.write();
         let old = load_writable(core, mem, file)?;
         let at = old.size();

@@ -265,7 +265,7 @@ pub(super) fn reserve_pages(
     let mut most = PAGES_PER_RECORD;
     while lblk < last {
         let before = *inode;
-        let done = retry::with_room(core, || {
+        let done = retry::with_map_space(core, || {
             *inode = before;
             reserve_some(core, mem, inode, PageRange::new(lblk, last), most, reserved)
         });
@@ -293,7 +293,7 @@ fn reserve_some(
     let mut tx = Tx::new(core);
     let mut added = Vec::new();
     let mut lblk = pages.first;
-    while lblk < pages.end && (added.len() as u64) < most && tx.has_room(64 + INSERT_WORDS) {
+    while lblk < pages.end && (added.len() as u64) < most && tx.has_space(64 + INSERT_WORDS) {
         if core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_hole() {
             let block = core
                 .map

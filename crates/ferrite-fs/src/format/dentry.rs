@@ -124,12 +124,12 @@ impl Head {
 /// needs: a longer one would cover another.
 pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
     let head = Head::parse(region.load(offset));
-    let room = BLOCK_BYTES - offset % BLOCK_BYTES;
+    let space = BLOCK_BYTES - offset % BLOCK_BYTES;
     let is_possible = match head.ino.get() {
         0 => head.len_bytes >= 8 && head.len_bytes.is_multiple_of(8),
         _ => head.len_bytes == 16 + head.name_len.next_multiple_of(8) as u64,
     };
-    if !is_possible || head.len_bytes > room {
+    if !is_possible || head.len_bytes > space {
         let len_bytes = head.len_bytes;
         let what = format!("directory entry at offset {offset}: impossible length {len_bytes}");
         return Err(FsError::damaged(None, what));
@@ -192,8 +192,8 @@ pub(crate) fn read(region: &Region, offset: u64, dir: Inum) -> Result<Entry> {
 /// of the name table may collide; a match with a wrong checksum is.
 pub(crate) fn read_if(region: &Region, offset: u64, dir: Inum, name: &[u8]) -> Result<Option<(Inum, FileKind)>> {
     let head = Head::parse(region.load(offset));
-    let room = BLOCK_BYTES - offset % BLOCK_BYTES;
-    if head.ino == Inum::NONE || head.name_len != name.len() || room < entry_bytes(name) {
+    let space = BLOCK_BYTES - offset % BLOCK_BYTES;
+    if head.ino == Inum::NONE || head.name_len != name.len() || space < entry_bytes(name) {
         return Ok(None);
     }
     let second = region.load(offset + 8);

@@ -54,7 +54,7 @@ pub(crate) struct Trailer {
     /// The trailer's unit, counted from the segment's header.
     pub(crate) index: u8,
     /// Free units after it in the segment.
-    pub(crate) room: u8,
+    pub(crate) space: u8,
     /// The range reads as zeros.
     pub(crate) zero: bool,
     /// Entries of the page up to this one; 255 means 255 or more.
@@ -76,7 +76,7 @@ impl Trailer {
 
     /// Units of its segment.
     pub(crate) fn segment_units(&self) -> u32 {
-        u32::from(self.index) + u32::from(self.room) + 1
+        u32::from(self.index) + u32::from(self.space) + 1
     }
 
     /// Whether it is the first entry of its segment.
@@ -89,7 +89,7 @@ impl Trailer {
         u64::from(self.offset)
             | u64::from(self.len) << 16
             | u64::from(self.index) << 32
-            | u64::from(self.room) << 40
+            | u64::from(self.space) << 40
             | u64::from(flags) << 48
             | u64::from(self.depth) << 56
     }
@@ -99,7 +99,7 @@ impl Trailer {
             offset: first as u16,
             len: (first >> 16) as u16,
             index: (first >> 32) as u8,
-            room: (first >> 40) as u8,
+            space: (first >> 40) as u8,
             zero: (first >> 48) as u8 & FLAG_ZERO != 0,
             depth: (first >> 56) as u8,
             log_units: (second >> 32) as u16,
@@ -265,7 +265,7 @@ mod tests {
             offset: 100,
             len: 60,
             index: 2,
-            room: 1,
+            space: 1,
             zero: false,
             depth: 1,
             log_units: 4,

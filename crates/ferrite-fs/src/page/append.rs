@@ -67,7 +67,7 @@ enum Way {
 fn choose(core: &Core, newest: Option<&Trailer>, within: usize, part: Part<'_>, appends: bool) -> Way {
     let (len, data_len) = (part.len(), part.data().len());
     let log_units = newest.map_or(0, |newest| u32::from(newest.log_units));
-    let fits_tail = newest.is_some_and(|newest| u32::from(newest.room) >= units_for(data_len));
+    let fits_tail = newest.is_some_and(|newest| u32::from(newest.space) >= units_for(data_len));
     let too_long = log_units >= LOG_UNITS_MAX && !fits_tail;
     // An append that ends with the page: nothing will be added to it for a while, so fold it while it is at hand.
     let fills = appends && within + len == PAGE && newest.is_some();
@@ -123,7 +123,7 @@ fn append(
         offset: within as u16,
         len: part.len() as u16,
         index: 0,
-        room: 0,
+        space: 0,
         zero: matches!(part, Part::Zero(_)),
         depth: newest.map_or(0, |newest| newest.trailer.depth).saturating_add(1),
         log_units: newest.map_or(0, |newest| newest.trailer.log_units),
@@ -138,7 +138,7 @@ fn append(
         &mut large
     };
     let unit = match newest {
-        Some(newest) if u32::from(newest.trailer.room) >= units => {
+        Some(newest) if u32::from(newest.trailer.space) >= units => {
             extend_segment(tx, page, newest, (trailer, part), buffer)
         }
         _ => match start_segment(core, tx, page, newest, (trailer, part), buffer) {
@@ -164,7 +164,7 @@ fn extend_segment(
 ) -> Unit {
     let units = units_for(part.data().len());
     trailer.index = newest.trailer.index + units as u8;
-    trailer.room = newest.trailer.room - units as u8;
+    trailer.space = newest.trailer.space - units as u8;
     let unit = newest.unit.plus(units);
     let bytes = &mut buffer[..(units as usize) << 6];
     stage::within(Stage::Checksum, || trailer.encode(page, unit, part.data(), bytes));
@@ -188,7 +188,7 @@ fn start_segment(
     let segment = stage::within(Stage::Claim, claim)?;
     tx.claimed(segment.header.segment());
     trailer.index = units as u8;
-    trailer.room = (segment.units - 1 - units) as u8;
+    trailer.space = (segment.units - 1 - units) as u8;
     trailer.log_units += segment.units as u16;
     let header = Header {
         units: segment.units,

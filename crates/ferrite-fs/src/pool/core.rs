@@ -206,14 +206,14 @@ impl Core {
             .map_err(|error| self.fail(&error))
     }
 
-    /// Sets the thread that [`Self::make_room`] wakes from now on.
+    /// Sets the thread that [`Self::make_space`] wakes from now on.
     pub(crate) fn has_flusher(&self, waker: Arc<Stop>) {
         let _ = self.flusher.set(waker);
     }
 
     /// Makes space in this thread's ring: through the thread that syncs, if it runs. Until that is done, the other half
     /// of the ring is left.
-    pub(crate) fn make_room(&self) -> Result<()> {
+    pub(crate) fn make_space(&self) -> Result<()> {
         match self.flusher.get() {
             None => self.relieve(),
             Some(flusher) => {

@@ -187,7 +187,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Whether `words` more words fit into its record.
-    pub(crate) fn has_room(&self, words: usize) -> bool {
+    pub(crate) fn has_space(&self, words: usize) -> bool {
         let of_nodes = match self.core.region.is_held() {
             true => self.buffers.fresh.words(),
             false => 0,
@@ -570,7 +570,7 @@ impl<'e> Tx<'e> {
             self.core.region.prefetch(self.last_unit);
         }
         if committed.crowded {
-            self.core.make_room()?;
+            self.core.make_space()?;
         }
         Ok(())
     }

@@ -78,9 +78,9 @@ pub(crate) fn create(
         store_target(core, &mut tx, ino, &mut inode, new.target)?;
         directory.set_mtime(now);
         directory.set_ctime(now);
-        let room = (&mut directory, parent_lock.hints());
+        let space = (&mut directory, parent_lock.hints());
         let planned = stage::within(Stage::Record, || {
-            dir::insert(core, &mut tx, &key, room, (ino, new.kind))
+            dir::insert(core, &mut tx, &key, space, (ino, new.kind))
         })?;
         tx.put_inode(parent.ino, &mut directory);
         tx.put_inode(ino, &mut inode);

@@ -22,7 +22,7 @@ use crate::pool::tx::Tx;
 use crate::space::names::{Found, Key};
 
 /// A free stretch is worth remembering if a name of ordinary length fits in it.
-const ROOMY_BYTES: u64 = 64;
+const FREE_BYTES_MIN: u64 = 64;
 /// Most holes that one search remembers in a directory with many of them.
 const HOLES_MAX: u64 = 64;
 /// Up to this many logical blocks are tried one by one. In a larger directory of which few blocks are mapped, the
@@ -132,18 +132,18 @@ fn learn(core: &Core, dir: Inum, inode: &Inode, hints: &mut DirHints) -> Result<
     let (mut next, mut holes) = (hints.searched, 0);
     for lblk in mapped_lblks(core, dir, inode, hints.searched) {
         let few = (lblk - next).min(HOLES_MAX - holes);
-        (next..next + few).for_each(|hole| hints.note_roomy(Lblk::at(hole)));
+        (next..next + few).for_each(|hole| hints.note_free(Lblk::at(hole)));
         holes += few;
         next = lblk + 1;
-        if hints.roomy.is_full() {
+        if hints.free_list.is_full() {
             return Ok(());
         }
-        let is_roomy = match block_of(core, dir, lblk)? {
-            Some(offset) => find_run(core, offset, lblk, ROOMY_BYTES)?.is_some(),
+        let has_space = match block_of(core, dir, lblk)? {
+            Some(offset) => find_run(core, offset, lblk, FREE_BYTES_MIN)?.is_some(),
             None => true,
         };
-        if is_roomy {
-            hints.note_roomy(Lblk::at(lblk));
+        if has_space {
+            hints.note_free(Lblk::at(lblk));
         }
         hints.searched = next;
     }
@@ -174,7 +174,7 @@ fn find_space(
         }
     }
     loop {
-        while let Some(lblk) = hints.roomy.last() {
+        while let Some(lblk) = hints.free_list.last() {
             match block_of(core, dir, u64::from(lblk))? {
                 Some(offset) => {
                     if let Some(space) = find_run(core, offset, u64::from(lblk), need)? {
@@ -187,7 +187,7 @@ fn find_space(
                 }
                 None => {}
             }
-            hints.roomy.pop();
+            hints.free_list.pop();
         }
         if hints.searched >= last_lblk_end(inode) {
             return Ok(None);
@@ -232,7 +232,7 @@ pub(crate) fn insert(
 /// Forgets the free entry after the last insert, but not that its block has space.
 fn leave_tail(hints: &mut DirHints) {
     if let Some(position) = hints.tail.take() {
-        hints.note_roomy(Lblk::at(position / BLOCK_BYTES));
+        hints.note_free(Lblk::at(position / BLOCK_BYTES));
     }
 }
 
@@ -285,7 +285,7 @@ pub(crate) fn remove(
         let what = format!("directory block at offset {block_offset}: belongs to inode {owner}");
         return Err(FsError::damaged(None, what));
     }
-    hints.note_roomy(lblk);
+    hints.note_free(lblk);
     let within = found.entry_offset % BLOCK_BYTES;
     let position = u64::from(lblk) * BLOCK_BYTES + within;
     let mut len_bytes = dentry::head(&core.region, found.entry_offset)?.len_bytes;

@@ -186,7 +186,7 @@ impl Reply<'_> {
     fn push(&mut self, bytes: &[u8]) -> bool {
         let end = self.len_bytes + bytes.len();
         match self.payload.get_mut(self.len_bytes..end) {
-            Some(room) => room.copy_from_slice(bytes),
+            Some(buf) => buf.copy_from_slice(bytes),
             None => return false,
         }
         self.len_bytes = end;
@@ -248,8 +248,8 @@ pub(crate) trait Encode {
 
 fn write<T: IntoBytes + Immutable + ?Sized>(value: &T, payload: &mut [u8]) -> Result<usize, Errno> {
     let bytes = value.as_bytes();
-    let room = payload.get_mut(..bytes.len()).ok_or(Errno::EIO)?;
-    room.copy_from_slice(bytes);
+    let buf = payload.get_mut(..bytes.len()).ok_or(Errno::EIO)?;
+    buf.copy_from_slice(bytes);
     Ok(bytes.len())
 }
 
@@ -347,10 +347,10 @@ pub(crate) struct Xattr(pub(crate) Vec<u8>, pub(crate) u32);
 
 impl Encode for Xattr {
     fn encode(self, payload: &mut [u8]) -> Result<usize, Errno> {
-        let Xattr(value, room) = self;
-        match room {
+        let Xattr(value, space) = self;
+        match space {
             0 => write(&[value.len() as u32, 0], payload),
-            _ if value.len() > room as usize => Err(Errno::ERANGE),
+            _ if value.len() > space as usize => Err(Errno::ERANGE),
             _ => write(value.as_slice(), payload),
         }
     }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_end_where_there_is_no_room() {
+    fn lists_end_where_there_is_no_space() {
         let mut payload = vec![0; 4096];
         let mut list = Reply::within(&mut payload, 100);
         // 24 bytes and a name, in multiples of eight.
@@ -484,7 +484,7 @@ mod tests {
         assert_eq!(
             vec![0u8; 17].encode(&mut payload),
             Err(Errno::EIO),
-            "no more than there is room"
+            "no more than there is space"
         );
     }
 }

@@ -27,8 +27,8 @@ use crate::alloc::BLOCK_BYTES;
 
 /// Entries of a node.
 const ENTRIES: u64 = (NODE_WORDS - 2) / 2;
-/// A change adds at most two; a node without room for them is split first.
-const ROOMY: u64 = ENTRIES - 2;
+/// A change adds at most two; a node without space for them is split first.
+const SPLIT_ENTRIES: u64 = ENTRIES - 2;
 /// Levels that no file can reach.
 const LEVELS_MAX: u64 = 6;
 
@@ -207,14 +207,14 @@ impl ExtentTree {
         }
     }
 
-    /// The way to the leaf for a change of this page. Nodes on it have room.
+    /// The way to the leaf for a change of this page. Nodes on it have space.
     fn descend(&self, tx: &mut dyn MapTx, ino: Inum, lblk: Lblk) -> Result<Option<Way>, MapError> {
         let damaged = || MapError::Damaged(format!("extent tree of inode {ino}"));
         let Some(mut node) = self.root(ino, |at| tx.word(at)) else {
             return Ok(None);
         };
         let Head { count, level } = head(tx, node);
-        if count >= ROOMY {
+        if count >= SPLIT_ENTRIES {
             let root = self.fresh_node(tx)?;
             let child = Entry {
                 first: 0,
@@ -244,7 +244,7 @@ impl ExtentTree {
             if level >= hit.level || hit.count > ENTRIES {
                 return Err(damaged());
             }
-            if count >= ROOMY {
+            if count >= SPLIT_ENTRIES {
                 // Then again in this node: the page may lie in the new one.
                 self.split(tx, node, at, child)?;
                 continue;

@@ -7,7 +7,7 @@
 //! to its other bucket of the same level; if none can move, the next level comes into use, and the pages of the lowest
 //! move there.
 //!
-//! Invariants: moves happen in [`FileMap::make_room`], with the gate closed. A slot whose key is set is claimed.
+//! Invariants: moves happen in [`FileMap::make_space`], with the gate closed. A slot whose key is set is claimed.
 
 use std::sync::Arc;
 
@@ -313,7 +313,7 @@ impl FileMap for LevelHash {
         Some(&self.gate)
     }
 
-    fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
+    fn make_space(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
         let Some(key) = self.pending.lock().take() else {
             return Ok(false);
         };

@@ -120,7 +120,7 @@ fn structures_agree_with_a_map_also_after_aborts() {
 fn structures_grow_to_a_full_pool() {
     for structure in Structure::all() {
         let pool = pool(structure, 0.0, 1);
-        pool.fill(1, 0, 3600, |_| true).expect("room");
+        pool.fill(1, 0, 3600, |_| true).expect("space");
         assert!(pool.evict(), "x86-64 can evict");
         for lblk in 0..3600 {
             assert!(
@@ -144,7 +144,7 @@ fn structures_take_changes_of_two_threads() {
             for thread in 0..2u32 {
                 scope.spawn(move || {
                     for round in 0..300 {
-                        pool.insert(thread as usize, 1 + thread, round, 1).expect("room");
+                        pool.insert(thread as usize, 1 + thread, round, 1).expect("space");
                         if round % 3 == 0 {
                             pool.remove(thread as usize, 1 + thread, round, 1).expect("it is there");
                         }

@@ -45,15 +45,15 @@ fn every_structure_has_every_row_and_hashfs_stays_within_its_lines() {
     }
 }
 
-/// All fills, as full as possible: nothing runs out of room, and the number of pages stays.
+/// All fills, as full as possible: nothing runs out of space, and the number of pages stays.
 #[test]
 fn pools_stay_as_full_as_they_were_made() {
     let plan = ChurnPlan::tiny();
     for fill_percent in [50, 95] {
         for &mapping in Mapping::ALL {
             let mut aged = Aged::new(Structure::Product(mapping), &plan, fill_percent).expect("a pool");
-            aged.churn_to(u64::from(plan.pool_blocks) * 2).expect("room");
-            aged.insert(&plan, &mut Costs::default()).expect("room");
+            aged.churn_to(u64::from(plan.pool_blocks) * 2).expect("space");
+            aged.insert(&plan, &mut Costs::default()).expect("space");
             let mut mapped = 0;
             aged.pool.map.for_each(&mut |_| {
                 mapped += 1;

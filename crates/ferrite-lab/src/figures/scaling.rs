@@ -50,7 +50,7 @@ struct Place<'a> {
     x: f64,
     label: &'a str,
     pages: u32,
-    /// Pages that the pool has room for.
+    /// Pages that the pool has space for.
     pool_pages: u32,
     score: f64,
 }

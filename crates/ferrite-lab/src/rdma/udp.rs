@@ -25,7 +25,7 @@ pub(super) const ACK_BYTES: usize = 20;
 /// An answer that takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The largest datagram, and more.
-const ROOM_BYTES: usize = 8 << 10;
+const BUF_BYTES: usize = 8 << 10;
 /// The position of the syndrome, which distinguishes acknowledgements.
 const SYNDROME_AT: usize = 12;
 /// Syndromes above this are not acknowledgements.
@@ -38,11 +38,11 @@ fn socket() -> io::Result<UdpSocket> {
 }
 
 /// Polls for a datagram until `is_over`, or for as long as an answer may take.
-fn receive(socket: &UdpSocket, room: &mut [u8], is_over: &AtomicBool) -> io::Result<Option<usize>> {
+fn receive(socket: &UdpSocket, buf: &mut [u8], is_over: &AtomicBool) -> io::Result<Option<usize>> {
     let began = Instant::now();
     loop {
         for _ in 0..1_000 {
-            match socket.recv(room) {
+            match socket.recv(buf) {
                 Ok(len) => return Ok(Some(len)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -69,14 +69,14 @@ pub fn bare_round_trip_ns(payload_bytes: usize, count: usize) -> Result<f64, Lab
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| -> io::Result<()> {
-            let mut room = [0; ROOM_BYTES];
-            while receive(&there, &mut room, &is_over)?.is_some() {
-                there.send(&room[..ACK_BYTES])?;
+            let mut buf = [0; BUF_BYTES];
+            while receive(&there, &mut buf, &is_over)?.is_some() {
+                there.send(&buf[..ACK_BYTES])?;
             }
             Ok(())
         });
         let data = vec![1; WRITE_HEADER_BYTES + payload_bytes];
-        let times = (0..count).map(|_| round_trip(&here, &data, &mut [0; ROOM_BYTES]).map(|(ns, _)| ns));
+        let times = (0..count).map(|_| round_trip(&here, &data, &mut [0; BUF_BYTES]).map(|(ns, _)| ns));
         let times = times.collect::<io::Result<Vec<f64>>>();
         is_over.store(true, Ordering::Relaxed);
         // A panic of the thread was reported when it happened.
@@ -88,10 +88,10 @@ pub fn bare_round_trip_ns(payload_bytes: usize, count: usize) -> Result<f64, Lab
 }
 
 /// Nanoseconds, and the length of the answer.
-fn round_trip(socket: &UdpSocket, data: &[u8], room: &mut [u8]) -> io::Result<(f64, usize)> {
+fn round_trip(socket: &UdpSocket, data: &[u8], buf: &mut [u8]) -> io::Result<(f64, usize)> {
     let began = Instant::now();
     socket.send(data)?;
-    let len = receive(socket, room, &AtomicBool::new(false))?.unwrap_or(0);
+    let len = receive(socket, buf, &AtomicBool::new(false))?.unwrap_or(0);
     Ok((began.elapsed().as_nanos() as f64, len))
 }
 
@@ -145,11 +145,11 @@ impl<'s> RawWrites<'s> {
     pub fn median_ns(&mut self, payload_bytes: usize, count: usize) -> Result<f64, LabError> {
         let data = vec![5; payload_bytes];
         let packets: Vec<Vec<u8>> = (0..count).map(|_| self.packet(&data)).collect();
-        let mut room = [0; ROOM_BYTES];
+        let mut buf = [0; BUF_BYTES];
         let mut times = Vec::with_capacity(count);
         for packet in &packets {
-            let (ns, len) = round_trip(&self.socket, packet, &mut room)?;
-            if len != ACK_BYTES || room[SYNDROME_AT] > SYNDROME_ACK_MAX {
+            let (ns, len) = round_trip(&self.socket, packet, &mut buf)?;
+            if len != ACK_BYTES || buf[SYNDROME_AT] > SYNDROME_ACK_MAX {
                 return Err(failed("a WRITE was not acknowledged"));
             }
             times.push(ns);

@@ -1,6 +1,6 @@
 //! Moves: how a new page gets a slot when both of its buckets are full.
 //!
-//! Contents: the wishes of inserts that failed ([`Moves`]), and [`make_room`], which the engine calls with the
+//! Contents: the wishes of inserts that failed ([`Moves`]), and [`make_space`], which the engine calls with the
 //! gate closed, in a separate transaction. It searches breadth-first for the shortest chain of entries, each of which
 //! can go to the other bucket of its key, so that the first one leaves a free slot in the wanted bucket.
 //!
@@ -103,7 +103,7 @@ pub(super) fn wish_for(map: &Cuckoo, tx: &dyn MapTx, key: u64) -> Wish {
 
 /// Fulfils one wish. Each insert that failed leaves one wish and asks for one to be fulfilled, so no insert takes a
 /// slot that another waits for. False if no wish is left, or none can be fulfilled.
-pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
+pub(super) fn make_space(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
     loop {
         let mut wishes = map.moves.wishes();
         if wishes.is_empty() {
@@ -161,19 +161,19 @@ struct Planned(HashMap<u64, usize>);
 
 impl Planned {
     /// Slots of a bucket that are left.
-    fn room(&self, map: &Cuckoo, tx: &dyn MapTx, bucket: u64) -> usize {
+    fn space(&self, map: &Cuckoo, tx: &dyn MapTx, bucket: u64) -> usize {
         let planned = self.0.get(&bucket).copied().unwrap_or(0);
         free_slots(map, tx, bucket).saturating_sub(planned)
     }
 
     /// Takes a slot as an insert does, in the emptier home. False if both are full.
     fn take(&mut self, map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> bool {
-        let room = homes.map(|bucket| self.room(map, tx, bucket));
-        let emptier = usize::from(room[1] > room[0]);
-        if room[emptier] > 0 {
+        let space = homes.map(|bucket| self.space(map, tx, bucket));
+        let emptier = usize::from(space[1] > space[0]);
+        if space[emptier] > 0 {
             *self.0.entry(homes[emptier]).or_default() += 1;
         }
-        room[emptier] > 0
+        space[emptier] > 0
     }
 }
 
@@ -226,7 +226,7 @@ fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes, planned: &Planned) -> Opti
             let from = Some(Origin { parent: next, slot });
             let free = u64::from(map.used.octet(other).trailing_ones());
             let to = other * NUMBERS + free;
-            if free < BUCKET_SLOTS && planned.room(map, tx, other) > 0 && map.used.claim(to) {
+            if free < BUCKET_SLOTS && planned.space(map, tx, other) > 0 && map.used.claim(to) {
                 return Some(Chain {
                     reached,
                     last: from,

@@ -120,9 +120,9 @@ fn moves_hide_nothing_from_readers() {
         const RESTING: u32 = 700;
         const LOGGED: u32 = 701;
         let bed = &Bed::<Cuckoo>::new(2000, seed);
-        let resting: Vec<PageWord> = (0..600).map(|lblk| bed.insert(RESTING, lblk).expect("room")).collect();
+        let resting: Vec<PageWord> = (0..600).map(|lblk| bed.insert(RESTING, lblk).expect("space")).collect();
         for lblk in 0..50 {
-            bed.insert_word(LOGGED, lblk, lone_word(bed, lblk)).expect("room");
+            bed.insert_word(LOGGED, lblk, lone_word(bed, lblk)).expect("space");
         }
         let done = &AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -227,7 +227,9 @@ fn a_chain_of_moves_is_one_record() {
         );
         drop(tx);
         let mut tx = bed.tx();
-        let Ok(true) = bed.map.make_room(&mut tx) else { continue };
+        let Ok(true) = bed.map.make_space(&mut tx) else {
+            continue;
+        };
         let words = tx.words.clone();
         let moved = words.len() / 3 - 1;
         longest = longest.max(moved);
@@ -252,7 +254,7 @@ fn a_chain_of_moves_is_one_record() {
         );
         tx.commit(&bed.region);
         bed.insert_word(1, lblk, lone_word(&bed, lblk))
-            .expect("there is room now");
+            .expect("there is space now");
         assert_eq!(faults(&bed.map), []);
         for lblk in lblk..=u32::MAX {
             assert_eq!(bed.map.get(PageId::from_raw(1, lblk)), lone_word(&bed, lblk));
@@ -264,7 +266,7 @@ fn a_chain_of_moves_is_one_record() {
 
 /// A write of many pages fails for few of them, even if one page of eleven finds its homes full.
 #[test]
-fn room_is_made_for_the_pages_that_follow() {
+fn space_is_made_for_the_pages_that_follow() {
     let bed = Bed::<Cuckoo>::new(20_000, 4);
     let target = bed.geometry.slots * 4 / 5;
     let write = |first: u32, count: u32| {
@@ -284,7 +286,7 @@ fn room_is_made_for_the_pages_that_follow() {
             }
             drop(tx);
             failures += 1;
-            assert!(bed.make_room(), "full at {:?}", bed.map.slots());
+            assert!(bed.make_space(), "full at {:?}", bed.map.slots());
         }
     };
     for first in (0..target as u32 - 512).step_by(256) {
@@ -305,7 +307,7 @@ fn an_aborted_move_changes_nothing() {
     let key = PageId::from_raw(1, lblk).key();
     bed.map.moves.wish(Wish { key, first: key });
     let mut tx = bed.tx();
-    assert_eq!(bed.map.make_room(&mut tx), Ok(true));
+    assert_eq!(bed.map.make_space(&mut tx), Ok(true));
     assert!(!tx.words.is_empty());
     drop(tx);
     assert_eq!(bed.map.slots(), free);
@@ -314,7 +316,7 @@ fn an_aborted_move_changes_nothing() {
 
 /// A slot that was freed but is not reusable yet needs no move: the engine reclaims before it retries.
 #[test]
-fn a_slot_on_its_way_back_is_room() {
+fn a_slot_on_its_way_back_is_space() {
     let bed = Bed::<Cuckoo>::new(2000, 7);
     let lblk = fill_until_full(&bed);
     let key = PageId::from_raw(1, lblk).key();
@@ -333,9 +335,9 @@ fn a_slot_on_its_way_back_is_room() {
     );
     drop(tx);
     let mut tx = bed.tx();
-    assert_eq!(bed.map.make_room(&mut tx), Ok(true));
+    assert_eq!(bed.map.make_space(&mut tx), Ok(true));
     assert_eq!(tx.words, []);
-    assert_eq!(bed.map.make_room(&mut tx), Ok(false), "a wish is fulfilled once");
+    assert_eq!(bed.map.make_space(&mut tx), Ok(false), "a wish is fulfilled once");
     drop(tx);
     removal.commit(&bed.region);
     bed.insert_word(1, lblk, lone_word(&bed, 1)).expect("its slot is back");
@@ -345,7 +347,7 @@ fn a_slot_on_its_way_back_is_room() {
 #[test]
 fn every_failed_insert_gets_one_wish_fulfilled() {
     let bed = Bed::<Cuckoo>::new(2000, 8);
-    assert!(!bed.make_room());
+    assert!(!bed.make_space());
     let lblk = fill_until_full(&bed);
     for _ in 0..3 {
         let mut tx = bed.tx();
@@ -356,18 +358,18 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
         );
     }
     for _ in 0..3 {
-        assert!(bed.make_room());
+        assert!(bed.make_space());
     }
-    assert!(!bed.make_room());
-    // Without calls of `make_room` the list of wishes stays bounded.
+    assert!(!bed.make_space());
+    // Without calls of `make_space` the list of wishes stays bounded.
     for _ in 0..1000 {
         let key = PageId::from_raw(1, lblk).key();
         bed.map.moves.wish(Wish { key, first: key });
     }
     let mut fulfilled = 0;
-    while bed.make_room() {
+    while bed.make_space() {
         fulfilled += 1;
-        assert!(fulfilled < 1000, "making room never ends");
+        assert!(fulfilled < 1000, "making space never ends");
     }
 }
 
@@ -377,7 +379,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<Cuckoo>::new(100, 3);
     let before = lone_word(&bed, 5);
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, PageId::from_raw(5, 6), before).expect("room");
+    bed.map.insert(&mut tx, PageId::from_raw(5, 6), before).expect("space");
     let &[word, key] = &tx.words[..] else {
         panic!("{:?}", tx.words)
     };
@@ -401,7 +403,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
 fn lookups_touch_two_or_three_lines() {
     let bed = Bed::<Cuckoo>::new(4000, 3);
     for n in 0..4000 {
-        bed.insert(1 + n / 100, n % 100).expect("room");
+        bed.insert(1 + n / 100, n % 100).expect("space");
     }
     let lines: Vec<u64> = (0..4000)
         .map(|n| bed.map.lines_touched(PageId::from_raw(1 + n / 100, n % 100)))
@@ -443,7 +445,7 @@ fn swings_stay_clear_of_moves_and_runs() {
     let bed = Bed::<Cuckoo>::new(100, 3);
     let old = lone_word(&bed, 5);
     let new = PageWord::new(old.page().plus(7), 0);
-    bed.insert_word(1, 1, old).expect("room");
+    bed.insert_word(1, 1, old).expect("space");
     assert_eq!(bed.map.swing(PageId::from_raw(1, 1), new, old), None);
     assert_eq!(bed.map.swing(PageId::from_raw(1, 2), old, new), None);
     let moving = bed.map.gate.close();
@@ -456,7 +458,7 @@ fn swings_stay_clear_of_moves_and_runs() {
     assert_eq!(offset, bed.map.word_offset(slot_of(&bed.map, 1, 1)));
     assert_eq!(bed.map.get(PageId::from_raw(1, 1)), new);
     let next = PageWord::new(new.page().plus(1), 0);
-    bed.insert_word(1, 2, next).expect("room");
+    bed.insert_word(1, 2, next).expect("space");
     for (lblk, word) in [(1, new), (2, next)] {
         assert_eq!(
             bed.map.swing(PageId::from_raw(1, lblk), word, old),
@@ -471,7 +473,7 @@ fn swings_stay_clear_of_moves_and_runs() {
 fn damage_is_named_and_cured() {
     for hit in 0..6 {
         let bed = Bed::<Cuckoo>::new(100, 3);
-        let sound = bed.insert(1, 1).expect("room");
+        let sound = bed.insert(1, 1).expect("space");
         let good = lone_word(&bed, 3);
         let (key, word) = match hit {
             0 => (PageId::from_raw(0, 12).key(), good),

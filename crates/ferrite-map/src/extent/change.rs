@@ -450,7 +450,7 @@ impl ExtentTree {
         if add_in_node(tx, ino, target, floor, item) {
             Ok(())
         } else {
-            Err(damaged(ino, item.start(), "no room in a node that was split"))
+            Err(damaged(ino, item.start(), "no space in a node that was split"))
         }
     }
 

@@ -103,7 +103,7 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
         for lblk in round * 512..(round + 1) * 512 {
             bed.map
                 .insert(&mut tx, PageId::from_raw(INO, lblk), plain(&bed, lblk))
-                .expect("room");
+                .expect("space");
         }
         let most = if round == 0 { 519 } else { 512 };
         assert!(tx.words.len() <= most, "{} words", tx.words.len());
@@ -124,13 +124,13 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
 fn blocks_follow_the_page_before() {
     let bed = Bed::<ExtentTree>::new(2000, 1);
     for lblk in 0..1000 {
-        bed.insert(INO, lblk).expect("room");
+        bed.insert(INO, lblk).expect("space");
     }
     assert_eq!(extents(&bed), [(0, 1), (1, 999)]);
     // Another file in between takes nothing from it.
-    let word = bed.insert(INO + 1, 0).expect("room");
+    let word = bed.insert(INO + 1, 0).expect("space");
     bed.remove(INO + 1, 0, true);
-    assert_eq!(bed.insert(INO, 1000).expect("room").page(), word.page());
+    assert_eq!(bed.insert(INO, 1000).expect("space").page(), word.page());
     assert_eq!(extents(&bed), [(0, 1), (1, 1000)]);
 }
 
@@ -144,7 +144,7 @@ fn pages_in_any_order_join() {
         let mut model = Model::new();
         while !pages.is_empty() {
             let lblk = pages.swap_remove(rng.below(pages.len() as u64) as usize);
-            bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("room");
+            bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("space");
             model.insert(lblk, plain(&bed, lblk));
         }
         assert_holds(&bed, &model);
@@ -157,7 +157,7 @@ fn pages_in_any_order_join() {
 fn extents_split_and_join_again() {
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in 0..100 {
-        bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("room");
+        bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("space");
     }
     let words = replace(&bed, 50, PageWord::new(bed.geometry.first_block.plus(900), 0));
     assert_eq!(extents(&bed), [(0, 50), (50, 1), (51, 49)]);
@@ -187,7 +187,7 @@ fn extents_split_and_join_again() {
 fn overwriting_in_order_moves_the_border_of_two_extents() {
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in 0..300 {
-        bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("room");
+        bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("space");
     }
     for lblk in 0..300 {
         let words = replace(&bed, lblk, plain(&bed, lblk + 500));
@@ -210,7 +210,7 @@ fn a_word_with_a_log_swings_in_place() {
     let bed = Bed::<ExtentTree>::new(300, 1);
     for lblk in 0..9 {
         let word = if lblk == 4 { logged(&bed, 4) } else { plain(&bed, lblk) };
-        bed.insert_word(INO, lblk, word).expect("room");
+        bed.insert_word(INO, lblk, word).expect("space");
     }
     assert_eq!(extents(&bed), [(0, 4), (4, 1), (5, 4)]);
     let (old, new) = (logged(&bed, 4), plain(&bed, 4));
@@ -227,7 +227,7 @@ fn a_word_with_a_log_swings_in_place() {
     assert_holds(&bed, &model);
     // A word that became plain joins when it is next touched.
     bed.remove(INO, 4, false);
-    bed.insert_word(INO, 4, new).expect("room");
+    bed.insert_word(INO, 4, new).expect("space");
     assert_eq!(extents(&bed), [(0, 9)]);
 }
 
@@ -251,7 +251,7 @@ fn big_trees_grow_and_go() {
             let mut tx = bed.tx();
             bed.map
                 .insert(&mut tx, PageId::from_raw(INO, lblk), logged(&bed, lblk))
-                .expect("room");
+                .expect("space");
             most = most.max(tx.words.len());
             tx.commit(&bed.region);
         }
@@ -288,7 +288,7 @@ fn what_a_tree_lost_in_front_can_come_back() {
     for is_descending in [false, true] {
         let bed = Bed::<ExtentTree>::new(1500, 1);
         for lblk in 0..LOST + 5000 {
-            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
         }
         assert_eq!(height(&bed), 3);
         (0..LOST).for_each(|lblk| assert!(!bed.remove(INO, lblk, false).is_hole()));
@@ -296,7 +296,7 @@ fn what_a_tree_lost_in_front_can_come_back() {
         let mut model: Model = (LOST..LOST + 5000).map(|lblk| (lblk, logged(&bed, lblk))).collect();
         for at in 0..6000 {
             let lblk = LOST - 1 - if is_descending { at } else { at * 7919 % 6007 };
-            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
             model.insert(lblk, logged(&bed, lblk));
             if at % 400 == 0 {
                 assert_holds(&bed, &model);
@@ -332,7 +332,7 @@ fn trees_of_many_leaves_match_a_model() {
                 let old = model.get(&lblk).copied();
                 // Holes are made as often as they are filled; otherwise the lower half would never be empty.
                 if action < 2 || (action == 2 && first < 2000) {
-                    let removed = bed.map.remove(&mut tx, PageId::from_raw(INO, lblk)).expect("room");
+                    let removed = bed.map.remove(&mut tx, PageId::from_raw(INO, lblk)).expect("space");
                     assert_eq!(removed, old.unwrap_or(PageWord::HOLE));
                     model.remove(&lblk);
                 } else {
@@ -345,11 +345,11 @@ fn trees_of_many_leaves_match_a_model() {
                         Some(_) => bed
                             .map
                             .replace(&mut tx, PageId::from_raw(INO, lblk), word)
-                            .expect("room"),
+                            .expect("space"),
                         None => bed
                             .map
                             .insert(&mut tx, PageId::from_raw(INO, lblk), word)
-                            .expect("room"),
+                            .expect("space"),
                     }
                     model.insert(lblk, word);
                 }
@@ -376,7 +376,7 @@ fn trees_of_many_leaves_match_a_model() {
 fn two_leaves() -> Bed<ExtentTree> {
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in 0..400 {
-        bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+        bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
     }
     assert_eq!((height(&bed), bed.nodes().len()), (2, 3));
     assert_ne!(leaf(&bed, 239).block, leaf(&bed, 240).block);
@@ -437,7 +437,7 @@ fn a_leaf_that_is_gone_hides_nothing() {
     assert_eq!(bed.map.get(PageId::from_raw(INO, 399)), logged(&bed, 399));
     tx.freed.clear();
     tx.commit(&bed.region);
-    bed.insert_word(INO, 300, logged(&bed, 9)).expect("room");
+    bed.insert_word(INO, 300, logged(&bed, 9)).expect("space");
     assert_eq!(bed.map.get(PageId::from_raw(INO, 300)), logged(&bed, 9));
     let mut model: Model = (0..240).map(|lblk| (lblk, logged(&bed, lblk))).collect();
     model.insert(300, logged(&bed, 9));
@@ -461,7 +461,7 @@ fn cursors_follow_aborts_and_splits() {
     }
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in (0..2000).step_by(2) {
-        bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+        bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
         assert_eq!(
             bed.map.get(PageId::from_raw(INO, 100)),
             if lblk < 100 { PageWord::HOLE } else { logged(&bed, 100) }
@@ -470,7 +470,7 @@ fn cursors_follow_aborts_and_splits() {
     for lblk in (1..2000).step_by(2) {
         // The cursor is on the leaf that is about to split.
         assert!(bed.map.get(PageId::from_raw(INO, lblk)).is_hole());
-        bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+        bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
         assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), logged(&bed, lblk));
         assert_eq!(bed.map.get(PageId::from_raw(INO, lblk - 1)), logged(&bed, lblk - 1));
     }
@@ -546,7 +546,7 @@ fn lookups_of_one_version_are_right() {
                 for lblk in FIRST..END {
                     bed.map
                         .insert(&mut tx, PageId::from_raw(INO, lblk), logged(bed, lblk))
-                        .expect("room");
+                        .expect("space");
                 }
                 version.fetch_add(1, Ordering::AcqRel);
                 is_mapped.store(1, Ordering::Release);
@@ -648,7 +648,7 @@ fn cured_trees_work() {
         let mut bed = Bed::<ExtentTree>::new(1000, rng.next_u64());
         for lblk in 0..2000 {
             let lblk = lblk * 7919 % 2003;
-            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
         }
         let nodes: Vec<BlockNo> = bed.nodes().into_iter().collect();
         for _ in 0..=rng.below(20) {
@@ -686,7 +686,7 @@ fn cured_trees_work() {
             let expected = model.get(&lblk).copied().unwrap_or(PageWord::HOLE);
             assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), expected);
             if expected.is_hole() {
-                bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+                bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("space");
                 model.insert(lblk, logged(&bed, lblk));
             }
         }

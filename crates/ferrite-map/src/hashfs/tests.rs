@@ -36,7 +36,7 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
         // Whole files in order, as in real pools: the hash must spread consecutive keys.
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
         for &(ino, lblk) in &pages {
-            bed.insert_word(ino, lblk, word(lblk)).expect("room");
+            bed.insert_word(ino, lblk, word(lblk)).expect("space");
         }
         let absent = |n: u32| (5_000_000 + n / 100, n % 100);
         println!("fresh: hits {:.2}", mean_lines(&bed.map, pages.iter().copied()));
@@ -46,7 +46,7 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
             let (ino, lblk) = pages[victim];
             assert_eq!(bed.remove(ino, lblk, false), word(lblk));
             let next = (1_000_000 + (n / 500) as u32, (n % 500) as u32);
-            bed.insert_word(next.0, next.1, word(next.1)).expect("room");
+            bed.insert_word(next.0, next.1, word(next.1)).expect("space");
             pages[victim] = next;
         }
         let hits = mean_lines(&bed.map, pages.iter().copied());
@@ -73,7 +73,7 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
         let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
         for &(ino, lblk) in &pages {
-            bed.insert_word(ino, lblk, word(lblk)).expect("room");
+            bed.insert_word(ino, lblk, word(lblk)).expect("space");
         }
         let mean = |pages: &mut dyn Iterator<Item = (u32, u32)>| {
             let lines: Vec<u64> = pages
@@ -96,7 +96,7 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
             let (ino, lblk) = pages[victim];
             assert_eq!(bed.remove(ino, lblk, false), word(lblk));
             let next = (1_000_000 + (n / 500) as u32, (n % 500) as u32);
-            bed.insert_word(next.0, next.1, word(next.1)).expect("room");
+            bed.insert_word(next.0, next.1, word(next.1)).expect("space");
             pages[victim] = next;
         }
         let (hits, misses) = look("after 100 turnovers", &pages);
@@ -116,13 +116,13 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
         let page = |n: u32| (1 + n / 500, n % 500);
         let mut pages: Vec<(u32, u32)> = (0..BLOCKS).map(page).collect();
         for &(ino, lblk) in &pages {
-            bed.insert_word(ino, lblk, word).expect("room");
+            bed.insert_word(ino, lblk, word).expect("space");
         }
         for n in BLOCKS..BLOCKS * 20 {
             let victim = rng.below(u64::from(BLOCKS)) as usize;
             bed.remove(pages[victim].0, pages[victim].1, false);
             pages[victim] = page(n);
-            bed.insert_word(pages[victim].0, pages[victim].1, word).expect("room");
+            bed.insert_word(pages[victim].0, pages[victim].1, word).expect("space");
         }
         let distance = |&(ino, lblk): &(u32, u32)| {
             bed.map
@@ -196,7 +196,7 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
                             );
                         } else {
                             let word = PageWord::new(bed.geometry.first_block, lblk + 1);
-                            bed.insert_word(ino, lblk, word).expect("room");
+                            bed.insert_word(ino, lblk, word).expect("space");
                             assert_eq!(bed.map.get(PageId::from_raw(ino, lblk)), word);
                         }
                         *is_mapped ^= true;
@@ -216,7 +216,7 @@ fn all_levels_find_the_same() {
         for _ in 0..500 {
             let (ino, lblk) = (1 + rng.below(5) as u32, rng.below(400) as u32);
             if bed.map.get(PageId::from_raw(ino, lblk)).is_hole() {
-                bed.insert(ino, lblk).expect("room");
+                bed.insert(ino, lblk).expect("space");
             }
         }
         let maps: Vec<HashFs> = Level::available()
@@ -250,7 +250,7 @@ fn all_levels_find_the_same() {
 fn a_mount_rebuilds_the_free_map() {
     let bed = Bed::<HashFs>::new(500, 77);
     for lblk in 0..450 {
-        bed.insert(1, lblk).expect("room");
+        bed.insert(1, lblk).expect("space");
     }
     for lblk in (0..450).step_by(3) {
         bed.remove(1, lblk, true);
@@ -271,13 +271,16 @@ fn overwrites_leave_home_and_swing_back() {
     let bed = Bed::<HashFs>::new(1000, 3);
     let (mut at_home, mut swung) = (0, 0);
     for lblk in 0..400 {
-        let first = bed.insert(2, lblk).expect("room");
+        let first = bed.insert(2, lblk).expect("space");
         let slot = bed.map.find(Inum::new(2), Lblk::new(lblk)).expect("just mapped");
         let mut word = first;
         let mut blocks = Vec::new();
         for _ in 0..2 {
             let mut tx = bed.tx();
-            let next = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(2, lblk)).expect("room"), 0);
+            let next = PageWord::new(
+                bed.map.alloc_page(&mut tx, PageId::from_raw(2, lblk)).expect("space"),
+                0,
+            );
             bed.map
                 .replace(&mut tx, PageId::from_raw(2, lblk), next)
                 .expect("mapped");
@@ -315,7 +318,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let mut tx = bed.tx();
     bed.map
         .insert(&mut tx, PageId::from_raw(5, 6), PageWord(77))
-        .expect("room");
+        .expect("space");
     let [word @ StoredWord { value: 77, .. }, key] = tx.words[..] else {
         panic!("{:?}", tx.words)
     };
@@ -351,7 +354,7 @@ fn damage_is_reported_and_the_rest_is_loaded() {
         (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(1), 0)),
     ] {
         let bed = Bed::<HashFs>::new(100, 3);
-        let sound = bed.insert(1, 1).expect("room");
+        let sound = bed.insert(1, 1).expect("space");
         let slot = bed.map.free_slot(bed.map.home(key), false).expect("a free slot").slot;
         bed.region.store(bed.map.word_offset(slot), word.0);
         bed.region.store(bed.map.key_offset(slot), key);
@@ -370,7 +373,7 @@ fn damage_is_reported_and_the_rest_is_loaded() {
 fn reads_in_order_leave_hints_that_are_verified() {
     let bed = Bed::<HashFs>::new(1000, 3);
     for lblk in 0..64 {
-        bed.insert(1, lblk).expect("room");
+        bed.insert(1, lblk).expect("space");
     }
     for len in 1..=7usize {
         let cache = TransCache::default();
@@ -411,7 +414,7 @@ fn keys_beyond_the_largest_bound_are_found() {
             .map(|(bucket, index)| bed.map.wrap(bucket) * BUCKET_SLOTS + index)
             .filter(|&slot| bed.map.used.claim(slot))
             .collect();
-        let word = bed.insert(1, lblk).expect("room");
+        let word = bed.insert(1, lblk).expect("space");
         let slot = bed.map.find(Inum::new(1), Lblk::new(lblk)).expect("just mapped");
         assert!(bed.map.wrap(slot / BUCKET_SLOTS + bed.map.buckets - home) >= 300);
         assert_eq!(bed.remounted().0.get(PageId::from_raw(1, lblk)), word);

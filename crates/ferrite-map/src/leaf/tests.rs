@@ -33,10 +33,10 @@ fn a_table_filled_at_once_grows() {
                 .expect("within reach");
         }
         tx.commit(&bed.region);
-        assert!(bed.map.wants_room());
-        assert!(bed.make_room(), "{pages} lines do not split");
+        assert!(bed.map.wants_space());
+        assert!(bed.make_space(), "{pages} lines do not split");
         assert!(
-            !bed.map.wants_room(),
+            !bed.map.wants_space(),
             "{pages} lines: only {} are active",
             bed.map.active()
         );
@@ -78,7 +78,7 @@ fn pages_that_lie_alone_never_fill_the_table() {
         let bed = Bed::<Leaf>::new(5000, seed);
         let mut largest = 0;
         for n in 0..5000u32 {
-            bed.insert_word(1 + n % 50, n * CHUNK, word(&bed, n)).expect("room");
+            bed.insert_word(1 + n % 50, n * CHUNK, word(&bed, n)).expect("space");
             largest = largest.max(bed.map.active());
             assert!(bed.map.active() <= (u64::from(n) * 10 / 3 + 4 + 2 * BATCH).min(bed.geometry.slots));
         }
@@ -97,7 +97,7 @@ fn readers_find_resting_pages_while_lines_are_split() {
     for_seeds(6, |seed| {
         let bed = &Bed::<Leaf>::new(4000, seed);
         for lblk in 0..70 {
-            bed.insert_word(9, lblk * 5, word(bed, lblk)).expect("room");
+            bed.insert_word(9, lblk * 5, word(bed, lblk)).expect("space");
         }
         let done = &AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -123,8 +123,9 @@ fn readers_find_resting_pages_while_lines_are_split() {
             }
             let writers: Vec<_> = (1..3u32)
                 .map(|ino| {
-                    scope
-                        .spawn(move || (0..1500).for_each(|n| bed.insert_word(ino, n * 8, word(bed, n)).expect("room")))
+                    scope.spawn(move || {
+                        (0..1500).for_each(|n| bed.insert_word(ino, n * 8, word(bed, n)).expect("space"))
+                    })
                 })
                 .collect();
             let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
@@ -143,7 +144,7 @@ fn probes_stay_short_after_a_hundred_turnovers() {
         let bed = Bed::<Leaf>::new(8000, rng.next_u64());
         let mut pages: Vec<(u32, u32)> = (0..6400u32).map(|n| (1 + n / 500, n % 500)).collect();
         for &(ino, lblk) in &pages {
-            bed.insert_word(ino, lblk, word(&bed, lblk)).expect("room");
+            bed.insert_word(ino, lblk, word(&bed, lblk)).expect("space");
         }
         let mean = |pages: &mut dyn Iterator<Item = (u32, u32)>| {
             let lines: Vec<u64> = pages
@@ -171,7 +172,7 @@ fn probes_stay_short_after_a_hundred_turnovers() {
                 bed.remove(ino, lblk, false);
                 let is_taken = |file: &u32| !bed.map.get(PageId::from_raw(*file, lblk)).is_hole();
                 let next = (file..).find(|file| !is_taken(file)).expect("a file without the page");
-                bed.insert_word(next, lblk, word(&bed, lblk)).expect("room");
+                bed.insert_word(next, lblk, word(&bed, lblk)).expect("space");
                 pages[at] = (next, lblk);
             }
         }
@@ -187,12 +188,12 @@ fn probes_stay_short_after_a_hundred_turnovers() {
 #[test]
 fn blocks_follow_each_other() {
     let bed = Bed::<Leaf>::new(600, 1);
-    let words: Vec<PageWord> = (0..500).map(|lblk| bed.insert(3, lblk).expect("room")).collect();
+    let words: Vec<PageWord> = (0..500).map(|lblk| bed.insert(3, lblk).expect("space")).collect();
     assert!(words.windows(2).all(|pair| pair[1].page() == pair[0].page().plus(1)));
     for _ in 0..2 {
         let mut tx = bed.tx();
         let old = bed.map.get(PageId::from_raw(3, 77));
-        let new = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(3, 77)).expect("room"), 0);
+        let new = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(3, 77)).expect("space"), 0);
         bed.map
             .replace(&mut tx, PageId::from_raw(3, 77), new)
             .expect("it is mapped");
@@ -208,7 +209,7 @@ fn blocks_follow_each_other() {
 fn the_number_of_active_lines_survives_damage() {
     let bed = Bed::<Leaf>::new(3000, 5);
     for n in 0..900u32 {
-        bed.insert_word(1 + n % 9, n * 3, word(&bed, n)).expect("room");
+        bed.insert_word(1 + n % 9, n * 3, word(&bed, n)).expect("space");
     }
     let active = bed.map.active();
     for hit in [&ACTIVE_COPIES[..1], &ACTIVE_COPIES[1..], &ACTIVE_COPIES[..]] {
@@ -236,7 +237,7 @@ fn short_walks_miss_nothing_while_lines_are_split() {
     for_seeds(8, |seed| {
         let bed = &Bed::<Leaf>::new(4000, seed);
         for lblk in 0..70 {
-            bed.insert_word(9, lblk * 5, word(bed, lblk)).expect("room");
+            bed.insert_word(9, lblk * 5, word(bed, lblk)).expect("space");
         }
         let done = &AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -251,7 +252,7 @@ fn short_walks_miss_nothing_while_lines_are_split() {
                 }
             });
             for n in 0..3000u32 {
-                bed.insert_word(1, n * 8, word(bed, n)).expect("room");
+                bed.insert_word(1, n * 8, word(bed, n)).expect("space");
             }
             done.store(true, Ordering::Relaxed);
         });

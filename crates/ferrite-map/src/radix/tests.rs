@@ -55,11 +55,11 @@ fn heights_and_nodes_follow_the_pages() {
     let mut nodes = 0;
     for (index, (first, last)) in ENDS.into_iter().enumerate() {
         let wanted = index as u32 + 1;
-        bed.insert(1, first).expect("room");
+        bed.insert(1, first).expect("space");
         // A root above the old one, and the path down to a separate leaf.
         nodes += if index == 0 { 1 } else { 1 + u64::from(wanted) - 1 };
         assert_eq!((height(&bed, 1), bed.nodes().len() as u64), (wanted, nodes));
-        bed.insert(1, last).expect("room");
+        bed.insert(1, last).expect("space");
         nodes += if index == 0 { 0 } else { u64::from(wanted) - 1 };
         assert_eq!((height(&bed, 1), bed.nodes().len() as u64), (wanted, nodes));
         assert_eq!(bed.map.lines_touched(PageId::from_raw(1, last)), 1 + u64::from(wanted));
@@ -79,13 +79,13 @@ fn heights_and_nodes_follow_the_pages() {
     assert_eq!((height(&bed, 1), bed.blocks.count_used()), (0, 0));
     // In the reverse order, and from one to four levels and back in one step.
     for lblk in [u32::MAX, 0] {
-        bed.insert(1, lblk).expect("room");
+        bed.insert(1, lblk).expect("space");
         assert_eq!(height(&bed, 1), 4);
     }
     assert_eq!(bed.nodes().len(), 7);
     bed.remove(1, u32::MAX, true);
     assert_eq!((height(&bed, 1), bed.nodes().len()), (1, 1));
-    bed.insert(1, 1 << 31).expect("room");
+    bed.insert(1, 1 << 31).expect("space");
     bed.remove(1, 0, true);
     assert_eq!((height(&bed, 1), bed.nodes().len()), (4, 4));
     bed.remove(1, 1 << 31, true);
@@ -99,8 +99,8 @@ fn sparse_files_are_listed_by_what_is_mapped() {
     // 16 TiB, the largest file possible.
     let pages = [0, 77, 511, 1 << 20, u32::MAX - 40, u32::MAX];
     for lblk in pages {
-        bed.insert(1, lblk).expect("room");
-        bed.insert(2, lblk / 2).expect("room");
+        bed.insert(1, lblk).expect("space");
+        bed.insert(2, lblk / 2).expect("space");
     }
     let mut entered = 0;
     let mut found = Vec::new();
@@ -146,7 +146,7 @@ fn records_stay_small_and_free_each_node_once() {
         let pages: Vec<u32> = (0..512).map(|n: u32| n * stride % (1 << 31) + 5).collect();
         for &lblk in &pages {
             if bed.map.get(PageId::from_raw(1, lblk)).is_hole() {
-                bed.insert(1, lblk).expect("room");
+                bed.insert(1, lblk).expect("space");
             }
         }
         let nodes = bed.nodes();
@@ -187,16 +187,16 @@ fn records_stay_small_and_free_each_node_once() {
 #[test]
 fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
     let bed = Bed::<Radix>::new(100, 3);
-    bed.insert(1, 1000).expect("room");
-    let kept = bed.insert(1, 3).expect("room");
+    bed.insert(1, 1000).expect("space");
+    let kept = bed.insert(1, 3).expect("space");
     let before = bed.nodes();
     for commits in [false, true] {
         let mut tx = bed.tx();
         let old = bed.map.remove(&mut tx, PageId::from_raw(1, 1000)).expect("sound");
-        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(1, 1001)).expect("room");
+        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(1, 1001)).expect("space");
         bed.map
             .insert(&mut tx, PageId::from_raw(1, 1001), PageWord::new(block, 9))
-            .expect("room");
+            .expect("space");
         assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(1, 1000)), Ok(PageWord::HOLE));
         bed.map
             .replace(&mut tx, PageId::from_raw(1, 1001), PageWord::new(block, 10))
@@ -220,7 +220,7 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
 #[test]
 fn pages_in_order_lie_in_order() {
     let bed = Bed::<Radix>::new(2000, 3);
-    let words: Vec<PageWord> = (0..1200).map(|lblk| bed.insert(1, lblk).expect("room")).collect();
+    let words: Vec<PageWord> = (0..1200).map(|lblk| bed.insert(1, lblk).expect("space")).collect();
     let follows = |pair: &&[PageWord]| pair[1].page() == pair[0].page().plus(1);
     // One block in 512 pages is a leaf, and one is the node above them.
     assert!(words.windows(2).filter(follows).count() >= 1200 - 6);
@@ -250,8 +250,8 @@ fn set_words(bed: &Bed<Radix>, tx: TestTx<'_>) {
 
 /// Pages 0 and 513 of inode 1, and a cursor to the leaf of the second.
 fn two_leaves(bed: &Bed<Radix>) -> TransCache {
-    bed.insert(1, 0).expect("room");
-    bed.insert(1, 513).expect("room");
+    bed.insert(1, 0).expect("space");
+    bed.insert(1, 513).expect("space");
     let cache = TransCache::default();
     assert_eq!(read_twice(bed, &cache, 1, 513), bed.map.get(PageId::from_raw(1, 513)));
     assert!(knows(bed, &cache, 1, 513), "the cursor was not left");
@@ -270,7 +270,7 @@ fn a_cursor_does_not_outlive_its_node() {
     bed.region
         .stream(leaf.word_offset(0), &trap.0.to_le_bytes().repeat(NODE_WORDS));
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
-    let word = bed.insert(1, 514).expect("room");
+    let word = bed.insert(1, 514).expect("space");
     assert_eq!(read_twice(&bed, &cache, 1, 514), word);
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
 }
@@ -288,7 +288,7 @@ fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
     set_words(&bed, tx);
     assert!(knows(&bed, &cache, 1, 513));
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
-    let word = bed.insert(1, 514).expect("room");
+    let word = bed.insert(1, 514).expect("space");
     assert_eq!(read_twice(&bed, &cache, 1, 514), word);
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
 }
@@ -297,13 +297,13 @@ fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
 #[test]
 fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
     let bed = Bed::<Radix>::new(100, 3);
-    bed.insert(1, 5).expect("room");
-    bed.insert(1, 513).expect("room");
+    bed.insert(1, 5).expect("space");
+    bed.insert(1, 513).expect("space");
     let cache = TransCache::default();
     let mut tx = bed.tx();
     bed.map.remove(&mut tx, PageId::from_raw(1, 513)).expect("sound");
-    let word = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(1, 514)).expect("room"), 0);
-    bed.map.insert(&mut tx, PageId::from_raw(1, 514), word).expect("room");
+    let word = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(1, 514)).expect("space"), 0);
+    bed.map.insert(&mut tx, PageId::from_raw(1, 514), word).expect("space");
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
     assert!(knows(&bed, &cache, 1, 513));
@@ -316,7 +316,7 @@ fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
 fn a_cursor_is_one_files() {
     let mut bed = Bed::<Radix>::new(100, 3);
     let cache = two_leaves(&bed);
-    let other = bed.insert(2, 513).expect("room");
+    let other = bed.insert(2, 513).expect("space");
     assert_eq!(read_twice(&bed, &cache, 2, 513), other);
     assert!(read_twice(&bed, &cache, 3, 513).is_hole());
     assert!(read_twice(&bed, &cache, 1, 1025).is_hole());
@@ -383,7 +383,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     } else {
                         bed.map
                             .insert(&mut tx, PageId::from_raw(1, lblk_of(page)), word_of(page))
-                            .expect("room");
+                            .expect("space");
                     }
                 }
                 if rng.below(5) == 0 {
@@ -401,7 +401,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                 tx.commit(&bed.region);
                 let mut tx = bed.tx();
                 for _ in 0..rng.below(4) {
-                    let block = tx.alloc_block().expect("room");
+                    let block = tx.alloc_block().expect("space");
                     let link = Link {
                         block: bed.geometry.first_block.plus(rng.below(80) as u32),
                         height: 1 + rng.below(3) as u32,
@@ -458,7 +458,7 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
                 let word = PageWord::new(bed.geometry.first_block, 1 + rng.below(1000) as u32);
                 match after.remove(&lblk) {
                     None => {
-                        bed.map.insert(&mut tx, PageId::from_raw(1, lblk), word).expect("room");
+                        bed.map.insert(&mut tx, PageId::from_raw(1, lblk), word).expect("space");
                         after.insert(lblk, word);
                     }
                     Some(_) if rng.below(4) == 0 => {
@@ -608,9 +608,9 @@ fn broken_links_are_found_and_cured() {
         let bed = Bed::<Radix>::new(100, 3);
         let mut words = BTreeMap::new();
         for lblk in [0, FAR, FAR + 600] {
-            words.insert(lblk, bed.insert(1, lblk).expect("room"));
+            words.insert(lblk, bed.insert(1, lblk).expect("space"));
         }
-        bed.insert(2, 0).expect("room");
+        bed.insert(2, 0).expect("space");
         damage(&bed);
         for lblk in [0, FAR, FAR + 600, u32::MAX] {
             bed.map.get(PageId::from_raw(1, lblk));
@@ -655,7 +655,7 @@ fn wrong_sixteenths_cost_no_page() {
         for _ in 0..60 {
             let lblk = rng.below(1500) as u32;
             if bed.map.get(PageId::from_raw(1, lblk)).is_hole() {
-                bed.insert(1, lblk).expect("room");
+                bed.insert(1, lblk).expect("space");
             }
         }
         let sound = bed.remounted().1.expect("sound");

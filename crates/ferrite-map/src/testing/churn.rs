@@ -75,7 +75,7 @@ fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut 
             }
             Err(MapError::TableFull) if attempt == 0 => {
                 drop(tx);
-                bed.make_room();
+                bed.make_space();
             }
             Err(MapError::TableFull | MapError::NoBlock) => {
                 drop(tx);
@@ -85,7 +85,7 @@ fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut 
             Err(error) => panic!("page {page:?}: {error}"),
         }
     }
-    panic!("no room for page {page:?} although nothing waits");
+    panic!("no space for page {page:?} although nothing waits");
 }
 
 fn mark_moves<M: Subject>(bed: &Bed<M>, waiting: &mut Vec<Resource>) {

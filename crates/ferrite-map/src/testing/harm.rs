@@ -20,7 +20,7 @@ pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
             let mut tx = bed.tx();
             if change_a_run(&bed, &mut tx, &mut rng, &mut after).is_err() {
                 drop(tx);
-                bed.make_room();
+                bed.make_space();
                 continue;
             }
             // The content of fresh blocks was durable before the record.
@@ -118,7 +118,7 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
                     model = after;
                 } else {
                     drop(tx);
-                    bed.make_room();
+                    bed.make_space();
                 }
                 // Data in a free block, which may have been a node a moment ago.
                 let mut tx = bed.tx();
@@ -151,7 +151,7 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
                 model = after;
             } else {
                 drop(tx);
-                bed.make_room();
+                bed.make_space();
             }
         }
         let mut places = vec![(AREA_OFFSET, M::MAPPING.area_bytes(bed.geometry.slots))];

@@ -134,7 +134,7 @@ fn move_and_crash<M: Subject>(
     let older = since.records.len();
     let moving = bed.map.gate().map(|gate| gate.close());
     let mut tx = bed.tx_without_gate();
-    if !bed.map.make_room(&mut tx).expect("a table that is sound") {
+    if !bed.map.make_space(&mut tx).expect("a table that is sound") {
         return false;
     }
     let words = tx.words.clone();
@@ -259,7 +259,7 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
                     }
                 },
             }
-            if bed.map.wants_room() {
+            if bed.map.wants_space() {
                 move_and_crash(&crashed, &mut rng, &mut since, &model, &mut seen);
             }
             if rng.below(80) == 0 {

@@ -180,11 +180,11 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
                     }
                     Err(_) => {
                         drop(tx);
-                        make_room(&bed, &mut since);
+                        make_space(&bed, &mut since);
                     }
                 }
-                if bed.map.wants_room() {
-                    make_room(&bed, &mut since);
+                if bed.map.wants_space() {
+                    make_space(&bed, &mut since);
                 }
             }
             if step % 9 == 0 {
@@ -194,10 +194,10 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     });
 }
 
-fn make_room<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
+fn make_space<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
     let _moving = bed.map.gate().map(|gate| gate.close());
     let mut tx = bed.tx_without_gate();
-    if bed.map.make_room(&mut tx).unwrap_or(false) {
+    if bed.map.make_space(&mut tx).unwrap_or(false) {
         since.commit(bed, tx);
     }
 }

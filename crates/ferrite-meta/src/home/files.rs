@@ -310,7 +310,7 @@ impl BlobFiles {
     }
 
     /// Bytes of the whole device, and approximately those that may still be written.
-    pub(crate) fn room_bytes(&self) -> Result<(u64, u64), BlobError> {
+    pub(crate) fn space_bytes(&self) -> Result<(u64, u64), BlobError> {
         let blobs = &self.0.device.blobs;
         Ok((blobs.size_bytes()?, blobs.free_bytes()?))
     }

@@ -81,8 +81,8 @@ impl MetaStore for Shared {
         self.0.statistics()
     }
 
-    fn has_room_to_spare(&self) -> bool {
-        !self.1.load(Ordering::Relaxed) && self.0.has_room_to_spare()
+    fn has_space_to_spare(&self) -> bool {
+        !self.1.load(Ordering::Relaxed) && self.0.has_space_to_spare()
     }
 }
 

@@ -378,7 +378,7 @@ impl Initiator {
         self.port.flush();
         let now_ns = self.clock.now_ns();
         while !self.port.is_blocked() {
-            while self.port.has_room() {
+            while self.port.has_space() {
                 match self.endpoint.poll_transmit(now_ns, &mut NoMemory, &mut self.datagram) {
                     Some(flow) => self.port.push(flow, &mut self.datagram),
                     None => return self.port.flush(),

@@ -377,8 +377,8 @@ impl Requester {
                 .take(self.cursor)
                 .filter(|work| work.request.wants_answer())
         };
-        let has_room = !work.request.wants_answer() || under_way().count() < usize::from(self.config.depth.max(1));
-        !self.is_broken && self.waits_until_ns.is_none() && is_within && has_room
+        let has_space = !work.request.wants_answer() || under_way().count() < usize::from(self.config.depth.max(1));
+        !self.is_broken && self.waits_until_ns.is_none() && is_within && has_space
     }
 
     /// Appends the next packet, without ICRC; false if none may leave now.

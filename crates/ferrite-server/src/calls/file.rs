@@ -115,7 +115,7 @@ impl Answering<'_> {
         let file = self.readable(number, len)?;
         if len <= INLINE_BYTES_MAX {
             let frame = begin_reply(out, self.id, self.session.lease(file.ino()));
-            frame.try_finish_with(len, |room| file.read_at(&self.ctx, offset, room))?;
+            frame.try_finish_with(len, |buf| file.read_at(&self.ctx, offset, buf))?;
             return Ok(Served::Yes);
         }
         let Some(mut buffer) = self.pool.take(len) else {

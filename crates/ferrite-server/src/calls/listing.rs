@@ -13,9 +13,9 @@ const ENTRY_BYTES_MAX: usize = 1600;
 const _: () = assert!(LISTING_BYTES_MAX + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
 
 impl Answering<'_> {
-    /// Answers with a part of a directory, from `cookie` on, of about `room_bytes`.
-    pub(super) fn readdir(&self, at: (Node, u64), with_attributes: bool, room_bytes: usize, out: &mut Outbox) {
-        if let Err(error) = self.list(at, with_attributes, room_bytes, out) {
+    /// Answers with a part of a directory, from `cookie` on, of about `reply_bytes`.
+    pub(super) fn readdir(&self, at: (Node, u64), with_attributes: bool, reply_bytes: usize, out: &mut Outbox) {
+        if let Err(error) = self.list(at, with_attributes, reply_bytes, out) {
             put::<()>(out, self.id, Err(error));
         }
     }
@@ -25,20 +25,20 @@ impl Answering<'_> {
         &self,
         (dir, cookie): (Node, u64),
         with_attributes: bool,
-        room_bytes: usize,
+        reply_bytes: usize,
         out: &mut Outbox,
     ) -> Result<()> {
         let export = &self.session.export;
         let dir = self.session.hold(dir)?;
         let may_search = self.may_list(dir.ino)?;
         let mut frame = begin_reply(out, self.id, false);
-        let room_bytes = frame.body_bytes() + room_bytes.min(LISTING_BYTES_MAX);
+        let reply_bytes = frame.body_bytes() + reply_bytes.min(LISTING_BYTES_MAX);
         let (mut ending, mut has_entry) = (LISTING_ENDS, false);
         // A client that wants no attributes still wants handles of the entries, but no pins.
         let mut ctx = self.ctx.clone();
         ctx.pins &= with_attributes && may_search;
         let mut append = |entry: &DirEntry<'_>, attr: Result<Attr>| {
-            if std::mem::replace(&mut has_entry, true) && frame.body_bytes() > room_bytes {
+            if std::mem::replace(&mut has_entry, true) && frame.body_bytes() > reply_bytes {
                 ending = LISTING_GOES_ON;
                 return false;
             }

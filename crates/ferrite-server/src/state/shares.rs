@@ -45,7 +45,7 @@ impl Kept {
     }
 
     /// Whether the attribute can list all current holders of slots, the last of which is of this account.
-    pub(super) fn has_room_for_holder(&self, account: Account) -> bool {
+    pub(super) fn has_space_for_holder(&self, account: Account) -> bool {
         let (mut all, mut own) = (0, 0);
         for holder in &self.content.holders {
             let len_bytes = holder.len_bytes();
@@ -60,7 +60,7 @@ impl Kept {
     }
 
     /// The same for sessions with locks.
-    pub(super) fn has_room_for_locker(&self, account: Account) -> bool {
+    pub(super) fn has_space_for_locker(&self, account: Account) -> bool {
         let lockers = &self.content.lockers;
         let is_own = |session: &&u32| self.is_of(account, u64::from(**session));
         let own = lockers.iter().filter(is_own).count();

@@ -170,14 +170,14 @@ impl Shared {
             filled += count;
         }
         if !self.knows_records {
-            let mut room = vec![0; 64 << 10];
+            let mut buf = vec![0; 64 << 10];
             loop {
-                let count = from.read(&mut room)?;
+                let count = from.read(&mut buf)?;
                 if count == 0 {
                     return Ok(());
                 }
-                self.hear(side, number, &room[..count]);
-                to.write_all(&room[..count])?;
+                self.hear(side, number, &buf[..count]);
+                to.write_all(&buf[..count])?;
             }
         }
         let mut nth = 0;

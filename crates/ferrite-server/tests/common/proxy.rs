@@ -132,9 +132,9 @@ impl Shared {
     }
 
     fn pump(&self, mut from: &TcpStream, mut to: &TcpStream, mut random: Rng) -> std::io::Result<()> {
-        let mut room = vec![0; 64 << 10];
+        let mut buf = vec![0; 64 << 10];
         while !self.is_over.load(Ordering::Acquire) {
-            let count = match from.read(&mut room) {
+            let count = match from.read(&mut buf) {
                 Ok(0) => return Ok(()),
                 Ok(count) => count,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
@@ -143,7 +143,7 @@ impl Shared {
             while self.is_silent.load(Ordering::Acquire) && !self.is_over.load(Ordering::Acquire) {
                 std::thread::sleep(TICK);
             }
-            let piece = &room[..count];
+            let piece = &buf[..count];
             let weather = *self.weather.lock().unwrap();
             let mut meets = |share: u64| random.below(1000) < share;
             let (is_cut, is_late, crumbles) = (meets(weather.cuts), meets(weather.delays), meets(weather.crumbs));

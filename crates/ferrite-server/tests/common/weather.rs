@@ -82,10 +82,10 @@ impl Way {
     fn run(mut self, is_over: &AtomicBool, to: impl Fn(SocketAddr) -> Option<(Arc<UdpSocket>, SocketAddr)>) {
         self.from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
         let here = self.from.local_addr().unwrap();
-        let mut room = [0; 9_000];
+        let mut buf = [0; 9_000];
         let mut late: Option<Parcel> = None;
         while !is_over.load(Ordering::Relaxed) {
-            let Ok((len, source)) = self.from.recv_from(&mut room) else {
+            let Ok((len, source)) = self.from.recv_from(&mut buf) else {
                 send(late.take());
                 continue;
             };
@@ -93,7 +93,7 @@ impl Way {
                 source,
                 destination: here,
             };
-            let Some((by, receiver)) = to(source).filter(|_| icrc::verify(&flow, &room[..len], Ids::Zero)) else {
+            let Some((by, receiver)) = to(source).filter(|_| icrc::verify(&flow, &buf[..len], Ids::Zero)) else {
                 // From an unknown sender.
                 continue;
             };
@@ -102,7 +102,7 @@ impl Way {
                 source: by.local_addr().unwrap(),
                 destination: receiver,
             };
-            let mut bytes = room[..len - icrc::BYTES].to_vec();
+            let mut bytes = buf[..len - icrc::BYTES].to_vec();
             icrc::append(&there, &mut bytes);
             if self.random.chance(self.percent) {
                 continue;

@@ -1,5 +1,5 @@
 //! Loops over names, directories, links and attributes. Their limits: name slots, inode numbers, blocks of directories
-//! and room within them, blocks of attributes.
+//! and space within them, blocks of attributes.
 
 use ferrite_vfs::RenameMode;
 
@@ -46,7 +46,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "grow_and_shrink",
-        presses: "blocks of a directory, and what remembers where they have room",
+        presses: "blocks of a directory, and what remembers where they have space",
         threads: 1,
         weight: 2,
         prepare: |pair| pair.mkdir("dir"),
@@ -63,7 +63,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "churn_in_a_directory",
-        presses: "room in a large directory that neither grows nor shrinks",
+        presses: "space in a large directory that neither grows nor shrinks",
         threads: 1,
         weight: 2,
         prepare: |pair| {

@@ -145,7 +145,7 @@ fn large(h: &Harness<'_>) {
     let space = h.fs().statfs(SYSTEM).expect("statfs");
     for (len, offset) in [(2 << 20, 0), (2 << 20, 1234), ((2 << 20) - 1, 4096), (5 << 20, 77)] {
         if space.blocks_available * u64::from(space.block_bytes) < 3 * len as u64 {
-            return h.skip("no room for 15 MiB");
+            return h.skip("no space for 15 MiB");
         }
         let data = pattern(len as u32, len);
         let ino = h.write("f", b"start");

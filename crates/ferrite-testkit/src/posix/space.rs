@@ -111,9 +111,9 @@ fn overwrite(h: &Harness<'_>) {
 fn full(h: &Harness<'_>) {
     const PART: usize = 1 << 20;
     let start = settled(h);
-    let room = start.blocks_available * u64::from(start.block_bytes);
-    if room > FILL_LIMIT_BYTES {
-        return h.skip(format!("{} MiB would take long to fill", room >> 20));
+    let space = start.blocks_available * u64::from(start.block_bytes);
+    if space > FILL_LIMIT_BYTES {
+        return h.skip(format!("{} MiB would take long to fill", space >> 20));
     }
     h.mkdir("d");
     let mut held = Vec::new();
@@ -149,7 +149,7 @@ fn full(h: &Harness<'_>) {
             "ENOSPC too early: {now:?}"
         );
         assert!(
-            (made.len() * PART) as u64 > room * 8 / 10 || round > 0,
+            (made.len() * PART) as u64 > space * 8 / 10 || round > 0,
             "only {} MiB fitted",
             made.len()
         );

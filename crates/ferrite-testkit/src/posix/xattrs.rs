@@ -120,7 +120,7 @@ fn sizes(h: &Harness<'_>) {
             XattrMode::Create,
         ) {
             Ok(()) => {}
-            Err(FsError::NoSpace(what)) => return h.skip(format!("no room for 50 attributes: out of {what}")),
+            Err(FsError::NoSpace(what)) => return h.skip(format!("no space for 50 attributes: out of {what}")),
             Err(error) => panic!("attribute {index}: {error}"),
         }
     }

@@ -204,15 +204,15 @@ impl Repair {
             .rev()
             .take(BLOCKS_TRIED)
             .find_map(|found| self.free_run(self.superblock.block_offset(found.block), need));
-        let Some(FreeSpace { at, len_bytes: room }) = free.or_else(|| self.add_block(dir, &blocks)) else {
+        let Some(FreeSpace { at, len_bytes: space }) = free.or_else(|| self.add_block(dir, &blocks)) else {
             return false;
         };
         let mut words = Vec::new();
         dentry::encode(dir, ino, kind, name, need, |within, word| {
             words.push(StoredWord::new(at + within, word))
         });
-        if room > need {
-            words.push(StoredWord::new(at + need, dentry::free_word(room - need)));
+        if space > need {
+            words.push(StoredWord::new(at + need, dentry::free_word(space - need)));
         }
         words.into_iter().for_each(|word| self.set(word.offset, word.value));
         self.entries.push(Named { dir, ino, at, kind });

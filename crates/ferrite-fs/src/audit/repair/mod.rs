@@ -402,7 +402,7 @@ impl Repair {
         let mut tries = 0;
         loop {
             match change(self) {
-                Err(MapError::TableFull) if tries < MOVES_MAX && map.make_room(&mut RepairTx { repair: self })? => {
+                Err(MapError::TableFull) if tries < MOVES_MAX && map.make_space(&mut RepairTx { repair: self })? => {
                     tries += 1;
                     self.reload_map();
                 }

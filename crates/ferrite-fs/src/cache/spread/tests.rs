@@ -440,12 +440,12 @@ impl FileMap for Counting {
         self.inner.gate()
     }
 
-    fn wants_room(&self) -> bool {
-        self.inner.wants_room()
+    fn wants_space(&self) -> bool {
+        self.inner.wants_space()
     }
 
-    fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
-        self.inner.make_room(tx)
+    fn make_space(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
+        self.inner.make_space(tx)
     }
 
     fn dram_bytes(&self) -> u64 {

@@ -35,7 +35,7 @@ const MAX_FILE_BYTES: usize = 128 << 20;
 /// Pairs of a scan, at most.
 const SCAN_PAIRS_MAX: u64 = 100;
 /// A pool's size in units of its data: LevelDB writes new tables before it removes the old ones.
-const ROOM: u64 = 3;
+const SPACE_FACTOR: u64 = 3;
 /// Space of a pool beyond that, for tables, rings and LevelDB's log.
 const POOL_BYTES_MIN: u64 = 96 << 20;
 
@@ -91,7 +91,7 @@ fn noise(rng: &mut Rng) -> [u8; VALUE_BYTES] {
 
 /// Bytes of a pool that the given number of pairs may occupy.
 fn pool_bytes(pairs: u64) -> u64 {
-    (pairs * (KEY_BYTES + VALUE_BYTES) as u64 * ROOM + POOL_BYTES_MIN).next_multiple_of(2 << 20)
+    (pairs * (KEY_BYTES + VALUE_BYTES) as u64 * SPACE_FACTOR + POOL_BYTES_MIN).next_multiple_of(2 << 20)
 }
 
 /// Pairs that the workloads are expected to add.
@@ -112,7 +112,8 @@ fn pairs_that_fit(plan: &Plan) -> u64 {
     });
     // A fifth is left for everything else.
     let each_bytes = available_kib.map_or(u64::MAX, |kib| kib * 1024 / 5 * 4) / Mapping::ALL.len() as u64;
-    let fit = each_bytes.saturating_sub(pool_bytes(pairs_to_come(plan))) / ((KEY_BYTES + VALUE_BYTES) as u64 * ROOM);
+    let fit =
+        each_bytes.saturating_sub(pool_bytes(pairs_to_come(plan))) / ((KEY_BYTES + VALUE_BYTES) as u64 * SPACE_FACTOR);
     u64::from(plan.ycsb_pairs).min(fit).max(2)
 }
 

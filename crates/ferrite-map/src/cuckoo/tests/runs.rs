@@ -15,10 +15,10 @@ fn straight_file(pages: u32) -> Bed<Cuckoo> {
     let bed = Bed::<Cuckoo>::new(2000, 5);
     let mut tx = bed.tx();
     for lblk in 0..pages {
-        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("room");
+        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("space");
         bed.map
             .insert(&mut tx, PageId::from_raw(INO, lblk), PageWord::new(block, 0))
-            .expect("room");
+            .expect("space");
     }
     tx.commit(&bed.region);
     bed
@@ -122,7 +122,7 @@ fn a_run_has_an_end() {
 fn a_write_in_the_middle_ends_the_run() {
     let bed = straight_file(20);
     let mut tx = bed.tx();
-    let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, 8)).expect("room");
+    let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, 8)).expect("space");
     bed.map
         .replace(&mut tx, PageId::from_raw(INO, 8), PageWord::new(block, 0))
         .expect("mapped");
@@ -137,7 +137,7 @@ fn a_write_in_the_middle_ends_the_run() {
     // Writing the following pages in order makes a run of them.
     let mut tx = bed.tx();
     for lblk in 9..20 {
-        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("room");
+        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("space");
         bed.map
             .replace(&mut tx, PageId::from_raw(INO, lblk), PageWord::new(block, 0))
             .expect("mapped");
@@ -201,7 +201,7 @@ fn a_page_with_a_log_is_in_no_run() {
     let bed = Bed::<Cuckoo>::new(100, 5);
     for lblk in 0..10 {
         let word = PageWord::new(bed.geometry.first_block.plus(lblk), PageWord::UNWRITTEN);
-        bed.insert_word(INO, lblk, word).expect("room");
+        bed.insert_word(INO, lblk, word).expect("space");
     }
     assert!((0..10).all(|lblk| range_of(&bed, lblk) == Range::LONE));
     assert_true_runs(&bed, 12);
@@ -214,7 +214,7 @@ fn removed_pages_leave_their_runs() {
         bed.remove(INO, lblk, true);
         assert_true_runs(&bed, 12);
         // Its block was free again, so the page gets it back; if there is a page before it, it joins that run.
-        bed.insert(INO, lblk).expect("room");
+        bed.insert(INO, lblk).expect("space");
         assert_true_runs(&bed, 12);
         if lblk > 0 {
             assert_eq!(range_of(&bed, 0), Range::head(lblk));
@@ -249,7 +249,7 @@ fn runs_stay_true_whatever_changes() {
                     (false, _) => bed
                         .map
                         .insert(&mut tx, PageId::from_raw(INO, lblk), word)
-                        .expect("room"),
+                        .expect("space"),
                 }
             }
             if rng.below(6) == 0 {

@@ -69,7 +69,7 @@ class Listener final : public rocksdb::EventListener {
   Listener(Notice notice, const void* context) : notice_(notice), context_(context) {}
 
   void OnBackgroundError(rocksdb::BackgroundErrorReason reason, Status* status) override {
-    // A merge without room leaves what it should have merged, and is tried again after a while. RocksDB would stop for
+    // A merge without space leaves what it should have merged, and is tried again after a while. RocksDB would stop for
     // ever, as it does not know whether a transaction in two phases needs the log.
     if (reason == rocksdb::BackgroundErrorReason::kCompaction && status->IsNoSpace()) {
       *status = Status::OK();
@@ -84,18 +84,18 @@ class Listener final : public rocksdb::EventListener {
 
   void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo& info) override {
     const bool takes_unmerged = info.base_input_level == 0;
-    if (info.status.IsNoSpace()) ++(takes_unmerged ? unmerged_lack_room_ : lack_room_);
+    if (info.status.IsNoSpace()) ++(takes_unmerged ? unmerged_lack_space_ : lack_space_);
     if (!info.status.ok()) return;
-    lack_room_ = 0;
-    // Writers wait for these alone, so a merge of others, which needed less room, says nothing of them.
-    if (takes_unmerged) unmerged_lack_room_ = 0;
+    lack_space_ = 0;
+    // Writers wait for these alone, so a merge of others, which needed less space, says nothing of them.
+    if (takes_unmerged) unmerged_lack_space_ = 0;
   }
 
-  uint64_t LackRoom() const { return lack_room_ + unmerged_lack_room_; }
+  uint64_t LackSpace() const { return lack_space_ + unmerged_lack_space_; }
 
  private:
-  std::atomic<uint64_t> lack_room_{0};
-  std::atomic<uint64_t> unmerged_lack_room_{0};
+  std::atomic<uint64_t> lack_space_{0};
+  std::atomic<uint64_t> unmerged_lack_space_{0};
   const Notice notice_;
   const void* const context_;
 };
@@ -184,14 +184,14 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
 
   rocksdb::Options options;
   const auto files = ops != nullptr ? MakeFileSystem(*ops, root) : rocksdb::FileSystem::Default();
-  database->env = rocksdb::NewCompositeEnv(MakeRoomy(files, wanted->merges_leave_bytes));
+  database->env = rocksdb::NewCompositeEnv(MakeReserving(files, wanted->merges_leave_bytes));
   database->listener = std::make_shared<Listener>(notice, context);
   options.env = database->env.get();
   options.create_if_missing = wanted->create_if_missing;
   options.paranoid_checks = true;
   options.write_buffer_size = wanted->write_buffer_bytes;
-  // So a merge needs room for a few write buffers at a time, and not for all that is stored.
-  // A file takes at least a cluster of a blob store: smaller ones would have merges need several times their room.
+  // So a merge needs space for a few write buffers at a time, and not for all that is stored.
+  // A file takes at least a cluster of a blob store: smaller ones would have merges need several times their space.
   options.target_file_size_base = std::max<uint64_t>(wanted->write_buffer_bytes, 1 << 20);
   options.max_bytes_for_level_base = 4 * wanted->write_buffer_bytes;
   options.max_bytes_for_level_multiplier = 4;
@@ -300,7 +300,7 @@ void ferrite_rocksdb_sync(const Database* database, Failure* failure) noexcept {
 // Makes tables of what is in memory only.
 void ferrite_rocksdb_flush(const Database* database, Failure* failure) noexcept {
   rocksdb::FlushOptions options;
-  // Else it waits until one more table would not hold writes up: for good, if merges lack room.
+  // Else it waits until one more table would not hold writes up: for good, if merges lack space.
   options.allow_write_stall = true;
   ToFailure(database->db->Flush(options), failure);
 }
@@ -341,7 +341,7 @@ void ferrite_rocksdb_statistics(const Database* database, Statistics* statistics
   statistics->stall_us = database->statistics->getTickerCount(rocksdb::STALL_MICROS);
 }
 
-uint64_t ferrite_rocksdb_merges_lack_room(const Database* database) noexcept { return database->listener->LackRoom(); }
+uint64_t ferrite_rocksdb_merges_lack_space(const Database* database) noexcept { return database->listener->LackSpace(); }
 
 // Null if the database was opened to be read.
 rocksdb::Transaction* ferrite_rocksdb_begin(const Database* database) noexcept {

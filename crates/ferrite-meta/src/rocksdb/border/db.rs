@@ -271,9 +271,9 @@ impl Db {
 
     /// Merges that ended for lack of space since the last one that did not; those of unmerged tables, since the last of
     /// these. RocksDB tries again each second.
-    pub(crate) fn merges_lack_room(&self) -> u64 {
+    pub(crate) fn merges_lack_space(&self) -> u64 {
         // SAFETY: the database is open.
-        unsafe { ffi::ferrite_rocksdb_merges_lack_room(self.database.as_ptr()) }
+        unsafe { ffi::ferrite_rocksdb_merges_lack_space(self.database.as_ptr()) }
     }
 
     /// Why RocksDB takes no more writes, if so. One of its own threads may have found out.

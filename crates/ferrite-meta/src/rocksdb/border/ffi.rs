@@ -208,7 +208,7 @@ unsafe extern "C" {
     pub(super) fn ferrite_rocksdb_compact(database: *mut Database, failure: *mut Failure);
     #[cfg(test)]
     pub(super) fn ferrite_rocksdb_checkpoint(database: *mut Database, path: Bytes, failure: *mut Failure);
-    pub(super) fn ferrite_rocksdb_merges_lack_room(database: *const Database) -> u64;
+    pub(super) fn ferrite_rocksdb_merges_lack_space(database: *const Database) -> u64;
     pub(super) fn ferrite_rocksdb_statistics(database: *mut Database, statistics: *mut Statistics);
     pub(super) fn ferrite_rocksdb_begin(database: *mut Database) -> *mut Transaction;
     pub(super) fn ferrite_rocksdb_end(transaction: *mut Transaction);

@@ -106,7 +106,7 @@ inline rocksdb::Slice SliceOf(Bytes bytes) { return {bytes.data, bytes.len_bytes
 std::shared_ptr<rocksdb::FileSystem> MakeFileSystem(const FileOps& ops, const void* root);
 
 // `files`, of which merges leave so much free: they get NoSpace.
-std::shared_ptr<rocksdb::FileSystem> MakeRoomy(const std::shared_ptr<rocksdb::FileSystem>& files,
+std::shared_ptr<rocksdb::FileSystem> MakeReserving(const std::shared_ptr<rocksdb::FileSystem>& files,
                                                uint64_t leave_bytes);
 
 // Passes all pairs that can be read of a database to `sink`, in any order, some maybe twice; counts the ranges of keys of

@@ -11,18 +11,18 @@ use crate::keys::Keys;
 use crate::sync::{AtomicU64, Ordering};
 
 /// State shared by threads.
-pub(crate) struct Room {
+pub(crate) struct Shared {
     pub(crate) keys: Keys,
     workers: Workers,
     assembled_bytes: AtomicU64,
     assembled_bytes_max: u64,
 }
 
-impl Room {
+impl Shared {
     /// # Errors
     /// If no threads are available.
-    pub(crate) fn new(fault_threads: usize, assembled_bytes_max: u64) -> std::io::Result<Room> {
-        Ok(Room {
+    pub(crate) fn new(fault_threads: usize, assembled_bytes_max: u64) -> std::io::Result<Shared> {
+        Ok(Shared {
             keys: Keys::new(),
             workers: Workers::start(fault_threads)?,
             assembled_bytes: AtomicU64::new(0),
@@ -41,17 +41,17 @@ impl Room {
     }
 
     /// Takes budget for a message; false if too little is left.
-    pub(crate) fn hold(&self, len_bytes: u64) -> bool {
+    pub(crate) fn reserve(&self, len_bytes: u64) -> bool {
         let before = self.assembled_bytes.fetch_add(len_bytes, Ordering::SeqCst);
         let fits = before + len_bytes <= self.assembled_bytes_max;
         if !fits {
-            self.let_go(len_bytes);
+            self.release(len_bytes);
         }
         fits
     }
 
     /// Returns it.
-    pub(crate) fn let_go(&self, len_bytes: u64) {
+    pub(crate) fn release(&self, len_bytes: u64) {
         self.assembled_bytes.fetch_sub(len_bytes, Ordering::SeqCst);
     }
 
@@ -61,16 +61,16 @@ impl Room {
         let Some(part) = file.unknown(from) else {
             return;
         };
-        let (room, file) = (Arc::downgrade(self), Arc::downgrade(file));
+        let (shared, file) = (Arc::downgrade(self), Arc::downgrade(file));
         self.workers.add(move || {
             let Some(file) = file.upgrade() else {
                 return;
             };
             // The last owner of this waits for its threads, and so for the engine, unless one of them is that owner.
             if file.explore(part)
-                && let Some(room) = room.upgrade()
+                && let Some(shared) = shared.upgrade()
             {
-                room.explore(&file, part.1);
+                shared.explore(&file, part.1);
             }
         });
     }

@@ -1,4 +1,4 @@
-// Merges leave room: what they write can wait, and what others write, cannot. RocksDB takes no more changes once a
+// Merges leave space: what they write can wait, and what others write, cannot. RocksDB takes no more changes once a
 // flush, the log or the list of tables has met the end of the place; a merge that does has only wasted its time.
 
 #include "shim.h"
@@ -24,22 +24,22 @@ class Modest final : public rocksdb::FSWritableFileOwnerWrapper {
       : FSWritableFileOwnerWrapper(std::move(file)), files_(files), name_(std::move(name)), leave_bytes_(leave_bytes) {}
 
   IOStatus Append(const Slice& data, const IOOptions& options, IODebugContext* debug) override {
-    const IOStatus room = Room(data.size(), options, debug);
-    return room.ok() ? target()->Append(data, options, debug) : room;
+    const IOStatus space = Space(data.size(), options, debug);
+    return space.ok() ? target()->Append(data, options, debug) : space;
   }
 
   IOStatus Append(const Slice& data, const IOOptions& options, const DataVerificationInfo& sums,
                   IODebugContext* debug) override {
-    const IOStatus room = Room(data.size(), options, debug);
-    return room.ok() ? target()->Append(data, options, sums, debug) : room;
+    const IOStatus space = Space(data.size(), options, debug);
+    return space.ok() ? target()->Append(data, options, sums, debug) : space;
   }
 
  private:
-  IOStatus Room(uint64_t len_bytes, const IOOptions& options, IODebugContext* debug) const {
+  IOStatus Space(uint64_t len_bytes, const IOOptions& options, IODebugContext* debug) const {
     uint64_t free_bytes = 0;
     const IOStatus status = files_.GetFreeSpace(name_, options, &free_bytes, debug);
     if (!status.ok() || free_bytes >= leave_bytes_ + len_bytes) return status;
-    return IOStatus::NoSpace(name_, "a merge leaves the last of the room to others");
+    return IOStatus::NoSpace(name_, "a merge leaves the last of the space to others");
   }
 
   FileSystem& files_;
@@ -52,7 +52,7 @@ class Files final : public rocksdb::FileSystemWrapper {
   Files(const std::shared_ptr<FileSystem>& files, uint64_t leave_bytes)
       : FileSystemWrapper(files), leave_bytes_(leave_bytes) {}
 
-  const char* Name() const override { return "FerriteRoom"; }
+  const char* Name() const override { return "FerriteSpace"; }
 
   IOStatus NewWritableFile(const std::string& name, const FileOptions& options,
                            std::unique_ptr<FSWritableFile>* result, IODebugContext* debug) override {
@@ -73,7 +73,7 @@ class Files final : public rocksdb::FileSystemWrapper {
 
 void SetMerging(bool merging) { is_merging = merging; }
 
-std::shared_ptr<rocksdb::FileSystem> MakeRoomy(const std::shared_ptr<FileSystem>& files, uint64_t leave_bytes) {
+std::shared_ptr<rocksdb::FileSystem> MakeReserving(const std::shared_ptr<FileSystem>& files, uint64_t leave_bytes) {
   return std::make_shared<Files>(files, leave_bytes);
 }
 
