@@ -158,14 +158,14 @@ fn a_slot_that_was_given_back_is_enough() {
 }
 
 /// A device that reports writes of zeros of a cluster, and waits before it does them.
-struct Gate {
+struct StalledDevice {
     memory: Memory,
     begun: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
-impl Device for Gate {
+impl Device for StalledDevice {
     fn name(&self) -> &str {
-        "gate"
+        "stalled device"
     }
 
     fn len_bytes(&self) -> u64 {
@@ -194,7 +194,7 @@ impl Device for Gate {
 #[test]
 fn nobody_else_waits_while_slots_are_zeroed() {
     let device = format(
-        Gate {
+        StalledDevice {
             memory: Memory::new(16 << 20),
             begun: Mutex::new(None),
         },

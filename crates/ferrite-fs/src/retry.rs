@@ -161,12 +161,12 @@ pub(crate) fn with_map_space<T>(core: &Core, mut operation: impl FnMut() -> Resu
 /// Moves entries of the mapping, as far as it requests that; true if it moved any. Waits for running transactions to
 /// end. A crash leaves each move whole or not done at all, like any record.
 fn make_space(core: &Core) -> Result<bool> {
-    let Some(gate) = core.map.gate() else {
+    let Some(move_lock) = core.map.move_lock() else {
         return Ok(false);
     };
     let mut moved = false;
     for _ in 0..MOVES_MAX {
-        let moving = gate.close();
+        let moving = move_lock.lock_exclusive();
         let mut tx = Tx::moving(core, &moving);
         match core.map.make_space(&mut tx) {
             Ok(true) => tx.commit_move()?,

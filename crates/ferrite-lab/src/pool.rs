@@ -163,8 +163,8 @@ impl Pool {
     /// A transaction in `lane`.
     pub(crate) fn tx(&self, lane: usize) -> LabTx<'_> {
         // Passed first: the data that the transaction reads must stay in place.
-        let passage = self.map.gate().map(|gate| gate.pass());
-        LabTx::new(&self.parts, self.lanes[lane].lock(), passage)
+        let shared = self.map.move_lock().map(|move_lock| move_lock.lock_shared());
+        LabTx::new(&self.parts, self.lanes[lane].lock(), shared)
     }
 
     fn durable(&self) -> Durable {
@@ -179,7 +179,7 @@ impl Pool {
     fn make_space(&self, lane: usize) -> Result<bool, MapError> {
         let mut moved = false;
         for _ in 0..SPACE_TRIES {
-            let _moving = self.map.gate().map(|gate| gate.close());
+            let _moving = self.map.move_lock().map(|move_lock| move_lock.lock_exclusive());
             let mut tx = LabTx::new(&self.parts, self.lanes[lane].lock(), None);
             if !self.map.make_space(&mut tx)? {
                 break;

@@ -6,13 +6,13 @@
 //! these a commit omits.
 //!
 //! Invariants: a lane has one transaction at a time. Dropping a transaction releases its claims; freed blocks are
-//! reused only after the words are set. The gate, if the mapping has one, is held from the first call until after the
-//! commit.
+//! reused only after the words are set. The move lock, if the mapping has one, is held from the first call until after
+//! the commit.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use ferrite_map::gate::Passage;
+use ferrite_map::move_lock::SharedMoveLock;
 use ferrite_map::{BlockNo, FreshNodes, Geometry, MapError, MapTx, Measured, Resource, SetLines, StoredWord};
 use ferrite_pm::{DirtyLines, LINE_BYTES, Region};
 use parking_lot::MutexGuard;
@@ -76,13 +76,13 @@ pub(crate) struct Lane {
 pub(crate) struct LabTx<'p> {
     pool: &'p Parts,
     lane: MutexGuard<'p, Lane>,
-    passage: Option<Passage<'p>>,
+    shared: Option<SharedMoveLock<'p>>,
 }
 
 impl<'p> LabTx<'p> {
-    /// In `lane`, with the gate's passage unless the caller holds the gate exclusively.
-    pub(crate) fn new(pool: &'p Parts, lane: MutexGuard<'p, Lane>, passage: Option<Passage<'p>>) -> Self {
-        LabTx { pool, lane, passage }
+    /// In `lane`, with the shared lock unless the caller holds the move lock exclusively.
+    pub(crate) fn new(pool: &'p Parts, lane: MutexGuard<'p, Lane>, shared: Option<SharedMoveLock<'p>>) -> Self {
+        LabTx { pool, lane, shared }
     }
 
     /// Sets the words and releases the freed blocks.
@@ -124,7 +124,7 @@ impl<'p> LabTx<'p> {
         while let Some(resource) = self.lane.freed.pop() {
             self.pool.release(resource);
         }
-        self.passage = None;
+        self.shared = None;
         Ok(())
     }
 

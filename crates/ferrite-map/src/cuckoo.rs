@@ -14,8 +14,8 @@
 //! * Slots are claimed by one atomic operation on a DRAM bitmap. An entry reaches the table only by a committed record,
 //!   which sets word and range before the key.
 //! * A new page takes the emptier of its homes. If both are full, the insert fails and leaves a wish. Entries are then
-//!   moved in a separate transaction while no other transaction holds the gate. So inserts of different files share no
-//!   lock, and no record can hit an entry that has moved.
+//!   moved in a separate transaction while no other transaction holds the move lock. So inserts of different files
+//!   share no lock, and no record can hit an entry that has moved.
 //! * Lookups take no lock: they retry if something moved meanwhile.
 //!
 //! Invariants: a slot whose key is set is claimed, and a free slot's key is 0. A key lies in one of its two homes,
@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::bitmap::AtomicBitmap;
-use crate::gate::Gate;
 use crate::load;
+use crate::move_lock::MoveLock;
 use crate::simd::{self, Level};
 use crate::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange, PageWord,
@@ -79,7 +79,7 @@ pub struct Cuckoo {
     buckets: u64,
     level: Level,
     used: AtomicBitmap,
-    gate: Gate,
+    move_lock: MoveLock,
     moves: Moves,
 }
 
@@ -129,7 +129,7 @@ impl Cuckoo {
             buckets,
             level: Level::detect(),
             used: AtomicBitmap::with_pattern(buckets * NUMBERS, NO_SLOTS),
-            gate: Gate::default(),
+            move_lock: MoveLock::default(),
             moves: Moves::default(),
         }
     }
@@ -291,7 +291,7 @@ impl Cuckoo {
 
     /// The entries of a bucket. Call only while nothing moves.
     fn entries(&self, bucket: u64) -> impl Iterator<Item = MapEntry> + use<> {
-        let entries = self.gate.steady(|| {
+        let entries = self.move_lock.steady(|| {
             std::array::from_fn::<_, { BUCKET_SLOTS as usize }, _>(|at| self.entry(bucket * NUMBERS + at as u64))
         });
         entries.into_iter().flatten()
@@ -404,7 +404,7 @@ impl Cuckoo {
         for at in (range.first..range.end).step_by(WALK) {
             let count = WALK.min((range.end - at) as usize);
             let mut pages = [None; WALK];
-            self.gate.steady(|| {
+            self.move_lock.steady(|| {
                 self.resolve(
                     PageId::new(ino, Lblk::new(at as u32)),
                     count,
@@ -432,7 +432,7 @@ impl Cuckoo {
     /// For ranges that are longer than the table. Entries that move meanwhile may be missed or visited twice.
     fn walk_table(&self, ino: Inum, range: PageRange, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let wanted = |entry: &MapEntry| entry.ino == ino && range.contains(u64::from(entry.lblk));
-        let moves = || self.gate.steady(|| self.moves.count());
+        let moves = || self.move_lock.steady(|| self.moves.count());
         let before = moves();
         let mut seen = Vec::new();
         for bucket in 0..self.buckets {
@@ -454,14 +454,14 @@ impl Cuckoo {
     /// Restarts a walk during which entries moved, with moves kept out.
     #[cold]
     fn walk_rest(&self, wanted: &dyn Fn(&MapEntry) -> bool, seen: Vec<Lblk>, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        // Nothing moves while this thread holds a passage, so a thread that gets here holds none.
-        let passage = self.gate.pass();
+        // Nothing moves while this thread holds the lock, so a thread that gets here holds none.
+        let shared = self.move_lock.lock_shared();
         let seen: HashSet<Lblk> = seen.into_iter().collect();
         let rest: Vec<MapEntry> = (0..self.buckets)
             .flat_map(|bucket| self.entries(bucket))
             .filter(|entry| wanted(entry) && !seen.contains(&entry.lblk))
             .collect();
-        drop(passage);
+        drop(shared);
         let _ = rest.into_iter().all(visit);
     }
 
@@ -480,7 +480,7 @@ impl FileMap for Cuckoo {
         let key = PageId::new(ino, lblk).key();
         let homes = self.homes(key);
         self.prefetch_homes(homes);
-        self.gate
+        self.move_lock
             .steady(|| self.find_at(key, homes).map_or(PageWord::HOLE, |slot| self.word(slot)))
     }
 
@@ -492,7 +492,7 @@ impl FileMap for Cuckoo {
         // Where there was no run, one page of eight is checked for starting one.
         let wants_run = in_order && (!was_lone || lblk.get().is_multiple_of(VECTOR as u32));
         // The result fits in registers; a whole run would be passed on the stack and stall there.
-        let (hint, is_lone) = self.gate.steady(|| {
+        let (hint, is_lone) = self.move_lock.steady(|| {
             let mut told = 0;
             if let Some(run) = self.hinted_run(ino, lblk, cache) {
                 told = (run.behind(lblk) as usize + 1).min(out.len());
@@ -578,7 +578,7 @@ impl FileMap for Cuckoo {
     /// Refuses while entries are being moved, because the page may be one of them. Refuses pages of runs too, because
     /// other entries give their words.
     fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
-        let _passage = self.gate.try_pass()?;
+        let _shared = self.move_lock.try_lock_shared()?;
         let slot = self
             .find(PageId::new(ino, lblk).key())
             .filter(|&slot| self.word(slot) == old)?;
@@ -650,8 +650,8 @@ impl FileMap for Cuckoo {
         check::check(self, visit, broken);
     }
 
-    fn gate(&self) -> Option<&Gate> {
-        Some(&self.gate)
+    fn move_lock(&self) -> Option<&MoveLock> {
+        Some(&self.move_lock)
     }
 
     fn make_space(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
@@ -667,7 +667,7 @@ impl Measured for Cuckoo {
     fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let [first, second] = self.homes(PageId::new(ino, lblk).key());
         let keys = 1 + u64::from(first != second);
-        let slot = self.gate.steady(|| self.find(PageId::new(ino, lblk).key()));
+        let slot = self.move_lock.steady(|| self.find(PageId::new(ino, lblk).key()));
         // Some words lie in the line of their keys.
         let is_behind = |slot: u64| self.word_offset(slot) % BUCKET_BYTES >= LINE_BYTES;
         keys + u64::from(slot.is_some_and(is_behind))

@@ -11,13 +11,13 @@
 //! Why it is correct:
 //! * Of the area's lines the first N are *active*: homes of keys. N is stored twice, each time next to its complement.
 //!   A split adds line N as a home and moves there what the hash now sends there, a few lines at a time, all in one
-//!   record, with the gate closed. So no transaction holds a place across a split, and records before and after it name
-//!   the places valid at their time.
+//!   record, with the move lock held exclusively. So no transaction holds a place across a split, and records before
+//!   and after it name the places valid at their time.
 //! * Lines are claimed in a DRAM bitmap; a header reaches the table only by a committed record. A free line is all
 //!   zeros, so the first page of a chunk sets two words; the change that unmaps the last one clears the header.
 //! * A lookup stops at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines after
 //!   its home, so lines from N + [`REACH`] on are free.
-//! * Lookups retry when entries moved meanwhile ([`Gate::steady`]); all they touch lies within the area.
+//! * Lookups retry when entries moved meanwhile ([`MoveLock::steady`]); all they touch lies within the area.
 
 mod lookup;
 mod runs;
@@ -31,8 +31,8 @@ use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
-use crate::gate::Gate;
 use crate::load;
+use crate::move_lock::MoveLock;
 use crate::{
     Astray, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange,
     PageWord, Resource, SlotNo, Slots, StoredWord, TransCache,
@@ -67,7 +67,7 @@ pub struct Leaf {
     geometry: Geometry,
     /// The count of moves when N was read, and N.
     active: AtomicU64,
-    gate: Gate,
+    move_lock: MoveLock,
     bounds: Bounds,
     used: AtomicBitmap,
     /// Lines claimed minus lines released, by shard.
@@ -127,7 +127,7 @@ impl Leaf {
             used: AtomicBitmap::new(geometry.slots),
             claims: (0..SHARDS).map(|_| CachePadded::default()).collect(),
             bounds: Bounds::new(geometry.slots as usize),
-            gate: Gate::default(),
+            move_lock: MoveLock::default(),
             active: AtomicU64::new(u64::MAX),
             wants_space: AtomicBool::new(false),
             wants_reclaim: AtomicBool::new(false),
@@ -161,7 +161,7 @@ impl Leaf {
     /// N, read again if entries have moved since.
     #[inline]
     fn active(&self) -> u64 {
-        let moves = self.gate.moves() & 0xffff_ffff;
+        let moves = self.move_lock.moves() & 0xffff_ffff;
         let known = self.active.load(Ordering::Relaxed);
         if known >> 32 == moves {
             return known & 0xffff_ffff;
@@ -420,7 +420,7 @@ impl FileMap for Leaf {
     }
 
     fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
-        self.gate.steady(|| self.look_up(ino, lblk))
+        self.move_lock.steady(|| self.look_up(ino, lblk))
     }
 
     #[inline]
@@ -550,7 +550,7 @@ impl FileMap for Leaf {
                 let key = key_of(ino, Lblk::new(lblk as u32));
                 // A lookup without the lock may see a line change hands. The inode's version shows that to the caller,
                 // but not here.
-                let found = self.gate.steady(|| {
+                let found = self.move_lock.steady(|| {
                     let mut found = Vec::new();
                     if let Some(line) = self.find(key) {
                         self.entries(line, key, &mut |entry| {
@@ -567,7 +567,7 @@ impl FileMap for Leaf {
             return;
         }
         // A page in mid-move must not be missed: freeing a file frees what this finds.
-        let found = self.gate.steady_for(SCANS, || {
+        let found = self.move_lock.steady_for(SCANS, || {
             let mut found = Vec::new();
             for line in 0..self.lines_in_reach(self.active()) {
                 let key = self.region.load(self.header_offset(line));
@@ -636,8 +636,8 @@ impl FileMap for Leaf {
         }
     }
 
-    fn gate(&self) -> Option<&Gate> {
-        Some(&self.gate)
+    fn move_lock(&self) -> Option<&MoveLock> {
+        Some(&self.move_lock)
     }
 
     fn wants_space(&self) -> bool {

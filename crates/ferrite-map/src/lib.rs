@@ -1,8 +1,8 @@
 //! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
 //!
 //! Contents: the [`FileMap`] trait, its requirements on the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
-//! displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), the structures that
-//! [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and helpers for implementers of
+//! displacement bounds ([`bounds`]), the move lock for structures that move entries ([`move_lock`]), the structures
+//! that [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and helpers for implementers of
 //! [`MapTx`] ([`FreshNodes`], [`SetLines`]).
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements [`MapTx`].
@@ -17,7 +17,6 @@ pub mod bounds;
 pub mod cuckoo;
 pub mod extent;
 mod fresh;
-pub mod gate;
 mod gather;
 mod geometry;
 pub mod hashfs;
@@ -26,6 +25,7 @@ pub mod load;
 mod mapping;
 #[cfg(all(test, feature = "shuttle"))]
 mod models;
+pub mod move_lock;
 mod numbers;
 pub mod radix;
 #[allow(unsafe_code)]
@@ -43,7 +43,7 @@ use std::sync::atomic::AtomicU64;
 
 use thiserror::Error;
 
-use gate::Gate;
+use move_lock::MoveLock;
 
 /// The two 32-bit halves stored for a mapped page; see `docs/format.md`.
 ///
@@ -240,8 +240,8 @@ impl Slots {
 /// space. Then it may return anything, but must end, and must not read outside the pool: it checks each word before
 /// following it.
 ///
-/// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call
-/// of a transaction to after its commit, and exclusively around [`Self::make_space`] and its commit.
+/// A structure that moves entries of other inodes has a [`MoveLock`]. The engine holds it shared from before the first
+/// call of a transaction to after its commit, and exclusively around [`Self::make_space`] and its commit.
 pub trait FileMap: Send + Sync {
     /// Name as `mkfs --mapping` knows it.
     fn name(&self) -> &'static str;
@@ -319,8 +319,8 @@ pub trait FileMap: Send + Sync {
     /// [`Self::load`].
     fn for_each_node(&self, _visit: &mut dyn FnMut(BlockNo, Inum)) {}
 
-    /// The gate of a structure that moves entries of other inodes; it keeps transactions and moves apart.
-    fn gate(&self) -> Option<&Gate> {
+    /// The move lock of a structure that moves entries of other inodes; it keeps transactions and moves apart.
+    fn move_lock(&self) -> Option<&MoveLock> {
         None
     }
 

@@ -1,4 +1,4 @@
-//! Models of the DRAM state: the gate, the free maps and the bounds themselves, under many schedules (shuttle).
+//! Models of the DRAM state: the move lock, the free maps and the bounds themselves, under many schedules (shuttle).
 //!
 //! Contents: small programs of a few threads that use the real types as the mappings do, and check the invariants after
 //! each step. Each also runs with deliberate mistakes in its use of them, which it must notice; otherwise it would
@@ -10,7 +10,7 @@ use shuttle::thread;
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
-use crate::gate::Gate;
+use crate::move_lock::MoveLock;
 use crate::sync::{AtomicU64, Ordering::SeqCst};
 
 /// Runs a model under many schedules, some of which delay one thread for long.
@@ -29,54 +29,54 @@ pub(crate) fn is_noticed(name: &str, model: impl Fn() + Send + Sync + Clone + 's
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum GateFlaw {
+enum LockFlaw {
     None,
     /// A lookup does not retry.
     UnsteadyLook,
-    /// A transaction does not pass the gate.
-    NoPassage,
-    /// A move passes like a transaction instead of closing the gate.
+    /// A transaction does not take the move lock.
+    NoLock,
+    /// A move takes the move lock shared, like a transaction.
     SharedMove,
 }
 
 /// An entry that lies left or right, never in both places or none.
-fn entries_move(flaw: GateFlaw) {
-    let state = Arc::new((Gate::default(), [AtomicU64::new(1), AtomicU64::new(0)]));
+fn entries_move(flaw: LockFlaw) {
+    let state = Arc::new((MoveLock::default(), [AtomicU64::new(1), AtomicU64::new(0)]));
     let movers = (0..2).map(|_| {
         let state = Arc::clone(&state);
         thread::spawn(move || {
-            let (gate, places) = &*state;
-            let (moving, passage) = match flaw {
-                GateFlaw::SharedMove => (None, Some(gate.pass())),
-                _ => (Some(gate.close()), None),
+            let (move_lock, places) = &*state;
+            let (moving, shared) = match flaw {
+                LockFlaw::SharedMove => (None, Some(move_lock.lock_shared())),
+                _ => (Some(move_lock.lock_exclusive()), None),
             };
             let from = usize::from(places[1].load(SeqCst) == 1);
             places[from].store(0, SeqCst);
             places[1 - from].store(1, SeqCst);
-            drop((moving, passage));
+            drop((moving, shared));
         })
     });
     let looker = Arc::clone(&state);
     let look = thread::spawn(move || {
-        let (gate, places) = &*looker;
+        let (move_lock, places) = &*looker;
         let sum = || places[0].load(SeqCst) + places[1].load(SeqCst);
         let seen = match flaw {
-            GateFlaw::UnsteadyLook => sum(),
-            _ => gate.steady_for(2, sum),
+            LockFlaw::UnsteadyLook => sum(),
+            _ => move_lock.steady_for(2, sum),
         };
         assert_eq!(seen, 1, "a lookup met a move half done");
     });
     let changer = Arc::clone(&state);
     let change = thread::spawn(move || {
-        let (gate, places) = &*changer;
-        let passage = (flaw != GateFlaw::NoPassage).then(|| gate.pass());
+        let (move_lock, places) = &*changer;
+        let shared = (flaw != LockFlaw::NoLock).then(|| move_lock.lock_shared());
         let found = usize::from(places[1].load(SeqCst) == 1);
         // A thread that has passed may try again without waiting, and reads without waiting.
-        assert!(passage.is_none() || gate.steady_for(1, || true));
+        assert!(shared.is_none() || move_lock.steady_for(1, || true));
         assert_eq!(places[found].load(SeqCst), 1, "an entry moved under a transaction");
-        drop(passage);
-        if let Some(tried) = gate.try_pass() {
-            assert_eq!(gate.moves() % 2, 0, "a passage while entries move");
+        drop(shared);
+        if let Some(tried) = move_lock.try_lock_shared() {
+            assert_eq!(move_lock.moves() % 2, 0, "a shared lock while entries move");
             drop(tried);
         }
     });
@@ -90,11 +90,11 @@ fn entries_move(flaw: GateFlaw) {
 
 #[test]
 fn moves_and_transactions_keep_apart() {
-    holds(|| entries_move(GateFlaw::None));
+    holds(|| entries_move(LockFlaw::None));
     for (name, flaw) in [
-        ("a look at nothing steady", GateFlaw::UnsteadyLook),
-        ("a transaction without passage", GateFlaw::NoPassage),
-        ("a move that does not close the gate", GateFlaw::SharedMove),
+        ("a look at nothing steady", LockFlaw::UnsteadyLook),
+        ("a transaction without the lock", LockFlaw::NoLock),
+        ("a move that does not lock out transactions", LockFlaw::SharedMove),
     ] {
         is_noticed(name, move || entries_move(flaw));
     }

@@ -1,7 +1,7 @@
 //! Atomics and the shared lock of the structures that the models run: the real ones or, with the feature `shuttle`,
 //! those of a scheduler that tries interleavings.
 //!
-//! Contents: names. [`crate::gate`], [`crate::bounds`], [`crate::bitmap`] and [`crate::TransCache`] take them
+//! Contents: names. [`crate::move_lock`], [`crate::bounds`], [`crate::bitmap`] and [`crate::TransCache`] take them
 //! from here, so that the models in `models.rs` and `radix/cursor/models.rs` run the same code as the engine. The
 //! feature is for these models alone: shuttle's atomics do not work outside a model.
 

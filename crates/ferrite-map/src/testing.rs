@@ -133,10 +133,10 @@ impl<M: Subject> Bed<M> {
     }
 
     pub(crate) fn tx(&self) -> TestTx<'_> {
-        // The passage comes first: entries that the transaction reads must stay in place.
-        let passage = self.map.gate().map(|gate| gate.pass());
-        let mut tx = self.tx_without_gate();
-        tx.passage = passage;
+        // The lock comes first: entries that the transaction reads must stay in place.
+        let shared = self.map.move_lock().map(|move_lock| move_lock.lock_shared());
+        let mut tx = self.tx_without_move_lock();
+        tx.shared = shared;
         tx
     }
 
@@ -145,8 +145,8 @@ impl<M: Subject> Bed<M> {
     pub(crate) fn make_space(&self) -> bool {
         let mut moved = false;
         for _ in 0..1_000_000 {
-            let _moving = self.map.gate().map(|gate| gate.close());
-            let mut tx = self.tx_without_gate();
+            let _moving = self.map.move_lock().map(|move_lock| move_lock.lock_exclusive());
+            let mut tx = self.tx_without_move_lock();
             if !self.map.make_space(&mut tx).unwrap_or(false) {
                 return moved;
             }
@@ -159,7 +159,7 @@ impl<M: Subject> Bed<M> {
         panic!("making space never ends");
     }
 
-    fn tx_without_gate(&self) -> TestTx<'_> {
+    fn tx_without_move_lock(&self) -> TestTx<'_> {
         TestTx {
             map: &self.map,
             blocks: &self.blocks,
@@ -169,7 +169,7 @@ impl<M: Subject> Bed<M> {
             stored: BTreeMap::new(),
             claimed: Vec::new(),
             freed: Vec::new(),
-            passage: None,
+            shared: None,
         }
     }
 

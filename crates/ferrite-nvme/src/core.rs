@@ -19,7 +19,7 @@ use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Once, Outcome, Result, Timesta
 use crate::blobs::Blobs;
 use crate::format::key;
 use crate::format::pool::PoolRecord;
-use crate::gate::Gate;
+use crate::freeze_barrier::FreezeBarrier;
 use crate::housekeeper::Housekeeper;
 use crate::lock_order;
 use crate::table::Table;
@@ -45,7 +45,7 @@ pub(crate) struct Core {
     /// Moves of directories alone, moves of files between directories together: no directory's parents change while
     /// another thread determines the order of two directories.
     pub(crate) renames: RwLock<lock_order::Renames, ()>,
-    pub(crate) gate: Gate,
+    pub(crate) freeze_barrier: FreezeBarrier,
     pub(crate) housekeeper: Housekeeper,
     /// For submitted calls that have to wait.
     pub(crate) workers: Arc<Workers>,
@@ -190,7 +190,7 @@ impl Core {
         again: impl FnOnce(Outcome) -> Result<T>,
         change: impl FnOnce(Step<'c>) -> Result<T>,
     ) -> Result<T> {
-        let _inside = self.gate.enter();
+        let _inside = self.freeze_barrier.enter();
         self.check_writable()?;
         if let Some(once) = ctx.once
             && let Some(outcome) = self.told(once)?

@@ -144,7 +144,7 @@ impl FileSystem for NvmeFs {
         self.0.check_open()?;
         if self.0.housekeeper.deletes()
             && !self.0.is_read_only
-            && let Some(_inside) = self.0.gate.try_enter()
+            && let Some(_inside) = self.0.freeze_barrier.try_enter()
         {
             // Removed blobs count as free, so delete them first.
             let _ = self.0.tidy();
@@ -356,8 +356,8 @@ impl FileSystem for NvmeFs {
         if self.0.is_read_only {
             return Ok(());
         }
-        // While the gate is shut, times wait; everything else is durable anyway.
-        let Some(_inside) = self.0.gate.try_enter() else {
+        // While the barrier is shut, times wait; everything else is durable anyway.
+        let Some(_inside) = self.0.freeze_barrier.try_enter() else {
             return Ok(());
         };
         self.0.tidy()?;

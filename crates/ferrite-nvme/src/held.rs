@@ -133,7 +133,7 @@ impl Core {
         };
         let may_change = is_orphan && !self.is_closed() && !self.is_read_only;
         // While changes are held back, the node waits for the next start.
-        let Some(_inside) = may_change.then(|| self.gate.try_enter()).flatten() else {
+        let Some(_inside) = may_change.then(|| self.freeze_barrier.try_enter()).flatten() else {
             shard.let_go(inode);
             return;
         };

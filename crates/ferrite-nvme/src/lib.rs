@@ -5,11 +5,11 @@
 //! does not know which metadata store it uses.
 //!
 //! The layers, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
-//! `housekeeper` (a list of work), `gate`, `lock_order`; `core` (what all operations share: steps, tokens, numbers);
-//! `held`, `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating, removing,
-//! renaming), `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs without a
-//! name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`, `pool`,
-//! `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
+//! `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core` (what all operations share: steps, tokens,
+//! numbers); `held`, `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating,
+//! removing, renaming), `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs
+//! without a name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`,
+//! `pool`, `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -32,8 +32,8 @@ mod data;
 mod description;
 mod detached;
 mod format;
+mod freeze_barrier;
 mod fs;
-mod gate;
 mod held;
 #[cfg(feature = "rocksdb")]
 mod home;

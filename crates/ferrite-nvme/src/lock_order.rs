@@ -31,8 +31,9 @@ ferrite_checks::ranks! {
     Times = 120;
     /// The housekeeper's queue.
     WorkQueue = 130;
-    /// Counts the changes inside the gate. This lock is not the gate, which stays shut while the media are copied.
-    Gate = 140;
+    /// Counts the changes inside the barrier. This lock is not the barrier, which stays shut while the media are
+    /// copied.
+    FreezeBarrier = 140;
     /// Inodes whose blobs may know more.
     Behind = 150;
     /// Why changes have stopped.

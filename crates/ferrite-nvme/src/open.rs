@@ -26,8 +26,8 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::format::pool::{self, PoolRecord};
 use crate::format::tail::Tail;
+use crate::freeze_barrier::FreezeBarrier;
 use crate::fs::NvmeFs;
-use crate::gate::Gate;
 use crate::housekeeper::Housekeeper;
 use crate::owner::Owner;
 use crate::repair::Repaired;
@@ -170,7 +170,7 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         table: Table::new(),
         locks: LockTable::default(),
         renames: RwLock::new(()),
-        gate: Gate::default(),
+        freeze_barrier: FreezeBarrier::default(),
         housekeeper: Housekeeper::default(),
         workers: Arc::new(workers),
         next_ino: Mutex::new(record.next_ino),
@@ -331,13 +331,13 @@ impl Core {
         }
         if !self.is_read_only {
             // The holder of changes back has given up.
-            self.gate.open();
+            self.freeze_barrier.open();
             self.housekeeper.end();
-            self.gate.shut();
+            self.freeze_barrier.shut();
             let stored = self.store_all();
             self.is_closed.store(stored.is_ok(), Ordering::Release);
             // A thread that waits to enter finds the engine closed.
-            self.gate.open();
+            self.freeze_barrier.open();
             stored?;
         }
         self.is_closed.store(true, Ordering::Release);

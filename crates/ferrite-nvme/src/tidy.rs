@@ -49,7 +49,7 @@ fn run(weak: &Weak<Core>) {
             }
         }
         let tidied = {
-            let _inside = core.gate.enter();
+            let _inside = core.freeze_barrier.enter();
             core.tidy()
         };
         let Err(error) = tidied else { continue };

@@ -56,7 +56,7 @@ impl Core {
 
     /// Overwrites content in place, if the file can be shared meanwhile. Durable when it returns.
     pub(crate) fn overwrite(&self, ctx: &Ctx, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Option<Written>> {
-        let _inside = self.gate.enter();
+        let _inside = self.freeze_barrier.enter();
         self.check_writable()?;
         let state = held.read()?;
         let Some(offset) = self.shared_at(ctx, &state, mode, data.len()) else {
@@ -171,7 +171,7 @@ impl NvmeFile {
     /// Begins a write, or returns its arguments.
     fn try_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) -> Option<(Buffer, WriteDone)> {
         let core = self.core();
-        let (Some(inside), Some(state)) = (core.gate.try_enter(), self.held().try_read()) else {
+        let (Some(inside), Some(state)) = (core.freeze_barrier.try_enter(), self.held().try_read()) else {
             return Some((buffer, done));
         };
         let len = buffer.len();

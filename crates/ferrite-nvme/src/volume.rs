@@ -262,14 +262,14 @@ impl Volume for NvmeVolume {
 
     fn freeze(&self) -> Result<(), VolumeError> {
         let core = &self.parts.fs.0;
-        if !core.gate.shut() {
+        if !core.freeze_barrier.shut() {
             return Err(refuse(VolumeErrorKind::Invalid, "it is frozen already".into()));
         }
         core.meta.sync().map_err(|error| failed(error.into()))
     }
 
     fn thaw(&self) -> Result<(), VolumeError> {
-        self.parts.fs.0.gate.open();
+        self.parts.fs.0.freeze_barrier.open();
         Ok(())
     }
 

@@ -22,7 +22,7 @@ pub enum Stage {
     Rest,
     /// Finding inode, name and page, and the words that name them.
     Lookup,
-    /// Taking locks: of inodes, of a ring, of the gate.
+    /// Taking locks: of inodes, of a ring, of the move lock.
     Lock,
     /// Claiming free space: blocks, log segments, inodes.
     Claim,

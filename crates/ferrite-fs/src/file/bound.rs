@@ -6,7 +6,7 @@
 //!
 //! Invariants of a bound file:
 //! * A page moves, or is unmapped, only after the adapter has returned it ([`Change`]). That happens before the
-//!   transaction begins: it may wait for guards, and a transaction holds the mapping's gate and a ring.
+//!   transaction begins: it may wait for guards, and a transaction holds the mapping's move lock and a ring.
 //! * No page has a log, and no record carries a check of a page's content ([`Tx::on`]): a replay would drop the record
 //!   if an adapter had changed the page since.
 //! * While no thread has the inode's exclusive lock, the bytes beyond the end in the last page are zeros.

@@ -169,7 +169,7 @@ fn records_after_a_move_have_higher_numbers() {
             }
         });
         let moved = on_ring(0, || {
-            let moving = core.map.gate().unwrap().close();
+            let moving = core.map.move_lock().unwrap().lock_exclusive();
             let mut tx = Tx::moving(core, &moving);
             tx.set_word(offset, 1);
             tx.commit_move().unwrap();

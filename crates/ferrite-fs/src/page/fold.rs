@@ -174,14 +174,14 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
         return vec![false; pages.len()];
     }
     // Between finding a word and noting its line as dirty, the word must not be moved.
-    let _passage = core.map.gate().map(|gate| gate.pass());
+    let _shared = core.map.move_lock().map(|move_lock| move_lock.lock_shared());
     if !is_seeded(Bug::FoldUnannounced) {
         mem.begin_change();
     }
     pages.iter().map(|page| swing(core, mem, page)).collect()
 }
 
-/// The same for one page; the caller has the lock and has passed the gate.
+/// The same for one page; the caller has the lock and has the move lock shared.
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     let at_once = is_seeded(Bug::FoldSpaceAtOnce);
     let segments = page.segments.iter().map(|&header| header.segment());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_map::gate::{Moving, Passage};
+use ferrite_map::move_lock::{Moving, SharedMoveLock};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
 use ferrite_pm::stage::{self, Stage as Spent};
 use ferrite_pm::touch;
@@ -73,18 +73,20 @@ pub(crate) struct Tx<'e> {
     /// Adapters may later change its data in place, so its record must not carry a checksum of that.
     is_unvouched: bool,
     /// From the first read of the mapping until the words are set, for mappings whose entries may move.
-    _passage: Option<Passage<'e>>,
+    _shared: Option<SharedMoveLock<'e>>,
 }
 
 impl<'e> Tx<'e> {
     /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries. Must
     /// not be created while this thread has another transaction.
     pub(crate) fn new(core: &'e Core) -> Self {
-        let passage = stage::within(Spent::Lock, || core.map.gate().map(|gate| gate.pass()));
-        Self::with_passage(core, passage)
+        let shared = stage::within(Spent::Lock, || {
+            core.map.move_lock().map(|move_lock| move_lock.lock_shared())
+        });
+        Self::with_move_lock(core, shared)
     }
 
-    fn with_passage(core: &'e Core, passage: Option<Passage<'e>>) -> Self {
+    fn with_move_lock(core: &'e Core, shared: Option<SharedMoveLock<'e>>) -> Self {
         Tx {
             core,
             buffers: Lease::take(),
@@ -100,7 +102,7 @@ impl<'e> Tx<'e> {
             last_unit: 0,
             is_repeated: false,
             is_unvouched: false,
-            _passage: passage,
+            _shared: shared,
         }
     }
 
@@ -118,9 +120,9 @@ impl<'e> Tx<'e> {
         self.is_bound
     }
 
-    /// The same for a move of the mapping's entries, by the thread that has the gate exclusively.
+    /// The same for a move of the mapping's entries, by the thread that has the move lock exclusively.
     pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
-        Self::with_passage(core, None)
+        Self::with_move_lock(core, None)
     }
 
     /// Declares that no caller waits for this, as for an access time: it need not be durable soon, on a frozen pool it

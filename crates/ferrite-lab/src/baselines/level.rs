@@ -7,12 +7,13 @@
 //! to its other bucket of the same level; if none can move, the next level comes into use, and the pages of the lowest
 //! move there.
 //!
-//! Invariants: moves happen in [`FileMap::make_space`], with the gate closed. A slot whose key is set is claimed.
+//! Invariants: moves happen in [`FileMap::make_space`], with the move lock held exclusively. A slot whose key is set is
+//! claimed.
 
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::gate::Gate;
+use ferrite_map::move_lock::MoveLock;
 use ferrite_map::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
     SlotNo, Slots, TransCache,
@@ -39,7 +40,7 @@ pub(crate) struct LevelHash {
     /// Buckets of level 0.
     base: u64,
     claimed: AtomicBitmap,
-    gate: Gate,
+    move_lock: MoveLock,
     /// The last key that found no slot.
     pending: Mutex<Option<u64>>,
     /// Keys for which a page was moved since the last resize.
@@ -64,7 +65,7 @@ impl LevelHash {
             geometry,
             base: geometry.slots / BUCKET_SLOTS / BASES,
             claimed: AtomicBitmap::new(geometry.slots),
-            gate: Gate::default(),
+            move_lock: MoveLock::default(),
             pending: Mutex::new(None),
             helped: Mutex::default(),
         }
@@ -105,7 +106,7 @@ impl LevelHash {
     }
 
     fn find_stored(&self, ino: Inum, lblk: Lblk) -> (Option<u64>, u64) {
-        self.gate
+        self.move_lock
             .steady(|| self.find(key_of(ino, lblk), |offset| self.region.load(offset)))
     }
 
@@ -206,7 +207,7 @@ impl FileMap for LevelHash {
     }
 
     fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
-        self.gate.steady(|| {
+        self.move_lock.steady(|| {
             let slot = self.find(key_of(ino, lblk), |offset| self.region.load(offset)).0;
             slot.map_or(PageWord::HOLE, |slot| {
                 PageWord(self.region.load(self.word_offset(slot)))
@@ -309,8 +310,8 @@ impl FileMap for LevelHash {
         });
     }
 
-    fn gate(&self) -> Option<&Gate> {
-        Some(&self.gate)
+    fn move_lock(&self) -> Option<&MoveLock> {
+        Some(&self.move_lock)
     }
 
     fn make_space(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {

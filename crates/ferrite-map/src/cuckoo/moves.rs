@@ -1,11 +1,12 @@
 //! Moves: how a new page gets a slot when both of its buckets are full.
 //!
 //! Contents: the wishes of inserts that failed ([`Moves`]), and [`make_space`], which the engine calls with the
-//! gate closed, in a separate transaction. It searches breadth-first for the shortest chain of entries, each of which
-//! can go to the other bucket of its key, so that the first one leaves a free slot in the wanted bucket.
+//! move lock held exclusively, in a separate transaction. It searches breadth-first for the shortest chain of entries,
+//! each of which can go to the other bucket of its key, so that the first one leaves a free slot in the wanted bucket.
 //!
-//! Invariants: all of a chain moves in one record. While the gate is closed no transaction is in progress, so a slot
-//! that is claimed and has no key is one that was freed; it becomes free once the journal no longer needs it.
+//! Invariants: all of a chain moves in one record. While the move lock is held exclusively no transaction is in
+//! progress, so a slot that is claimed and has no key is one that was freed; it becomes free once the journal no longer
+//! needs it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +52,7 @@ impl Moves {
         }
     }
 
-    /// Number of chains moved. Grows while the gate is closed, before anything has moved.
+    /// Number of chains moved. Grows while the move lock is held exclusively, before anything has moved.
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }

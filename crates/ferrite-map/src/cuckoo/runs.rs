@@ -99,7 +99,7 @@ pub(super) fn walk(map: &Cuckoo, ino: Inum, range: PageRange, visit: &mut dyn Fn
         let count = VECTOR.min((range.end - at) as usize);
         let first = Lblk::new(at as u32);
         let mut pages = [None; VECTOR];
-        let (rest, is_lone) = map.gate.steady(|| {
+        let (rest, is_lone) = map.move_lock.steady(|| {
             pages = [None; VECTOR];
             let (run, is_lone) = map.resolve(PageId::new(ino, first), count, true, was_lone, |index, slot, word| {
                 pages[index] = slot.map(|slot| (slot, word));

@@ -448,7 +448,7 @@ fn swings_stay_clear_of_moves_and_runs() {
     bed.insert_word(1, 1, old).expect("space");
     assert_eq!(bed.map.swing(PageId::from_raw(1, 1), new, old), None);
     assert_eq!(bed.map.swing(PageId::from_raw(1, 2), old, new), None);
-    let moving = bed.map.gate.close();
+    let moving = bed.map.move_lock.lock_exclusive();
     assert_eq!(bed.map.swing(PageId::from_raw(1, 1), old, new), None);
     drop(moving);
     let offset = bed

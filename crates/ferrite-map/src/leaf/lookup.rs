@@ -75,7 +75,7 @@ impl Leaf {
             return false;
         };
         let stored = self.region.words(self.header_offset(line), 8);
-        self.gate.steady(|| {
+        self.move_lock.steady(|| {
             // The cache may be shared and the chunk have moved: the header decides.
             let is_here = stored[0].load(Ordering::Relaxed) == u64::from(ino) << 32 | u64::from(chunk);
             for (word, stored) in words.iter_mut().zip(&stored[1 + from as usize..]) {
@@ -87,7 +87,7 @@ impl Leaf {
 
     /// The words of a chunk's pages from its page `from` on; leaves a hint.
     fn get_chunk(&self, ino: Inum, chunk: u32, from: u32, words: &mut [PageWord], cache: &TransCache) {
-        self.gate.steady(|| {
+        self.move_lock.steady(|| {
             let Some(line) = self.find(u64::from(ino) << 32 | u64::from(chunk)) else {
                 words.fill(PageWord::HOLE);
                 return;

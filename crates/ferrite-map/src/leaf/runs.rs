@@ -96,7 +96,7 @@ pub(super) fn walk(map: &Leaf, ino: Inum, range: PageRange, visit: Visit<'_>) {
 /// The line of a chunk, and its words. A chunk may have moved since its home was found.
 #[inline]
 fn read(map: &Leaf, key: u64, home: u64) -> Option<(u64, [u64; CHUNK as usize])> {
-    map.gate.steady(|| {
+    map.move_lock.steady(|| {
         let at_home = map.region.words(map.header_offset(home), LINE_WORDS);
         let (line, stored) = match at_home[0].load(Ordering::Acquire) == key {
             true => (home, at_home),

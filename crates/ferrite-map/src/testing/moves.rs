@@ -1,9 +1,9 @@
 //! Shared test of mappings that move entries: a crash at each word of a move, with records of both places older than
 //! the move.
 //!
-//! Contents: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It acts as
-//! the engine between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"): records, then a
-//! move that is a separate record, and no freed entry is reused before the mark has passed.
+//! Contents: one test, for the mappings that have a move lock; `moving_tests!` puts it into their test modules. It acts
+//! as the engine between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"): records,
+//! then a move that is a separate record, and no freed entry is reused before the mark has passed.
 //!
 //! A crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed
 //! in order.
@@ -132,8 +132,8 @@ fn move_and_crash<M: Subject>(
     let bed = crashed.bed;
     let before = words_of(bed);
     let older = since.records.len();
-    let moving = bed.map.gate().map(|gate| gate.close());
-    let mut tx = bed.tx_without_gate();
+    let moving = bed.map.move_lock().map(|move_lock| move_lock.lock_exclusive());
+    let mut tx = bed.tx_without_move_lock();
     if !bed.map.make_space(&mut tx).expect("a table that is sound") {
         return false;
     }

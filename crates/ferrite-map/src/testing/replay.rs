@@ -195,8 +195,8 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
 }
 
 fn make_space<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
-    let _moving = bed.map.gate().map(|gate| gate.close());
-    let mut tx = bed.tx_without_gate();
+    let _moving = bed.map.move_lock().map(|move_lock| move_lock.lock_exclusive());
+    let mut tx = bed.tx_without_move_lock();
     if bed.map.make_space(&mut tx).unwrap_or(false) {
         since.commit(bed, tx);
     }

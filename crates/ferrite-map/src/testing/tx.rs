@@ -10,7 +10,7 @@ use ferrite_pm::Region;
 
 use super::BLOCK_BYTES;
 use crate::bitmap::AtomicBitmap;
-use crate::gate::Passage;
+use crate::move_lock::SharedMoveLock;
 use crate::{BlockNo, FileMap, MapError, MapTx, Resource, StoredWord};
 
 /// A transaction of the tests.
@@ -25,7 +25,7 @@ pub(crate) struct TestTx<'b> {
     /// The newest of `words`, by offset.
     pub(super) stored: BTreeMap<u64, u64>,
     /// Held until the words are set.
-    pub(super) passage: Option<Passage<'b>>,
+    pub(super) shared: Option<SharedMoveLock<'b>>,
 }
 
 impl TestTx<'_> {
@@ -51,7 +51,7 @@ impl TestTx<'_> {
         for resource in std::mem::take(&mut self.freed) {
             self.release(resource);
         }
-        self.passage = None;
+        self.shared = None;
     }
 }
 

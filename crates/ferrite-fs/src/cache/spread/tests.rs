@@ -436,8 +436,8 @@ impl FileMap for Counting {
         self.inner.check(visit, node, broken);
     }
 
-    fn gate(&self) -> Option<&ferrite_map::gate::Gate> {
-        self.inner.gate()
+    fn move_lock(&self) -> Option<&ferrite_map::move_lock::MoveLock> {
+        self.inner.move_lock()
     }
 
     fn wants_space(&self) -> bool {

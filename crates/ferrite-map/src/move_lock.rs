@@ -1,14 +1,14 @@
-//! The gate of a structure that moves entries: transactions hold it shared, a move exclusively
+//! The move lock of a structure that moves entries: transactions hold it shared, a move exclusively
 //! (docs/crash-consistency.md, "entries that move").
 //!
-//! Contents: [`Gate`]. The structure owns it, the engine takes it.
+//! Contents: [`MoveLock`]. The structure owns it, the engine takes it.
 //!
 //! A record names words by their places. If an entry moved between a transaction's lookup and its commit, the record
-//! would hit another entry. So transactions hold the gate shared until their words are set, and a move, which is a
+//! would hit another entry. So transactions hold the move lock shared until their words are set, and a move, which is a
 //! record like any other, holds it exclusively. Lookups hold nothing: they read the count of moves before and after,
 //! and retry if it changed.
 //!
-//! Invariant: the count of moves is odd exactly while the gate is held exclusively.
+//! Invariant: the count of moves is odd exactly while the move lock is held exclusively.
 
 use crate::sync::{AtomicU64, Ordering, ReadGuard, SharedLock, WriteGuard, fence, spin_loop};
 
@@ -18,52 +18,52 @@ const TRIES: usize = 100;
 /// See the module's head. Shared by many threads without a line that all of them write.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Gate {
+pub struct MoveLock {
     /// First, so that a structure can place it next to the words that its lookups read.
     moves: AtomicU64,
     lock: SharedLock<()>,
 }
 
-/// Passage of a transaction.
+/// The shared lock of a transaction.
 #[derive(Debug)]
-pub struct Passage<'g> {
+pub struct SharedMoveLock<'g> {
     _guard: ReadGuard<'g, ()>,
 }
 
 /// The right to move.
 #[derive(Debug)]
 pub struct Moving<'g> {
-    gate: &'g Gate,
+    move_lock: &'g MoveLock,
     _guard: WriteGuard<'g, ()>,
 }
 
-impl Gate {
+impl MoveLock {
     /// Waits for a move in progress. One thread must not take it twice: a move may wait in between.
-    pub fn pass(&self) -> Passage<'_> {
+    pub fn lock_shared(&self) -> SharedMoveLock<'_> {
         let guard = self.lock.read();
-        Passage {
-            // A panic elsewhere leaves nothing half done inside the gate: words change only by records.
+        SharedMoveLock {
+            // A panic elsewhere leaves nothing half done under the lock: words change only by records.
             _guard: guard.unwrap_or_else(std::sync::PoisonError::into_inner),
         }
     }
 
-    /// A passage if no move is in progress or waiting. Never waits, so a thread that already has a passage may call it.
-    pub fn try_pass(&self) -> Option<Passage<'_>> {
+    /// The shared lock if no move is in progress or waiting. Never waits, so a thread that already has it may call it.
+    pub fn try_lock_shared(&self) -> Option<SharedMoveLock<'_>> {
         use std::sync::TryLockError;
         let guard = match self.lock.try_read() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Passage { _guard: guard })
+        Some(SharedMoveLock { _guard: guard })
     }
 
     /// Waits for all transactions in progress, and keeps others out until the result is dropped.
-    pub fn close(&self) -> Moving<'_> {
+    pub fn lock_exclusive(&self) -> Moving<'_> {
         let guard = self.lock.write();
         self.moves.fetch_add(1, Ordering::AcqRel);
         Moving {
-            gate: self,
+            move_lock: self,
             _guard: guard.unwrap_or_else(std::sync::PoisonError::into_inner),
         }
     }
@@ -80,7 +80,7 @@ impl Gate {
     }
 
     /// The same with a limit of tries; the last one makes moves wait. At least one try is made without waiting, so a
-    /// thread that holds a passage never waits here.
+    /// thread that holds the lock never waits here.
     #[inline]
     pub fn steady_for<T>(&self, tries: usize, mut look: impl FnMut() -> T) -> T {
         for _ in 0..tries {
@@ -94,14 +94,14 @@ impl Gate {
             }
             spin_loop();
         }
-        let _passage = self.pass();
+        let _shared = self.lock_shared();
         look()
     }
 }
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        self.gate.moves.fetch_add(1, Ordering::AcqRel);
+        self.move_lock.moves.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -113,13 +113,13 @@ mod tests {
     /// Lookups never see a move half done, and end while moves continue.
     #[test]
     fn a_steady_look_sees_no_move_half_done() {
-        let gate = Gate::default();
+        let move_lock = MoveLock::default();
         let (left, right) = (AtomicU64::new(1), AtomicU64::new(0));
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..20_000 {
-                    let moving = gate.close();
+                    let moving = move_lock.lock_exclusive();
                     let value = left.swap(0, Ordering::Relaxed);
                     left.store(right.swap(value, Ordering::Relaxed), Ordering::Relaxed);
                     drop(moving);
@@ -127,20 +127,20 @@ mod tests {
                 done.store(true, Ordering::Relaxed);
             });
             while !done.load(Ordering::Relaxed) {
-                let sum = gate.steady(|| left.load(Ordering::Relaxed) + right.load(Ordering::Relaxed));
+                let sum = move_lock.steady(|| left.load(Ordering::Relaxed) + right.load(Ordering::Relaxed));
                 assert_eq!(sum, 1);
             }
         });
     }
 
-    /// A thread that only tries is refused while a move is in progress, and delays no other passage.
+    /// A thread that only tries is refused while a move is in progress, and delays no other thread.
     #[test]
     fn a_try_never_waits() {
-        let gate = Gate::default();
-        let moving = gate.close();
-        assert!(gate.try_pass().is_none());
+        let move_lock = MoveLock::default();
+        let moving = move_lock.lock_exclusive();
+        assert!(move_lock.try_lock_shared().is_none());
         drop(moving);
-        let _passage = gate.pass();
-        assert!(gate.try_pass().is_some());
+        let _shared = move_lock.lock_shared();
+        assert!(move_lock.try_lock_shared().is_some());
     }
 }

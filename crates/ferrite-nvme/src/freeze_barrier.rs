@@ -1,7 +1,7 @@
-//! The gate through which changes pass, so that they can be held back while the media are copied.
+//! The barrier that holds changes back while the media are copied.
 //!
-//! Invariant: a thread enters once; nested work does not enter again, unless it skips that when the gate is shut. While
-//! the gate is shut, no thread is inside.
+//! Invariant: a thread enters once; nested work does not enter again, unless it skips that when the barrier is shut.
+//! While the barrier is shut, no thread is inside.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ struct State {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<lock_order::Gate, State>,
+    state: Mutex<lock_order::FreezeBarrier, State>,
     changed: Condvar,
 }
 
 /// See the module's head.
 #[derive(Default)]
-pub(crate) struct Gate(Arc<Shared>);
+pub(crate) struct FreezeBarrier(Arc<Shared>);
 
 /// Proof of being inside, for a thread or for a transfer that it has begun.
 pub(crate) struct Inside(Arc<Shared>);
 
-impl Gate {
-    /// Enters; waits while the gate is shut.
+impl FreezeBarrier {
+    /// Enters; waits while the barrier is shut.
     pub(crate) fn enter(&self) -> Inside {
         let mut state = self.0.state.lock();
         while state.is_shut {
@@ -39,7 +39,7 @@ impl Gate {
         Inside(Arc::clone(&self.0))
     }
 
-    /// Enters, unless the gate is shut.
+    /// Enters, unless the barrier is shut.
     pub(crate) fn try_enter(&self) -> Option<Inside> {
         let mut state = self.0.state.lock();
         if state.is_shut {
@@ -49,7 +49,7 @@ impl Gate {
         Some(Inside(Arc::clone(&self.0)))
     }
 
-    /// Shuts the gate, and waits until no thread is inside; `false` if it was shut already.
+    /// Shuts the barrier, and waits until no thread is inside; `false` if it was shut already.
     pub(crate) fn shut(&self) -> bool {
         let mut state = self.0.state.lock();
         if state.is_shut {
