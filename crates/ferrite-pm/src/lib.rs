@@ -5,7 +5,7 @@
 //! | `region` | [`Region`]: loads, stores, streams, write-backs, fences |
 //! | `map`, `medium` | opening and mapping; telling media apart; the pool lock |
 //! | [`holder`] | who holds the lock on a file |
-//! | `birth` | the file of a new pool, which is whole or not there |
+//! | `creation` | the file of a new pool, which is whole or not there |
 //! | [`blank`] | files that hold nothing, and may become pools without a question |
 //! | `shared` | copies between a pool and our own memory, by atomic words |
 //! | `cpu` | the instructions, chosen by CPU feature |
@@ -28,7 +28,6 @@
 //! there (docs/memory-model.md).
 #![deny(unsafe_code)]
 
-mod birth;
 pub mod blank;
 #[allow(unsafe_code)]
 mod copies;
@@ -36,6 +35,7 @@ mod counters;
 #[allow(unsafe_code)]
 mod cpu;
 mod crash;
+mod creation;
 mod dirty;
 mod error;
 #[allow(unsafe_code)]

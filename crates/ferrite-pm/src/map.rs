@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::birth::Newborn;
+use crate::creation::PoolCreation;
 use crate::error::PmError;
 use crate::holder;
 use crate::image::Lease;
@@ -109,8 +109,8 @@ impl MappedMemory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(start), bytes.len()) };
     }
 
-    /// Copies `bytes` to `start` in new memory. Most of an image is zeros, as the memory is; storing them would only make
-    /// the kernel find memory.
+    /// Copies `bytes` to `start` in new memory. Most of an image is zeros, as the memory is; storing them would only
+    /// make the kernel find memory.
     pub(crate) fn fill_new(&mut self, start: usize, bytes: &[u8]) {
         const PART: [u8; 4096] = [0; 4096];
         for (index, part) in bytes.chunks(PART.len()).enumerate() {
@@ -225,14 +225,14 @@ impl MappedMemory {
 
     /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. The caller decides in
     /// the end whether it is kept.
-    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(MappedMemory, Newborn), PmError> {
-        let newborn = Newborn::open(path)?;
-        let file = newborn.file()?;
+    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(MappedMemory, PoolCreation), PmError> {
+        let creation = PoolCreation::open(path)?;
+        let file = creation.file()?;
         lock(path, &file, Access::ReadWrite)?;
         // Before anything is written to it.
         let mut found = medium::detect(path, &file)?;
         if found.medium != Medium::Dax {
-            newborn.allocate(len_bytes)?;
+            creation.allocate(len_bytes)?;
             found.len_bytes = len_bytes;
         }
         if found.len_bytes < len_bytes {
@@ -242,7 +242,7 @@ impl MappedMemory {
                 why,
             });
         }
-        Ok((MappedMemory::of_file(path, file, &found, Access::ReadWrite)?, newborn))
+        Ok((MappedMemory::of_file(path, file, &found, Access::ReadWrite)?, creation))
     }
 }
 

@@ -118,10 +118,10 @@ impl Region {
         len_bytes: u64,
         fill: impl FnOnce(&Region) -> Result<(), E>,
     ) -> Result<Region, E> {
-        let (mapping, newborn) = MappedMemory::create(path, len_bytes)?;
+        let (mapping, creation) = MappedMemory::create(path, len_bytes)?;
         let region = Region::new(mapping, Some(path), Access::ReadWrite);
         fill(&region)?;
-        newborn.keep()?;
+        creation.keep()?;
         Ok(region)
     }
 

@@ -1,10 +1,10 @@
 //! The file of a new pool: in the end it exists completely or not at all.
 //!
-//! Contents: [`Newborn`], a file or device that is to become a pool. Only `MappedMemory::create` makes one.
+//! Contents: [`PoolCreation`], a file or device that is to become a pool. Only `MappedMemory::create` makes one.
 //!
-//! Invariant: if anything goes wrong before [`Newborn::keep`], or the process is killed, no new file is left behind,
-//! and an existing one has its old length. A new file therefore has no name until its content is whole, on file systems
-//! that support that; elsewhere it is removed, unless the process is killed.
+//! Invariant: if anything goes wrong before [`PoolCreation::keep`], or the process is killed, no new file is left
+//! behind, and an existing one has its old length. A new file therefore has no name until its content is whole, on file
+//! systems that support that; elsewhere it is removed, unless the process is killed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -32,15 +32,15 @@ enum Undo {
 }
 
 /// See the module's head.
-pub(crate) struct Newborn {
+pub(crate) struct PoolCreation {
     path: PathBuf,
     file: File,
     undo: Undo,
 }
 
-impl Newborn {
+impl PoolCreation {
     /// Opens the file or device at `path`, or makes a file.
-    pub(crate) fn open(path: &Path) -> Result<Newborn, PmError> {
+    pub(crate) fn open(path: &Path) -> Result<PoolCreation, PmError> {
         let fails = |error: io::Error| PmError::io("create", path, error);
         let open = |options: &mut OpenOptions| options.read(true).write(true).mode(MODE).open(path);
         // A dangling link names a file to make elsewhere, which a nameless file cannot do.
@@ -50,10 +50,10 @@ impl Newborn {
             return Err(no_device(path));
         }
         if is_free && let Ok(file) = unnamed(directory(path)) {
-            return Ok(Newborn::new(path, file, Undo::Unnamed));
+            return Ok(PoolCreation::new(path, file, Undo::Unnamed));
         }
         match open(OpenOptions::new().create_new(true)) {
-            Ok(file) => return Ok(Newborn::new(path, file, Undo::Remove(path.to_path_buf()))),
+            Ok(file) => return Ok(PoolCreation::new(path, file, Undo::Remove(path.to_path_buf()))),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(fails(error)),
         }
@@ -65,16 +65,16 @@ impl Newborn {
             true if metadata.is_file() => Undo::Shorten(metadata.len()),
             true => Undo::Nothing,
         };
-        let newborn = Newborn::new(path, file, undo);
-        match &newborn.undo {
+        let creation = PoolCreation::new(path, file, undo);
+        match &creation.undo {
             // Only the open shows where a dangling link leads.
             Undo::Remove(made) if medium::is_among_devices(made) => Err(no_device(path)),
-            _ => Ok(newborn),
+            _ => Ok(creation),
         }
     }
 
-    fn new(path: &Path, file: File, undo: Undo) -> Newborn {
-        Newborn {
+    fn new(path: &Path, file: File, undo: Undo) -> PoolCreation {
+        PoolCreation {
             path: path.to_path_buf(),
             file,
             undo,
@@ -142,7 +142,7 @@ impl Newborn {
     }
 }
 
-impl Drop for Newborn {
+impl Drop for PoolCreation {
     fn drop(&mut self) {
         // There is already an error to report.
         let _ = match &self.undo {
