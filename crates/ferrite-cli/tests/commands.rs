@@ -355,4 +355,11 @@ fn what_an_older_program_wrote_is_understood() {
         let understood = serde_json::from_value::<ferrite_fs::PoolInfo>(older.into());
         assert!(understood.is_ok(), "{field}: {understood:?}");
     }
+    // The field had another name.
+    let mut older = info.clone();
+    let dram = older["dram"].as_object_mut().unwrap();
+    dram.remove("deferred_pages").unwrap();
+    dram.insert("held_pages".into(), 4096.into());
+    let understood: ferrite_fs::PoolInfo = serde_json::from_value(older.into()).unwrap();
+    assert_eq!(understood.dram.deferred_pages, 4096);
 }

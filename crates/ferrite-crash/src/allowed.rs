@@ -7,7 +7,7 @@ use crate::record::{Recorded, Tree, share, unsettled};
 use crate::session::{self, Resend};
 
 /// The allowed contents of an image: for each thread, the tree before and the tree after the operation in progress;
-/// with stores held back, also each tree since the last one that is certainly durable.
+/// with deferred write-back, also each tree since the last one that is certainly durable.
 #[derive(Clone)]
 pub struct Allowed<'a> {
     states: Vec<&'a [Tree]>,

@@ -41,7 +41,7 @@ pub struct Variant {
     /// Whether data carries checksums.
     pub data_checksum: bool,
     /// Whether its mounts hold stores back until a sync, as with `durability=fsync`.
-    pub held: bool,
+    pub deferred: bool,
     /// A mistake that the engine makes in all workloads.
     pub omission: Option<Omission>,
 }
@@ -51,7 +51,7 @@ impl From<Mapping> for Variant {
         Variant {
             mapping,
             data_checksum: false,
-            held: false,
+            deferred: false,
             omission: None,
         }
     }

@@ -54,7 +54,7 @@ enum Command {
         /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. Its
         /// history is unknown, so its content is not checked. The file is only read
         #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep"])]
-        #[arg(conflicts_with_all = ["mapping", "data_checksum", "held"])]
+        #[arg(conflicts_with_all = ["mapping", "data_checksum", "deferred"])]
         image: Option<PathBuf>,
         /// The seed of the search
         #[arg(long, default_value_t = 1)]
@@ -84,7 +84,7 @@ struct Pools {
     data_checksum: bool,
     /// Pools whose operations are durable after a sync, as with durability=fsync
     #[arg(long)]
-    held: bool,
+    deferred: bool,
 }
 
 fn mapping(name: &str) -> Result<Mapping, String> {
@@ -165,13 +165,15 @@ fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
 
 fn variants(pools: &Pools) -> impl Iterator<Item = Variant> {
     let &Pools {
-        data_checksum, held, ..
+        data_checksum,
+        deferred,
+        ..
     } = pools;
     mappings(pools.mapping).map(move |mapping| Variant {
         omission: None,
         mapping,
         data_checksum,
-        held,
+        deferred,
     })
 }
 

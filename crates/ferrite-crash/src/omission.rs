@@ -44,7 +44,7 @@ impl Omission {
     ];
 
     /// Whether it concerns deferred write-back.
-    pub fn is_held(self) -> bool {
+    pub fn is_deferred(self) -> bool {
         self == Omission::RecordSync
     }
 

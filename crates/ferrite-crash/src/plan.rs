@@ -90,7 +90,7 @@ pub fn endless(seed: u64) -> impl Iterator<Item = Name> + Send {
 
 /// The same for pools that hold stores back: without tokens, because an outcome must be durable before the client
 /// learns of it.
-pub fn held(seed: u64) -> impl Iterator<Item = Name> + Send {
+pub fn deferred(seed: u64) -> impl Iterator<Item = Name> + Send {
     let listed = (0..pairs()).step_by(7).map(|n| Source::Pair(n).into());
     let chances = chances(seed).filter(|name| name.tokens.is_none());
     let mut listed = listed.into_iter();

@@ -70,7 +70,7 @@ fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
 
 /// Mount options of workloads: no background work, so that a recording is always the same.
 pub fn mount_options(variant: Variant, workload: &Workload) -> MountOptions {
-    let durability = match variant.held {
+    let durability = match variant.deferred {
         true => Durability::OnSync,
         false => Durability::Strict,
     };
@@ -79,12 +79,12 @@ pub fn mount_options(variant: Variant, workload: &Workload) -> MountOptions {
         .durability(durability)
 }
 
-/// With stores held back, operations between two syncs that the recording itself makes.
+/// With deferred write-back, operations between two syncs that the recording itself makes.
 const SYNC_EVERY: usize = 7;
 
 /// Whether everything is made durable after this operation.
 fn is_synced(variant: Variant, index: usize) -> bool {
-    variant.held && index % SYNC_EVERY == SYNC_EVERY - 1
+    variant.deferred && index % SYNC_EVERY == SYNC_EVERY - 1
 }
 
 /// See [`Recorded::durable`].
@@ -92,7 +92,7 @@ fn durable(variant: Variant, ops: &[Op]) -> Vec<usize> {
     let mut last = 0;
     let mut all = vec![0];
     for (index, op) in ops.iter().enumerate() {
-        if !variant.held || is_synced(variant, index) || matches!(op, Op::Sync) {
+        if !variant.deferred || is_synced(variant, index) || matches!(op, Op::Sync) {
             last = index + 1;
         }
         all.push(last);

@@ -69,8 +69,8 @@ impl Failure {
         if self.variant.data_checksum {
             kind += " --data-checksum";
         }
-        if self.variant.held {
-            kind += " --held";
+        if self.variant.deferred {
+            kind += " --deferred";
         }
         if matches!(self.name.source, Source::Threads(_)) {
             text += "(threads: it may take many runs until this comes again)\n";

@@ -119,7 +119,7 @@ fn no_crash_parts_data_from_its_checksum() {
             omission: None,
             mapping,
             data_checksum: true,
-            held: false,
+            deferred: false,
         };
         let wanted = match (soak, mapping == Mapping::default()) {
             (true, _) => 20_000,
@@ -142,7 +142,7 @@ fn no_crash_parts_data_from_its_checksum() {
 
 /// With durability only after a sync, a crash leaves a prefix of the changes, including everything synced.
 #[test]
-fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
+fn a_crash_leaves_a_prefix_with_deferred_write_back() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
     let effort = Effort {
         seed: seed(),
@@ -154,7 +154,7 @@ fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
             omission: None,
             mapping,
             data_checksum: soak && mapping == Mapping::default(),
-            held: true,
+            deferred: true,
         };
         let wanted = match (soak, mapping == Mapping::default()) {
             (true, _) => 50_000,
@@ -163,7 +163,7 @@ fn a_crash_leaves_a_prefix_where_stores_are_held_back() {
         };
         let search = Search::new(variant, effort);
         let pace = Pace::new(variant);
-        let report = search.run(plan::held(effort.seed), 2, &|search| pace.met(search, wanted));
+        let report = search.run(plan::deferred(effort.seed), 2, &|search| pace.met(search, wanted));
         println!(
             "{variant:?}, FERRITE_SEED={}: {} different images, {} workloads, {:.1} s",
             effort.seed,

@@ -78,7 +78,7 @@ impl Mistake {
             omission: Some(omission),
             is_particular: mapping != Mapping::default() && own.contains(&mapping),
             mappings: vec![mapping],
-            is_held: omission.is_held(),
+            is_held: omission.defers_write_back(),
         })
     }
 
@@ -88,14 +88,14 @@ impl Mistake {
             mapping,
             // One mistake can be made only there.
             data_checksum: self.bug == Some(Bug::FoldSumLate),
-            held: self.is_held,
+            deferred: self.is_held,
             omission: self.omission,
         };
         seed(self.bug);
         let search = Search::new(variant, EFFORT);
         let enough = |search: &Search| search.distinct() > PATIENCE;
         let report = match self.is_particular {
-            _ if self.is_held => search.run(std::iter::once(folds()).chain(plan::held(1)), 2, &enough),
+            _ if self.is_held => search.run(std::iter::once(folds()).chain(plan::deferred(1)), 2, &enough),
             // First a workload that unlinks an open file: few do, and one mistake shows there alone.
             false => search.run(std::iter::once(unlinks()).chain(plan::chances(1)), 2, &enough),
             true => search.run(plan::crowds(1), 2, &enough),

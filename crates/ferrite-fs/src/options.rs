@@ -389,7 +389,8 @@ pub struct DramUse {
     pub page_lists: u64,
     /// With `durability=fsync`: pages of the pool that were changed in memory.
     #[serde(default)]
-    pub held_pages: u64,
+    #[serde(alias = "held_pages")]
+    pub deferred_pages: u64,
     /// Sum of all.
     pub total: u64,
 }

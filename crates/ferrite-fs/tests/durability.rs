@@ -130,7 +130,7 @@ fn a_kill_loses_nothing() {
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
-/// A frozen pool's file is a cleanly unmounted pool, though much of it was held in memory before.
+/// A frozen pool's file is a cleanly unmounted pool, though the write-back of much of it was deferred before.
 #[test]
 fn a_frozen_pool_can_be_copied() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn a_frozen_pool_can_be_copied() {
 
 /// Tables that are changed all over take no more memory than the bound, and nothing is lost by releasing it.
 #[test]
-fn held_pages_are_given_back() {
+fn deferred_pages_are_given_back() {
     const FILES: u32 = 48_000;
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
@@ -192,11 +192,11 @@ fn held_pages_are_given_back() {
         }
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(50));
-            most = most.max(engine.info().dram.held_pages);
+            most = most.max(engine.info().dram.deferred_pages);
         }
     });
-    most = most.max(engine.info().dram.held_pages);
-    println!("at most {} MiB were held", most >> 20);
+    most = most.max(engine.info().dram.deferred_pages);
+    println!("at most {} MiB were deferred", most >> 20);
     drop(engine);
     let engine = mount();
     assert!(engine.damage().is_empty(), "{:?}", engine.damage());

@@ -297,9 +297,9 @@ fn changes_stop_when_all_sequence_numbers_are_used_up() {
 /// With deferred write-back, a crash may leave any of the records since a sync. Later records distinguish one that a
 /// sync had made durable from those.
 #[test]
-fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_took() {
+fn a_damaged_record_of_a_pool_with_deferred_write_back_is_told_from_one_that_a_crash_took() {
     let image = empty_pool(POOL_BYTES, &options());
-    let held = quiet().durability(Durability::OnSync);
+    let deferred = quiet().durability(Durability::OnSync);
     let work = |syncs: &'static [usize]| {
         move |engine: &Engine| {
             for n in 0..6 {
@@ -315,7 +315,7 @@ fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_too
         let recorder = Recorder::new(image.clone());
         let mut region = Region::from_image(&image).unwrap();
         region.attach_recorder(Arc::clone(&recorder));
-        let engine = Engine::mount(region, &held).unwrap();
+        let engine = Engine::mount(region, &deferred).unwrap();
         work(syncs)(&engine);
         recorder.log().final_image()
     };
@@ -359,5 +359,5 @@ fn a_damaged_record_of_a_pool_with_held_stores_is_told_from_one_that_a_crash_too
         assert_eq!(findings(&damaged(&unsynced, nth)), [""; 0], "record {nth}");
     }
     // The crash may take anything after the last sync, and that is no damage.
-    assert_eq!(findings(&crashed_in(&held, &image, work(&[2]))), [""; 0]);
+    assert_eq!(findings(&crashed_in(&deferred, &image, work(&[2]))), [""; 0]);
 }

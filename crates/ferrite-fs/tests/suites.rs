@@ -81,7 +81,7 @@ fn make_engine(mapping: Mapping, size: &Size, data_checksum: bool) -> PmEngine {
 }
 
 /// In a file on a disk, durable at `fsync` or at once.
-fn make_held(durability: Durability, mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn TestEngine> {
+fn make_deferred(durability: Durability, mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn TestEngine> {
     let options = MountOptions::default().durability(durability);
     let engine = make_engine_in(&std::env::temp_dir(), mapping, size, data_checksum, options);
     let waits = engine.fs().limits().durable_operations;
@@ -260,7 +260,7 @@ fn suites_with_data_checksums() {
 /// The same on a disk file with operations that are durable at `fsync`; each check examines the state that a kill would
 /// leave.
 #[test]
-fn suites_with_stores_held_back() {
+fn suites_with_deferred_write_back() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
     for &mapping in mappings() {
         let is_default = mapping == Mapping::default();
@@ -273,16 +273,16 @@ fn suites_with_stores_held_back() {
         for profile in Profile::ALL {
             for seed in 0..seeds {
                 let durability = [Durability::OnSync, Durability::Strict][usize::from(seed % 4 == 2)];
-                let make = || make_held(durability, mapping, &SMALL, seed % 2 == 1);
+                let make = || make_deferred(durability, mapping, &SMALL, seed % 2 == 1);
                 check_against_reference(make, profile, 40_000 + seed, 200);
             }
         }
         if soak {
-            linear::run_all(|| make_held(Durability::Strict, mapping, &LARGE, false), 1);
+            linear::run_all(|| make_deferred(Durability::Strict, mapping, &LARGE, false), 1);
         }
     }
     if soak || mappings().len() > 1 {
-        posix::run_all_on(|case| make_held(Durability::OnSync, Mapping::default(), size_for(case), false));
+        posix::run_all_on(|case| make_deferred(Durability::OnSync, Mapping::default(), size_for(case), false));
     }
 }
 

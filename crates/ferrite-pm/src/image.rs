@@ -273,7 +273,7 @@ mod tests {
                     match next(3) {
                         0 => region.store(at, next(99)),
                         1 => region.stream(at + next(7), &vec![1; next(PAGE as u64) as usize]),
-                        _ if region.is_held() => {}
+                        _ if region.defers_write_back() => {}
                         _ => {
                             region.update(at, |value| Some(value.wrapping_add(1)));
                         }

@@ -12,7 +12,7 @@
 //! | `sync` | group commit on ordinary files |
 //! | `faults` | faults on a mapping poison the region instead of killing the process |
 //! | `copies` | private views of device DAX, which the kernel maps only shared |
-//! | `held` | views whose stores are held back until a sync |
+//! | `deferred` | views whose write-back is deferred until a sync |
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | `thread` | a number for each thread |
@@ -36,6 +36,7 @@ mod counters;
 mod cpu;
 mod crash;
 mod creation;
+mod deferred;
 mod dirty;
 mod error;
 #[allow(unsafe_code)]
@@ -44,7 +45,6 @@ mod events;
 mod faults;
 #[allow(unsafe_code)]
 pub mod fork;
-mod held;
 pub mod holder;
 mod image;
 #[allow(unsafe_code)]

@@ -16,9 +16,9 @@ use crate::copies::Copies;
 use crate::counters::{Count, CounterSlots, Counters};
 use crate::cpu::{self, Isa, LINE_BYTES};
 use crate::crash::Event;
+use crate::deferred::Deferred;
 use crate::error::PmError;
 use crate::faults;
-use crate::held::Held;
 use crate::image::Image;
 use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
@@ -51,7 +51,7 @@ pub struct Region {
     /// Fences sync: an ordinary file in strict mode, mapped shared.
     syncs: bool,
     /// In the mode [`Durability::OnSync`].
-    held: Option<Held>,
+    deferred: Option<Deferred>,
     isa: Isa,
     sync: GroupSync,
     failure: OnceLock<String>,
@@ -69,7 +69,7 @@ impl Region {
         Region {
             faults: faults::Guard::new(mapping.base(), mapping.len(), mapping.page_bytes_for_faults(), copies),
             syncs: mapping.medium == Medium::File && access == Access::ReadWrite,
-            held: None,
+            deferred: None,
             mapping,
             path: path.map(Path::to_path_buf),
             access,
@@ -148,26 +148,26 @@ impl Region {
     /// cannot be undone.
     pub fn set_durability(&mut self, durability: Durability) -> Result<(), PmError> {
         let shared_file = self.mapping.medium == Medium::File && self.access == Access::ReadWrite;
-        self.syncs = shared_file && durability == Durability::Strict && self.held.is_none();
-        let can_hold = shared_file || self.mapping.medium == Medium::Anonymous;
-        if durability == Durability::OnSync && can_hold && self.held.is_none() {
+        self.syncs = shared_file && durability == Durability::Strict && self.deferred.is_none();
+        let can_defer = shared_file || self.mapping.medium == Medium::Anonymous;
+        if durability == Durability::OnSync && can_defer && self.deferred.is_none() {
             self.mapping.make_private()?;
             let (base, len) = (self.mapping.base(), self.mapping.len());
             self.faults = faults::Guard::new(base, len, self.mapping.page_bytes_for_faults(), None);
-            self.held = Some(Held::new(len));
+            self.deferred = Some(Deferred::new(len));
         }
         Ok(())
     }
 
     /// Whether write-back is deferred, see [`Durability::OnSync`].
     #[inline]
-    pub fn is_held(&self) -> bool {
-        self.held.is_some()
+    pub fn defers_write_back(&self) -> bool {
+        self.deferred.is_some()
     }
 
-    /// Memory that held stores take, in bytes.
-    pub fn held_bytes(&self) -> u64 {
-        self.held.as_ref().map_or(0, Held::dram_bytes)
+    /// Memory that deferred stores take, in bytes.
+    pub fn deferred_bytes(&self) -> u64 {
+        self.deferred.as_ref().map_or(0, Deferred::dram_bytes)
     }
 
     /// Makes copies use other instructions than the best.
@@ -334,12 +334,12 @@ impl Region {
                 word.store(value, Ordering::Release);
             }
         };
-        if let Some(held) = &self.held {
+        if let Some(deferred) = &self.deferred {
             // Not recorded: it does not reach the medium.
             if self.is_watched {
                 self.note(offset, values.len() as u64 * 8);
             }
-            return held.store(offset, values.len() as u64 * 8, set);
+            return deferred.store(offset, values.len() as u64 * 8, set);
         }
         match self.is_watched {
             false => set(),
@@ -393,8 +393,8 @@ impl Region {
             }
         };
         self.counters.add(Count::Bytes, len);
-        if let Some(held) = &self.held {
-            return self.stream_held(held, offset, data);
+        if let Some(deferred) = &self.deferred {
+            return self.stream_deferred(deferred, offset, data);
         }
         match self.is_watched {
             false => copy(),
@@ -425,7 +425,7 @@ impl Region {
     pub fn fill_zero(&self, offset: u64, len: u64) {
         static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let _ = self.at(offset, len);
-        let is_plain = self.held.is_none() && self.recorder.is_none();
+        let is_plain = self.deferred.is_none() && self.recorder.is_none();
         if !is_plain || self.mapping.medium != Medium::File || self.access != Access::ReadWrite {
             return self.stream_zero(offset, len);
         }
@@ -442,8 +442,8 @@ impl Region {
         if len == 0 {
             return;
         }
-        if self.held.is_some() {
-            return self.write_back_held(offset, len);
+        if self.deferred.is_some() {
+            return self.write_back_deferred(offset, len);
         }
         let first = offset / LINE_BYTES * LINE_BYTES;
         let lines = (offset + len).div_ceil(LINE_BYTES) - first / LINE_BYTES;
@@ -493,7 +493,7 @@ impl Region {
         if self.syncs {
             self.sync_file()?;
         }
-        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.held.is_none()) {
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.deferred.is_none()) {
             recorder.fence()?;
         }
         // After a fault on the mapping it is unknown what the fence covered.
@@ -505,7 +505,7 @@ impl Region {
         if !self.syncs && self.mapping.medium == Medium::File && self.access == Access::ReadWrite {
             self.sync_file()?;
         }
-        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.held.is_some()) {
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.deferred.is_some()) {
             recorder.sync()?;
         }
         self.fence()
@@ -528,14 +528,14 @@ impl Region {
     /// Releases the memory of pages of the view that equal the file. The caller knows that all do except those that
     /// `keep` names, by page of 4096 bytes, and that no thread stores words to the others meanwhile.
     pub fn drop_copies(&self, keep: &dyn Fn(u64) -> bool) {
-        if let (Some(held), Some(_)) = (&self.held, &self.mapping.file) {
-            held.drop_copies(keep, |offset, len| self.mapping.drop_copies(offset, len));
+        if let (Some(deferred), Some(_)) = (&self.deferred, &self.mapping.file) {
+            deferred.drop_copies(keep, |offset, len| self.mapping.drop_copies(offset, len));
         }
     }
 
     /// Bytes that are streamed: to the file, and to the pages of the view that no longer show the file.
     #[cold]
-    fn stream_held(&self, held: &Held, offset: u64, data: &[u8]) {
+    fn stream_deferred(&self, deferred: &Deferred, offset: u64, data: &[u8]) {
         let len = data.len() as u64;
         let copy = |start: u64, end: u64| {
             let (words, skip) = self.words_of(start, end - start);
@@ -544,16 +544,16 @@ impl Region {
         let write = || match &self.mapping.file {
             Some(_) => {
                 self.write_file(offset, data);
-                held.store_to_copies(offset, len, copy);
+                deferred.store_to_copies(offset, len, copy);
             }
-            None => held.store(offset, len, || copy(offset, offset + len)),
+            None => deferred.store(offset, len, || copy(offset, offset + len)),
         };
         self.watched_stream(offset, len, &write);
     }
 
     /// Words that were stored reach the file at once: those of the range, and not the rest of their lines.
     #[cold]
-    fn write_back_held(&self, offset: u64, len: u64) {
+    fn write_back_deferred(&self, offset: u64, len: u64) {
         let first = offset / 8 * 8;
         let count = ((offset + len).next_multiple_of(8) - first) / 8;
         let words = self.words(first, count as usize).iter();

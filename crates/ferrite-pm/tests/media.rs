@@ -338,12 +338,12 @@ fn a_device_that_is_not_there_becomes_no_file() {
 
 /// Streams are in the file at once, stores only when they are let out; the view has both.
 #[test]
-fn held_stores_reach_the_file_when_they_are_let_out() {
-    let scratch = Scratch::on_disk("held");
+fn deferred_stores_reach_the_file_when_they_are_written_back() {
+    let scratch = Scratch::on_disk("deferred");
     let mut region = Region::create(&scratch.pool(), MIB).unwrap();
     region.store(8192, 1);
     region.set_durability(Durability::OnSync).unwrap();
-    assert!(region.is_held());
+    assert!(region.defers_write_back());
     let in_file = |offset: usize| fs::read(scratch.pool()).unwrap()[offset..][..8].to_vec();
     let word = |value: u64| value.to_ne_bytes().to_vec();
 
@@ -362,7 +362,7 @@ fn held_stores_reach_the_file_when_they_are_let_out() {
         u64::from_ne_bytes([4; 8]),
         "and in one that was not"
     );
-    assert_eq!(in_file(4096), word(0), "it is held back");
+    assert_eq!(in_file(4096), word(0), "its write-back is deferred");
     assert_eq!((in_file(4096 + 64), in_file(20480 - 32)), (vec![3; 8], vec![4; 8]));
 
     region.store(20480, 5);
@@ -381,9 +381,9 @@ fn held_stores_reach_the_file_when_they_are_let_out() {
 
 /// Streams and stores of several threads to the same pages: the view misses none.
 #[test]
-fn a_held_view_has_what_was_streamed_while_its_pages_were_copied() {
+fn a_deferred_view_has_what_was_streamed_while_its_pages_were_copied() {
     for round in 0..40u64 {
-        let scratch = Scratch::on_disk("held-race");
+        let scratch = Scratch::on_disk("deferred-race");
         let mut region = Region::create(&scratch.pool(), MIB).unwrap();
         region.set_durability(Durability::OnSync).unwrap();
         std::thread::scope(|scope| {

@@ -248,7 +248,7 @@ fn dram_use(found: &ferrite_fs::DramUse) -> DramUse {
         journal: found.journal,
         page_logs: found.page_logs,
         page_lists: found.page_lists,
-        unsynced_pages: found.held_pages,
+        unsynced_pages: found.deferred_pages,
         total: found.total,
     }
 }

@@ -151,7 +151,7 @@ fn add_runtime_findings(report: &mut Report, info: &PoolInfo) {
 fn memory(info: &PoolInfo) -> String {
     let dram = &info.dram;
     format!(
-        "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, held pages {}, {} \
+        "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, deferred pages {}, {} \
          known inodes of {} bytes and {} of tables",
         human(dram.total),
         human(dram.block_map),
@@ -161,7 +161,7 @@ fn memory(info: &PoolInfo) -> String {
         human(dram.journal),
         human(dram.page_logs),
         human(dram.page_lists),
-        human(dram.held_pages),
+        human(dram.deferred_pages),
         dram.cached_inodes,
         dram.bytes_per_cached_inode,
         human(dram.inode_tables)

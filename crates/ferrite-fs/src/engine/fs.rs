@@ -91,7 +91,7 @@ impl FileSystem for Engine {
         let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
         limits.once_slots = core.superblock.once_slots as u32;
         limits.may_block = core.region.medium() == Medium::File;
-        limits.durable_operations = !core.region.is_held() || core.syncs_commits;
+        limits.durable_operations = !core.region.defers_write_back() || core.syncs_commits;
         limits
     }
 

@@ -55,7 +55,8 @@ impl Engine {
             (options.cleaner && is_writable).then(|| cleaner::start(Arc::clone(&core))),
             (options.cleaner && is_writable && !core.bindings.left().is_empty())
                 .then(|| finalizer::start(Arc::clone(&core))),
-            (core.region.is_held() && core.region.medium() == Medium::File).then(|| flusher::start(Arc::clone(&core))),
+            (core.region.defers_write_back() && core.region.medium() == Medium::File)
+                .then(|| flusher::start(Arc::clone(&core))),
         ];
         let background = started.into_iter().flatten().collect::<Result<_, _>>();
         let background =

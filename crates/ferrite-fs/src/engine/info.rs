@@ -7,7 +7,7 @@ use ferrite_pm::{Durability, Medium};
 use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::cache::inodes::Usage;
 use crate::cache::logged::Cause;
-use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT, CONTROL_HELD, HELD_UNTIL_SYNC};
+use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT, CONTROL_DEFERRED, DEFERRED_UNTIL_SYNC};
 use crate::options::{DramUse, FoldCounts, PoolInfo};
 use crate::pool::core::Core;
 
@@ -137,8 +137,8 @@ fn durability(core: &Core, medium: Medium) -> String {
         );
     }
     let was_process = core.options.read_only && core.region.load(CONTROL_BOOT) != 0;
-    let was_held = core.options.read_only && core.region.load(CONTROL_HELD) == HELD_UNTIL_SYNC;
-    if (core.region.is_held() && !core.syncs_commits) || was_held {
+    let was_deferred = core.options.read_only && core.region.load(CONTROL_DEFERRED) == DEFERRED_UNTIL_SYNC;
+    if (core.region.defers_write_back() && !core.syncs_commits) || was_deferred {
         return "an operation that returned survives a killed process; a power loss only after fsync, unmount, or five \
                 seconds, and then with all that was done before it (durability=fsync)"
             .into();
@@ -156,7 +156,7 @@ fn dram(core: &Core) -> DramUse {
     let journal = core.journal.dram_bytes();
     let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
     let page_lists = core.spreads.dram_bytes();
-    let held_pages = core.region.held_bytes();
+    let deferred_pages = core.region.deferred_bytes();
     DramUse {
         block_map,
         mapping,
@@ -168,7 +168,7 @@ fn dram(core: &Core) -> DramUse {
         journal,
         page_logs,
         page_lists,
-        held_pages,
+        deferred_pages,
         total: block_map
             + mapping
             + inode_map
@@ -177,6 +177,6 @@ fn dram(core: &Core) -> DramUse {
             + journal
             + page_logs
             + page_lists
-            + held_pages,
+            + deferred_pages,
     }
 }

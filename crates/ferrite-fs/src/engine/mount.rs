@@ -37,8 +37,8 @@ use crate::error::EngineError;
 use crate::file::{bound, cut};
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{
-    CONTROL_BOOT, CONTROL_HELD, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, HELD_STRICTLY, HELD_UNTIL_SYNC,
-    STATE_CLEAN, STATE_IN_USE, Superblock,
+    CONTROL_BOOT, CONTROL_DEFERRED, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, DEFERRED_STRICTLY,
+    DEFERRED_UNTIL_SYNC, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
 use crate::health::incidents::Incidents;
 use crate::health::marks::Damage;
@@ -218,8 +218,8 @@ fn core(
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),
         // On an ordinary file a sync costs far more than a checksum; in memory two fences cost less.
-        syncs_commits: region.is_held() && options.durability == Durability::Strict,
-        data_in_checksum: region.medium() == Medium::File || region.is_held(),
+        syncs_commits: region.defers_write_back() && options.durability == Durability::Strict,
+        data_in_checksum: region.medium() == Medium::File || region.defers_write_back(),
         rename: Mutex::new(()),
         failed: OnceLock::new(),
         closed: AtomicBool::new(false),
@@ -273,25 +273,25 @@ pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
 /// defer write-back if the options say so.
 fn hold_stores(region: &mut Region, superblock: &Superblock, options: &MountOptions) -> Result<(), EngineError> {
     let (is_file, has_links) = (region.medium() == Medium::File, superblock.has_linked_records());
-    let held = match options.durability {
-        Durability::OnSync if is_file || region.medium() == Medium::Anonymous => HELD_UNTIL_SYNC,
+    let deferred = match options.durability {
+        Durability::OnSync if is_file || region.medium() == Medium::Anonymous => DEFERRED_UNTIL_SYNC,
         // Each commit syncs then. In older pools it does so with words in place.
-        Durability::Strict if is_file && has_links => HELD_STRICTLY,
+        Durability::Strict if is_file && has_links => DEFERRED_STRICTLY,
         _ => 0,
     };
-    if held == HELD_UNTIL_SYNC && !has_links {
+    if deferred == DEFERRED_UNTIL_SYNC && !has_links {
         return Err(EngineError::Options(
             "durability=fsync needs a pool whose records name each other, and this one is older; copy its files to a \
              new pool, or use durability=strict"
                 .into(),
         ));
     }
-    if region.load(CONTROL_HELD) != held {
-        region.store(CONTROL_HELD, held);
-        region.write_back(CONTROL_HELD, 8);
+    if region.load(CONTROL_DEFERRED) != deferred {
+        region.store(CONTROL_DEFERRED, deferred);
+        region.write_back(CONTROL_DEFERRED, 8);
         region.sync()?;
     }
-    if held != 0 {
+    if deferred != 0 {
         region.set_durability(Durability::OnSync)?;
     }
     Ok(())

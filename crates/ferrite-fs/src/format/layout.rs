@@ -66,13 +66,13 @@ pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
 /// so that a copy taken meanwhile can be recognised; otherwise 0. It counts only together with the number of mounts
 /// that it names, because programs that do not know it leave it unchanged.
 pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
-/// [`HELD_UNTIL_SYNC`] or [`HELD_STRICTLY`] if the pool was last changed with deferred write-back, else 0: recovery
-/// then truncates the rest of the journal to a prefix.
-pub const CONTROL_HELD: u64 = CONTROL_OFFSET + 192;
+/// [`DEFERRED_UNTIL_SYNC`] or [`DEFERRED_STRICTLY`] if the pool was last changed with deferred write-back, else 0:
+/// recovery then truncates the rest of the journal to a prefix.
+pub const CONTROL_DEFERRED: u64 = CONTROL_OFFSET + 192;
 /// Only callers of fsync waited for a sync (`durability=fsync`).
-pub const HELD_UNTIL_SYNC: u64 = 1;
+pub const DEFERRED_UNTIL_SYNC: u64 = 1;
 /// Each operation waited for one (`durability=strict`).
-pub const HELD_STRICTLY: u64 = 2;
+pub const DEFERRED_STRICTLY: u64 = 2;
 /// While a repair is being applied: number of words in the journal area | their checksum << 32; otherwise 0. See
 /// [`crate::audit::rewrite`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;

@@ -79,9 +79,9 @@ pub(crate) struct Pending {
 pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
 
 /// The ring that all records go to if write-back is deferred.
-pub(crate) const HELD_RING: u32 = 0;
+pub(crate) const DEFERRED_RING: u32 = 0;
 /// Pages of the view that differ from the file take this much memory before some are released.
-const HELD_BYTES_MAX: u64 = 16 << 20;
+const DEFERRED_BYTES_MAX: u64 = 16 << 20;
 const LINE_WORDS: usize = (LINE_BYTES / 8) as usize;
 
 /// Freed resources in a ring from which on advancing is worth it.
@@ -229,8 +229,8 @@ impl Journal {
     /// It pays to do this before data is streamed: taking a lock waits until all streams so far have drained, and the
     /// record's fence would then wait for a drain again.
     pub(crate) fn enter(&self) -> Entered<'_> {
-        let ring = match self.region.is_held() {
-            true => &self.rings[HELD_RING as usize],
+        let ring = match self.region.defers_write_back() {
+            true => &self.rings[DEFERRED_RING as usize],
             false => &self.rings[(thread_number() % self.rings.len() as u64) as usize],
         };
         Entered {
@@ -261,7 +261,7 @@ impl Journal {
             FROZEN => return Err(CommitError::Frozen),
             _ => return Err(CommitError::Closed),
         }
-        if self.region.is_held() && self.check == Check::Apart {
+        if self.region.defers_write_back() && self.check == Check::Apart {
             // Where a crash may leave any of the records since a sync, this distinguishes a lost record from a damaged
             // one.
             record.set_durable(self.synced.load(Ordering::Acquire));
@@ -280,7 +280,7 @@ impl Journal {
         }
         let bytes = record.finish(seq, link, ring.number, self.check, self.check_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
-        if !self.region.is_held() {
+        if !self.region.defers_write_back() {
             state.dirty.write_some(&self.region);
         }
         self.region.fence().map_err(|error| {
@@ -341,7 +341,7 @@ impl Journal {
     /// The link of record `seq` to the previous one; `None` if that is too far back to be named and may still be
     /// replayed, or if the record would be too far ahead of the newest durable one.
     fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
-        if self.region.is_held() && seq - self.synced.load(Ordering::Acquire) >= IN_FLIGHT_REACH {
+        if self.region.defers_write_back() && seq - self.synced.load(Ordering::Acquire) >= IN_FLIGHT_REACH {
             return None;
         }
         let reaches = seq - state.last_record < IN_FLIGHT_REACH;
@@ -476,7 +476,7 @@ impl Journal {
             return Ok(mark);
         }
         self.common.floor.fetch_max(target, Ordering::SeqCst);
-        if self.region.is_held() {
+        if self.region.defers_write_back() {
             return self.let_out(target);
         }
         let mut lines = Vec::new();
@@ -524,7 +524,7 @@ impl Journal {
         self.region.sync()?;
         self.synced.fetch_max(target, Ordering::SeqCst);
         self.mark.store(target, Ordering::Release);
-        if self.region.held_bytes() > HELD_BYTES_MAX {
+        if self.region.deferred_bytes() > DEFERRED_BYTES_MAX {
             self.drop_copies();
         }
         Ok(target)
@@ -533,7 +533,7 @@ impl Journal {
     /// Releases the memory of pages whose words have all been written to the file. Words are stored while the ring is
     /// locked, and noted as dirty; except those of the control block, which are written to the file at once.
     fn drop_copies(&self) {
-        let state = self.rings[HELD_RING as usize].state.lock();
+        let state = self.rings[DEFERRED_RING as usize].state.lock();
         let page = |offset: u64| offset / BLOCK_BYTES;
         let mut kept: FxHashSet<u64> = state.dirty.lines().map(|line| page(line * LINE_BYTES)).collect();
         kept.insert(page(CONTROL_MARK));
@@ -548,11 +548,11 @@ impl Journal {
     /// Makes every record that was committed before the call durable, if write-back is deferred; otherwise they are
     /// already. Blocks for a sync, which it shares with other threads.
     pub(crate) fn sync(&self) -> Result<(), PmError> {
-        if !self.region.is_held() {
+        if !self.region.defers_write_back() {
             return Ok(());
         }
         // Not a fold's number: that is not on the medium.
-        let newest = self.rings[HELD_RING as usize].state.lock().last_record;
+        let newest = self.rings[DEFERRED_RING as usize].state.lock().last_record;
         if newest > self.synced.load(Ordering::Acquire) {
             self.region.sync()?;
             self.synced.fetch_max(newest, Ordering::SeqCst);

@@ -28,10 +28,11 @@ use rustc_hash::FxHashSet;
 use crate::error::EngineError;
 use crate::format::checksum::Check;
 use crate::format::layout::{
-    CONTROL_HELD, CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark, encode_mark,
+    CONTROL_DEFERRED, CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark,
+    encode_mark,
 };
 use crate::format::record::{Header, Item, Link, items_of};
-use crate::journal::{HELD_RING, IN_FLIGHT_REACH};
+use crate::journal::{DEFERRED_RING, IN_FLIGHT_REACH};
 
 /// The result of recovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -96,7 +97,7 @@ pub(crate) fn replay(
     }
     let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
     let check = superblock.record_check();
-    let lost = match is_held(region) {
+    let lost = match defers_write_back(region) {
         true => keep_prefix(region, check, mark, &mut found),
         false => drop_dead(region, check, mark, &mut found),
     };
@@ -142,8 +143,8 @@ pub(crate) fn replay(
 }
 
 /// Whether the pool was last changed with deferred write-back.
-pub(crate) fn is_held(region: &Region) -> bool {
-    region.load(CONTROL_HELD) != 0
+pub(crate) fn defers_write_back(region: &Region) -> bool {
+    region.load(CONTROL_DEFERRED) != 0
 }
 
 /// Drops the records whose data did not survive; reports those that were durable once and cannot be replayed.
@@ -167,7 +168,7 @@ fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -
 /// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Reports that one
 /// if it was durable, according to a later record.
 fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
-    found.retain(|record| record.ring == HELD_RING);
+    found.retain(|record| record.ring == DEFERRED_RING);
     found.sort_by_key(|record| record.seq);
     let mut before = None;
     let follows = |record: &&Found| {

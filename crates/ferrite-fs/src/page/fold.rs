@@ -69,7 +69,7 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: 
     if core.journal.is_frozen() {
         return Ok(0);
     }
-    if core.region.is_held() && !is_seeded(Bug::FoldWithoutRecord) {
+    if core.region.defers_write_back() && !is_seeded(Bug::FoldWithoutRecord) {
         return fold_by_records(core, mem, lblks, cause);
     }
     let Some(version) = mem.begin_read() else {

@@ -122,7 +122,7 @@ impl Core {
     /// Whether others may write to the pages of bound files: a fence is enough to make a word durable, and a word never
     /// survives in part.
     pub(crate) fn may_change_in_place(&self) -> bool {
-        self.region.medium() != Medium::File && !self.region.is_held()
+        self.region.medium() != Medium::File && !self.region.defers_write_back()
     }
 
     /// Refuses if reads can no longer be trusted.

@@ -190,7 +190,7 @@ impl<'e> Tx<'e> {
 
     /// Whether `words` more words fit into its record.
     pub(crate) fn has_space(&self, words: usize) -> bool {
-        let of_nodes = match self.core.region.is_held() {
+        let of_nodes = match self.core.region.defers_write_back() {
             true => self.buffers.fresh.words(),
             false => 0,
         };
@@ -329,7 +329,7 @@ impl<'e> Tx<'e> {
     fn fill(&mut self, block: BlockNo, data: &[u8]) {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
-        match self.core.region.is_held() {
+        match self.core.region.defers_write_back() {
             // Each stream is a system call, so pages that follow each other become one.
             true => self.buffers.staged.push(offset, data),
             false => self.core.region.stream(offset, data),
@@ -502,7 +502,7 @@ impl<'e> Tx<'e> {
     /// First step of a commit: the words of the mapping, which transactions keep apart, join the record.
     #[inline]
     fn complete_record(&mut self) {
-        if self.core.region.is_held() && !is_seeded(Bug::NodeWithoutWords) {
+        if self.core.region.defers_write_back() && !is_seeded(Bug::NodeWithoutWords) {
             // No fence comes between nodes and the record that links them, so it has their words.
             self.buffers.record_fresh_nodes();
         }
@@ -519,7 +519,7 @@ impl<'e> Tx<'e> {
         if self.needs_fence {
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
-        if self.core.region.is_held() {
+        if self.core.region.defers_write_back() {
             // Nothing names these blocks before the record; and no ring is locked meanwhile, if it need not be.
             self.buffers.staged.stream(&self.core.region);
             self.buffers.staged.clear();

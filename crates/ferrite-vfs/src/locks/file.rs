@@ -86,9 +86,9 @@ impl FileLocks {
 
     /// False if there was none.
     pub(super) fn drop_flock(&mut self, owner: Holder) -> bool {
-        let was_held = self.flocks.remove(&owner).is_some();
-        self.is_exclusive &= !was_held;
-        was_held
+        let was_deferred = self.flocks.remove(&owner).is_some();
+        self.is_exclusive &= !was_deferred;
+        was_deferred
     }
 
     /// Drops the `flock` locks of a client's owners; returns how many there were.

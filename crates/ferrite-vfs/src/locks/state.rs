@@ -175,9 +175,9 @@ impl State {
 
     /// Releases a `flock` lock. False if there was none.
     pub(super) fn drop_flock(&mut self, ino: Ino, holder: Holder) -> bool {
-        let was_held = self.files.get_mut(&ino).is_some_and(|file| file.drop_flock(holder));
-        self.held -= usize::from(was_held);
-        was_held
+        let was_deferred = self.files.get_mut(&ino).is_some_and(|file| file.drop_flock(holder));
+        self.held -= usize::from(was_deferred);
+        was_deferred
     }
 
     /// Releases record locks in a range. False if there were none.

@@ -1,7 +1,7 @@
 //! Deferred write-back: a pool in an ordinary file whose operations are durable after a sync, not before.
 //!
-//! Contents: [`Held`], which records the pages of a private view that differ from the file. [`crate::Region`] has such
-//! a view in the mode [`crate::Durability::OnSync`].
+//! Contents: [`Deferred`], which records the pages of a private view that differ from the file. [`crate::Region`] has
+//! such a view in the mode [`crate::Durability::OnSync`].
 //!
 //! In this mode the kernel writes the file's pages to the disk at any time and in any order. So a word must not get
 //! into the file before the record that sets it is durable. The view is a private mapping: stores to it stay in memory
@@ -27,18 +27,18 @@ const BITS: u64 = 64;
 
 /// See the module's head.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Deferred {
     /// A bit for each page that is a copy.
     copied: Box<[AtomicU64]>,
     /// Held shared by threads that store to copies.
     storing: RwLock<()>,
 }
 
-impl Held {
+impl Deferred {
     /// For a view of `len_bytes` that has not been stored to.
-    pub(crate) fn new(len_bytes: u64) -> Held {
+    pub(crate) fn new(len_bytes: u64) -> Deferred {
         let words = len_bytes.div_ceil(PAGE_BYTES).div_ceil(BITS);
-        Held {
+        Deferred {
             copied: (0..words).map(|_| AtomicU64::new(0)).collect(),
             storing: RwLock::new(()),
         }
@@ -122,25 +122,25 @@ mod tests {
 
     #[test]
     fn parts_of_noted_pages_and_no_others_are_copies() {
-        let held = Held::new(64 * PAGE_BYTES * 2 + 1);
+        let deferred = Deferred::new(64 * PAGE_BYTES * 2 + 1);
         let parts = |offset, len| {
             let mut parts = Vec::new();
-            held.store_to_copies(offset, len, |start, end| parts.push((start, end)));
+            deferred.store_to_copies(offset, len, |start, end| parts.push((start, end)));
             parts
         };
         assert_eq!(parts(0, 128 * PAGE_BYTES), []);
-        held.store(4096 - 8, 16, || {});
-        held.store(127 * PAGE_BYTES, 8, || {});
+        deferred.store(4096 - 8, 16, || {});
+        deferred.store(127 * PAGE_BYTES, 8, || {});
         assert_eq!(parts(100, 5000), [(100, 4096), (4096, 5100)]);
         assert_eq!(parts(8192, 4096), []);
         assert_eq!(
             parts(126 * PAGE_BYTES, 3 * PAGE_BYTES),
             [(127 * PAGE_BYTES, 128 * PAGE_BYTES)]
         );
-        assert_eq!(held.dram_bytes(), 3 * PAGE_BYTES + 3 * 8);
-        held.store(PAGE_BYTES * 63, PAGE_BYTES * 3, || {});
+        assert_eq!(deferred.dram_bytes(), 3 * PAGE_BYTES + 3 * 8);
+        deferred.store(PAGE_BYTES * 63, PAGE_BYTES * 3, || {});
         let mut dropped = Vec::new();
-        held.drop_copies(&|page| page == 1, |start, len| dropped.push((start / 4096, len / 4096)));
+        deferred.drop_copies(&|page| page == 1, |start, len| dropped.push((start / 4096, len / 4096)));
         assert_eq!(dropped, [(0, 1), (63, 3), (127, 1)]);
         assert_eq!(parts(0, 128 * PAGE_BYTES), [(4096, 8192)]);
     }
