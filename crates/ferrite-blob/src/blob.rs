@@ -318,7 +318,7 @@ impl Blob {
         let first = u32::try_from(self.core.layout.given_up_to(len)).unwrap_or(u32::MAX);
         let freed = state.remove(first, u32::MAX);
         state.valid_len = state.valid_len.min(len);
-        self.let_go(&mut state, before, metadata, &freed)
+        self.release(&mut state, before, metadata, &freed)
     }
 
     /// The state, locked for a change.
@@ -368,7 +368,7 @@ impl Blob {
 
     /// Stores metadata that no longer names these units; when that is durable, they are free. A change that cannot be
     /// stored has not happened.
-    fn let_go(&self, state: &mut State, before: Before, metadata: Option<&[u8]>, freed: &[(u32, u32)]) -> Result<()> {
+    fn release(&self, state: &mut State, before: Before, metadata: Option<&[u8]>, freed: &[(u32, u32)]) -> Result<()> {
         let stored = self.store(state, metadata, !freed.is_empty());
         match stored {
             Ok(()) => self.core.give_units(freed),

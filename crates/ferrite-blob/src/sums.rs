@@ -138,12 +138,12 @@ impl Summed {
         let count = count.min(leaves.order.len());
         let oldest: Vec<u64> = leaves.order.drain(..count).collect();
         drop(leaves);
-        oldest.into_iter().for_each(|leaf| self.let_go(leaf));
+        oldest.into_iter().for_each(|leaf| self.evict(leaf));
         slot
     }
 
     /// Evicts a leaf from memory, unless it is in use. The caller has no leaf locked.
-    fn let_go(&self, leaf: u64) {
+    fn evict(&self, leaf: u64) {
         let Some(slot) = self.leaves.lock().slots.get(&leaf).cloned() else {
             return;
         };

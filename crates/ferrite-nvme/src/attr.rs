@@ -22,7 +22,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::names::missing;
 use crate::rights::{Left, encode_xattrs};
 use crate::table::{State, Turn};
@@ -60,13 +60,20 @@ struct Resized {
 
 impl Core {
     /// The node after a change of attributes that the rules allow.
-    fn changed(&self, ctx: &Ctx, held: &Held, state: &State, set: &SetAttr, opened: bool) -> Result<(Node, SetAttr)> {
+    fn changed(
+        &self,
+        ctx: &Ctx,
+        pinned: &InodeRef,
+        state: &State,
+        set: &SetAttr,
+        opened: bool,
+    ) -> Result<(Node, SetAttr)> {
         posix::check_owner(set)?;
         let set = match ctx.check {
-            true => posix::may_setattr(&self.attr(held, state), &ctx.cred, set, opened)?,
+            true => posix::may_setattr(&self.attr(pinned, state), &ctx.cred, set, opened)?,
             false => *set,
         };
-        let mut node = held.present(state);
+        let mut node = pinned.present(state);
         let now = self.now();
         if let Some(size) = set.size {
             match node.kind {
@@ -102,16 +109,16 @@ impl Core {
         self: &Arc<Core>,
         ctx: &Ctx,
         step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         set: &SetAttr,
         opened: bool,
     ) -> Result<Attr> {
-        let is_dir = held.read()?.node.is_dir();
-        if is_dir && held.ino != ROOT_INO {
-            return self.setattr_dir(ctx, step, held, set, opened);
+        let is_dir = pinned.read()?.node.is_dir();
+        if is_dir && pinned.ino != ROOT_INO {
+            return self.setattr_dir(ctx, step, pinned, set, opened);
         }
-        let mut state = held.write()?;
-        self.setattr_file(ctx, step, held, &mut state, set, opened, Outcome::Attr)
+        let mut state = pinned.write()?;
+        self.setattr_file(ctx, step, pinned, &mut state, set, opened, Outcome::Attr)
     }
 
     /// The same, for an inode that no edge repeats and whose state the caller has exclusively.
@@ -123,15 +130,15 @@ impl Core {
         &self,
         ctx: &Ctx,
         mut step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         set: &SetAttr,
         opened: bool,
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<Attr> {
-        let (mut node, set) = self.changed(ctx, held, state, set, opened)?;
+        let (mut node, set) = self.changed(ctx, pinned, state, set, opened)?;
         let left = match posix::takes_capability(&set) {
-            true => self.without_capability(held.ino, state, &mut node),
+            true => self.without_capability(pinned.ino, state, &mut node),
             false => Left::default(),
         };
         let old_size = state.node.size;
@@ -140,7 +147,7 @@ impl Core {
             && !self.is_small(size)
             && preallocates(size, self.blobs.space_in_one())
         {
-            let attr = node.attr(held.ino);
+            let attr = node.attr(pinned.ino);
             let change = Change {
                 node,
                 left,
@@ -149,34 +156,41 @@ impl Core {
                 wanted_bytes: size,
             };
             let outcome = || outcome(Attr { change: 0, ..attr });
-            self.move_out(step, held, state, change, outcome, |blob| preallocate(blob, 0, size))?;
-            return Ok(self.attr(held, state));
+            self.move_out(step, pinned, state, change, outcome, |blob| preallocate(blob, 0, size))?;
+            return Ok(self.attr(pinned, state));
         }
         if let (Content::Blob(place), Some(size)) = (&node.content, grows_to)
             && preallocates(size - old_size, self.blobs.store(place.store)?.space().free_bytes)
         {
             // A crash before the new size is stored leaves the blob space that no reader sees; a refusal must not.
             step.admit()?;
-            let blob = self.content(held.ino, state)?;
+            let blob = self.content(pinned.ino, state)?;
             cut_to(blob, old_size)?;
             preallocate(blob, old_size, size)?;
         }
         let resized = match set.size {
-            Some(size) => self.resize(&mut step, held, state, &mut node, size)?,
+            Some(size) => self.resize(&mut step, pinned, state, &mut node, size)?,
             None => Resized::default(),
         };
-        left.put(&mut step, held.ino)?;
-        step.txn.put(&key::node(held.ino), &node.encode())?;
-        let attr = node.attr(held.ino);
+        left.put(&mut step, pinned.ino)?;
+        step.txn.put(&key::node(pinned.ino), &node.encode())?;
+        let attr = node.attr(pinned.ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
-        self.after_resize(held.ino, state, &node, resized);
+        self.after_resize(pinned.ino, state, &node, resized);
         self.count_small(Some(&state.node.content), Some(&node.content));
-        held.adopt(state, node);
-        Ok(self.attr(held, state))
+        pinned.adopt(state, node);
+        Ok(self.attr(pinned, state))
     }
 
     /// Gives the content its new size, in `node` and in the transaction, as far as that may come before the commit.
-    fn resize(&self, step: &mut Step<'_>, held: &Held, state: &State, node: &mut Node, size: u64) -> Result<Resized> {
+    fn resize(
+        &self,
+        step: &mut Step<'_>,
+        pinned: &InodeRef,
+        state: &State,
+        node: &mut Node,
+        size: u64,
+    ) -> Result<Resized> {
         let old_size = state.node.size;
         let mut resized = Resized::default();
         match &mut node.content {
@@ -184,10 +198,10 @@ impl Core {
             Content::Beside(beside) if size < beside.len_bytes.into() => {
                 let mut bytes = match size {
                     0 => Vec::new(),
-                    _ => self.small(held.ino, &state.node)?.into_owned(),
+                    _ => self.small(pinned.ino, &state.node)?.into_owned(),
                 };
                 bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
-                node.content = self.put_small(step, held.ino, &state.node.content, bytes)?;
+                node.content = self.put_small(step, pinned.ino, &state.node.content, bytes)?;
             }
             Content::Beside(_) => {}
             // The usual reason to empty a file is to write new content.
@@ -195,17 +209,17 @@ impl Core {
                 resized.freed = Some(*place);
                 step.txn.put(&key::detached(*place), b"")?;
                 if state.is_ahead {
-                    step.txn.delete(&key::ahead(held.ino))?;
+                    step.txn.delete(&key::ahead(pinned.ino))?;
                 }
                 node.content = Content::Inline(Vec::new());
                 node.allocated_bytes = 0;
             }
             Content::Blob(_) if size < old_size => {
-                resized.cut = Some(self.content(held.ino, state)?.clone());
+                resized.cut = Some(self.content(pinned.ino, state)?.clone());
                 // The next start checks whether it was cut.
-                step.txn.put(&key::ahead(held.ino), b"")?;
+                step.txn.put(&key::ahead(pinned.ino), b"")?;
             }
-            Content::Blob(_) if size > old_size => cut_to(self.content(held.ino, state)?, old_size)?,
+            Content::Blob(_) if size > old_size => cut_to(self.content(pinned.ino, state)?, old_size)?,
             Content::Blob(_) => {}
         }
         Ok(resized)
@@ -233,21 +247,24 @@ impl Core {
         self: &Arc<Core>,
         ctx: &Ctx,
         step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         set: &SetAttr,
         opened: bool,
     ) -> Result<Attr> {
         let mut step = step;
         for _ in 0..RACES_MAX {
             let (parent, name) = {
-                let state = held.read()?;
+                let state = pinned.read()?;
                 let Content::Inline(name) = &state.node.content else {
-                    return Err(FsError::damaged(held.ino, "a directory whose name is not in its node"));
+                    return Err(FsError::damaged(
+                        pinned.ino,
+                        "a directory whose name is not in its node",
+                    ));
                 };
                 (state.node.parent, name.clone())
             };
             // A directory that was removed has no edge any more.
-            let dir = match self.hold(parent) {
+            let dir = match self.pin(parent) {
                 Err(FsError::Stale) => None,
                 other => Some(other?),
             };
@@ -256,41 +273,41 @@ impl Core {
                 Some(_) => Some(self.lock_name(&mut step, parent, &name)?),
                 None => None,
             };
-            let mut state = held.write()?;
+            let mut state = pinned.write()?;
             let is_here = slot
                 .as_ref()
-                .is_some_and(|slot| slot.found.is_some_and(|edge| edge.ino == held.ino));
+                .is_some_and(|slot| slot.found.is_some_and(|edge| edge.ino == pinned.ino));
             if !is_here && state.node.nlink > 0 {
                 drop(state);
                 step = self.step_of(ctx);
                 continue;
             }
-            let (node, _) = self.changed(ctx, held, &state, set, opened)?;
-            step.txn.put(&key::node(held.ino), &node.encode())?;
+            let (node, _) = self.changed(ctx, pinned, &state, set, opened)?;
+            step.txn.put(&key::node(pinned.ino), &node.encode())?;
             if let Some(slot) = slot.filter(|_| is_here) {
-                self.put_edge(&mut step, parent, &name, slot, &Edge::to(held.ino, &node))?;
+                self.put_edge(&mut step, parent, &name, slot, &Edge::to(pinned.ino, &node))?;
             }
-            let attr = node.attr(held.ino);
+            let attr = node.attr(pinned.ino);
             step.commit(|| Outcome::Attr(Attr { change: 0, ..attr }))?;
-            held.adopt(&mut state, node);
-            return Ok(self.attr(held, &state));
+            pinned.adopt(&mut state, node);
+            return Ok(self.attr(pinned, &state));
         }
         Err(FsError::Busy)
     }
 
     pub(crate) fn getxattr(self: &Arc<Core>, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_xattr_name(name)?;
-        let held = self.hold(ino)?;
-        let state = held.read()?;
+        let pinned = self.pin(ino)?;
+        let state = pinned.read()?;
         if ctx.check {
-            posix::may_xattr(&self.attr(&held, &state), &ctx.cred, name, Access::READ)?;
+            posix::may_xattr(&self.attr(&pinned, &state), &ctx.cred, name, Access::READ)?;
         }
         self.xattrs(ino, &state.node)?.remove(name).ok_or(FsError::NoAttribute)
     }
 
     pub(crate) fn listxattr(self: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        let held = self.hold(ino)?;
-        let state = held.read()?;
+        let pinned = self.pin(ino)?;
+        let state = pinned.read()?;
         let mut names: Vec<_> = self.xattrs(ino, &state.node)?.into_keys().collect();
         names.retain(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name));
         Ok(names)
@@ -339,14 +356,14 @@ impl Core {
         name: &[u8],
         change: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> Result<()>,
     ) -> Result<()> {
-        let held = self.hold(ino)?;
-        let mut state = held.write()?;
+        let pinned = self.pin(ino)?;
+        let mut state = pinned.write()?;
         if ctx.check {
-            posix::may_xattr(&self.attr(&held, &state), &ctx.cred, name, Access::WRITE)?;
+            posix::may_xattr(&self.attr(&pinned, &state), &ctx.cred, name, Access::WRITE)?;
         }
         let mut xattrs = self.xattrs(ino, &state.node)?;
         change(&mut xattrs)?;
-        let mut node = held.present(&state);
+        let mut node = pinned.present(&state);
         node.has_xattrs = !xattrs.is_empty();
         if !posix::is_own_xattr(name) {
             (node.ctime, node.change) = (self.now(), self.next_change());
@@ -358,13 +375,13 @@ impl Core {
         step.txn.put(&key::node(ino), &node.encode())?;
         step.commit(|| Outcome::Done)?;
         state.lacks_capability = false;
-        held.adopt(&mut state, node);
+        pinned.adopt(&mut state, node);
         Ok(())
     }
 
     pub(crate) fn readlink(self: &Arc<Core>, ino: Ino) -> Result<Vec<u8>> {
-        let held = self.hold(ino)?;
-        let state = held.read()?;
+        let pinned = self.pin(ino)?;
+        let state = pinned.read()?;
         match (&state.node.kind, &state.node.content) {
             (FileKind::Symlink, Content::Inline(target)) => Ok(target.clone()),
             (FileKind::Symlink, _) => Err(FsError::damaged(ino, "a link whose target is not in its node")),
@@ -374,11 +391,11 @@ impl Core {
 
     /// The directory that holds a directory.
     pub(crate) fn parent(self: &Arc<Core>, ctx: &Ctx, dir: Ino) -> Result<Ino> {
-        let held = self.dir(dir)?;
-        let state = held.read().map_err(missing)?;
+        let pinned = self.dir(dir)?;
+        let state = pinned.read().map_err(missing)?;
         crate::names::is_dir(&state)?;
         if ctx.check {
-            posix::may_search(&self.attr(&held, &state), &ctx.cred)?;
+            posix::may_search(&self.attr(&pinned, &state), &ctx.cred)?;
         }
         Ok(state.node.parent)
     }

@@ -26,28 +26,28 @@ use crate::data;
 use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::rights::{Left, Xattrs, encode_xattrs};
 use crate::table::State;
 
 /// An open file.
 #[derive(Debug, Clone)]
 pub(crate) struct NvmeFile {
-    held: Held,
+    pinned: InodeRef,
     mode: OpenMode,
 }
 
 impl NvmeFile {
-    pub(crate) fn new(held: Held, mode: OpenMode) -> NvmeFile {
-        NvmeFile { held, mode }
+    pub(crate) fn new(pinned: InodeRef, mode: OpenMode) -> NvmeFile {
+        NvmeFile { pinned, mode }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
-        self.held.core()
+        self.pinned.core()
     }
 
-    pub(crate) fn held(&self) -> &Held {
-        &self.held
+    pub(crate) fn pinned(&self) -> &InodeRef {
+        &self.pinned
     }
 
     pub(crate) fn may_read(&self) -> bool {
@@ -61,7 +61,7 @@ impl NvmeFile {
     /// A read has happened; `no_atime` is that of its [`Ctx`].
     pub(crate) fn note_access(&self, no_atime: bool) {
         if !no_atime && !self.mode.no_atime && !self.core().is_read_only {
-            self.core().accessed(&self.held);
+            self.core().accessed(&self.pinned);
         }
     }
 
@@ -71,19 +71,19 @@ impl NvmeFile {
         }
         let core = self.core();
         core.check_open()?;
-        let state = self.held.read()?;
+        let state = self.pinned.read()?;
         let count = state.node.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..count];
         match &state.node.content {
             Content::Inline(_) | Content::Beside(_) if count > 0 => {
-                let bytes = core.small(self.held.ino, &state.node)?;
+                let bytes = core.small(self.pinned.ino, &state.node)?;
                 let from = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
                 let have = count.min(bytes.len() - from);
                 buf[..have].copy_from_slice(&bytes[from..from + have]);
                 buf[have..].fill(0);
             }
             Content::Blob(_) if count > 0 => {
-                let (ino, blob) = (self.held.ino, core.content(self.held.ino, &state)?);
+                let (ino, blob) = (self.pinned.ino, core.content(self.pinned.ino, &state)?);
                 let read = blob.read_at(buf, offset);
                 read.map_err(|error| data::unreadable(ino, blob, offset..offset + count as u64, error))?;
             }
@@ -98,7 +98,7 @@ impl NvmeFile {
             return Err(FsError::BadHandle);
         }
         let core = self.core();
-        if let Some(written) = core.overwrite(ctx, &self.held, mode, data)? {
+        if let Some(written) = core.overwrite(ctx, &self.pinned, mode, data)? {
             return Ok(written);
         }
         core.change(
@@ -111,7 +111,7 @@ impl NvmeFile {
                 let mut step = Some(step);
                 core.with_map_space(|| {
                     let step = step.take().unwrap_or_else(|| core.step_of(ctx));
-                    core.write(ctx, step, &self.held, mode, data)
+                    core.write(ctx, step, &self.pinned, mode, data)
                 })
             },
         )
@@ -154,15 +154,15 @@ impl Core {
         Ok(state.blob.get_or_init(|| blob))
     }
 
-    fn change_of(&self, ctx: &Ctx, held: &Held, state: &mut State, kill_priv: bool, size: u64) -> Change {
-        let mut node = held.present(state);
+    fn change_of(&self, ctx: &Ctx, pinned: &InodeRef, state: &mut State, kill_priv: bool, size: u64) -> Change {
+        let mut node = pinned.present(state);
         let now = self.now();
         (node.mtime, node.ctime, node.change) = (now, now, self.next_change());
         node.size = size;
         if kill_priv || ctx.kills_priv() {
             node.mode = posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid);
         }
-        let left = self.without_capability(held.ino, state, &mut node);
+        let left = self.without_capability(pinned.ino, state, &mut node);
         Change {
             takes_rights: node.mode != state.node.mode || left.is_less(),
             left,
@@ -186,15 +186,15 @@ impl Core {
     }
 
     /// Stores that a change takes rights, by a step of its own.
-    fn take_rights(&self, held: &Held, state: &mut State, change: &Node, left: &Left) -> Result<()> {
-        let mut node = held.present(state);
+    fn take_rights(&self, pinned: &InodeRef, state: &mut State, change: &Node, left: &Left) -> Result<()> {
+        let mut node = pinned.present(state);
         (node.mode, node.ctime, node.change) = (change.mode, change.ctime, change.change);
         node.has_xattrs = change.has_xattrs;
         let mut step = self.own_step()?;
-        left.put(&mut step, held.ino)?;
-        step.txn.put(&key::node(held.ino), &node.encode())?;
+        left.put(&mut step, pinned.ino)?;
+        step.txn.put(&key::node(pinned.ino), &node.encode())?;
         step.commit(|| Outcome::Done)?;
-        held.adopt(state, node);
+        pinned.adopt(state, node);
         Ok(())
     }
 
@@ -202,20 +202,20 @@ impl Core {
     /// attributes if some were removed meanwhile.
     fn give_rights_back(
         &self,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         (mut before, xattrs): (Node, Option<Xattrs>),
     ) -> Result<()> {
         before.change = self.next_change();
         let mut step = self.own_step()?;
         // A step that deletes has space reserved in a full store.
-        step.txn.delete(&key::node(held.ino))?;
+        step.txn.delete(&key::node(pinned.ino))?;
         if let Some(xattrs) = &xattrs {
-            step.txn.put(&key::xattrs(held.ino), &encode_xattrs(xattrs))?;
+            step.txn.put(&key::xattrs(pinned.ino), &encode_xattrs(xattrs))?;
         }
-        step.txn.put(&key::node(held.ino), &before.encode())?;
+        step.txn.put(&key::node(pinned.ino), &before.encode())?;
         step.commit(|| Outcome::Done)?;
-        held.adopt(state, before);
+        pinned.adopt(state, before);
         Ok(())
     }
 
@@ -227,7 +227,7 @@ impl Core {
     fn change_blob(
         &self,
         mut step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         mut change: Change,
         outcome: impl FnOnce() -> Outcome,
@@ -240,28 +240,28 @@ impl Core {
             step.admit()?;
         }
         if change.node.size > state.node.size {
-            cut_to(self.content(held.ino, state)?, state.node.size)?;
+            cut_to(self.content(pinned.ino, state)?, state.node.size)?;
         }
         let mut before = None;
         if rights_first {
-            let xattrs = change.left.is_less().then(|| self.xattrs(held.ino, &state.node));
-            before = Some((held.present(state), xattrs.transpose()?));
-            self.take_rights(held, state, &change.node, &change.left)?;
+            let xattrs = change.left.is_less().then(|| self.xattrs(pinned.ino, &state.node));
+            before = Some((pinned.present(state), xattrs.transpose()?));
+            self.take_rights(pinned, state, &change.node, &change.left)?;
             change.left = Left::default();
             // From here on the blob's metadata is later than the node.
             change.node.change = self.next_change();
         }
         let done = match in_step {
-            true => self.change_with_node(step, held, state, change, outcome, work),
+            true => self.change_with_node(step, pinned, state, change, outcome, work),
             false => {
                 drop(step);
-                self.change_ahead(held, state, &change.node, work)
+                self.change_ahead(pinned, state, &change.node, work)
             }
         };
         if let (Err(FsError::NoSpace(_)), Some(before)) = (&done, before)
-            && let Err(error) = self.give_rights_back(held, state, before)
+            && let Err(error) = self.give_rights_back(pinned, state, before)
         {
-            tracing::warn!(ino = held.ino, %error, "a write that was refused has taken rights");
+            tracing::warn!(ino = pinned.ino, %error, "a write that was refused has taken rights");
         }
         done
     }
@@ -270,47 +270,47 @@ impl Core {
     fn change_with_node(
         &self,
         mut step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         Change { mut node, left, .. }: Change,
         outcome: impl FnOnce() -> Outcome,
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
-        let blob = self.content(held.ino, state)?.clone();
+        let blob = self.content(pinned.ino, state)?.clone();
         work(&blob, None)?;
         node.allocated_bytes = blob.allocated_bytes();
-        left.put(&mut step, held.ino)?;
-        step.txn.put(&key::node(held.ino), &node.encode())?;
+        left.put(&mut step, pinned.ino)?;
+        step.txn.put(&key::node(pinned.ino), &node.encode())?;
         step.commit(outcome)?;
-        held.adopt(state, node);
+        pinned.adopt(state, node);
         Ok(())
     }
 
     /// The change of content; the blob has the later size and times, if they are due.
     fn change_ahead(
         &self,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         node: &Node,
         work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
     ) -> Result<()> {
-        let blob = self.content(held.ino, state)?.clone();
-        let is_due = node.ctime.0.abs_diff(held.live().stored.0) > TIME_STEP.as_nanos() as u64;
+        let blob = self.content(pinned.ino, state)?.clone();
+        let is_due = node.ctime.0.abs_diff(pinned.live().stored.0) > TIME_STEP.as_nanos() as u64;
         if is_due || node.size != state.node.size {
-            self.go_ahead(held.ino, state)?;
+            self.go_ahead(pinned.ino, state)?;
             if is_seeded(Bug::SizeFirst) {
-                blob.set_metadata(&Tail::of(held.ino, node).encode())?;
+                blob.set_metadata(&Tail::of(pinned.ino, node).encode())?;
             }
-            let done = work(&blob, Some(&Tail::of(held.ino, node).encode()));
+            let done = work(&blob, Some(&Tail::of(pinned.ino, node).encode()));
             if done.is_err() {
                 // It may be there after all: the node must not be behind it when its record goes.
-                held.with_live(|live| (live.change, live.is_dirty) = (node.change, true));
+                pinned.with_live(|live| (live.change, live.is_dirty) = (node.change, true));
             }
             done?;
         } else {
             work(&blob, None)?;
         }
-        held.with_live(|live| {
+        pinned.with_live(|live| {
             (live.mtime, live.ctime, live.change) = (node.mtime, node.ctime, node.change);
             if is_due {
                 live.stored = node.ctime;
@@ -325,7 +325,7 @@ impl Core {
     pub(crate) fn move_out(
         &self,
         mut step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         change: Change,
         outcome: impl FnOnce() -> Outcome,
@@ -337,25 +337,25 @@ impl Core {
             wanted_bytes,
             ..
         } = change;
-        let bytes = self.small(held.ino, &state.node)?;
+        let bytes = self.small(pinned.ino, &state.node)?;
         let (place, blob) = self.take_blob(wanted_bytes + bytes.len() as u64)?;
         let moved = || -> Result<()> {
             if !bytes.is_empty() {
                 blob.write_at(&bytes, 0, None)?;
             }
-            self.drop_small(&mut step, held.ino, &state.node.content)?;
+            self.drop_small(&mut step, pinned.ino, &state.node.content)?;
             work(&blob)?;
-            blob.set_metadata(&Tail::of(held.ino, &node).encode())?;
+            blob.set_metadata(&Tail::of(pinned.ino, &node).encode())?;
             node.content = Content::Blob(place);
             node.allocated_bytes = blob.allocated_bytes();
-            left.put(&mut step, held.ino)?;
-            step.txn.put(&key::node(held.ino), &node.encode())?;
+            left.put(&mut step, pinned.ino)?;
+            step.txn.put(&key::node(pinned.ino), &node.encode())?;
             if !is_seeded(Bug::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
             }
             // The file keeps growing: the record is there then.
             if !is_seeded(Bug::NoAheadRecord) {
-                step.txn.put(&key::ahead(held.ino), b"")?;
+                step.txn.put(&key::ahead(pinned.ino), b"")?;
             }
             step.commit(outcome)
         }();
@@ -368,7 +368,7 @@ impl Core {
         self.count_small(Some(&state.node.content), Some(&node.content));
         state.blob = std::sync::OnceLock::from(blob);
         state.is_ahead = true;
-        held.adopt(state, node);
+        pinned.adopt(state, node);
         Ok(())
     }
 
@@ -376,24 +376,24 @@ impl Core {
     fn change_small(
         &self,
         mut step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         state: &mut State,
         change: Change,
         bytes: Vec<u8>,
         outcome: impl FnOnce() -> Outcome,
     ) -> Result<()> {
         let Change { mut node, left, .. } = change;
-        left.put(&mut step, held.ino)?;
-        node.content = self.put_small(&mut step, held.ino, &state.node.content, bytes)?;
-        step.txn.put(&key::node(held.ino), &node.encode())?;
+        left.put(&mut step, pinned.ino)?;
+        node.content = self.put_small(&mut step, pinned.ino, &state.node.content, bytes)?;
+        step.txn.put(&key::node(pinned.ino), &node.encode())?;
         step.commit(outcome)?;
         self.count_small(Some(&state.node.content), Some(&node.content));
-        held.adopt(state, node);
+        pinned.adopt(state, node);
         Ok(())
     }
 
-    fn write(&self, ctx: &Ctx, step: Step<'_>, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Written> {
-        let mut state = held.write()?;
+    fn write(&self, ctx: &Ctx, step: Step<'_>, pinned: &InodeRef, mode: WriteMode, data: &[u8]) -> Result<Written> {
+        let mut state = pinned.write()?;
         let offset = match mode.position {
             Position::At(offset) => offset,
             Position::End => state.node.size,
@@ -412,7 +412,7 @@ impl Core {
         let end = offset.checked_add(data.len() as u64);
         let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
         let size = state.node.size.max(end);
-        let mut change = self.change_of(ctx, held, &mut state, mode.kill_priv, size);
+        let mut change = self.change_of(ctx, pinned, &mut state, mode.kill_priv, size);
         (change.wanted_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
         match &state.node.content {
             Content::Inline(_) | Content::Beside(_) if self.is_small(end.max(state.node.content.small_bytes())) => {
@@ -420,21 +420,21 @@ impl Core {
                 let is_whole = from == 0 && to as u64 >= state.node.size;
                 let mut bytes = match is_whole {
                     true => Vec::new(),
-                    false => self.small(held.ino, &state.node)?.into_owned(),
+                    false => self.small(pinned.ino, &state.node)?.into_owned(),
                 };
                 if bytes.len() < to {
                     bytes.resize(to, 0);
                 }
                 bytes[from..to].copy_from_slice(data);
-                self.change_small(step, held, &mut state, change, bytes, outcome)?;
+                self.change_small(step, pinned, &mut state, change, bytes, outcome)?;
             }
             Content::Inline(_) | Content::Beside(_) => {
-                self.move_out(step, held, &mut state, change, outcome, |blob| {
+                self.move_out(step, pinned, &mut state, change, outcome, |blob| {
                     blob.write_at(data, offset, None)
                 })?;
             }
             Content::Blob(_) => {
-                self.change_blob(step, held, &mut state, change, outcome, |blob, tail| {
+                self.change_blob(step, pinned, &mut state, change, outcome, |blob, tail| {
                     blob.write_at(data, offset, tail)
                 })?;
             }
@@ -446,7 +446,7 @@ impl Core {
         &self,
         ctx: &Ctx,
         step: Step<'_>,
-        held: &Held,
+        pinned: &InodeRef,
         mode: FallocateMode,
         (offset, len): (u64, u64),
     ) -> Result<()> {
@@ -455,7 +455,7 @@ impl Core {
         }
         let end = offset.checked_add(len);
         let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
-        let mut state = held.write()?;
+        let mut state = pinned.write()?;
         let keep_size = match mode {
             FallocateMode::PunchHole => true,
             FallocateMode::Allocate { keep_size } | FallocateMode::ZeroRange { keep_size } => keep_size,
@@ -464,7 +464,7 @@ impl Core {
             true => state.node.size,
             false => state.node.size.max(end),
         };
-        let mut change = self.change_of(ctx, held, &mut state, false, size);
+        let mut change = self.change_of(ctx, pinned, &mut state, false, size);
         if mode != FallocateMode::PunchHole {
             change.wanted_bytes = len;
         }
@@ -477,31 +477,31 @@ impl Core {
         let outcome = || Outcome::Done;
         match &state.node.content {
             Content::Inline(_) | Content::Beside(_) if mode == FallocateMode::PunchHole => {
-                let mut bytes = self.small(held.ino, &state.node)?.into_owned();
+                let mut bytes = self.small(pinned.ino, &state.node)?.into_owned();
                 let from = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
                 let to = bytes.len().min(usize::try_from(end).unwrap_or(usize::MAX));
                 match to == bytes.len() {
                     true => bytes.truncate(from),
                     false => bytes[from..to].fill(0),
                 }
-                self.change_small(step, held, &mut state, change, bytes, outcome)
+                self.change_small(step, pinned, &mut state, change, bytes, outcome)
             }
             Content::Inline(_) | Content::Beside(_) => {
-                self.move_out(step, held, &mut state, change, outcome, |blob| work(blob, None))
+                self.move_out(step, pinned, &mut state, change, outcome, |blob| work(blob, None))
             }
-            Content::Blob(_) => self.change_blob(step, held, &mut state, change, outcome, work),
+            Content::Blob(_) => self.change_blob(step, pinned, &mut state, change, outcome, work),
         }
     }
 }
 
 impl OpenFile for NvmeFile {
     fn ino(&self) -> Ino {
-        self.held.ino
+        self.pinned.ino
     }
 
     fn getattr(&self, _: &Ctx) -> Result<Attr> {
-        let state = self.held.read()?;
-        Ok(self.core().attr(&self.held, &state))
+        let state = self.pinned.read()?;
+        Ok(self.core().attr(&self.pinned, &state))
     }
 
     fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
@@ -515,7 +515,7 @@ impl OpenFile for NvmeFile {
                 Outcome::Attr(attr) => Ok(attr),
                 _ => Err(FsError::Superseded),
             },
-            |step| core.setattr(ctx, step, &self.held, set, true),
+            |step| core.setattr(ctx, step, &self.pinned, set, true),
         )
     }
 
@@ -544,23 +544,23 @@ impl OpenFile for NvmeFile {
             let mut step = Some(step);
             core.with_map_space(|| {
                 let step = step.take().unwrap_or_else(|| core.step_of(ctx));
-                core.fallocate(ctx, step, &self.held, mode, (offset, len))
+                core.fallocate(ctx, step, &self.pinned, mode, (offset, len))
             })
         })
     }
 
     fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {
-        let state = self.held.read()?;
+        let state = self.pinned.read()?;
         let found = match &state.node.content {
             Content::Inline(bytes) => Some(offset).filter(|&offset| offset < bytes.len() as u64),
             Content::Beside(beside) => Some(offset).filter(|&offset| offset < beside.len_bytes.into()),
-            Content::Blob(_) => self.core().content(self.held.ino, &state)?.next_data(offset),
+            Content::Blob(_) => self.core().content(self.pinned.ino, &state)?.next_data(offset),
         };
         found.filter(|&at| at < state.node.size).ok_or(FsError::NoSuchAddress)
     }
 
     fn seek_hole(&self, _: &Ctx, offset: u64) -> Result<u64> {
-        let state = self.held.read()?;
+        let state = self.pinned.read()?;
         let size = state.node.size;
         if offset >= size {
             return Err(FsError::NoSuchAddress);
@@ -568,7 +568,7 @@ impl OpenFile for NvmeFile {
         let found = match &state.node.content {
             Content::Inline(bytes) => offset.max(bytes.len() as u64),
             Content::Beside(beside) => offset.max(beside.len_bytes.into()),
-            Content::Blob(_) => self.core().content(self.held.ino, &state)?.next_hole(offset),
+            Content::Blob(_) => self.core().content(self.pinned.ino, &state)?.next_hole(offset),
         };
         Ok(found.min(size))
     }

@@ -51,7 +51,7 @@ impl NvmeFs {
             return Err(FsError::Superseded);
         };
         match ctx.pins {
-            true => self.0.hold(attr.ino).map(|held| self.0.give(ctx, held, attr)),
+            true => self.0.pin(attr.ino).map(|pinned| self.0.give(ctx, pinned, attr)),
             false => Ok(attr),
         }
     }
@@ -59,12 +59,12 @@ impl NvmeFs {
     fn attr_change(
         &self,
         ctx: &Ctx,
-        change: impl FnOnce(crate::core::Step<'_>) -> Result<(crate::held::Held, Attr)>,
+        change: impl FnOnce(crate::core::Step<'_>) -> Result<(crate::inode_ref::InodeRef, Attr)>,
     ) -> Result<Attr> {
         self.0.change(
             ctx,
             |outcome| self.attr_again(ctx, outcome),
-            |step| change(step).map(|(held, attr)| self.0.give(ctx, held, attr)),
+            |step| change(step).map(|(pinned, attr)| self.0.give(ctx, pinned, attr)),
         )
     }
 
@@ -174,9 +174,9 @@ impl FileSystem for NvmeFs {
 
     fn getattr(&self, _: &Ctx, ino: Ino) -> Result<Attr> {
         self.0.check_open()?;
-        let held = self.0.hold(ino)?;
-        let state = held.read()?;
-        Ok(self.0.attr(&held, &state))
+        let pinned = self.0.pin(ino)?;
+        let state = pinned.read()?;
+        Ok(self.0.attr(&pinned, &state))
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
@@ -185,8 +185,8 @@ impl FileSystem for NvmeFs {
             _ => Err(FsError::Superseded),
         };
         self.0.change(ctx, again, |step| {
-            let held = self.0.hold(ino)?;
-            self.0.setattr(ctx, step, &held, set, false)
+            let pinned = self.0.pin(ino)?;
+            self.0.setattr(ctx, step, &pinned, set, false)
         })
     }
 
@@ -195,9 +195,9 @@ impl FileSystem for NvmeFs {
         if generation != 1 {
             return Err(FsError::Stale);
         }
-        let held = self.0.hold(ino)?;
-        drop(held.read()?);
-        held.leave();
+        let pinned = self.0.pin(ino)?;
+        drop(pinned.read()?);
+        pinned.leave();
         Ok(())
     }
 
@@ -284,18 +284,18 @@ impl FileSystem for NvmeFs {
         sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
     ) -> Result<()> {
         self.list(dir, cookie, &mut |listed| {
-            let found = self.0.hold(listed.edge.ino).and_then(|held| {
-                let attr = held.read().map(|state| self.0.attr(&held, &state))?;
-                Ok((held, attr))
+            let found = self.0.pin(listed.edge.ino).and_then(|pinned| {
+                let attr = pinned.read().map(|state| self.0.attr(&pinned, &state))?;
+                Ok((pinned, attr))
             });
             match found {
                 // It was removed since it was listed.
                 Err(FsError::Stale) => true,
                 Err(error) => sink(&listed.entry(), Err(error)),
-                Ok((held, attr)) => {
+                Ok((pinned, attr)) => {
                     let goes_on = sink(&listed.entry(), Ok(attr));
                     if goes_on {
-                        self.0.give(ctx, held, attr);
+                        self.0.give(ctx, pinned, attr);
                     }
                     goes_on
                 }

@@ -6,7 +6,7 @@
 //!
 //! The layers, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
 //! `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core` (what all operations share: steps, tokens,
-//! numbers); `held`, `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating,
+//! numbers); `inode_ref`, `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating,
 //! removing, renaming), `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs
 //! without a name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`,
 //! `pool`, `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
@@ -34,10 +34,10 @@ mod detached;
 mod format;
 mod freeze_barrier;
 mod fs;
-mod held;
 #[cfg(feature = "rocksdb")]
 mod home;
 mod housekeeper;
+mod inode_ref;
 mod lock_order;
 mod names;
 mod open;

@@ -304,7 +304,7 @@ impl Core {
     pub(crate) fn free_orphans(self: &Arc<Core>) -> Result<()> {
         for key in keys(&*self.meta, b'O')? {
             // Pinning and releasing it frees it, if it has no other pin.
-            match self.hold(number(&key)?) {
+            match self.pin(number(&key)?) {
                 Ok(_) => {}
                 Err(FsError::Stale) => {
                     let mut step = self.own_step()?;
@@ -356,10 +356,10 @@ impl Core {
     /// Stores what memory knows, and marks the pool as closed. No change runs meanwhile.
     fn store_all(self: &Arc<Core>) -> Result<()> {
         self.tidy()?;
-        let held = self.all_held();
-        self.store_nodes(&held)?;
-        let busy: HashSet<Ino> = held.iter().map(|held| held.ino).collect();
-        drop(held);
+        let pinned = self.all_pinned();
+        self.store_nodes(&pinned)?;
+        let busy: HashSet<Ino> = pinned.iter().map(|pinned| pinned.ino).collect();
+        drop(pinned);
         tracing::debug!(inodes = busy.len(), "inodes stored at the end");
         self.delete_blobs(&self.blobs.take_made())?;
         let next_ino = self.next_ino.lock();

@@ -1,7 +1,7 @@
 //! Inodes in memory: those that are open, pinned or being changed, found by number (RUFS, section 2.3.2), and
 //! directories that were a moment ago: a path walk does not read their nodes from the metadata store.
 //!
-//! Contents: the table and its entries. `held` pins entries, and decides what happens to an unpinned one.
+//! Contents: the table and its entries. `inode_ref` pins entries, and decides what happens to an unpinned one.
 //!
 //! Invariants: an entry's pins change under the lock of its shard only. An entry with an unlocked state and no pins is
 //! invisible, so the thread that takes its last pin may look at its state without waiting. The lock of a shard is held
@@ -232,7 +232,7 @@ pub(crate) struct Shard {
 
 impl Shard {
     /// Releases an inode without pins and with nothing to store: it is forgotten, or rests.
-    pub(crate) fn let_go(&mut self, inode: &Inode) {
+    pub(crate) fn release(&mut self, inode: &Inode) {
         if !inode.may_rest() {
             self.inodes.remove(&inode.ino);
             return;

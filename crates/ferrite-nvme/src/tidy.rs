@@ -12,8 +12,8 @@ use ferrite_vfs::{Outcome, Result};
 
 use crate::core::Core;
 use crate::format::key;
-use crate::held::Held;
 use crate::housekeeper::MANY;
+use crate::inode_ref::InodeRef;
 
 /// How long work may wait for more of its kind.
 const REST: Duration = Duration::from_millis(500);
@@ -72,8 +72,8 @@ impl Core {
             let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
             inodes.sort_unstable();
             inodes.dedup();
-            let held: Vec<Held> = inodes.into_iter().filter_map(|ino| self.hold(ino).ok()).collect();
-            self.store_nodes(&held)
+            let pinned: Vec<InodeRef> = inodes.into_iter().filter_map(|ino| self.pin(ino).ok()).collect();
+            self.store_nodes(&pinned)
         };
         // Deletions find space in a store that is too full for nodes.
         self.delete_removed().and(stored)
@@ -91,7 +91,7 @@ impl Core {
 
     /// Stores the nodes of inodes that are behind, by number, which is the order of their keys. If another thread is
     /// changing one of them now, the next thread to unpin it stores it.
-    pub(crate) fn store_nodes(&self, inodes: &[Held]) -> Result<()> {
+    pub(crate) fn store_nodes(&self, inodes: &[InodeRef]) -> Result<()> {
         for some in inodes.chunks(MANY) {
             let mut step = self.own_step()?;
             let mut stored = Vec::new();

@@ -22,7 +22,7 @@ use crate::content::NvmeFile;
 use crate::core::{Core, TIME_STEP};
 use crate::format::node::Content;
 use crate::format::tail::Tail;
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::table::{Inode, State};
 
 impl Core {
@@ -55,38 +55,44 @@ impl Core {
     }
 
     /// Overwrites content in place, if the file can be shared meanwhile. Durable when it returns.
-    pub(crate) fn overwrite(&self, ctx: &Ctx, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Option<Written>> {
+    pub(crate) fn overwrite(
+        &self,
+        ctx: &Ctx,
+        pinned: &InodeRef,
+        mode: WriteMode,
+        data: &[u8],
+    ) -> Result<Option<Written>> {
         let _inside = self.freeze_barrier.enter();
         self.check_writable()?;
-        let state = held.read()?;
+        let state = pinned.read()?;
         let Some(offset) = self.shared_at(ctx, &state, mode, data.len()) else {
             return Ok(None);
         };
-        let blob = self.content(held.ino, &state)?;
-        if !blob.overwrite_at(data, offset, || self.overwriting(held))? {
+        let blob = self.content(pinned.ino, &state)?;
+        if !blob.overwrite_at(data, offset, || self.overwriting(pinned))? {
             // A hole, or behind everything ever written.
             return Ok(None);
         }
-        if are_times_due(held) {
-            let _storing = held.storing.lock();
+        if are_times_due(pinned) {
+            let _storing = pinned.storing.lock();
             // Another thread may have stored them meanwhile.
-            if are_times_due(held) {
-                store_times(held, &state, blob)?;
+            if are_times_due(pinned) {
+                store_times(pinned, &state, blob)?;
             }
         }
         Ok(Some(Written::new(offset, data.len())))
     }
 
     /// Stores times that are due, of a file that is not locked. May wait.
-    fn store_due_times(&self, held: &Held) -> Result<()> {
-        let mut state = match held.write() {
+    fn store_due_times(&self, pinned: &InodeRef) -> Result<()> {
+        let mut state = match pinned.write() {
             // Nothing leads to it any more.
             Err(FsError::Stale) => return Ok(()),
             other => other?,
         };
-        if are_times_due(held) && matches!(state.node.content, Content::Blob(_)) {
-            self.go_ahead(held.ino, &mut state)?;
-            store_times(held, &state, self.content(held.ino, &state)?)?;
+        if are_times_due(pinned) && matches!(state.node.content, Content::Blob(_)) {
+            self.go_ahead(pinned.ino, &mut state)?;
+            store_times(pinned, &state, self.content(pinned.ino, &state)?)?;
         }
         Ok(())
     }
@@ -131,7 +137,7 @@ impl NvmeFile {
 
     /// Begins a read, or returns its arguments.
     fn try_read(&self, no_atime: bool, offset: u64, mut buffer: Buffer, done: ReadDone) -> Option<(Buffer, ReadDone)> {
-        let Some(state) = self.held().try_read() else {
+        let Some(state) = self.pinned().try_read() else {
             return Some((buffer, done));
         };
         let len = buffer.len();
@@ -171,7 +177,7 @@ impl NvmeFile {
     /// Begins a write, or returns its arguments.
     fn try_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) -> Option<(Buffer, WriteDone)> {
         let core = self.core();
-        let (Some(inside), Some(state)) = (core.freeze_barrier.try_enter(), self.held().try_read()) else {
+        let (Some(inside), Some(state)) = (core.freeze_barrier.try_enter(), self.pinned().try_read()) else {
             return Some((buffer, done));
         };
         let len = buffer.len();
@@ -183,19 +189,19 @@ impl NvmeFile {
         let Some((ready, offset)) = ready else {
             return Some((buffer, done));
         };
-        let held = self.held().clone();
-        core.overwriting(&held);
+        let pinned = self.pinned().clone();
+        core.overwriting(&pinned);
         ready.begin(buffer, move |buffer, result| {
             let written = result.map(|()| Written::new(offset, len)).map_err(FsError::from);
-            if written.is_err() || !are_times_due(&held) {
+            if written.is_err() || !are_times_due(&pinned) {
                 drop(inside);
-                held.let_go_elsewhere();
+                pinned.drop_elsewhere();
                 return done(buffer, written);
             }
-            let workers = Arc::clone(&held.core().workers);
+            let workers = Arc::clone(&pinned.core().workers);
             workers.add(move || {
-                let stored = held.core().store_due_times(&held);
-                drop((inside, held));
+                let stored = pinned.core().store_due_times(&pinned);
+                drop((inside, pinned));
                 done(buffer, stored.and(written));
             });
         });
@@ -203,9 +209,9 @@ impl NvmeFile {
     }
 }
 
-impl Held {
+impl InodeRef {
     /// Gives the pin back without waiting: a thread of the engine releases the last one.
-    fn let_go_elsewhere(self) {
+    fn drop_elsewhere(self) {
         if Arc::strong_count(self.core()) > 1 && self.core().release_unless_last(&self) {
             return self.leave();
         }

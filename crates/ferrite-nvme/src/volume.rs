@@ -298,8 +298,8 @@ impl Volume for NvmeVolume {
 
     fn dump(&self, ino: Ino) -> Result<Vec<DumpedPiece>, VolumeError> {
         let core = &self.parts.fs.0;
-        let held = core.hold(ino).map_err(failed)?;
-        let state = held.read().map_err(failed)?;
+        let pinned = core.pin(ino).map_err(failed)?;
+        let state = pinned.read().map_err(failed)?;
         let piece = match &state.node.content {
             Content::Inline(bytes) => DumpedPiece {
                 lines: vec![format!("{} bytes in the node", bytes.len())],

@@ -514,7 +514,7 @@ impl InodeCache {
 
     /// Notes that the last pin of `inode` was dropped. The inode may be needed again. The caller holds no lock of the
     /// cache.
-    pub(crate) fn let_go(&self, inode: &InodeMem) {
+    pub(crate) fn unpinned(&self, inode: &InodeMem) {
         if inode.is_news() {
             return;
         }

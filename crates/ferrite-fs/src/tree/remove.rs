@@ -273,7 +273,7 @@ pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
     if !inode.is_dead() {
         free_unnamed(core, inode);
     }
-    core.inodes.let_go(inode);
+    core.inodes.unpinned(inode);
 }
 
 /// The same for a caller that will not need the inode again: its cache entry is dropped as well.

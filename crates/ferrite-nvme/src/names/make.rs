@@ -13,7 +13,7 @@ use crate::content::NvmeFile;
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::table::{State, Turn};
 
 /// How often a lookup starts over because the inode it found was removed meanwhile.
@@ -41,9 +41,9 @@ impl New<'_> {
 
 impl Core {
     /// Attributes for a caller, which gets a pin if it asks for one.
-    pub(crate) fn give(&self, ctx: &Ctx, held: Held, attr: Attr) -> Attr {
+    pub(crate) fn give(&self, ctx: &Ctx, pinned: InodeRef, attr: Attr) -> Attr {
         if ctx.pins && attr.ino != ROOT_INO {
-            held.leave();
+            pinned.leave();
         }
         attr
     }
@@ -61,21 +61,21 @@ impl Core {
             }
             let lost_before = self.names_lost.load(Ordering::Acquire);
             let edge = self.find(parent, name)?.ok_or(FsError::NotFound)?;
-            let found = self.hold(edge.ino).and_then(|held| {
-                let state = held.read()?;
-                let attr = self.attr(&held, &state);
+            let found = self.pin(edge.ino).and_then(|pinned| {
+                let state = pinned.read()?;
+                let attr = self.attr(&pinned, &state);
                 // An operation that removes a name holds the inode exclusively: if none was removed meanwhile, or the
                 // name is still there now, name and attributes come from one moment.
                 let is_same = self.names_lost.load(Ordering::Acquire) == lost_before
                     || self.find(parent, name)?.is_some_and(|now| now.ino == edge.ino);
                 drop(state);
                 match is_same {
-                    true => Ok((held, attr)),
+                    true => Ok((pinned, attr)),
                     false => Err(FsError::Stale),
                 }
             });
             match found {
-                Ok((held, attr)) => return Ok(self.give(ctx, held, attr)),
+                Ok((pinned, attr)) => return Ok(self.give(ctx, pinned, attr)),
                 Err(FsError::Stale) => {}
                 Err(error) => return Err(error),
             }
@@ -92,7 +92,7 @@ impl Core {
         name: &[u8],
         new: &New<'_>,
         outcome: impl FnOnce(Attr) -> Outcome,
-    ) -> Result<(Held, Attr)> {
+    ) -> Result<(InodeRef, Attr)> {
         posix::check_name(name)?;
         let dir = self.dir(parent)?;
         let makes_dir = new.kind == FileKind::Directory;
@@ -115,7 +115,7 @@ impl Core {
         &self,
         ctx: &Ctx,
         step: &mut Step<'_>,
-        dir: &Held,
+        dir: &InodeRef,
         state: &State,
         name: &[u8],
         new: &New<'_>,
@@ -164,12 +164,12 @@ impl Core {
     fn finish(
         self: &Arc<Core>,
         mut step: Step<'_>,
-        dir: &Held,
+        dir: &InodeRef,
         state: &State,
         (ino, node): (Ino, Node),
         nlink: Option<u32>,
         outcome: impl FnOnce(Attr) -> Outcome,
-    ) -> Result<(Held, Attr)> {
+    ) -> Result<(InodeRef, Attr)> {
         let touch = self.touch(&mut step, dir, state, nlink)?;
         // Other threads see the name as soon as it is there, maybe before the commit has returned. They wait here, and
         // change the inode that this thread still uses.
@@ -193,9 +193,9 @@ impl Core {
         ino: Ino,
         parent: Ino,
         name: &[u8],
-    ) -> Result<(Held, Attr)> {
+    ) -> Result<(InodeRef, Attr)> {
         posix::check_name(name)?;
-        let file = self.hold(ino).map_err(missing)?;
+        let file = self.pin(ino).map_err(missing)?;
         let dir = self.dir(parent)?;
         let dir_state = dir.read_dir(Turn::First).map_err(missing)?;
         is_live_dir(&dir_state)?;
@@ -236,7 +236,7 @@ impl Core {
         self: &Arc<Core>,
         ctx: &Ctx,
         step: Option<Step<'_>>,
-        held: &Held,
+        pinned: &InodeRef,
         mode: OpenMode,
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<Attr> {
@@ -245,7 +245,7 @@ impl Core {
                 return Err(FsError::IsDirectory);
             }
             if ctx.check {
-                posix::may_open(&self.attr(held, state), &ctx.cred, mode)?;
+                posix::may_open(&self.attr(pinned, state), &ctx.cred, mode)?;
             }
             match state.node.kind {
                 FileKind::File => Ok(()),
@@ -253,14 +253,14 @@ impl Core {
             }
         };
         let Some(step) = step.filter(|_| mode.truncate || ctx.once.is_some()) else {
-            let state = held.read()?;
+            let state = pinned.read()?;
             check(&state)?;
-            return Ok(self.attr(held, &state));
+            return Ok(self.attr(pinned, &state));
         };
-        let mut state = held.write()?;
+        let mut state = pinned.write()?;
         check(&state)?;
         if !mode.truncate {
-            let attr = self.attr(held, &state);
+            let attr = self.attr(pinned, &state);
             step.commit(|| outcome(attr))?;
             return Ok(attr);
         }
@@ -272,7 +272,7 @@ impl Core {
         self.setattr_file(
             &Ctx::trusted(ctx.cred.clone()),
             step,
-            held,
+            pinned,
             &mut state,
             &set,
             true,
@@ -313,7 +313,7 @@ impl Core {
                 let node = New::of(FileKind::File, new.mode);
                 let Some(own) = step.take() else { break };
                 match self.make(ctx, own, parent, name, &node, |attr| opened(attr, true)) {
-                    Ok((held, attr)) => return Ok(self.opened(ctx, held, attr, new.open, true)),
+                    Ok((pinned, attr)) => return Ok(self.opened(ctx, pinned, attr, new.open, true)),
                     Err(FsError::Exists) if !new.exclusive => {
                         step = Some(self.step_of(ctx));
                         continue;
@@ -324,13 +324,13 @@ impl Core {
             if edge.kind == FileKind::Symlink {
                 return Err(FsError::Loop);
             }
-            let held = match self.hold(edge.ino) {
+            let pinned = match self.pin(edge.ino) {
                 Err(FsError::Stale) => continue,
                 other => other?,
             };
             let own = step.take().unwrap_or_else(|| self.step_of(ctx));
-            match self.open_in(ctx, Some(own), &held, new.open, |attr| opened(attr, false)) {
-                Ok(attr) => return Ok(self.opened(ctx, held, attr, new.open, false)),
+            match self.open_in(ctx, Some(own), &pinned, new.open, |attr| opened(attr, false)) {
+                Ok(attr) => return Ok(self.opened(ctx, pinned, attr, new.open, false)),
                 Err(FsError::Stale) => step = Some(self.step_of(ctx)),
                 Err(error) => return Err(error),
             }
@@ -339,10 +339,10 @@ impl Core {
     }
 
     /// Hands an open file to the caller of [`Self::create`].
-    fn opened(&self, ctx: &Ctx, held: Held, attr: Attr, mode: OpenMode, created: bool) -> Opened {
-        let file = NvmeFile::new(held.clone(), mode);
+    fn opened(&self, ctx: &Ctx, pinned: InodeRef, attr: Attr, mode: OpenMode, created: bool) -> Opened {
+        let file = NvmeFile::new(pinned.clone(), mode);
         Opened {
-            attr: self.give(ctx, held, attr),
+            attr: self.give(ctx, pinned, attr),
             file: Arc::new(file),
             created,
         }
@@ -350,18 +350,18 @@ impl Core {
 
     /// Opens by number.
     pub(crate) fn open(self: &Arc<Core>, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<(NvmeFile, Attr)> {
-        let held = self.hold(ino)?;
+        let pinned = self.pin(ino)?;
         let attr = match mode.truncate {
-            false => self.open_in(ctx, None, &held, mode, |_| Outcome::Done)?,
+            false => self.open_in(ctx, None, &pinned, mode, |_| Outcome::Done)?,
             true => {
                 let step = self.step_of(ctx);
-                self.open_in(ctx, Some(step), &held, mode, |attr| Outcome::Opened {
+                self.open_in(ctx, Some(step), &pinned, mode, |attr| Outcome::Opened {
                     attr: Attr { change: 0, ..attr },
                     created: false,
                 })?
             }
         };
-        Ok((NvmeFile::new(held, mode), attr))
+        Ok((NvmeFile::new(pinned, mode), attr))
     }
 
     /// Opens again the file that a token opened before.
@@ -369,14 +369,14 @@ impl Core {
         let Outcome::Opened { attr, created } = outcome else {
             return Err(FsError::Superseded);
         };
-        let held = self.hold(attr.ino)?;
+        let pinned = self.pin(attr.ino)?;
         let mode = OpenMode {
             truncate: false,
             ..mode
         };
-        self.open_in(SYSTEM, None, &held, mode, |_| Outcome::Done)?;
-        let file = NvmeFile::new(held.clone(), mode);
-        let attr = self.give(ctx, held, attr);
+        self.open_in(SYSTEM, None, &pinned, mode, |_| Outcome::Done)?;
+        let file = NvmeFile::new(pinned.clone(), mode);
+        let attr = self.give(ctx, pinned, attr);
         Ok(Opened {
             attr,
             file: Arc::new(file),

@@ -27,7 +27,7 @@ use siphasher::sip::SipHasher13;
 use crate::core::{Core, Step, TIME_STEP};
 use crate::format::key;
 use crate::format::node::Edge;
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::table::{Inode, State};
 
 /// Places of one name. That a pool needs the second is unlikely; the third, absurd.
@@ -198,9 +198,9 @@ impl Touch {
 
 impl Core {
     /// The directory an operation names.
-    pub(crate) fn dir(self: &std::sync::Arc<Core>, ino: Ino) -> Result<Held> {
+    pub(crate) fn dir(self: &std::sync::Arc<Core>, ino: Ino) -> Result<InodeRef> {
         self.check_open()?;
-        self.hold(ino).map_err(|error| match error {
+        self.pin(ino).map_err(|error| match error {
             FsError::Stale => FsError::NotFound,
             other => other,
         })

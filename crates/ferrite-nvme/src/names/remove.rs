@@ -14,7 +14,7 @@ use super::{Slot, is_dir, missing};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Node};
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::table::{Inode, State, Turn};
 
 /// The fate, in memory, of an inode that loses a name, once the step is committed.
@@ -99,13 +99,13 @@ impl Core {
     }
 
     /// The target of a locked name, if the caller may remove it.
-    fn removable(self: &Arc<Core>, ctx: &Ctx, dir: &Held, dir_state: &State, slot: &Slot) -> Result<Held> {
+    fn removable(self: &Arc<Core>, ctx: &Ctx, dir: &InodeRef, dir_state: &State, slot: &Slot) -> Result<InodeRef> {
         let attr = self.attr(dir, dir_state);
         if ctx.check {
             posix::may_search(&attr, &ctx.cred)?;
         }
         let edge = slot.found.ok_or(FsError::NotFound)?;
-        self.hold(edge.ino)
+        self.pin(edge.ino)
             .map_err(|error| self.dangling(dir.ino, edge.ino, error))
     }
 

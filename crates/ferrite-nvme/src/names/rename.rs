@@ -15,7 +15,7 @@ use super::{Slot, Touch, is_live_dir, missing};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
-use crate::held::Held;
+use crate::inode_ref::InodeRef;
 use crate::table::{Reading, State, Turn, Writing};
 
 /// How often a rename starts over because names have changed between the lookup and their locks.
@@ -49,7 +49,7 @@ impl std::ops::Deref for DirState<'_> {
 }
 
 impl<'i> DirState<'i> {
-    fn lock(dir: &'i Held, turn: Turn, alone: bool) -> Result<Self> {
+    fn lock(dir: &'i InodeRef, turn: Turn, alone: bool) -> Result<Self> {
         Ok(match alone {
             true => DirState::Alone(dir.write_dir(turn).map_err(missing)?),
             false => DirState::Shared(dir.read_dir(turn).map_err(missing)?),
@@ -83,8 +83,8 @@ struct Rename<'a> {
     mode: RenameMode,
     from: &'a Side<'a>,
     to: &'a Side<'a>,
-    from_dir: Held,
-    to_dir: Held,
+    from_dir: InodeRef,
+    to_dir: InodeRef,
 }
 
 /// The inodes that the names led to when they were looked up, and the locks that follow from them.
@@ -111,9 +111,9 @@ struct Dirs<'i> {
 /// The inodes that the names lead to, locked by their numbers. None of them is one of the directories: the plan has
 /// refused to move a directory below itself, or over one that contains it.
 struct Inodes<'i> {
-    moved: &'i Held,
+    moved: &'i InodeRef,
     moved_state: Writing<'i>,
-    victim: Option<(&'i Held, Writing<'i>)>,
+    victim: Option<(&'i InodeRef, Writing<'i>)>,
 }
 
 /// New numbers of links of the directories, where they change. Within one directory, `from` holds it.
@@ -151,7 +151,7 @@ impl Plan<'_> {
 }
 
 impl<'i> Dirs<'i> {
-    fn lock(from_dir: &'i Held, to_dir: &'i Held, plan: &Plan<'_>) -> Result<Self> {
+    fn lock(from_dir: &'i InodeRef, to_dir: &'i InodeRef, plan: &Plan<'_>) -> Result<Self> {
         let lock = |dir, turn| DirState::lock(dir, turn, plan.moves_dirs);
         let dirs = match (plan.crosses, plan.locks_from_first) {
             (false, _) => Self {
@@ -184,7 +184,7 @@ impl<'i> Dirs<'i> {
 }
 
 impl<'i> Inodes<'i> {
-    fn lock(moved: &'i Held, victim: Option<&'i Held>) -> Result<Self> {
+    fn lock(moved: &'i InodeRef, victim: Option<&'i InodeRef>) -> Result<Self> {
         Ok(match victim {
             None => Self {
                 moved,
@@ -272,8 +272,11 @@ impl Rename<'_> {
             step.commit(|| Outcome::Done)?;
             return Ok(Tried::Done);
         }
-        let moved = self.pin(self.from.dir, plan.source)?;
-        let victim = plan.target.map(|target| self.pin(self.to.dir, target)).transpose()?;
+        let moved = self.pin_edge(self.from.dir, plan.source)?;
+        let victim = plan
+            .target
+            .map(|target| self.pin_edge(self.to.dir, target))
+            .transpose()?;
         let inodes = Inodes::lock(&moved, victim.as_ref())?;
         self.check(&dirs, &inodes)?;
         let links = self.links(&dirs, &inodes, plan.crosses)?;
@@ -316,7 +319,7 @@ impl Rename<'_> {
         })
     }
 
-    fn check_search(&self, dir: &Held) -> Result<()> {
+    fn check_search(&self, dir: &InodeRef) -> Result<()> {
         let state = dir.read().map_err(missing)?;
         super::is_dir(&state)?;
         match self.ctx.check {
@@ -370,8 +373,8 @@ impl Rename<'_> {
         }
     }
 
-    fn pin(&self, dir: Ino, edge: Edge) -> Result<Held> {
-        let pinned = self.core.hold(edge.ino);
+    fn pin_edge(&self, dir: Ino, edge: Edge) -> Result<InodeRef> {
+        let pinned = self.core.pin(edge.ino);
         pinned.map_err(|error| self.core.dangling(dir, edge.ino, error))
     }
 
@@ -503,13 +506,13 @@ impl Rename<'_> {
     /// The refusals that come before the check of which directory is below which.
     fn check_early(&self, source: Edge, target: Option<Edge>) -> Result<()> {
         let core = self.core;
-        let attr = |held: &Held| held.read().map(|state| core.attr(held, &state)).map_err(missing);
+        let attr = |pinned: &InodeRef| pinned.read().map(|state| core.attr(pinned, &state)).map_err(missing);
         for dir in [&self.from_dir, &self.to_dir] {
             is_live_dir(&*dir.read().map_err(missing)?)?;
         }
         self.check_mode(target)?;
         if self.ctx.check {
-            let of = |edge: Edge| core.hold(edge.ino).map_err(missing).and_then(|held| attr(&held));
+            let of = |edge: Edge| core.pin(edge.ino).map_err(missing).and_then(|pinned| attr(&pinned));
             let (source, target) = (of(source)?, target.map(of).transpose()?);
             let (from, to) = (attr(&self.from_dir)?, attr(&self.to_dir)?);
             let from = posix::RenameSide {
@@ -528,7 +531,7 @@ impl Rename<'_> {
 
 impl Core {
     /// An inode at its new name.
-    fn moved(&self, inode: &Held, state: &State, to: &Side<'_>, now: ferrite_vfs::Timestamp) -> Node {
+    fn moved(&self, inode: &InodeRef, state: &State, to: &Side<'_>, now: ferrite_vfs::Timestamp) -> Node {
         let mut node = inode.present(state);
         (node.ctime, node.change) = (now, self.next_change());
         if node.is_dir() {
@@ -545,7 +548,7 @@ impl Core {
             if at == ROOT_INO {
                 return Ok(false);
             }
-            at = self.hold(at).map_err(missing)?.read().map_err(missing)?.node.parent;
+            at = self.pin(at).map_err(missing)?.read().map_err(missing)?.node.parent;
         }
         Ok(true)
     }

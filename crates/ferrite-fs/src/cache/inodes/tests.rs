@@ -59,7 +59,7 @@ fn unused_entries_stay_within_their_bound() {
     };
     let unpin = |inode: Arc<InodeMem>| {
         inode.unpin(1);
-        cache.let_go(&inode);
+        cache.unpinned(&inode);
     };
     let mut open: Vec<_> = (1..MANY).map(Inum::new).map(pinned).collect();
     assert_eq!(len(&cache), u64::from(MANY) - 1, "what is pinned is not swept");
@@ -90,7 +90,7 @@ fn a_directory_in_use_keeps_what_was_learnt_of_it() {
         let passed = cache.get(number(0));
         passed.pin(1);
         passed.unpin(1);
-        cache.let_go(&passed);
+        cache.unpinned(&passed);
         drop(passed);
         drop(cache.get(number(100 + n)));
     }
@@ -117,7 +117,7 @@ fn what_is_held_or_pinned_is_not_swept() {
     let cache = InodeCache::new(0);
     let held = cache.get(number(0));
     cache.get(number(1)).pin(1);
-    cache.let_go(&held);
+    cache.unpinned(&held);
     crowd(&cache);
     assert!(Arc::ptr_eq(&held, &cache.get(number(0))), "two entries for one inode");
     assert_eq!(cache.get(number(1)).pins(), 1);

@@ -16,14 +16,14 @@ use crate::table::{Inode, State};
 
 /// A pin on an entry. Dropping it may free the inode, which waits for a device.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct InodeRef {
     core: Arc<Core>,
     inode: Arc<Inode>,
     /// The pin is the caller's.
     is_left: bool,
 }
 
-impl Deref for Held {
+impl Deref for InodeRef {
     type Target = Inode;
 
     fn deref(&self) -> &Inode {
@@ -31,11 +31,11 @@ impl Deref for Held {
     }
 }
 
-impl Clone for Held {
-    fn clone(&self) -> Held {
+impl Clone for InodeRef {
+    fn clone(&self) -> InodeRef {
         let _shard = self.core.table.shard(self.inode.ino).lock();
         self.inode.pins.fetch_add(1, Ordering::AcqRel);
-        Held {
+        InodeRef {
             core: Arc::clone(&self.core),
             inode: Arc::clone(&self.inode),
             is_left: false,
@@ -43,7 +43,7 @@ impl Clone for Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for InodeRef {
     fn drop(&mut self) {
         if !self.is_left {
             self.core.release(&self.inode, 1);
@@ -51,7 +51,7 @@ impl Drop for Held {
     }
 }
 
-impl Held {
+impl InodeRef {
     /// Leaves the pin to the caller of an operation, which gives it back with `unpin`.
     pub(crate) fn leave(mut self) {
         self.is_left = true;
@@ -65,30 +65,30 @@ impl Held {
 
 impl Core {
     /// An inode by number; `Stale` if it does not exist.
-    pub(crate) fn hold(self: &Arc<Core>, ino: Ino) -> Result<Held> {
-        let held = self.entry(ino);
-        if held.state.read_ordered(ino).is_some() {
-            return Ok(held);
+    pub(crate) fn pin(self: &Arc<Core>, ino: Ino) -> Result<InodeRef> {
+        let pinned = self.entry(ino);
+        if pinned.state.read_ordered(ino).is_some() {
+            return Ok(pinned);
         }
-        let mut state = held.state.write_ordered(ino);
+        let mut state = pinned.state.write_ordered(ino);
         if state.is_none() {
             let value = self.meta.get(&key::node(ino))?.ok_or(FsError::Stale)?;
             let node = Node::decode(&value).ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))?;
-            held.init(&mut state, node, false);
+            pinned.init(&mut state, node, false);
             if let Some(state) = state.as_mut() {
                 state.is_behind = self.behind.lock().contains(&ino);
             }
         }
         drop(state);
-        Ok(held)
+        Ok(pinned)
     }
 
     /// The entry of a number, with or without a state.
-    pub(crate) fn entry(self: &Arc<Core>, ino: Ino) -> Held {
+    pub(crate) fn entry(self: &Arc<Core>, ino: Ino) -> InodeRef {
         let mut shard = self.table.shard(ino).lock();
         let inode = shard.inodes.entry(ino).or_insert_with(|| Arc::new(Inode::new(ino)));
         inode.pins.fetch_add(1, Ordering::AcqRel);
-        Held {
+        InodeRef {
             core: Arc::clone(self),
             inode: Arc::clone(inode),
             is_left: false,
@@ -96,7 +96,7 @@ impl Core {
     }
 
     /// All inodes that are in memory.
-    pub(crate) fn all_held(self: &Arc<Core>) -> Vec<Held> {
+    pub(crate) fn all_pinned(self: &Arc<Core>) -> Vec<InodeRef> {
         let inos: Vec<Ino> = self
             .table
             .shards
@@ -134,7 +134,7 @@ impl Core {
         let may_change = is_orphan && !self.is_closed() && !self.is_read_only;
         // While changes are held back, the node waits for the next start.
         let Some(_inside) = may_change.then(|| self.freeze_barrier.try_enter()).flatten() else {
-            shard.let_go(inode);
+            shard.release(inode);
             return;
         };
         inode.pins.store(1, Ordering::Release);
