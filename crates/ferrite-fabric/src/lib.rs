@@ -18,8 +18,6 @@ mod fabric;
 pub mod frame;
 #[cfg(all(test, feature = "fabric"))]
 mod hostile;
-#[cfg(feature = "fabric")]
-mod leftovers;
 mod link;
 mod lock_order;
 #[cfg(feature = "fabric")]
@@ -31,10 +29,12 @@ pub mod secure;
 mod socket;
 pub mod source;
 pub mod spin;
+#[cfg(feature = "fabric")]
+mod stale_segments;
 pub mod watch;
 
 pub use error::{FabricError, HandshakeError, Trouble};
 #[cfg(feature = "fabric")]
-pub use leftovers::dead_endpoints;
-#[cfg(feature = "fabric")]
 pub use ofi::{Provider, library_version};
+#[cfg(feature = "fabric")]
+pub use stale_segments::dead_endpoints;

@@ -9,7 +9,7 @@
 #![allow(unsafe_code, reason = "libfabric is a library in C")]
 
 mod guard;
-mod orphans;
+mod stale_locks;
 #[cfg(test)]
 mod tests;
 
@@ -25,13 +25,13 @@ use ferrite_checks::ranked::Mutex;
 
 use crate::FabricError;
 use crate::error::Trouble;
-use crate::leftovers;
 use crate::lock_order;
+use crate::stale_segments;
 
 pub(crate) use guard::Guard;
 #[cfg(test)]
-pub(crate) use orphans::Page;
-pub(crate) use orphans::PeerLocks;
+pub(crate) use stale_locks::Page;
+pub(crate) use stale_locks::PeerLocks;
 
 /// The shim's state.
 #[repr(C)]
@@ -317,7 +317,7 @@ impl Endpoint {
         reach: Reach,
     ) -> Result<Endpoint, FabricError> {
         let node = match provider {
-            Provider::Shm => Some(leftovers::begin().to_owned()),
+            Provider::Shm => Some(stale_segments::begin().to_owned()),
             _ => node.map(str::to_owned),
         };
         let node = node.and_then(|node| CString::new(node).ok());

@@ -37,7 +37,7 @@ pub(super) fn findings() -> Vec<Finding> {
     }];
     findings.extend(Provider::ALL.map(provider));
     findings.push(space(Path::new(SHM)));
-    findings.extend(leftovers(dead_endpoints(Path::new(SHM))));
+    findings.extend(stale_segments(dead_endpoints(Path::new(SHM))));
     findings
 }
 
@@ -109,7 +109,7 @@ fn space(dir: &Path) -> Finding {
 }
 
 /// Segments that killed processes left. The next user of shm removes them, if it runs as the same user.
-fn leftovers(dead: Vec<PathBuf>) -> Option<Finding> {
+fn stale_segments(dead: Vec<PathBuf>) -> Option<Finding> {
     let first = dead.first()?.display().to_string();
     let bytes: u64 = dead
         .iter()
@@ -137,10 +137,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let none = space(&dir.path().join("none"));
         assert!(!none.is_good && none.mend.contains("--shm-size"), "{}", none.found);
-        assert!(leftovers(Vec::new()).is_none());
+        assert!(stale_segments(Vec::new()).is_none());
         let file = dir.path().join("endpoint");
         std::fs::write(&file, [0; 2048]).unwrap();
-        let left = leftovers(vec![file]).unwrap();
+        let left = stale_segments(vec![file]).unwrap();
         assert!(
             left.found.contains("2.0 KiB") && left.found.contains("endpoint"),
             "{}",

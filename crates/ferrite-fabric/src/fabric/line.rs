@@ -105,7 +105,7 @@ impl Line {
                 return state;
             }
             if let Some(locks) = self.locks.get() {
-                locks.free_if_orphaned();
+                locks.free_if_stale();
             }
         }
     }

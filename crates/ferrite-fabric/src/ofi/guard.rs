@@ -22,9 +22,9 @@ use ferrite_checks::ranked::Mutex;
 use rustix::process::{Pid, getpid};
 
 use super::PeerId;
-use super::orphans::{Page, is_dead};
-use crate::leftovers;
+use super::stale_locks::{Page, is_dead};
 use crate::lock_order;
+use crate::stale_segments;
 
 /// How often the locks are checked.
 const TICK: Duration = Duration::from_millis(100);
@@ -81,7 +81,7 @@ impl Guard {
 
     /// Adds a client of the endpoint. A client whose process cannot be seen dead from here is not watched.
     pub(crate) fn add(&self, id: PeerId, name: &[u8]) {
-        let process = leftovers::process_of(name).filter(|&process| process != getpid());
+        let process = stale_segments::process_of(name).filter(|&process| process != getpid());
         let Some((process, page)) = process.and_then(|process| Some((process, Page::of(name, process)?))) else {
             return;
         };

@@ -106,7 +106,7 @@ impl Trailer {
         }
     }
 
-    /// Checksum of an entry at `unit` of page (ino, lblk), bound to its place, so that leftovers elsewhere do not
+    /// Checksum of an entry at `unit` of page (ino, lblk), bound to its place, so that stale entries elsewhere do not
     /// pass.
     fn checksum(&self, PageId { ino, lblk }: PageId, unit: Unit, data: &[u8]) -> u32 {
         const K: u64 = 0x9e37_79b9_7f4a_7c15;

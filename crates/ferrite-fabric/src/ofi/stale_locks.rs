@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use rustix::process::{Pid, getpid, test_kill_process};
 
 use super::library_version;
-use crate::leftovers;
+use crate::stale_segments;
 
 unsafe extern "C" {
     fn ferrite_ofi_watch(path: *const c_char) -> *mut c_void;
@@ -48,7 +48,7 @@ impl Page {
         let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
         // The name comes from the peer, and must not lead elsewhere.
         let name = name.strip_prefix("fi_shm://").filter(|name| !name.contains('/'))?;
-        let path = Path::new(leftovers::DIR).join(name);
+        let path = Path::new(stale_segments::DIR).join(name);
         let path = CString::new(path.into_os_string().into_encoded_bytes()).ok()?;
         // SAFETY: the text ends with a zero byte and outlives the call.
         let page = Page(NonNull::new(unsafe { ferrite_ofi_watch(path.as_ptr()) })?);
@@ -78,7 +78,7 @@ impl Page {
 
     /// Frees the lock. Only its holder may call this, or anyone once the holder is dead.
     pub(super) fn unlock(&self) {
-        // SAFETY: mapped as long as this lives. The holder does not use it any more (`PeerLocks::free_if_orphaned`,
+        // SAFETY: mapped as long as this lives. The holder does not use it any more (`PeerLocks::free_if_stale`,
         // `guard`), and a thread that waits for it continues alone.
         unsafe { ferrite_ofi_unlock(self.0.as_ptr()) }
     }
@@ -101,7 +101,7 @@ impl PeerLocks {
     /// Of endpoints with these names; `None` if they are not Ferrite's, or not of processes of this host, or of this
     /// one.
     pub(crate) fn of(own: &[u8], peer: &[u8]) -> Option<PeerLocks> {
-        let process = leftovers::process_of(peer)?;
+        let process = stale_segments::process_of(peer)?;
         if process == getpid() {
             return None;
         }
@@ -110,7 +110,7 @@ impl PeerLocks {
     }
 
     /// Frees them if the peer is dead. For callers that have waited for a thread that may wait for one of them.
-    pub(crate) fn free_if_orphaned(&self) {
+    pub(crate) fn free_if_stale(&self) {
         if is_dead(self.process) {
             tracing::debug!("process {:?} is dead; its locks are freed", self.process);
             self.pages.iter().for_each(Page::unlock);
@@ -154,25 +154,25 @@ mod tests {
         let endpoint = Endpoint::open(Provider::Shm, None, 8, &pool, Reach::Local).expect("shm");
         let own = endpoint.name().expect("a name");
         let mut peer = Command::new("sleep").arg("100").spawn().expect("started");
-        let namespace = leftovers::begin().trim_end_matches(|digit: char| digit.is_ascii_digit());
+        let namespace = stale_segments::begin().trim_end_matches(|digit: char| digit.is_ascii_digit());
         let name = format!("{namespace}{}:0:0", peer.id());
-        let file = Path::new(leftovers::DIR).join(&name);
+        let file = Path::new(stale_segments::DIR).join(&name);
         let mut page = vec![0; 4096];
         page[4..8].copy_from_slice(&peer.id().to_le_bytes());
         std::fs::write(&file, &page).expect("written");
         let is_locked = || std::fs::read(&file).expect("read")[24..28] == [0; 4];
         let locks = PeerLocks::of(&own, format!("fi_shm://{name}\0").as_bytes()).expect("known");
-        locks.free_if_orphaned();
+        locks.free_if_stale();
         assert!(is_locked(), "it is alive");
         peer.kill().expect("killed");
         // Dead, but not reaped.
         let began = std::time::Instant::now();
         while is_locked() {
             assert!(began.elapsed().as_secs() < 20, "it stays locked");
-            locks.free_if_orphaned();
+            locks.free_if_stale();
         }
         peer.wait().expect("ended");
-        locks.free_if_orphaned();
+        locks.free_if_stale();
         std::fs::remove_file(&file).expect("removed");
         assert!(PeerLocks::of(&own, &own).is_none(), "it is this very process");
         assert!(PeerLocks::of(&own, b"fi_shm://1:0:0").is_none(), "it is not ours");
