@@ -1,5 +1,5 @@
 //! From the tables of a pool to the tables in DRAM: the existing inodes, and the owner of each block. Contradictions
-//! become [`Damage`].
+//! become [`Quarantine`].
 //!
 //! Contents: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and
 //! names on one thread, the mapping on others, then page logs. Each structure is checked against another:
@@ -12,10 +12,10 @@
 //!   those that their directory counts (`names.rs`).
 //!
 //! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays unchanged
-//! ([`Damage::stop`]); damage recorded without that leaves every block with its owner.
+//! ([`Quarantine::stop`]); damage recorded without that leaves every block with its owner.
 
-mod marks;
 mod names;
+mod quarantine;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -35,7 +35,7 @@ use crate::format::inode::{INODE_WORDS, Inode, W_INLINE};
 use crate::format::layout::Superblock;
 use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
-use crate::health::marks::Damage;
+use crate::health::quarantine::Quarantine;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
@@ -95,7 +95,7 @@ struct Mapped {
 
 impl Tables<'_> {
     /// Reads everything, and reports what is wrong. Fails only if a thread does, or the medium.
-    pub(crate) fn load(&self) -> Result<Damage, EngineError> {
+    pub(crate) fn load(&self) -> Result<Quarantine, EngineError> {
         let counters = || (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect();
         let mapped = Mapped {
             pages: counters(),
@@ -108,22 +108,25 @@ impl Tables<'_> {
         let (loaded, inodes) = self.read(&mapped)?;
         // First, so that no false damage is reported.
         self.region.check()?;
-        let mut damage = Damage::default();
+        let mut quarantine = Quarantine::default();
         // The pages of a damaged inode are still in the mapping, and its number is not given to another.
-        inodes.unsound.iter().for_each(|wrong| self.mark(wrong, &mut damage));
+        inodes
+            .unsound
+            .iter()
+            .for_each(|wrong| self.quarantine(wrong, &mut quarantine));
         match loaded {
             Ok(()) => self.map.for_each_node(&mut |node, _| self.own(node, &mapped)),
-            Err(error) => self.judge_mapping(&error, &mapped, &mut damage),
+            Err(error) => self.judge_mapping(&error, &mapped, &mut quarantine),
         }
-        self.judge_counts(&inodes, &mapped, &mut damage);
-        self.judge_astray(&mapped, &mut damage);
-        self.load_logs(&mapped, &mut damage);
+        self.judge_counts(&inodes, &mapped, &mut quarantine);
+        self.judge_astray(&mapped, &mut quarantine);
+        self.load_logs(&mapped, &mut quarantine);
         // After the logs, whose entries have checksums: the block that a damaged inode names for its attributes may
         // belong to anything.
-        self.judge_attributes(&inodes, &mapped, &mut damage);
-        self.judge_conflicts(&mapped, &mut damage);
-        self.judge_names(&inodes.dirs, &mut damage);
-        Ok(damage)
+        self.judge_attributes(&inodes, &mapped, &mut quarantine);
+        self.judge_conflicts(&mapped, &mut quarantine);
+        self.judge_names(&inodes.dirs, &mut quarantine);
+        Ok(quarantine)
     }
 
     fn read(&self, mapped: &Mapped) -> Result<(Result<(), MapError>, Inodes), EngineError> {
@@ -233,40 +236,40 @@ impl Tables<'_> {
     }
 
     /// Has the structure report its own damage. Any inode with a damaged part may have lost anything.
-    fn judge_mapping(&self, error: &MapError, mapped: &Mapped, damage: &mut Damage) {
+    fn judge_mapping(&self, error: &MapError, mapped: &Mapped, quarantine: &mut Quarantine) {
         let (mut nodes, mut pages, mut found) = (Vec::new(), 0, Vec::new());
         self.map
             .check(&mut |_| pages += 1, &mut |node| nodes.push(node), &mut |broken| {
                 found.push(broken);
             });
         if found.is_empty() {
-            damage.stop(error.to_string());
+            quarantine.stop(error.to_string());
         }
         let why = "its part of the mapping is damaged";
         for Broken { astray, what, .. } in found {
             match astray {
                 Astray::Nothing => {}
-                Astray::Inode(ino) => damage.spoil_inode(ino, why),
+                Astray::Inode(ino) => quarantine.spoil_inode(ino, why),
                 Astray::Pages(ino, first, count) => {
                     first
                         .onwards()
                         .take(count as usize)
-                        .for_each(|lblk| self.spoil(PageId::new(ino, lblk), why, damage));
+                        .for_each(|lblk| self.spoil(PageId::new(ino, lblk), why, quarantine));
                 }
             }
-            damage.stop(Wrong::Structure { what }.told());
+            quarantine.stop(Wrong::Structure { what }.told());
         }
-        damage.break_mapping(pages);
+        quarantine.break_mapping(pages);
         nodes.into_iter().for_each(|node| self.own(node, mapped));
     }
 
-    fn judge_counts(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
+    fn judge_counts(&self, inodes: &Inodes, mapped: &Mapped, quarantine: &mut Quarantine) {
         let is_known = |ino: Inum| inodes.counted[ino.index()] != UNKNOWN;
         for (ino, (&counted, pages)) in (0..).map(Inum::new).zip(inodes.counted.iter().zip(&mapped.pages)) {
             if is_known(ino)
                 && let Some(wrong) = rules::inodes::count(ino, counted, pages.load(Ordering::Relaxed))
             {
-                self.mark(&wrong, damage);
+                self.quarantine(&wrong, quarantine);
             }
         }
         for (ino, (&end, found)) in (0..).map(Inum::new).zip(inodes.ends.iter().zip(&mapped.ends)) {
@@ -274,18 +277,18 @@ impl Tables<'_> {
                 continue;
             };
             if is_known(ino) && pages::is_behind(last, u64::from(end)) {
-                self.mark(&Wrong::LastBehindEnd { ino, lblk: last }, damage);
+                self.quarantine(&Wrong::LastBehindEnd { ino, lblk: last }, quarantine);
             }
         }
         match mapped.strange.load(Ordering::Relaxed) {
             0 => {}
-            count => self.mark(&Wrong::PagesOfNobody { count }, damage),
+            count => self.quarantine(&Wrong::PagesOfNobody { count }, quarantine),
         }
     }
 
     /// The block that a damaged inode names is not given to others. If the inode names a block other than its own,
     /// nothing leads to its own block, and no repair would find it.
-    fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
+    fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, quarantine: &mut Quarantine) {
         for &(ino, block) in &inodes.xattr_blocks {
             let claim = |block| self.alloc.set_used(block);
             let Err(wrong) = rules::inodes::attribute_block(self.view(), ino, block, claim) else {
@@ -301,12 +304,12 @@ impl Tables<'_> {
             {
                 mapped.conflicts.lock().insert(block);
             }
-            self.mark(&wrong, damage);
+            self.quarantine(&wrong, quarantine);
         }
     }
 
     /// Counts up the segments of the pages that have logs, and lists those pages for the cleaner.
-    fn load_logs(&self, mapped: &Mapped, damage: &mut Damage) {
+    fn load_logs(&self, mapped: &Mapped, quarantine: &mut Quarantine) {
         let mut buffer = PageBuffer::take();
         for page in std::mem::take(&mut *mapped.logged.lock()) {
             let mut taken = None;
@@ -321,7 +324,7 @@ impl Tables<'_> {
             match walked.err().or(taken) {
                 Some(what) => {
                     self.candidates.leave_out();
-                    self.mark(&Wrong::Log { page, what }, damage);
+                    self.quarantine(&Wrong::Log { page, what }, quarantine);
                 }
                 None => self.candidates.put_back(PageId::new(page.ino, page.lblk)),
             }
@@ -330,7 +333,7 @@ impl Tables<'_> {
     }
 
     /// Of two owners of a block one has the wrong content in it; which one cannot be known.
-    fn judge_conflicts(&self, mapped: &Mapped, damage: &mut Damage) {
+    fn judge_conflicts(&self, mapped: &Mapped, quarantine: &mut Quarantine) {
         let conflicts = mapped.conflicts.lock();
         if conflicts.is_empty() {
             return;
@@ -348,20 +351,20 @@ impl Tables<'_> {
         let mut blocks: Vec<BlockNo> = conflicts.iter().copied().collect();
         blocks.sort_unstable();
         for block in blocks {
-            self.mark(&Wrong::TwoOwners { block }, damage);
+            self.quarantine(&Wrong::TwoOwners { block }, quarantine);
         }
         for at in pages {
             let why = PageWrong::Block(BlockWrong::Taken).reason(&at);
-            self.spoil(PageId::new(at.ino, at.lblk), &why, damage);
+            self.spoil(PageId::new(at.ino, at.lblk), &why, quarantine);
         }
     }
 
     /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS
     /// that do not fit where they lie, or that are there twice; and blocks whose checksums identify another page.
-    fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
+    fn judge_astray(&self, mapped: &Mapped, quarantine: &mut Quarantine) {
         for &at in mapped.astray.lock().iter() {
             if let Some(what) = pages::place(self.view(), &at) {
-                self.mark(&Wrong::Page { at, what }, damage);
+                self.quarantine(&Wrong::Page { at, what }, quarantine);
             }
         }
     }

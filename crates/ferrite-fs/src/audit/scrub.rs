@@ -55,7 +55,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
         bytes_per_second: bytes_per_second.filter(|&limit| limit > 0),
     };
     // Reported when the mount found it.
-    scrub.report.findings.extend_from_slice(core.damage.findings());
+    scrub.report.findings.extend_from_slice(core.quarantine.findings());
     scrub.superblocks();
     for ino in core.superblock.inums() {
         if core.inode_map.is_set(u64::from(ino)) {
@@ -157,7 +157,7 @@ impl<'e> Scrub<'e> {
             self.find(wrong.to_string());
             return Vec::new();
         }
-        if mem.is_dead() || !inode.in_use() || self.core.damage.check_inode(ino).is_err() {
+        if mem.is_dead() || !inode.in_use() || self.core.quarantine.check_inode(ino).is_err() {
             return Vec::new();
         }
         self.report.inodes += 1;

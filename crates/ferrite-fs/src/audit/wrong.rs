@@ -1,6 +1,6 @@
 //! The possible defects of a pool: a variant of [`Wrong`] for each rule of `rules`, with the text that users read.
 //!
-//! Mount turns these into marks of damage (`load/marks.rs`), fsck into its report, repair into its repairs, scrub into
+//! Mount quarantines what they affect (`load/quarantine.rs`), fsck into its report, repair into its repairs, scrub into
 //! events. A rule that one of the four does not check says so in its comment.
 
 use std::fmt;
@@ -49,7 +49,7 @@ pub(crate) enum Wrong {
     LastBehindEnd { ino: Inum, lblk: Lblk },
     /// A page's log.
     Log { page: MapEntry, what: LogWrong },
-    /// Pages that name inodes past the end of the table. Mount only counts them: there is no inode to mark.
+    /// Pages that name inodes past the end of the table. Mount only counts them: there is no inode to quarantine.
     PagesOfNobody { count: u64 },
     /// A directory's block.
     DirBlockBehindEnd { dir: Inum, lblk: Lblk },

@@ -160,7 +160,7 @@ impl Engine {
     /// Damage that the mount found, one line each; empty on a sound pool. Access to what is damaged fails with
     /// [`ferrite_vfs::FsError::Damaged`], everything else works; `ferrite fsck --repair` repairs it.
     pub fn damage(&self) -> &[String] {
-        self.inner.core.damage.findings()
+        self.inner.core.quarantine.findings()
     }
 
     /// Whether changes are refused: because the mount requested it, because damage leaves it unknown which blocks are

@@ -64,8 +64,8 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         replayed_records: core.history.replayed_records,
         mounts: core.history.mounts,
         failed: core.failure(),
-        damage: core.damage.findings().to_vec(),
-        damage_stops_changes: core.damage.stops_changes(),
+        damage: core.quarantine.findings().to_vec(),
+        damage_stops_changes: core.quarantine.stops_changes(),
         runtime_findings,
         runtime_findings_total,
         last_scrub: core.incidents.last_scrub(),
@@ -98,7 +98,7 @@ impl Pages {
     /// Reads the mapping table, unless damage has it counted in another way.
     fn count(core: &Core) -> Self {
         let mut counts = Self::default();
-        match core.damage.pages_counted() {
+        match core.quarantine.pages_counted() {
             Some(counted) => counts.pages = counted,
             None => core.map.for_each(&mut |entry| {
                 counts.pages += 1;

@@ -5,7 +5,7 @@
 //! by committing new ones, so a crash during recovery is handled like any other crash.
 //!
 //! Damage keeps a pool from being mounted only if it affects structures that all files need: superblocks, the journal's
-//! mark, the root directory. Otherwise [`crate::health::marks`] records the affected files, and the pool may be
+//! mark, the root directory. Otherwise [`crate::health::quarantine`] records the affected files, and the pool may be
 //! read-only until it is repaired.
 //!
 //! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and interrupted
@@ -41,7 +41,7 @@ use crate::format::layout::{
     DEFERRED_UNTIL_SYNC, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
 use crate::health::incidents::Incidents;
-use crate::health::marks::Damage;
+use crate::health::quarantine::Quarantine;
 use crate::journal::replay::{Ended, Losses};
 use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
@@ -73,7 +73,7 @@ struct Loaded {
     names: NameTable,
     log_space: LogSpace,
     candidates: Candidates,
-    damage: Damage,
+    quarantine: Quarantine,
 }
 
 /// Opens the pool; afterwards [`finish_interrupted`] must run before the pool is used.
@@ -163,7 +163,7 @@ impl Loaded {
             names: NameTable::new(Arc::clone(region), superblock),
             log_space: LogSpace::new(),
             candidates: Candidates::new(),
-            damage: Damage::default(),
+            quarantine: Quarantine::default(),
         };
         let tables = Tables {
             region,
@@ -175,21 +175,21 @@ impl Loaded {
             log_space: &loaded.log_space,
             candidates: &loaded.candidates,
         };
-        let damage = tables.load();
+        let quarantine = tables.load();
         region.check()?;
-        loaded.damage = damage?;
+        loaded.quarantine = quarantine?;
         for wrong in copies(region, superblock) {
-            loaded.damage.note(wrong.told());
+            loaded.quarantine.note(wrong.told());
         }
         for what in lost {
             let what = format!("{JOURNAL}{what}");
             match last_use.losses {
                 // Blocks that look free may belong to an operation that is lost.
-                Losses::Keep => loaded.damage.stop(what),
-                Losses::Accept => loaded.damage.note(what),
+                Losses::Keep => loaded.quarantine.stop(what),
+                Losses::Accept => loaded.quarantine.note(what),
             }
         }
-        check_root(region, superblock, &loaded.damage).map_err(|error| match error {
+        check_root(region, superblock, &loaded.quarantine).map_err(|error| match error {
             EngineError::Damaged(what) if last_use.maybe_copied => {
                 EngineError::Damaged(format!("{what}; {MAYBE_COPIED}"))
             }
@@ -241,7 +241,7 @@ fn core(
         candidates: loaded.candidates,
         folds: Folds::default(),
         slabs_left: AtomicU64::new(0),
-        damage: loaded.damage,
+        quarantine: loaded.quarantine,
         incidents: Incidents::default(),
     }
 }
@@ -298,18 +298,21 @@ fn hold_stores(region: &mut Region, superblock: &Superblock, options: &MountOpti
 }
 
 /// Without a root directory nothing can be found, so there is nothing to mount.
-fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Result<(), EngineError> {
+fn check_root(region: &Region, superblock: &Superblock, quarantine: &Quarantine) -> Result<(), EngineError> {
     let root = Inode::load(region, superblock.inode_offset(ROOT));
     if root.kind() != Some(FileKind::Directory) || !root.is_sound(ROOT) {
         let what = "the root directory's inode is damaged".to_string();
-        let cause = damage.findings().iter().find(|finding| finding.starts_with(JOURNAL));
+        let cause = quarantine
+            .findings()
+            .iter()
+            .find(|finding| finding.starts_with(JOURNAL));
         return Err(EngineError::Damaged(match cause {
             Some(cause) => format!("{what}; {cause}"),
             None => what,
         }));
     }
-    damage.check_inode(ROOT).map_err(|error| {
-        let first = damage.findings().first().cloned();
+    quarantine.check_inode(ROOT).map_err(|error| {
+        let first = quarantine.findings().first().cloned();
         EngineError::Damaged(format!(
             "the root directory: {}",
             first.unwrap_or_else(|| error.to_string())
@@ -348,7 +351,8 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
             Err(error @ (FsError::Damaged(_) | FsError::Io(_) | FsError::NoSpace(_)))
                 if core.failed.get().is_none() =>
             {
-                core.damage.stop(format!("inode {ino} cannot be freed or cut: {error}"));
+                core.quarantine
+                    .stop(format!("inode {ino} cannot be freed or cut: {error}"));
                 return Ok(());
             }
             other => other.map_err(stop)?,

@@ -64,8 +64,8 @@ pub(crate) fn bind(
             return Err(FsError::Busy);
         }
         // A hole that damage has made must not be filled, and no adapter checks whether a page is damaged.
-        core.damage.check_holes(mem.ino)?;
-        core.damage.check_pages(mem.ino)?;
+        core.quarantine.check_holes(mem.ino)?;
+        core.quarantine.check_pages(mem.ino)?;
         let inode = match how.writable {
             true => rights::take_for_region(core, ctx, mem, inode)?,
             false => inode,

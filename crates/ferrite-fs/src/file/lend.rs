@@ -33,7 +33,7 @@ impl Reader<'_> {
         let core = self.core;
         core.check_readable()?;
         let must_verify = core.superblock.has_data_checksums();
-        if must_verify || core.damage.touches_data() || !offset.is_multiple_of(8) {
+        if must_verify || core.quarantine.touches_data() || !offset.is_multiple_of(8) {
             return Ok(false);
         }
         let Some(_lock) = self.inode.try_read() else {

@@ -158,7 +158,7 @@ impl Reader<'_> {
         long.len = 0;
         let mut words = [PageWord::HOLE; BATCH];
         let mut at = offset;
-        let is_harmed = core.damage.touches_data();
+        let is_harmed = core.quarantine.touches_data();
         while !buf.is_empty() {
             let span = (at % BLOCK_BYTES) as usize + buf.len();
             let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
@@ -178,7 +178,7 @@ impl Reader<'_> {
                 let (part, rest) = buf.split_at_mut(len);
                 let page = PageId::new(self.inode.ino, Lblk::at(lblk));
                 if is_harmed {
-                    core.damage.check_page(page, word.is_hole())?;
+                    core.quarantine.check_page(page, word.is_hole())?;
                 }
                 if word.is_hole() || word.is_unwritten() {
                     part.fill(0);

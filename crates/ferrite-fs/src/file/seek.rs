@@ -83,7 +83,7 @@ impl Reader<'_> {
             loop {
                 let next = self.consistent_at(|version| {
                     let inode = core.load_live(self.inode)?;
-                    core.damage.check_holes(self.inode.ino)?;
+                    core.quarantine.check_holes(self.inode.ino)?;
                     if offset >= inode.size() {
                         return Err(FsError::NoSuchAddress);
                     }

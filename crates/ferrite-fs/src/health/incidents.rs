@@ -1,7 +1,7 @@
 //! Damage met and scrubs completed since the mount: for `ferrite info` and the log.
 //!
-//! Contents: [`Incidents`], one for each mounted pool. Damage that a mount finds is in [`super::marks`]; operations and
-//! scrubs note here the damage that they meet later. Noting takes a lock, so it is for errors only.
+//! Contents: [`Incidents`], one for each mounted pool. Damage that a mount finds is in [`super::quarantine`];
+//! operations and scrubs note here the damage that they meet later. Noting takes a lock, so it is for errors only.
 //!
 //! Invariants:
 //! * However often a program reads damaged data, neither memory nor the log fills up: a repeated finding is only

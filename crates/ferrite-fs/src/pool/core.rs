@@ -24,7 +24,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::{LINE_BYTES, Superblock};
 use crate::format::unit::Unit;
 use crate::health::incidents::Incidents;
-use crate::health::marks::Damage;
+use crate::health::quarantine::Quarantine;
 use crate::journal::Journal;
 use crate::lock_order;
 use crate::options::MountOptions;
@@ -77,7 +77,7 @@ pub(crate) struct Core {
     /// Records carry the checksums of the data that they make reachable (one fence), instead of following it (two).
     pub(crate) data_in_checksum: bool,
     /// Damage that the mount found.
-    pub(crate) damage: Damage,
+    pub(crate) quarantine: Quarantine,
     /// Damage met since.
     pub(crate) incidents: Incidents,
     pub(crate) failed: OnceLock<String>,
@@ -182,7 +182,7 @@ impl Core {
 
     /// Whether the mount allows no change: because its options forbid it, or because of damage it found.
     pub(crate) fn is_read_only(&self) -> bool {
-        self.options.read_only || self.damage.stops_changes()
+        self.options.read_only || self.quarantine.stops_changes()
     }
 
     /// Stops all changes permanently: after `error` it is unknown what is durable.
@@ -350,7 +350,7 @@ impl Core {
                 let what = "impossible size or counts; run `ferrite fsck`";
                 return Err(FsError::damaged(u64::from(inode.ino), what));
             }
-            self.damage.check_inode(inode.ino)?;
+            self.quarantine.check_inode(inode.ino)?;
             inode.set_verified();
         }
         if inode.is_dead() || !loaded.in_use() {

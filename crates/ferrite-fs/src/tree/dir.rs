@@ -364,7 +364,7 @@ pub(crate) fn replace(
 /// directory, a name that is missing there but present in the directory is an error.
 pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<Found>> {
     let found = core.names.find(key)?;
-    if found.is_none() && core.damage.loses_names(key.parent) {
+    if found.is_none() && core.quarantine.loses_names(key.parent) {
         check_absent(core, key.parent, inode, key.name)?;
     }
     Ok(found)
@@ -434,14 +434,14 @@ pub(crate) fn list(
             }
         }
     }
-    if given == 0 && cookie > 0 && core.damage.loses_names(dir) {
+    if given == 0 && cookie > 0 && core.quarantine.loses_names(dir) {
         left = u64::from(inode.entries());
         list(core, dir, inode, 0, &mut |_| {
             left = left.saturating_sub(1);
             true
         })?;
     }
-    match given == 0 && left > 0 && core.damage.loses_names(dir) {
+    match given == 0 && left > 0 && core.quarantine.loses_names(dir) {
         true => Err(lost_names(dir, left)),
         false => Ok(()),
     }

@@ -21,7 +21,7 @@ use super::{LOAD_THREADS, Tables};
 use crate::audit::rules::names as rules;
 use crate::audit::wrong::{SlotWrong, Wrong};
 use crate::format::dentry;
-use crate::health::marks::Damage;
+use crate::health::quarantine::Quarantine;
 use crate::space::names::Slot;
 
 /// Groups of slots that a thread takes at a time: a millisecond's work, so that less work than that does not wait for a
@@ -40,18 +40,18 @@ struct Judge<'t, 'm, 'd> {
     sound_blocks: AtomicBitmap,
     /// Blocks whose damaged header was reported.
     told_blocks: Mutex<FxHashSet<BlockNo>>,
-    damage: Mutex<&'d mut Damage>,
+    quarantine: Mutex<&'d mut Quarantine>,
 }
 
 impl Tables<'_> {
     /// Follows all names; `dirs` are the sound directories with the entries that each counts.
-    pub(super) fn judge_names(&self, dirs: &[(Inum, u32)], damage: &mut Damage) {
+    pub(super) fn judge_names(&self, dirs: &[(Inum, u32)], quarantine: &mut Quarantine) {
         let judge = Judge {
             tables: self,
             found: (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect(),
             sound_blocks: AtomicBitmap::new(self.superblock.blocks),
             told_blocks: Mutex::default(),
-            damage: Mutex::new(damage),
+            quarantine: Mutex::new(quarantine),
         };
         let groups = self.names.groups();
         let Ok(()) = ferrite_map::load::each(LOAD_THREADS, groups.div_ceil(CHUNK_GROUPS), 1, |chunk| {
@@ -61,7 +61,7 @@ impl Tables<'_> {
         for &(dir, counted) in dirs {
             let led = judge.found[dir.index()].load(Ordering::Relaxed);
             if let Some(wrong) = rules::count(dir, counted, led) {
-                judge.mark(&wrong);
+                judge.quarantine(&wrong);
             }
         }
     }
@@ -74,7 +74,7 @@ impl Judge<'_, '_, '_> {
             self.tables.names.each_of_group(group, |slot| {
                 if let Err(what) = self.follow(&slot, &mut found) {
                     let number = slot.number;
-                    self.mark(&Wrong::Slot { number, what });
+                    self.quarantine(&Wrong::Slot { number, what });
                 }
             });
         }
@@ -85,11 +85,11 @@ impl Judge<'_, '_, '_> {
         }
     }
 
-    fn mark(&self, wrong: &Wrong) {
-        self.tables.mark(wrong, &mut self.damage.lock());
+    fn quarantine(&self, wrong: &Wrong) {
+        self.tables.quarantine(wrong, &mut self.quarantine.lock());
     }
 
-    /// Checks what a slot leads to; an error means that the slot leads to the wrong place. Other damage is marked.
+    /// Checks what a slot leads to; an error means that the slot leads to the wrong place. Other damage is quarantined.
     fn follow(&self, slot: &Slot, found: &mut Found) -> Result<(), SlotWrong> {
         let tables = self.tables;
         let led = rules::follow(tables.view(), tables.names, slot, |block| self.owner(block))?;
@@ -98,7 +98,7 @@ impl Judge<'_, '_, '_> {
         let entry = match led.entry {
             Ok(entry) => entry,
             Err(wrong) => {
-                self.mark(&wrong);
+                self.quarantine(&wrong);
                 return Ok(());
             }
         };
@@ -106,7 +106,7 @@ impl Judge<'_, '_, '_> {
             && let Some(block) = slot.block()
             && self.told_blocks.lock().insert(block)
         {
-            self.mark(&Wrong::NamedBlock { dir, block });
+            self.quarantine(&Wrong::NamedBlock { dir, block });
         }
         let ino = entry.ino;
         if !tables.view().is_ino(ino) {
@@ -137,7 +137,7 @@ impl Judge<'_, '_, '_> {
     /// blocks it may have owned.
     fn keep_named(&self, ino: Inum, dir: Inum) {
         if self.tables.inode_map.claim(u64::from(ino)) {
-            self.mark(&Wrong::NamedAndFree { ino, dir });
+            self.quarantine(&Wrong::NamedAndFree { ino, dir });
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Marks of the damage that a mount found: its kind, the structures it affects, and whether the pool may still be
+//! The damage that a mount found, and its quarantine: the structures it affects, and whether the pool may still be
 //! changed. They are in DRAM and repair nothing.
 //!
-//! Contents: [`Damage`], which `audit/load/marks.rs` fills and every operation consults before it replies. Damage does
-//! not keep a pool from being mounted, as long as its root directory can be read: access to damaged structures fails
-//! with `EIO`, everything else works.
+//! Contents: [`Quarantine`], which `audit/load/quarantine.rs` fills and every operation consults before it replies.
+//! Damage does not keep a pool from being mounted, as long as its root directory can be read: access to damaged
+//! structures fails with `EIO`, everything else works.
 //!
 //! Invariants:
 //! * While it is unknown which blocks a damaged structure owns, nothing is changed: blocks that look free may belong
@@ -27,9 +27,9 @@ const MUCH_ELSE: &str = "damaged, like much else";
 /// The remedy.
 const REMEDY: &str = "run `ferrite fsck --repair`";
 
-/// The damage that a mount found.
+/// The damage that a mount found, and what it affects.
 #[derive(Default)]
-pub(crate) struct Damage {
+pub(crate) struct Quarantine {
     findings: Vec<String>,
     stops_changes: bool,
     /// The mapping is so broken that a walk of all of it may fail.
@@ -48,7 +48,7 @@ pub(crate) struct Damage {
     reasons: FxHashSet<Arc<str>>,
 }
 
-impl Damage {
+impl Quarantine {
     /// Notes damage that leaves no doubt about which structure owns which blocks.
     pub(crate) fn note(&mut self, what: String) {
         match self.findings.len() {
@@ -177,50 +177,50 @@ mod tests {
 
     #[test]
     fn only_what_is_damaged_is_refused() {
-        let mut damage = Damage::default();
-        damage.note("something".into());
-        assert!(!damage.stops_changes() && !damage.touches_data());
-        damage.stop("something else".into());
-        assert!(damage.stops_changes() && damage.findings().len() == 2);
-        damage.spoil_inode(Inum::new(5), "lost");
-        damage.spoil_holes(Inum::new(6), "counts 3 pages, 2 are mapped");
-        damage.spoil_page(PageId::from_raw(7, 2), "damaged log");
+        let mut quarantine = Quarantine::default();
+        quarantine.note("something".into());
+        assert!(!quarantine.stops_changes() && !quarantine.touches_data());
+        quarantine.stop("something else".into());
+        assert!(quarantine.stops_changes() && quarantine.findings().len() == 2);
+        quarantine.spoil_inode(Inum::new(5), "lost");
+        quarantine.spoil_holes(Inum::new(6), "counts 3 pages, 2 are mapped");
+        quarantine.spoil_page(PageId::from_raw(7, 2), "damaged log");
         let text = |result: Result<()>| result.unwrap_err().to_string();
-        assert!(text(damage.check_inode(Inum::new(5))).contains("inode 5: lost"));
+        assert!(text(quarantine.check_inode(Inum::new(5))).contains("inode 5: lost"));
         assert!(
-            damage.check_inode(Inum::new(6)).is_ok()
-                && damage.check_holes(Inum::new(5)).is_ok()
-                && damage.check_holes(Inum::new(6)).is_err()
+            quarantine.check_inode(Inum::new(6)).is_ok()
+                && quarantine.check_holes(Inum::new(5)).is_ok()
+                && quarantine.check_holes(Inum::new(6)).is_err()
         );
-        assert!(text(damage.check_page(PageId::from_raw(6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
+        assert!(text(quarantine.check_page(PageId::from_raw(6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
         assert!(
-            damage.check_page(PageId::from_raw(6, 1), false).is_ok(),
+            quarantine.check_page(PageId::from_raw(6, 1), false).is_ok(),
             "a page that is there"
         );
         assert!(
-            text(damage.check_page(PageId::from_raw(7, 2), false))
+            text(quarantine.check_page(PageId::from_raw(7, 2), false))
                 .contains("inode 7, bytes 8192 to 12287: damaged log")
         );
-        assert!(damage.check_page(PageId::from_raw(7, 1), true).is_ok());
-        assert!(text(damage.check_pages(Inum::new(7))).contains("inode 7, bytes 8192 to 12287: damaged log"));
-        assert!(damage.check_pages(Inum::new(6)).is_ok());
+        assert!(quarantine.check_page(PageId::from_raw(7, 1), true).is_ok());
+        assert!(text(quarantine.check_pages(Inum::new(7))).contains("inode 7, bytes 8192 to 12287: damaged log"));
+        assert!(quarantine.check_pages(Inum::new(6)).is_ok());
     }
     #[test]
     fn a_ruined_pool_fills_neither_memory_nor_log() {
-        let mut damage = Damage::default();
+        let mut quarantine = Quarantine::default();
         for ino in 0..3 * FINDINGS_MAX as u32 {
-            damage.note(format!("inode {ino}"));
-            damage.spoil_inode(Inum::new(ino), &format!("reason {ino}"));
-            damage.spoil_page(PageId::from_raw(ino, 0), "its log is damaged");
+            quarantine.note(format!("inode {ino}"));
+            quarantine.spoil_inode(Inum::new(ino), &format!("reason {ino}"));
+            quarantine.spoil_page(PageId::from_raw(ino, 0), "its log is damaged");
         }
-        assert_eq!(damage.findings().len(), FINDINGS_MAX + 1);
-        assert!(damage.findings()[FINDINGS_MAX].contains("more"));
+        assert_eq!(quarantine.findings().len(), FINDINGS_MAX + 1);
+        assert!(quarantine.findings()[FINDINGS_MAX].contains("more"));
         assert!(
-            damage.reasons.len() <= FINDINGS_MAX + 2,
+            quarantine.reasons.len() <= FINDINGS_MAX + 2,
             "{} reasons",
-            damage.reasons.len()
+            quarantine.reasons.len()
         );
-        let text = |ino| damage.check_inode(ino).unwrap_err().to_string();
+        let text = |ino| quarantine.check_inode(ino).unwrap_err().to_string();
         assert!(
             text(Inum::new(5)).contains("inode 5: reason 5"),
             "{}",
@@ -231,7 +231,7 @@ mod tests {
             "{}",
             text(Inum::new(2999))
         );
-        let shared = &damage.damaged_pages;
+        let shared = &quarantine.damaged_pages;
         assert!(
             Arc::ptr_eq(&shared[&PageId::from_raw(1, 0)], &shared[&PageId::from_raw(2999, 0)]),
             "one reason is kept once"
