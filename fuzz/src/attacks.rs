@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ferrite_fs::layout::{CONTROL_MARK, CONTROL_OFFSET, encode_mark};
+use ferrite_fs::layout::{CONTROL_CHECKPOINT, CONTROL_OFFSET, encode_checkpoint};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, Superblock, fsck, identify, mkfs, repair};
 use ferrite_pm::Region;
 use ferrite_vfs::{
@@ -219,7 +219,7 @@ impl Area {
     }
 }
 
-/// What a target attacks: places, and whether superblock and mark may be replaced by sound ones.
+/// What a target attacks: places, and whether superblock and checkpoint may be replaced by sound ones.
 struct Surface {
     image: Vec<u8>,
     areas: Vec<Area>,
@@ -227,8 +227,8 @@ struct Surface {
 }
 
 /// The surface's image with the patches of `data` applied. Ways: flip a bit, fill, set half a word, copy from elsewhere
-/// in the area, count up or down, set a word to an extreme; set a field of the superblock, set the mark, both with
-/// their checksums.
+/// in the area, count up or down, set a word to an extreme; set a field of the superblock, set the checkpoint, both
+/// with their checksums.
 fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
     let mut image = surface.image.clone();
     for patch in data.chunks_exact(PATCH_BYTES).take(PATCHES_MAX) {
@@ -266,12 +266,12 @@ fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
             }
             6 => put_superblock(&mut image, patch[2], number(4), value),
             _ => {
-                let mark = match patch[2] % 4 {
+                let checkpoint = match patch[2] % 4 {
                     0 => u64::from(value),
                     1 => (1 << 48) - 1 - u64::from(value % 4),
                     _ => u64::from(value % 256),
                 };
-                image[CONTROL_MARK as usize..][..8].copy_from_slice(&encode_mark(mark).to_le_bytes());
+                image[CONTROL_CHECKPOINT as usize..][..8].copy_from_slice(&encode_checkpoint(checkpoint).to_le_bytes());
             }
         }
     }

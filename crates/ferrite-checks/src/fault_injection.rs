@@ -81,7 +81,7 @@ bugs! {
     /// A record carries a checksum of data of a bound file.
     BoundVouched,
     /// A file is bound before the mark has passed the records with checksums of its data.
-    BoundBeforeMark,
+    BoundBeforeCheckpoint,
     /// A change of a bound file moves and frees its pages before the adapter has returned them.
     FreedBeforeDrain,
 

@@ -2,8 +2,8 @@
 //! runs on the mount and in a directory of tmpfs; both must have equal contents in the end, also after the daemon was
 //! killed, or ended cleanly, and fsck must find nothing.
 //!
-//! 1,500 turns, because the journal's mark moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP` runs a
-//! single loop.
+//! 1,500 turns, because the journal's checkpoint moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP`
+//! runs a single loop.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

@@ -13,9 +13,9 @@ use ferrite_pm::{Event, Log, Step};
 pub enum Omission {
     /// A record is applied before the fence that makes it durable.
     RecordFence,
-    /// The mark moves past records whose words are not written back.
+    /// The checkpoint moves past records whose words are not written back.
     WordsWriteBack,
-    /// Space is reused before the mark that frees it is durable.
+    /// Space is reused before the checkpoint that frees it is durable.
     MarkFence,
     /// Pages, or new nodes of a tree, are not fenced before the record that names them.
     BlockFence,
@@ -23,7 +23,7 @@ pub enum Omission {
     AppendFence,
     /// A merged page is not fenced before the word that names it.
     FoldFence,
-    /// A fold's word is not written back before the mark passes it.
+    /// A fold's word is not written back before the checkpoint passes it.
     FoldWriteBack,
     /// With deferred write-back, words reach the file before the records that set them are durable.
     RecordSync,
@@ -81,7 +81,7 @@ impl Omission {
 
 /// The low-water mark of the journal.
 fn mark() -> Range<u64> {
-    layout::CONTROL_MARK..layout::CONTROL_MARK + 8
+    layout::CONTROL_CHECKPOINT..layout::CONTROL_CHECKPOINT + 8
 }
 
 fn is_stream(step: Option<Step<'_>>) -> bool {
@@ -129,15 +129,15 @@ fn is_of_fold_alone(write_back: &Step<'_>, line: &Range<u64>, rings: &Range<u64>
     stores.peek().is_some() && stores.all(of_fold)
 }
 
-/// Whether the next thing that the thread does after its next fence is to move the mark.
+/// Whether the next thing that the thread does after its next fence is to move the checkpoint.
 fn is_before_mark(write_back: &Step<'_>) -> bool {
     let mut after = write_back.after().skip_while(|step| !step.is_fence());
     after.next();
     after.next().is_some_and(|step| step.stores_to(&mark()))
 }
 
-/// The first of the syncs by which the mark moves: words go to the file after it, then there is another sync, then the
-/// mark.
+/// The first of the syncs by which the checkpoint moves: words go to the file after it, then there is another sync,
+/// then the checkpoint.
 fn is_before_words(sync: &Step<'_>) -> bool {
     let is_mark = |step: Step<'_>| step.stores_to(&mark()) || step.streams_to(&mark());
     let mut after = sync

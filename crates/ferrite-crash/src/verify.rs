@@ -128,8 +128,8 @@ fn echo(image: &Image, page: &[u8], mount: &MountOptions, ring: u64) -> Result<(
     })
 }
 
-/// Overwrites a page as often as there are free blocks, so that it has been in each; not more often, or the mark would
-/// move.
+/// Overwrites a page as often as there are free blocks, so that it has been in each; not more often, or the checkpoint
+/// would move.
 fn write_often(engine: &Engine, page: &[u8]) -> ferrite_vfs::Result<()> {
     let node = NewNode {
         kind: FileKind::File,
@@ -161,8 +161,8 @@ fn crash_recovery(
     let mut cursor = log.cursor();
     let mut seen = Vec::new();
     let mut resent = 0;
-    // The mark says that recovery is over, and that the changes to resend were sent; the probe too leaves the same
-    // tree, once its names are gone.
+    // The checkpoint says that recovery is over, and that the changes to resend were sent; the probe too leaves the
+    // same tree, once its names are gone.
     while cursor.marks().is_empty() {
         for choice in choices(cursor.lines_in_flight(), budget, seed ^ cursor.point() as u64) {
             let fingerprint = cursor.fingerprint(choice);

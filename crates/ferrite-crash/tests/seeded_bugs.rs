@@ -34,7 +34,7 @@ struct Mistake {
 
 /// The name of the test that finds a bug, if the explorer is not expected to; else `None`.
 ///
-/// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The mark
+/// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The checkpoint
 /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
 /// moment. The explorer's workloads bind no files. A torn record comes back only if another one, at the same place of
 /// its ring, has the same words where it was torn: the explorer met that once in a million images.
@@ -43,7 +43,7 @@ fn own_test(bug: Bug) -> Option<&'static str> {
         Bug::FoldUnannounced => Some("a_fold_is_news_to_readers"),
         Bug::TornRecordAbove => Some("a_torn_record_stays_dead"),
         Bug::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
-        Bug::TailKept | Bug::BoundVouched | Bug::BoundBeforeMark => Some("mistakes_with_bound_files_are_found"),
+        Bug::TailKept | Bug::BoundVouched | Bug::BoundBeforeCheckpoint => Some("mistakes_with_bound_files_are_found"),
         Bug::FreedBeforeDrain => Some("mistakes_behind_packets_are_found"),
         _ => None,
     }

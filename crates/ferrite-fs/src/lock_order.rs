@@ -23,7 +23,7 @@ ferrite_checks::ranks! {
     BindingList = 80;
     /// Held shared while pages are away from the lists of pages with logs, which includes folds and their records.
     CandidatesAway = 90;
-    /// Held while the mark moves: a thread that needs space waits here, often with inodes locked.
+    /// Held while the checkpoint moves: a thread that needs space waits here, often with inodes locked.
     Advance = 100;
     /// Held while freed resources are on their way from the rings to the free maps.
     Release = 110;

@@ -50,7 +50,8 @@ impl Need {
 /// and retries. So `ENOSPC` means that the pool is really full (docs/design.md, "Crash atomicity").
 ///
 /// The remedy depends on the missing resource, since each has a cost for other operations: blocks and entries of the
-/// mapping come back with the mark, folds free only blocks, and inodes, names and space for attributes never wait.
+/// mapping come back with the checkpoint, folds free only blocks, and inodes, names and space for attributes never
+/// wait.
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {
@@ -90,8 +91,8 @@ fn is_hopeless(core: &Core, need: Need) -> bool {
     need.least > 0 && need.least > core.journal.while_settled(left)
 }
 
-/// Makes resources that wait for the mark available again. If nothing that waits would help, the mark stays: moving it
-/// writes back the lines of all threads. Waits for a thread that is just releasing resources.
+/// Makes resources that wait for the checkpoint available again. If nothing that waits would help, the checkpoint
+/// stays: moving it writes back the lines of all threads. Waits for a thread that is just releasing resources.
 fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
     let pending = core.journal.pending();
     let blocks = pending.blocks + core.log_space.returning();
@@ -139,7 +140,7 @@ pub(crate) fn with_map_space<T>(core: &Core, mut operation: impl FnMut() -> Resu
     loop {
         match operation() {
             Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && make_space(core)? => {
-                // The places that the move left are free once the mark has passed it.
+                // The places that the move left are free once the checkpoint has passed it.
                 core.reclaim()?;
                 moves += 1;
             }
@@ -180,7 +181,8 @@ fn make_space(core: &Core) -> Result<bool> {
         if !core.map.wants_space() {
             break;
         }
-        // Places that a move left count as used until the mark has passed: without this, the table would keep growing.
+        // Places that a move left count as used until the checkpoint has passed: without this, the table would keep
+        // growing.
         drop(moving);
         core.reclaim()?;
     }

@@ -425,14 +425,14 @@ fn small(round: u64) -> impl Iterator<Item = Step> {
     (0..3).map(move |n| put("/f", n * 4096 + 50 * round, 30, (10 * round + n) as u8))
 }
 
-/// Enough whole pages to use up what is free, move the mark, and write to the freed blocks.
+/// Enough whole pages to use up what is free, move the checkpoint, and write to the freed blocks.
 fn churn(version: u64, times: u64) -> impl Iterator<Item = Step> {
     (0..times).map(move |n| put("/f", 8 * 4096, 24 * 4096, (version + n) as u8))
 }
 
-/// Finds folds whose space is reused before the mark has passed them.
+/// Finds folds whose space is reused before the checkpoint has passed them.
 #[test]
-fn space_of_folds_waits_for_the_mark() {
+fn space_of_folds_waits_for_the_checkpoint() {
     // Read by the test after each step, and so folded.
     let rounds = (0..4).flat_map(|round| small(round).chain(churn(100 + 10 * round, 1)));
     let rounds: Vec<_> = rounds.collect();
@@ -589,8 +589,8 @@ fn nodes_of_trees_split_and_go() {
     }
 }
 
-/// Enough records that the ring wraps and the mark advances several times, and enough overwrites that freed blocks are
-/// used again: the words that retirement wrote back must be there, and stale records must stay dead.
+/// Enough records that the ring wraps and the checkpoint advances several times, and enough overwrites that freed
+/// blocks are used again: the words that retirement wrote back must be there, and stale records must stay dead.
 #[test]
 fn rings_wrap_and_freed_blocks_come_back() {
     let mut steps: Vec<Step> = Vec::new();
@@ -602,15 +602,15 @@ fn rings_wrap_and_freed_blocks_come_back() {
         });
     }
     let recorded = record(&[touch("/f"), put("/f", 0, 110_000, 255)], &steps);
-    let mark = |image: &Image| u64::from_le_bytes(image[4096..4104].try_into().unwrap());
-    let mut marks = HashSet::new();
+    let checkpoint = |image: &Image| u64::from_le_bytes(image[4096..4104].try_into().unwrap());
+    let mut checkpoints = HashSet::new();
     let mut cursor = recorded.log.cursor();
     while cursor.advance() {
-        marks.insert(cursor.with_image(Choice::None, mark));
+        checkpoints.insert(cursor.with_image(Choice::None, checkpoint));
     }
     assert!(
-        marks.len() >= 3,
-        "the mark moved only to {marks:?}: the workload is too short to test it"
+        checkpoints.len() >= 3,
+        "the checkpoint moved only to {checkpoints:?}: the workload is too short to test it"
     );
     let images = explore(&recorded, 3, 6);
     println!("{images} images");

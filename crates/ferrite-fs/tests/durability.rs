@@ -213,6 +213,6 @@ fn deferred_pages_are_given_back() {
         }
     }
     engine.unmount().unwrap();
-    // The inodes alone are 24 MiB, and half a ring of records changes some more until the mark moves.
+    // The inodes alone are 24 MiB, and half a ring of records changes some more until the checkpoint moves.
     assert!(most < 22 << 20, "{} MiB", most >> 20);
 }

@@ -58,7 +58,7 @@ impl Page {
         Some(cell)
     }
 
-    /// Frees cells at once: the journal's mark, which delays this in the engine, protects from crashes, not from
+    /// Frees cells at once: the journal's checkpoint, which delays this in the engine, protects from crashes, not from
     /// readers.
     fn give_back(&self, cells: [u64; 2]) {
         self.free

@@ -246,7 +246,7 @@ fn folds(engine: &Engine) -> u64 {
     folds.write + folds.read + folds.low_space + folds.idle
 }
 
-/// A request that nothing could satisfy is refused at once, whatever waits for the mark, and whatever logs hold.
+/// A request that nothing could satisfy is refused at once, whatever waits for the checkpoint, and whatever logs hold.
 #[test]
 fn what_can_never_fit_costs_nobody_anything() {
     let (engine, filler, others) = full_with_logs(2000);

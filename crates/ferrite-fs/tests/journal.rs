@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
-use ferrite_fs::layout::{CONTROL_MARK, encode_mark};
+use ferrite_fs::layout::{CONTROL_CHECKPOINT, encode_checkpoint};
 use ferrite_fs::{Durability, Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, repair};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;
@@ -69,13 +69,13 @@ struct Place {
     len: usize,
 }
 
-/// The records above the mark of each ring: since a mount they follow each other from its start.
+/// The records above the checkpoint of each ring: since a mount they follow each other from its start.
 fn records(image: &[u8], superblock: &Superblock) -> Vec<Vec<Place>> {
-    let mark = word(image, CONTROL_MARK as usize) & ((1 << 48) - 1);
+    let checkpoint = word(image, CONTROL_CHECKPOINT as usize) & ((1 << 48) - 1);
     let of_ring = |ring| {
         let start = (superblock.journal_offset + ring * superblock.ring_bytes) as usize;
         let (mut at, mut found) = (start, Vec::new());
-        while word(image, at + 8) & ((1 << 48) - 1) > mark {
+        while word(image, at + 8) & ((1 << 48) - 1) > checkpoint {
             let len = (word(image, at) >> 32) as u16 as usize * 8;
             found.push(Place { at, len });
             at += len.next_multiple_of(LINE);
@@ -254,13 +254,13 @@ fn a_ring_that_rested_for_long_misses_nothing() {
     assert_eq!(capture(&engine).len(), 5);
 }
 
-/// Numbers end at the mark's largest value: changes stop before that, with an error text, and nothing is lost.
+/// Numbers end at the checkpoint's largest value: changes stop before that, with an error text, and nothing is lost.
 #[test]
 fn changes_stop_when_all_sequence_numbers_are_used_up() {
     const LAST: u64 = (1 << 48) - 1;
     let mut image = empty_pool(POOL_BYTES, &options());
-    let mark = encode_mark(LAST - 10).to_le_bytes();
-    image[CONTROL_MARK as usize..][..8].copy_from_slice(&mark);
+    let checkpoint = encode_checkpoint(LAST - 10).to_le_bytes();
+    image[CONTROL_CHECKPOINT as usize..][..8].copy_from_slice(&checkpoint);
     let mut made = 0;
     let image = crashed(&image, |engine| {
         let error = loop {

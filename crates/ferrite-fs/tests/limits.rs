@@ -1,8 +1,9 @@
 //! Limits that checks assume, and the engine must therefore never pass: those of docs/limits.md, stressed by repeating
-//! one simple operation very often between two moves of the journal's mark.
+//! one simple operation very often between two moves of the journal's checkpoint.
 //!
-//! Rewriting one file 1,500 times once left a pool of 1 GiB damaged: each freed slot of the table waits for the mark,
-//! so the file's key walked away from its home, farther than mount, check and repair accept in a sound pool.
+//! Rewriting one file 1,500 times once left a pool of 1 GiB damaged: each freed slot of the table waits for the
+//! checkpoint, so the file's key walked away from its home, farther than mount, check and repair accept in a sound
+//! pool.
 
 use crate::common::{fixed, make, options};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
@@ -13,7 +14,7 @@ use ferrite_vfs::{
 use tempfile::TempPath;
 
 const PAGE: usize = 4096;
-/// Rings are longest from this size on, so the mark rests longest.
+/// Rings are longest from this size on, so the checkpoint rests longest.
 const POOL_BYTES: u64 = 1 << 30;
 /// More than the 1,050 or so after which a key came out of reach.
 const ROUNDS: usize = 1500;

@@ -1,13 +1,13 @@
 //! The long, dumb loops of ferrite-testkit on the PM engine: every mapping, three sizes of pools, with and without data
 //! checksums, with and without the cleaner.
 //!
-//! How many turns fit between two moves of the journal's mark follows from the length of a ring (docs/format.md): the
-//! mark moves when half of one is used, or when more than 8,192 freed resources wait in it. A rewrite leaves some 450
-//! bytes of records, so on 64 MiB (rings of 64 or 128 KiB) it takes 70 to 140 turns, from 1 GiB on (1 MiB) 1,100; a
-//! create and unlink 380 bytes, a punch and write 400.
+//! How many turns fit between two moves of the journal's checkpoint follows from the length of a ring (docs/format.md):
+//! the checkpoint moves when half of one is used, or when more than 8,192 freed resources wait in it. A rewrite leaves
+//! some 450 bytes of records, so on 64 MiB (rings of 64 or 128 KiB) it takes 70 to 140 turns, from 1 GiB on (1 MiB)
+//! 1,100; a create and unlink 380 bytes, a punch and write 400.
 //!
 //! So `turns_min` is beyond the second, and four moves take up to 5,000 turns. The runner does not count on these
-//! numbers: it watches the mark itself, and checks the pool just before it would move.
+//! numbers: it watches the checkpoint itself, and checks the pool just before it would move.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -24,8 +24,8 @@ use ferrite_vfs::{FileSystem, Ino, SYSTEM};
 use rustix::fs::SeekFrom;
 use tempfile::TempPath;
 
-/// Where docs/format.md has the journal's mark: the first word of the control block. Its lower 48 bits count.
-const MARK_OFFSET: u64 = 4096;
+/// Where docs/format.md has the journal's checkpoint: the first word of the control block. Its lower 48 bits count.
+const CHECKPOINT_OFFSET: u64 = 4096;
 /// How often a pool is checked whose cleaner may be at work.
 const LOOKS: usize = 20;
 
@@ -208,9 +208,9 @@ impl LoopEngine for PmEngine {
         self.mount();
     }
 
-    fn mark(&self) -> u64 {
+    fn checkpoint(&self) -> u64 {
         let mut word = [0; 8];
-        self.file.read_exact_at(&mut word, MARK_OFFSET).unwrap();
+        self.file.read_exact_at(&mut word, CHECKPOINT_OFFSET).unwrap();
         u64::from_le_bytes(word) & ((1 << 48) - 1)
     }
 
@@ -320,7 +320,7 @@ fn tell(failures: &[String]) {
     );
 }
 
-/// Four moves of the mark take 5,000 turns of a rewrite where rings are longest.
+/// Four moves of the checkpoint take 5,000 turns of a rewrite where rings are longest.
 const EFFORT: Effort = Effort {
     moves: 4,
     turns_min: 1_500,
@@ -340,7 +340,7 @@ fn effort() -> Effort {
 /// All ways to make and mount a pool, with or without data checksums and a cleaner.
 const WAYS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
-/// Where rings are short the mark moves every hundred turns.
+/// Where rings are short the checkpoint moves every hundred turns.
 #[test]
 fn long_loops_on_64_mib() {
     let mut failures = Vec::new();
@@ -360,7 +360,7 @@ fn long_loops_on_64_mib() {
     tell(&failures);
 }
 
-/// Where rings are longest most waits for the mark.
+/// Where rings are longest most waits for the checkpoint.
 #[test]
 fn long_loops_on_1_gib() {
     let mut failures = Vec::new();
@@ -372,8 +372,8 @@ fn long_loops_on_1_gib() {
                 data_checksum,
                 cleaner,
             };
-            // Without a cleaner nothing moves the mark but the loop: that way all on the default mapping, some on the
-            // others.
+            // Without a cleaner nothing moves the checkpoint but the loop: that way all on the default mapping, some on
+            // the others.
             let wanted = |of: &Loop| {
                 soak()
                     || match (mapping == Mapping::default(), way) {

@@ -1,5 +1,5 @@
-//! A model of journal rings, sequence numbers and the mark under committers, `advance` and a crash at any moment, run
-//! by shuttle under many schedules.
+//! A model of journal rings, sequence numbers and the checkpoint under committers, `advance` and a crash at any moment,
+//! run by shuttle under many schedules.
 //!
 //! As in `fold_model.rs` the engine is not instrumented: this states the protocol of `journal/mod.rs`
 //! (docs/crash-consistency.md, rules 3 to 5) with the same locks, atomics and order of steps. The medium is behind a
@@ -21,7 +21,7 @@ struct Medium {
     records: Vec<(u64, usize)>,
     /// By word, the newest committed record.
     newest: [u64; WORDS],
-    mark: u64,
+    checkpoint: u64,
 }
 
 impl Medium {
@@ -32,14 +32,14 @@ impl Medium {
                 let replayed = self
                     .records
                     .iter()
-                    .filter(|&&(seq, of)| of == word && seq > self.mark)
+                    .filter(|&&(seq, of)| of == word && seq > self.checkpoint)
                     .map(|&(seq, _)| seq)
                     .max();
                 let found = replayed.unwrap_or(start);
                 assert_eq!(
                     found, self.newest[word],
-                    "a crash loses a committed record of word {word} (mark {})",
-                    self.mark
+                    "a crash loses a committed record of word {word} (checkpoint {})",
+                    self.checkpoint
                 );
             }
         }
@@ -57,12 +57,12 @@ enum Flaw {
     None,
     /// The floor is raised after the rings were visited.
     LateFloor,
-    /// The mark goes to the newest number there is after the visit.
+    /// The checkpoint goes to the newest number there is after the visit.
     LateTarget,
     /// Numbers come from the ring alone, not from the changed words.
     OwnNumbers,
-    /// The mark moves before the fence.
-    EarlyMark,
+    /// The checkpoint moves before the fence.
+    EarlyCheckpoint,
 }
 
 struct Journal {
@@ -131,7 +131,7 @@ impl Journal {
         match self.flaw {
             Flaw::LateFloor => self.floor.store(target, SeqCst),
             Flaw::LateTarget => target = newest(),
-            Flaw::EarlyMark => self.medium().mark = target,
+            Flaw::EarlyCheckpoint => self.medium().checkpoint = target,
             Flaw::None | Flaw::OwnNumbers => {}
         }
         thread::yield_now();
@@ -142,7 +142,7 @@ impl Journal {
             }
         }
         thread::yield_now();
-        self.medium().mark = target;
+        self.medium().checkpoint = target;
     }
 }
 
@@ -192,7 +192,7 @@ fn a_floor_raised_too_late_is_noticed() {
 
 #[test]
 #[should_panic(expected = "loses a committed record")]
-fn a_mark_taken_too_late_is_noticed() {
+fn a_checkpoint_taken_too_late_is_noticed() {
     explore(Flaw::LateTarget);
 }
 
@@ -204,6 +204,6 @@ fn numbers_that_ignore_what_is_changed_are_noticed() {
 
 #[test]
 #[should_panic(expected = "loses a committed record")]
-fn a_mark_before_its_fence_is_noticed() {
-    explore(Flaw::EarlyMark);
+fn a_checkpoint_before_its_fence_is_noticed() {
+    explore(Flaw::EarlyCheckpoint);
 }

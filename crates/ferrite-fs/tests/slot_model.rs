@@ -1,5 +1,5 @@
-//! A model of slots of the mapping table: claimed by inserts, released by those that abort and, after the mark, by
-//! deletes, with a crash at any moment; run by shuttle under many schedules.
+//! A model of slots of the mapping table: claimed by inserts, released by those that abort and, after the checkpoint,
+//! by deletes, with a crash at any moment; run by shuttle under many schedules.
 //!
 //! As in `ring_model.rs` nothing is instrumented: this states how `ferrite-map/src/hashfs.rs` uses its `AtomicBitmap`,
 //! and how the engine's transactions and journal treat slots (`docs/design.md`), with the same atomics, locks and order
@@ -22,7 +22,7 @@ struct Medium {
     records: Vec<(u64, usize, u64)>,
     /// The state after the committed operations.
     truth: [u64; SLOTS],
-    mark: u64,
+    checkpoint: u64,
     /// Whether a slot has an owner, from the claim until it may be claimed again.
     owned: [bool; SLOTS],
 }
@@ -35,13 +35,13 @@ impl Medium {
                 let newest = self
                     .records
                     .iter()
-                    .filter(|&&(seq, of, _)| of == slot && seq > self.mark)
+                    .filter(|&&(seq, of, _)| of == slot && seq > self.checkpoint)
                     .max_by_key(|&&(seq, _, _)| seq);
                 let found = newest.map_or(start, |&(_, _, key)| key);
                 assert_eq!(
                     found, self.truth[slot],
-                    "a crash leaves slot {slot} wrong (mark {})",
-                    self.mark
+                    "a crash leaves slot {slot} wrong (checkpoint {})",
+                    self.checkpoint
                 );
             }
         }
@@ -172,7 +172,7 @@ impl Table {
             }
         }
         thread::yield_now();
-        self.medium().mark = target;
+        self.medium().checkpoint = target;
         let mut reusable = Vec::new();
         for ring in &self.rings {
             let mut state = ring.lock().unwrap();
@@ -260,7 +260,7 @@ fn claims_in_two_steps_are_noticed() {
 
 #[test]
 #[should_panic(expected = "leaves slot")]
-fn slots_reused_before_the_mark_are_noticed() {
+fn slots_reused_before_the_checkpoint_are_noticed() {
     explore(Flaw::EarlyReuse);
 }
 

@@ -10,8 +10,8 @@
 //! * Linear probing goes bucket by bucket, stops at the home's bound ([`Bounds`]), and wraps; so it always ends.
 //! * A delete clears key and word. There are no tombstones, and no entry ever moves, so records may name words.
 //!
-//! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped repeatedly finds its own
-//!   old slots in its way. An insert that had to pass many of them requests a move of the mark
+//! * A slot that was freed waits for the journal's checkpoint, so a page that is mapped and unmapped repeatedly finds
+//!   its own old slots in its way. An insert that had to pass many of them requests a move of the checkpoint
 //!   ([`FileMap::wants_reclaim`]), and none goes farther than [`HashFs::DISTANCE_MAX`]: past that the table counts as
 //!   full until those slots are free again ([`Geometry::keys_in_reach`]).
 //!
@@ -38,8 +38,8 @@ const BUCKET_BYTES: u64 = 128;
 const VECTOR: usize = 8;
 /// Buckets that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
-/// Distance from home, in buckets, from which a new key requests the slots that wait for the mark. In a pool that has
-/// long been full, one key of 100,000 lies this far from home without waiting slots.
+/// Distance from home, in buckets, from which a new key requests the slots that wait for the checkpoint. In a pool that
+/// has long been full, one key of 100,000 lies this far from home without waiting slots.
 const LONG_WAY: u64 = 24;
 
 /// The table of a mounted pool.
@@ -66,8 +66,8 @@ impl HashFs {
     /// damaged.
     ///
     /// The limit costs no space: each slot in use belongs to a block, so the table is never fuller than four fifths
-    /// once the mark has moved. In a table that was this full for a hundred turnovers, the farthest of 25,000 pages
-    /// lies 21 buckets from home, and each two buckets farther there are a third as many.
+    /// once the checkpoint has moved. In a table that was this full for a hundred turnovers, the farthest of 25,000
+    /// pages lies 21 buckets from home, and each two buckets farther there are a third as many.
     pub const DISTANCE_MAX: u64 = 128;
 
     /// Slots for the given number of data blocks: 1.25 per block.
@@ -215,7 +215,7 @@ impl HashFs {
     }
 
     /// Whether some slot of a home bucket, which is full, is claimed and holds no key: most likely it waits for the
-    /// mark.
+    /// checkpoint.
     fn has_waiting_slot(&self, home: u64) -> bool {
         let keys = self.keys(home);
         keys.iter().any(|key| key.load(Ordering::Relaxed) == 0)

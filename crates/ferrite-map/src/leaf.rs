@@ -47,8 +47,8 @@ const ACTIVE_COPIES: [u64; 2] = [0, LINE_BYTES];
 const ACTIVE_MIN: u64 = 4;
 /// Distance from home, in lines, within which a chunk may lie while the table can grow.
 const REACH: u64 = 254;
-/// Distance from home, in lines, from which a new chunk requests the lines that wait for the mark. Without waiting
-/// lines none lies this far while the table can grow: the load stays below a third.
+/// Distance from home, in lines, from which a new chunk requests the lines that wait for the checkpoint. Without
+/// waiting lines none lies this far while the table can grow: the load stays below a third.
 const LONG_WAY: u64 = 64;
 /// Lines split in one record.
 const BATCH: u64 = 32;
@@ -282,8 +282,8 @@ impl Leaf {
     }
 
     /// Makes line `active` a home. Does nothing if too few lines within its reach are free: each move of a record takes
-    /// another line, because the one it leaves is free only after the mark has moved. Chunks that already lie within
-    /// that reach can stay where they are.
+    /// another line, because the one it leaves is free only after the checkpoint has moved. Chunks that already lie
+    /// within that reach can stay where they are.
     fn split(&self, tx: &mut dyn MapTx, active: u64) -> Result<(), MapError> {
         let home = active - (1 << active.ilog2());
         let (mut must_move, mut may_stay) = (Vec::new(), Vec::new());

@@ -329,8 +329,8 @@ pub trait FileMap: Send + Sync {
         false
     }
 
-    /// Whether so many entries wait for the journal's mark in one place that moving the mark is worth it: lookups have
-    /// to skip them. Returns true once. Cheap; queried after operations that may map pages.
+    /// Whether so many entries wait for the journal's checkpoint in one place that moving the checkpoint is worth it:
+    /// lookups have to skip them. Returns true once. Cheap; queried after operations that may map pages.
     fn wants_reclaim(&self) -> bool {
         false
     }

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_bit_of_a_mark_counts() {
+    fn each_bit_of_a_checkpoint_counts() {
         let mark = Mark {
             manifest: "MANIFEST-000005".into(),
             files: vec![("000004.log".into(), 77), ("MANIFEST-000005".into(), 1 << 40)],

@@ -3,9 +3,9 @@
 //! Contents: [`DirtyLines`], one for each ring. Used by the journal, and by code whose costs should match the
 //! journal's.
 //!
-//! Lines are not written back operation by operation: replay can set them again until the journal's mark advances, an
-//! inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can evict the
-//! line that the next operation needs.
+//! Lines are not written back operation by operation: replay can set them again until the journal's checkpoint
+//! advances, an inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can
+//! evict the line that the next operation needs.
 //!
 //! Nor are they written back all at once, which would make one operation in a few hundred slow: above a limit each
 //! commit writes back a few of the oldest lines, and its fence covers them.

@@ -2,8 +2,8 @@
 //! (docs/crash-consistency.md), varied by a seed.
 //!
 //! Random workloads rarely reach the moment: the other ring must reuse what one ring has freed or cleared before the
-//! mark moves, while the numbers of the first are ahead. So a scene keeps its files open, because otherwise the inode
-//! cache would drop them and remember one number for all. It runs one ring ahead, and then makes in the other the
+//! checkpoint moves, while the numbers of the first are ahead. So a scene keeps its files open, because otherwise the
+//! inode cache would drop them and remember one number for all. It runs one ring ahead, and then makes in the other the
 //! changes that must come later.
 //!
 //! Invariant: a setup depends on the seed only through a choice of a few, because each setup's pool is made once and
@@ -179,9 +179,9 @@ impl Script {
     }
 
     /// Writes pages over and over until no block is left except the reserve, and then something new in the other ring.
-    /// The mark moves for that write, which reuses blocks written, and vouched for, since the mark last moved. To that
-    /// end its thread has searched for a block before, and continues from there; otherwise it would take a free block
-    /// that was written long ago.
+    /// The checkpoint moves for that write, which reuses blocks written, and vouched for, since the checkpoint last
+    /// moved. To that end its thread has searched for a block before, and continues from there; otherwise it would take
+    /// a free block that was written long ago.
     fn space(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         setup.push(write(&[A, A], 0, 2 * 4096, 1));

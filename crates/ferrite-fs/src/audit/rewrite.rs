@@ -20,7 +20,8 @@ use zerocopy::IntoBytes;
 use crate::error::EngineError;
 use crate::format::checksum::crc32c;
 use crate::format::layout::{
-    CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_OWNER, CONTROL_REPAIR, LINE_BYTES, Superblock,
+    CONTROL_BOOT, CONTROL_CHECKPOINT, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_OWNER, CONTROL_REPAIR, LINE_BYTES,
+    Superblock,
 };
 use crate::journal::replay::{self, Ended, Losses};
 
@@ -29,8 +30,8 @@ use crate::journal::replay::{self, Ended, Losses};
 pub struct Rewrite {
     /// The words to store.
     pub(crate) words: Vec<StoredWord>,
-    /// The new value of the damaged mark.
-    pub(crate) mark: Option<u64>,
+    /// The new value of the damaged checkpoint.
+    pub(crate) checkpoint: Option<u64>,
     /// The word that names the boot that uses the pool is cleared.
     pub(crate) clear_boot: bool,
     /// The word that names the file in which it is used is cleared, too.
@@ -42,7 +43,7 @@ pub struct Rewrite {
 /// The words that show whether a pool was used since.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Basis {
-    mark: u64,
+    checkpoint: u64,
     /// Number of mounts.
     mounts: u64,
 }
@@ -50,7 +51,7 @@ pub(crate) struct Basis {
 /// The pool as it is now.
 pub(crate) fn basis(region: &Region) -> Basis {
     Basis {
-        mark: region.load(CONTROL_MARK),
+        checkpoint: region.load(CONTROL_CHECKPOINT),
         mounts: region.load(CONTROL_MOUNTS),
     }
 }
@@ -58,7 +59,7 @@ pub(crate) fn basis(region: &Region) -> Basis {
 impl Rewrite {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.words.is_empty() && self.mark.is_none() && !self.clear_boot && !self.clear_owner
+        self.words.is_empty() && self.checkpoint.is_none() && !self.clear_boot && !self.clear_owner
     }
 
     /// Number of words it changes.
@@ -81,8 +82,8 @@ impl Rewrite {
             // It cannot be completed; the words of this repair account for its effects.
             set(region, CONTROL_REPAIR, 0)?;
         }
-        if let Some(mark) = self.mark {
-            set(region, CONTROL_MARK, mark)?;
+        if let Some(checkpoint) = self.checkpoint {
+            set(region, CONTROL_CHECKPOINT, checkpoint)?;
         }
         replay::replay(region, &superblock, Losses::Accept, Ended::of(region))?;
         let space = space(&superblock);

@@ -12,7 +12,7 @@ use crate::audit::fsck::Progress;
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode, ROOT};
 use crate::format::layout::{
-    BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark,
+    BLOCK_BYTES, CONTROL_CHECKPOINT, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_checkpoint,
 };
 use crate::options::MkfsOptions;
 use crate::pool::core::Core;
@@ -62,7 +62,7 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
     }
     // On a disk file, the fences below take most of the time.
     progress("writing out", 0, 1);
-    for (offset, value) in [(CONTROL_MARK, encode_mark(0)), (CONTROL_STATE, STATE_CLEAN)] {
+    for (offset, value) in [(CONTROL_CHECKPOINT, encode_checkpoint(0)), (CONTROL_STATE, STATE_CLEAN)] {
         region.store(offset, value);
         region.write_back(offset, 8);
     }

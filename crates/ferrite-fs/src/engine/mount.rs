@@ -5,8 +5,8 @@
 //! by committing new ones, so a crash during recovery is handled like any other crash.
 //!
 //! Damage keeps a pool from being mounted only if it affects structures that all files need: superblocks, the journal's
-//! mark, the root directory. Otherwise [`crate::health::quarantine`] records the affected files, and the pool may be
-//! read-only until it is repaired.
+//! checkpoint, the root directory. Otherwise [`crate::health::quarantine`] records the affected files, and the pool may
+//! be read-only until it is repaired.
 //!
 //! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and interrupted
 //! operations stay incomplete.
@@ -107,7 +107,13 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         boot: last_use.boot,
         maybe_copied: last_use.maybe_copied,
     };
-    Ok(core(region, superblock, options, loaded, (history, replayed.mark)))
+    Ok(core(
+        region,
+        superblock,
+        options,
+        loaded,
+        (history, replayed.checkpoint),
+    ))
 }
 
 /// Learns how the last use ended, and marks the pool as in use unless the mount is read-only. A crash in here leaves
@@ -206,12 +212,12 @@ fn core(
     superblock: Superblock,
     options: MountOptions,
     loaded: Loaded,
-    (history, mark): (History, u64),
+    (history, checkpoint): (History, u64),
 ) -> Core {
     let cursors = u64::from(superblock.rings);
     Core {
-        journal: Journal::new(Arc::clone(&region), &superblock, mark),
-        inodes: InodeCache::new(mark),
+        journal: Journal::new(Arc::clone(&region), &superblock, checkpoint),
+        inodes: InodeCache::new(checkpoint),
         spreads: Budget::new(superblock.size_bytes),
         keeps_spreads: loaded.map.walk_worth().is_some(),
         inode_cursors: (0..cursors)

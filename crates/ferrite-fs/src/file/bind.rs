@@ -4,8 +4,8 @@
 //! [`super::bound`].
 //!
 //! Crash argument. Binding moves content in steps that change no content, then sets the flag by a record, then lets the
-//! journal's mark pass all records that carry checks of the content, and only then notifies the adapter: a crash before
-//! that finds a file that no adapter has changed.
+//! journal's checkpoint pass all records that carry checks of the content, and only then notifies the adapter: a crash
+//! before that finds a file that no adapter has changed.
 //!
 //! Finalizing makes the content durable, sets checksums by records, and clears the flag by the last one: a crash in
 //! between leaves the file bound, and whatever its checksums are, readers take only the identity of the page from them.
@@ -123,7 +123,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     tx.changes_nothing();
     tx.put_inode(mem.ino, &mut inode);
     tx.commit(&[mem])?;
-    if !is_seeded(Bug::BoundBeforeMark) {
+    if !is_seeded(Bug::BoundBeforeCheckpoint) {
         core.reclaim().inspect_err(|_| core.bindings.note_left(mem.ino))?;
     }
     Ok(inode)

@@ -455,8 +455,8 @@ mod tests {
     const STRETCH: u64 = 100_000;
 
     /// Punches more than one record's worth of pages out of the middle of an extent while all blocks are in use,
-    /// except, if `one_waits`, those of a file that was just removed: the mark has not passed it. `lone` pages of the
-    /// victim fill the leaf that holds the extent.
+    /// except, if `one_waits`, those of a file that was just removed: the checkpoint has not passed it. `lone` pages of
+    /// the victim fill the leaf that holds the extent.
     fn cut_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
         let region = Region::anonymous(14 << 20).unwrap();
         let options = MkfsOptions::default().mapping(Mapping::Extent).inodes(255).rings(1);
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_gets_what_waits_for_the_mark() {
+    fn a_cut_gets_what_waits_for_the_checkpoint() {
         // A leaf of the extent tree has 240 entries. For some of these counts the truncation needs a node, as the
         // control shows.
         let tried = 234..=242;

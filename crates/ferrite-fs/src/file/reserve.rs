@@ -126,8 +126,8 @@ fn zero_reserved(
     let is_written = |lblk| !core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_unwritten();
     if (stretch.pages.first..stretch.pages.end).any(is_written) {
         // These blocks stay with their pages and will be filled again in place. A record that carries the checksum of
-        // their current content would then be void after a crash, with all its other changes; so the mark passes it
-        // first.
+        // their current content would then be void after a crash, with all its other changes; so the checkpoint passes
+        // it first.
         core.reclaim()?;
     }
     let mut tx = Tx::on(core, inode);

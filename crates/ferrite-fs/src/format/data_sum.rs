@@ -8,8 +8,8 @@
 //! Invariants:
 //! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads
 //!   to does not pass.
-//! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before
-//!   it is used again, so no replay brings back the word of an earlier use.
+//! * A word is durable before the page word that leads to its block can be. A block waits for the journal's checkpoint
+//!   before it is used again, so no replay brings back the word of an earlier use.
 
 use ferrite_map::{BlockNo, Lblk, MapEntry, PageId, StoredWord};
 use ferrite_pm::Region;

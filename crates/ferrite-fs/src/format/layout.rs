@@ -51,11 +51,11 @@ pub const MAX_INODES: u64 = u32::MAX as u64 - 1;
 
 /// Offset of the control block: the words of a pool that change as a whole.
 pub const CONTROL_OFFSET: u64 = BLOCK_BYTES;
-/// Low-water mark of the journal: records up to this sequence number are never replayed.
-pub const CONTROL_MARK: u64 = CONTROL_OFFSET;
-const MARK_CRC_SHIFT: u32 = 48;
-/// Largest sequence number a mark can hold.
-pub(crate) const SEQ_MAX: u64 = (1 << MARK_CRC_SHIFT) - 1;
+/// Checkpoint of the journal, its low-water mark: records up to this sequence number are never replayed.
+pub const CONTROL_CHECKPOINT: u64 = CONTROL_OFFSET;
+const CHECKPOINT_CRC_SHIFT: u32 = 48;
+/// Largest sequence number a checkpoint can hold.
+pub(crate) const SEQ_MAX: u64 = (1 << CHECKPOINT_CRC_SHIFT) - 1;
 /// [`STATE_CLEAN`] or [`STATE_IN_USE`].
 pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
 /// Number of mounts so far.
@@ -156,17 +156,17 @@ pub struct Superblock {
     pub once_slots: u64,
 }
 
-/// Encodes the mark: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would cause
-/// stale records to be replayed, so it must not be trusted without a check.
-pub fn encode_mark(seq: u64) -> u64 {
+/// Encodes the checkpoint: a sequence number and, in the upper 16 bits, its checksum. A checkpoint that is too low
+/// would cause stale records to be replayed, so it must not be trusted without a check.
+pub fn encode_checkpoint(seq: u64) -> u64 {
     let crc = crc32c(&seq.to_le_bytes());
-    seq | u64::from(crc as u16 ^ (crc >> 16) as u16) << MARK_CRC_SHIFT
+    seq | u64::from(crc as u16 ^ (crc >> 16) as u16) << CHECKPOINT_CRC_SHIFT
 }
 
-/// Reads a stored mark; `None` if it is damaged.
-pub fn decode_mark(word: u64) -> Option<u64> {
+/// Reads a stored checkpoint; `None` if it is damaged.
+pub fn decode_checkpoint(word: u64) -> Option<u64> {
     let seq = word & SEQ_MAX;
-    (encode_mark(seq) == word).then_some(seq)
+    (encode_checkpoint(seq) == word).then_some(seq)
 }
 
 /// Read-only-compatible features of a new pool.

@@ -42,7 +42,7 @@ pub(crate) enum Link {
     Unknown,
     /// The previous record has this number, which is less than [`Link::REACH`] below that of this record.
     Before(u64),
-    /// The mark had passed it.
+    /// The checkpoint had passed it.
     Retired,
 }
 

@@ -9,9 +9,9 @@
 //! * Two records that set the same word carry sequence numbers in the order of their commits: the committing thread
 //!   holds the locks of the inodes it changes, and passes as `min_seq` the newest number of any earlier record under
 //!   them; the new record gets a higher one.
-//! * Records up to the low-water mark are never replayed, so all their words are durable before the mark moves, and it
-//!   never passes a record that is committed but not yet applied.
-//! * Blocks and mapping slots that a record frees are reused only after the mark has passed that record.
+//! * Records up to the checkpoint are never replayed, so all their words are durable before the checkpoint moves, and
+//!   it never passes a record that is committed but not yet applied.
+//! * Blocks and mapping slots that a record frees are reused only after the checkpoint has passed that record.
 //! * A ring's records are committed one at a time, and each names the previous one ([`Link`]), so that recovery can
 //!   tell if a durable record is missing.
 //! * No record in flight is [`IN_FLIGHT_REACH`] or more ahead of the newest durable one, so that recovery can get past
@@ -37,14 +37,14 @@ use ferrite_pm::{DirtyLines, PmError, Region};
 use rustc_hash::FxHashSet;
 
 use crate::format::checksum::Check;
-use crate::format::layout::{BLOCK_BYTES, CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
+use crate::format::layout::{BLOCK_BYTES, CONTROL_CHECKPOINT, LINE_BYTES, SEQ_MAX, Superblock, encode_checkpoint};
 use crate::format::record::{DURABLE_WORDS, Item, Link, Record, WORDS_MAX};
 use crate::lock_order;
 
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]
 pub(crate) enum CommitError {
-    /// The ring has no space, or its last record is too far back to be named: advance the mark and retry.
+    /// The ring has no space, or its last record is too far back to be named: advance the checkpoint and retry.
     RingFull,
     /// The record is longer than any record may be; retrying later does not help.
     TooLong,
@@ -63,18 +63,18 @@ pub(crate) enum CommitError {
 pub(crate) struct Committed {
     /// Sequence number of the record.
     pub(crate) seq: u64,
-    /// The ring is half full, or many freed resources wait: advancing the mark is worth it.
+    /// The ring is half full, or many freed resources wait: advancing the checkpoint is worth it.
     pub(crate) crowded: bool,
 }
 
-/// Counts of freed resources that wait for the mark.
+/// Counts of freed resources that wait for the checkpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pending {
     pub(crate) blocks: u64,
     pub(crate) map_slots: u64,
 }
 
-/// A record's number is less than this above the mark, or above a record that was durable before it was streamed.
+/// A record's number is less than this above the checkpoint, or above a record that was durable before it was streamed.
 /// Folds use up numbers, and leave none of them on the medium.
 pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
 
@@ -113,13 +113,13 @@ struct Ring {
     state: Mutex<lock_order::Ring, RingState>,
 }
 
-/// Frees the ring space of the records up to `mark`, and collects the resources they freed.
-fn retire(state: &mut RingState, mark: u64, reusable: &mut Vec<Resource>) {
-    while state.live.front().is_some_and(|live| live.seq <= mark) {
+/// Frees the ring space of the records up to `checkpoint`, and collects the resources they freed.
+fn retire(state: &mut RingState, checkpoint: u64, reusable: &mut Vec<Resource>) {
+    while state.live.front().is_some_and(|live| live.seq <= checkpoint) {
         let live = state.live.pop_front().expect("front exists");
         state.used_bytes -= live.len_bytes;
     }
-    while state.freed.front().is_some_and(|&(seq, _)| seq <= mark) {
+    while state.freed.front().is_some_and(|&(seq, _)| seq <= checkpoint) {
         reusable.extend(state.freed.pop_front().map(|(_, resource)| resource));
     }
 }
@@ -140,8 +140,8 @@ pub(crate) struct Entered<'j> {
     state: MutexGuard<'j, RingState>,
 }
 
-/// The state that each commit reads besides its ring: one line, which changes when the mark moves and when the state
-/// changes.
+/// The state that each commit reads besides its ring: one line, which changes when the checkpoint moves and when the
+/// state changes.
 struct Common {
     /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
     floor: AtomicU64,
@@ -167,9 +167,9 @@ pub(crate) struct Journal {
     has_links: bool,
     rings: Box<[CachePadded<Ring>]>,
     common: CachePadded<Common>,
-    /// The mark in the control block.
-    mark: AtomicU64,
-    /// The newest record that is known to be durable, or the mark: only used if write-back is deferred.
+    /// The checkpoint in the control block.
+    checkpoint: AtomicU64,
+    /// The newest record that is known to be durable, or the checkpoint: only used if write-back is deferred.
     synced: AtomicU64,
     advancing: Mutex<lock_order::Advance, ()>,
     /// Held while freed resources are on their way to the free maps, and neither here nor there.
@@ -180,15 +180,15 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// For a pool that was replayed up to `mark`.
-    pub(crate) fn new(region: Arc<Region>, superblock: &Superblock, mark: u64) -> Self {
+    /// For a pool that was replayed up to `checkpoint`.
+    pub(crate) fn new(region: Arc<Region>, superblock: &Superblock, checkpoint: u64) -> Self {
         let ring = |number| {
             CachePadded::new(Ring {
                 offset: superblock.ring_offset(number),
                 number,
-                last_seq: AtomicU64::new(mark),
+                last_seq: AtomicU64::new(checkpoint),
                 state: Mutex::new(RingState {
-                    last_record: mark,
+                    last_record: checkpoint,
                     ..RingState::default()
                 }),
             })
@@ -201,11 +201,11 @@ impl Journal {
             has_links: superblock.has_linked_records(),
             rings: (0..superblock.rings).map(ring).collect(),
             common: CachePadded::new(Common {
-                floor: AtomicU64::new(mark),
+                floor: AtomicU64::new(checkpoint),
                 state: AtomicU8::new(OPEN),
             }),
-            mark: AtomicU64::new(mark),
-            synced: AtomicU64::new(mark),
+            checkpoint: AtomicU64::new(checkpoint),
+            synced: AtomicU64::new(checkpoint),
             advancing: Mutex::new(()),
             releasing: Mutex::new(()),
             frozen: Mutex::new(()),
@@ -220,11 +220,11 @@ impl Journal {
 
     /// Longest record that a ring takes, in words.
     fn max_words(&self) -> usize {
-        // Two must fit, so that one can be committed while the other waits for the mark.
+        // Two must fit, so that one can be committed while the other waits for the checkpoint.
         ((self.ring_bytes / 2 / 8) as usize).min(WORDS_MAX)
     }
 
-    /// Locks this thread's ring. While holding it, a thread must not advance the mark, or wait for anything.
+    /// Locks this thread's ring. While holding it, a thread must not advance the checkpoint, or wait for anything.
     ///
     /// It pays to do this before data is streamed: taking a lock waits until all streams so far have drained, and the
     /// record's fence would then wait for a drain again.
@@ -240,7 +240,7 @@ impl Journal {
     }
 
     /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are set.
-    /// `freed` becomes reusable once the mark has passed the record. `min_seq` is the newest sequence number of
+    /// `freed` becomes reusable once the checkpoint has passed the record. `min_seq` is the newest sequence number of
     /// everything that the record changes. `before_record` streams the data whose checksums the record carries;
     /// `before_apply` runs between the fence and the words.
     ///
@@ -334,7 +334,7 @@ impl Journal {
         let before = min_seq
             .max(ring.last_seq.load(Ordering::Relaxed))
             .max(self.common.floor.load(Ordering::Relaxed));
-        // The mark cannot hold a larger number, and each committed record must be retired eventually.
+        // The checkpoint cannot hold a larger number, and each committed record must be retired eventually.
         (before < SEQ_MAX).then_some(before + 1)
     }
 
@@ -351,8 +351,8 @@ impl Journal {
             (false, _) => Link::Unknown,
         };
         // Rare: this ring's last commit was very many sequence numbers ago.
-        let mark = self.mark.load(Ordering::Acquire);
-        (reaches || state.last_record <= mark && seq - mark < IN_FLIGHT_REACH).then_some(link)
+        let checkpoint = self.checkpoint.load(Ordering::Acquire);
+        (reaches || state.last_record <= checkpoint && seq - checkpoint < IN_FLIGHT_REACH).then_some(link)
     }
 
     /// Ends all commits. Earlier commits are applied when this returns; nothing is committed afterwards.
@@ -428,52 +428,53 @@ impl Journal {
         Some(position)
     }
 
-    /// Retires every record that is applied by now: makes their words durable, moves the mark past them, frees their
-    /// ring space and passes the resources they freed to `release`. Blocks commits of one ring at a time, briefly.
+    /// Retires every record that is applied by now: makes their words durable, moves the checkpoint past them, frees
+    /// their ring space and passes the resources they freed to `release`. Blocks commits of one ring at a time,
+    /// briefly.
     pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         // Held until everything is released: a thread that needs space waits here instead of finding none.
         let _one_at_a_time = self.advancing.lock();
-        let mark = self.move_mark()?;
+        let checkpoint = self.advance_checkpoint()?;
         let _on_its_way = self.releasing.lock();
         let mut reusable = Vec::new();
         for ring in &self.rings {
-            retire(&mut ring.state.lock(), mark, &mut reusable);
+            retire(&mut ring.state.lock(), checkpoint, &mut reusable);
         }
         release(reusable);
         Ok(())
     }
 
-    /// The same for this thread's ring alone. The mark is moved only if the progress made by other threads is not
+    /// The same for this thread's ring alone. The checkpoint is moved only if the progress made by other threads is not
     /// enough. So each thread's bookkeeping stays in its core's cache.
     pub(crate) fn relieve(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         let _one_at_a_time = self.advancing.lock();
-        let mut retire_up_to = |mark| {
+        let mut retire_up_to = |checkpoint| {
             let _on_its_way = self.releasing.lock();
             let mut reusable = Vec::new();
             let crowded = {
                 let mut state = self.enter().state;
-                retire(&mut state, mark, &mut reusable);
+                retire(&mut state, checkpoint, &mut reusable);
                 self.is_crowded(&state)
             };
             release(reusable);
             crowded
         };
-        if retire_up_to(self.mark.load(Ordering::Acquire)) {
-            retire_up_to(self.move_mark()?);
+        if retire_up_to(self.checkpoint.load(Ordering::Acquire)) {
+            retire_up_to(self.advance_checkpoint()?);
         }
         Ok(())
     }
 
-    /// Makes the words of all records that are applied by now durable, then moves the mark past these records and
+    /// Makes the words of all records that are applied by now durable, then moves the checkpoint past these records and
     /// returns it. The caller holds `advancing`.
     ///
-    /// Crash points: the mark is stored only after the fence that made all words of the records up to it durable. The
-    /// mark is one aligned word, so a crash leaves either the old or the new one.
-    fn move_mark(&self) -> Result<u64, PmError> {
+    /// Crash points: the checkpoint is stored only after the fence that made all words of the records up to it durable.
+    /// The checkpoint is one aligned word, so a crash leaves either the old or the new one.
+    fn advance_checkpoint(&self) -> Result<u64, PmError> {
         let target = self.newest_seq();
-        let mark = self.mark.load(Ordering::Relaxed);
-        if target <= mark {
-            return Ok(mark);
+        let checkpoint = self.checkpoint.load(Ordering::Relaxed);
+        if target <= checkpoint {
+            return Ok(checkpoint);
         }
         self.common.floor.fetch_max(target, Ordering::SeqCst);
         if self.region.defers_write_back() {
@@ -489,10 +490,10 @@ impl Journal {
                 .for_each(|line| self.region.write_back(line * LINE_BYTES, LINE_BYTES));
         }
         self.region.fence()?;
-        self.region.store(CONTROL_MARK, encode_mark(target));
-        self.region.write_back(CONTROL_MARK, 8);
+        self.region.store(CONTROL_CHECKPOINT, encode_checkpoint(target));
+        self.region.write_back(CONTROL_CHECKPOINT, 8);
         self.region.fence()?;
-        self.mark.store(target, Ordering::Release);
+        self.checkpoint.store(target, Ordering::Release);
         Ok(target)
     }
 
@@ -501,9 +502,9 @@ impl Journal {
     /// Crash points: until the first sync returns, the file has no word of these records. Then all of them are durable,
     /// with the values of all their words, so any of the words may be on the disk: replay sets them all.
     ///
-    /// The mark moves when the second sync has made all of them durable, and the third comes before anything that the
-    /// mark allows. Words are copied while their ring is locked: words set later belong to records that the first sync
-    /// may have missed.
+    /// The checkpoint moves when the second sync has made all of them durable, and the third comes before anything that
+    /// the checkpoint allows. Words are copied while their ring is locked: words set later belong to records that the
+    /// first sync may have missed.
     fn let_out(&self, target: u64) -> Result<u64, PmError> {
         let mut held = Vec::new();
         let mut lines = Vec::new();
@@ -519,11 +520,11 @@ impl Journal {
             self.region.let_out(run[0].0 * LINE_BYTES, &words);
         }
         self.region.sync()?;
-        self.region.store(CONTROL_MARK, encode_mark(target));
-        self.region.write_back(CONTROL_MARK, 8);
+        self.region.store(CONTROL_CHECKPOINT, encode_checkpoint(target));
+        self.region.write_back(CONTROL_CHECKPOINT, 8);
         self.region.sync()?;
         self.synced.fetch_max(target, Ordering::SeqCst);
-        self.mark.store(target, Ordering::Release);
+        self.checkpoint.store(target, Ordering::Release);
         if self.region.deferred_bytes() > DEFERRED_BYTES_MAX {
             self.drop_copies();
         }
@@ -536,7 +537,7 @@ impl Journal {
         let state = self.rings[DEFERRED_RING as usize].state.lock();
         let page = |offset: u64| offset / BLOCK_BYTES;
         let mut kept: FxHashSet<u64> = state.dirty.lines().map(|line| page(line * LINE_BYTES)).collect();
-        kept.insert(page(CONTROL_MARK));
+        kept.insert(page(CONTROL_CHECKPOINT));
         self.region.drop_copies(&|page| kept.contains(&page));
     }
 
@@ -572,13 +573,13 @@ impl Journal {
         self.common.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
     }
 
-    /// Whether a ring is so full that advancing the mark is worth it.
+    /// Whether a ring is so full that advancing the checkpoint is worth it.
     fn is_crowded(&self, state: &RingState) -> bool {
         state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX
     }
 
     /// Runs `count` while no resource is on its way from the journal to the free maps, where neither would count it.
-    /// Does not wait for a move of the mark.
+    /// Does not wait for a move of the checkpoint.
     pub(crate) fn while_settled<T>(&self, count: impl FnOnce() -> T) -> T {
         let _nothing_is_on_its_way = self.releasing.lock();
         count()

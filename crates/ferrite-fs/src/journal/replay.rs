@@ -1,12 +1,12 @@
 //! Recovery from the journal: finds the records that a crash left, and applies those that are whole, in order.
 //!
-//! Invariants: applying is idempotent, so after a crash during recovery it is enough to recover again. The new mark is
-//! above *every* record that the crash may have left, including records whose data did not survive, and records that
-//! survived only in part. Otherwise a later write of the same bytes to the same place could complete a dead record, and
-//! the next recovery would replay it.
+//! Invariants: applying is idempotent, so after a crash during recovery it is enough to recover again. The new
+//! checkpoint is above *every* record that the crash may have left, including records whose data did not survive, and
+//! records that survived only in part. Otherwise a later write of the same bytes to the same place could complete a
+//! dead record, and the next recovery would replay it.
 //!
-//! The remains of a torn record need not contain its number. So the mark moves by more than any record in flight can be
-//! ahead ([`IN_FLIGHT_REACH`]).
+//! The remains of a torn record need not contain its number. So the checkpoint moves by more than any record in flight
+//! can be ahead ([`IN_FLIGHT_REACH`]).
 //!
 //! A crash can leave only the newest record of a ring torn or dead: each was fenced before the next was streamed, and
 //! each names the previous one. So a record that is named and cannot be replayed was durable once and is damaged; an
@@ -16,7 +16,7 @@
 //! A pool that was used with deferred write-back (`durability=fsync`) is different: any of the records since the last
 //! sync may be torn, dead or missing, in any order. They are all in one ring, and each names the one before.
 //!
-//! Recovery replays the longest run of them from the mark on: a prefix of the operations. It drops the rest. Each
+//! Recovery replays the longest run of them from the checkpoint on: a prefix of the operations. It drops the rest. Each
 //! record states up to which number all were durable when it was streamed; if the run ends before that, one was
 //! damaged, and operations that were durable are lost.
 
@@ -28,8 +28,8 @@ use rustc_hash::FxHashSet;
 use crate::error::EngineError;
 use crate::format::checksum::Check;
 use crate::format::layout::{
-    CONTROL_DEFERRED, CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark,
-    encode_mark,
+    CONTROL_CHECKPOINT, CONTROL_DEFERRED, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock,
+    decode_checkpoint, encode_checkpoint,
 };
 use crate::format::record::{Header, Item, Link, items_of};
 use crate::journal::{DEFERRED_RING, IN_FLIGHT_REACH};
@@ -37,8 +37,8 @@ use crate::journal::{DEFERRED_RING, IN_FLIGHT_REACH};
 /// The result of recovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Replay {
-    /// The mark after recovery.
-    pub(crate) mark: u64,
+    /// The checkpoint after recovery.
+    pub(crate) checkpoint: u64,
     /// Records applied.
     pub(crate) records: u64,
     /// Records that were once durable and cannot be replayed, described in words.
@@ -48,16 +48,17 @@ pub(crate) struct Replay {
 /// How to treat a journal from which durable records are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Losses {
-    /// The mark stays, so that the next program to open the pool finds the same. The pool must not be changed then.
+    /// The checkpoint stays, so that the next program to open the pool finds the same. The pool must not be changed
+    /// then.
     Keep,
-    /// Nothing more can be recovered: the mark moves past the lost records.
+    /// Nothing more can be recovered: the checkpoint moves past the lost records.
     Accept,
 }
 
 /// How the last program that used the pool left it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It unmounted: no record is torn, and none is above the mark.
+    /// It unmounted: no record is torn, and none is above the checkpoint.
     Cleanly,
     /// It may have been writing records.
     Perhaps,
@@ -80,29 +81,29 @@ struct Found {
     words: Vec<u64>,
 }
 
-/// Applies all whole records above the mark and moves the mark past them. Blocking. When it returns, the recovered
-/// words and the mark are durable.
+/// Applies all whole records above the checkpoint and moves the checkpoint past them. Blocking. When it returns, the
+/// recovered words and the checkpoint are durable.
 pub(crate) fn replay(
     region: &Region,
     superblock: &Superblock,
     losses: Losses,
     ended: Ended,
 ) -> Result<Replay, EngineError> {
-    let Some(mark) = decode_mark(region.load(CONTROL_MARK)) else {
-        return Err(EngineError::Damaged("the journal's low-water mark".into()));
+    let Some(checkpoint) = decode_checkpoint(region.load(CONTROL_CHECKPOINT)) else {
+        return Err(EngineError::Damaged("the journal's checkpoint".into()));
     };
     let mut found = Vec::new();
     for ring in 0..superblock.rings {
-        scan_ring(region, superblock, ring, mark, &mut found);
+        scan_ring(region, superblock, ring, checkpoint, &mut found);
     }
-    let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
+    let newest = found.iter().map(|record| record.seq).fold(checkpoint, u64::max);
     let check = superblock.record_check();
     let lost = match defers_write_back(region) {
-        true => keep_prefix(region, check, mark, &mut found),
-        false => drop_dead(region, check, mark, &mut found),
+        true => keep_prefix(region, check, checkpoint, &mut found),
+        false => drop_dead(region, check, checkpoint, &mut found),
     };
     let newest = match is_seeded(Bug::DeadRecordAbove) {
-        true => found.iter().map(|record| record.seq).fold(mark, u64::max),
+        true => found.iter().map(|record| record.seq).fold(checkpoint, u64::max),
         false => newest,
     };
     if !is_seeded(Bug::ReplayOutOfOrder) {
@@ -124,19 +125,19 @@ pub(crate) fn replay(
         }
     }
     region.fence()?;
-    let new_mark = match losses == Losses::Keep && !lost.is_empty() {
-        true => mark,
+    let new_checkpoint = match losses == Losses::Keep && !lost.is_empty() {
+        true => checkpoint,
         false if ended == Ended::Cleanly => newest,
         false if is_seeded(Bug::TornRecordAbove) || is_seeded(Bug::DeadRecordAbove) => newest,
         false => (newest + IN_FLIGHT_REACH).min(SEQ_MAX),
     };
-    if new_mark != mark {
-        region.store(CONTROL_MARK, encode_mark(new_mark));
-        region.write_back(CONTROL_MARK, 8);
+    if new_checkpoint != checkpoint {
+        region.store(CONTROL_CHECKPOINT, encode_checkpoint(new_checkpoint));
+        region.write_back(CONTROL_CHECKPOINT, 8);
         region.fence()?;
     }
     Ok(Replay {
-        mark: new_mark,
+        checkpoint: new_checkpoint,
         records: found.len() as u64,
         lost,
     })
@@ -148,8 +149,8 @@ pub(crate) fn defers_write_back(region: &Region) -> bool {
 }
 
 /// Drops the records whose data did not survive; reports those that were durable once and cannot be replayed.
-fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
-    let named = named(found, mark);
+fn drop_dead(region: &Region, check: Check, checkpoint: u64, found: &mut Vec<Found>) -> Vec<String> {
+    let named = named(found, checkpoint);
     let mut lost = missing(found, &named);
     found.retain(|record| {
         let survived = data_survived(region, check, record);
@@ -165,15 +166,15 @@ fn drop_dead(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -
     lost
 }
 
-/// Keeps the records that follow each other from the mark on, up to the first that is missing or dead. Reports that one
-/// if it was durable, according to a later record.
-fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>) -> Vec<String> {
+/// Keeps the records that follow each other from the checkpoint on, up to the first that is missing or dead. Reports
+/// that one if it was durable, according to a later record.
+fn keep_prefix(region: &Region, check: Check, checkpoint: u64, found: &mut Vec<Found>) -> Vec<String> {
     found.retain(|record| record.ring == DEFERRED_RING);
     found.sort_by_key(|record| record.seq);
     let mut before = None;
     let follows = |record: &&Found| {
         let follows = match (record.link, before) {
-            (Link::Before(seq), None) => seq <= mark,
+            (Link::Before(seq), None) => seq <= checkpoint,
             (Link::Before(seq), Some(before)) => seq == before,
             (Link::Retired, before) => before.is_none(),
             (Link::Unknown, _) => false,
@@ -189,8 +190,8 @@ fn keep_prefix(region: &Region, check: Check, mark: u64, found: &mut Vec<Found>)
             Item::Durable { seq } => Some(seq),
             Item::Words { .. } | Item::Data { .. } => None,
         });
-    let durable = durable.fold(mark, u64::max);
-    let last = found[..kept].last().map_or(mark, |record| record.seq);
+    let durable = durable.fold(checkpoint, u64::max);
+    let last = found[..kept].last().map_or(checkpoint, |record| record.seq);
     found.truncate(kept);
     match last < durable {
         true => vec![format!(
@@ -217,11 +218,11 @@ struct RecordId {
     seq: u64,
 }
 
-/// The records above the mark that another record names: these were durable.
-fn named(found: &[Found], mark: u64) -> FxHashSet<RecordId> {
+/// The records above the checkpoint that another record names: these were durable.
+fn named(found: &[Found], checkpoint: u64) -> FxHashSet<RecordId> {
     let before = |record: &Found| match record.link {
-        Link::Before(seq) if seq > mark => Some(RecordId { seq, ..record.id() }),
-        // Nothing up to the mark is replayed, and the space of such records may hold others.
+        Link::Before(seq) if seq > checkpoint => Some(RecordId { seq, ..record.id() }),
+        // Nothing up to the checkpoint is replayed, and the space of such records may hold others.
         Link::Before(_) | Link::Retired | Link::Unknown => None,
     };
     found.iter().filter_map(before).collect()
@@ -241,23 +242,24 @@ fn missing(found: &[Found], named: &FxHashSet<RecordId>) -> Vec<String> {
         .collect()
 }
 
-/// The mark to set when the stored one is damaged: above every record, since it is unknown which of them are stale.
-pub(crate) fn mark_above_all(region: &Region, superblock: &Superblock) -> u64 {
+/// The checkpoint to set when the stored one is damaged: above every record, since it is unknown which of them are
+/// stale.
+pub(crate) fn checkpoint_above_all(region: &Region, superblock: &Superblock) -> u64 {
     let mut found = Vec::new();
     for ring in 0..superblock.rings {
         scan_ring(region, superblock, ring, 0, &mut found);
     }
-    encode_mark(found.iter().map(|record| record.seq).fold(0, u64::max))
+    encode_checkpoint(found.iter().map(|record| record.seq).fold(0, u64::max))
 }
 
-fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, found: &mut Vec<Found>) {
+fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, checkpoint: u64, found: &mut Vec<Found>) {
     let start = superblock.ring_offset(ring);
     let check = superblock.record_check();
     let mut position = 0;
     while position < superblock.ring_bytes {
         let first = region.load(start + position);
         let header = Header::parse(first, region.load(start + position + 8), ring).filter(|header| {
-            (header.seq > mark || is_seeded(Bug::StaleReplay))
+            (header.seq > checkpoint || is_seeded(Bug::StaleReplay))
                 && position + header.len as u64 * 8 <= superblock.ring_bytes
         });
         let mut step = LINE_BYTES;

@@ -8,7 +8,7 @@ use ferrite_pm::{Choice, Recorder};
 
 use super::*;
 use crate::engine::Engine;
-use crate::format::layout::decode_mark;
+use crate::format::layout::decode_checkpoint;
 use crate::format::record::Header;
 use crate::options::{Mapping, MkfsOptions, MountOptions};
 use crate::pool::tx::Tx;
@@ -99,7 +99,7 @@ fn a_record_names_none_that_is_too_far_behind() {
         .superblock
         .block_offset(BlockNo::new(engine.core().superblock.first_block as u32 + 100));
     let first = on_ring(0, || commit(&engine, &mut record(&engine, 1), &[])).unwrap();
-    // Folds use up numbers, and no thread moves the mark.
+    // Folds use up numbers, and no thread moves the checkpoint.
     on_ring(1, || {
         for _ in 0..Link::REACH {
             let seq = journal.newest_seq();
@@ -122,9 +122,9 @@ fn a_record_names_none_that_is_too_far_behind() {
     again().unwrap();
 }
 
-/// Space that a record freed becomes reusable only when a crash would find a mark that has passed the record.
+/// Space that a record freed becomes reusable only when a crash would find a checkpoint that has passed the record.
 #[test]
-fn the_mark_is_durable_when_space_comes_back() {
+fn the_checkpoint_is_durable_when_space_comes_back() {
     let (engine, recorder) = engine(Mapping::Hashfs);
     let block = engine.core().superblock.first_block as u32 + 200;
     let seq = commit(
@@ -133,19 +133,19 @@ fn the_mark_is_durable_when_space_comes_back() {
         &[Resource::Block(BlockNo::new(block))],
     )
     .unwrap();
-    let durable_mark = || {
+    let durable_checkpoint = || {
         let log = recorder.log();
         let mut cursor = log.cursor();
         while cursor.advance() {}
-        let at = CONTROL_MARK as usize;
+        let at = CONTROL_CHECKPOINT as usize;
         let word = |image: &[u8]| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
-        decode_mark(cursor.with_image(Choice::None, |image| word(image))).unwrap()
+        decode_checkpoint(cursor.with_image(Choice::None, |image| word(image))).unwrap()
     };
-    assert!(durable_mark() < seq);
+    assert!(durable_checkpoint() < seq);
     let mut released = Vec::new();
     let release = &mut |freed| {
         assert!(
-            durable_mark() >= seq,
+            durable_checkpoint() >= seq,
             "freed by record {seq}, which a crash replays still"
         );
         released = freed;

@@ -4,8 +4,8 @@
 //! same bytes.
 //!
 //! The order of its steps ensures that: the merged page is fenced before the word is set; the word is durable before
-//! the mark passes the fold; and the blocks that the old word names are reused only after that. If an older record is
-//! replayed and restores the old word, everything that it names is still there.
+//! the checkpoint passes the fold; and the blocks that the old word names are reused only after that. If an older
+//! record is replayed and restores the old word, everything that it names is still there.
 //!
 //! The merged page's checksum, where data carries one, is stored in place and fenced with the page: until the word is
 //! set it belongs to a block that no thread reads, and no record sets the checksum of a free block any more.

@@ -12,8 +12,8 @@
 //! * Entries are only ever added, after the newest; the record that makes one reachable carries its checksum, so that
 //!   both share a fence. A crash leaves the word as it was, or with the whole entry.
 //! * A page with a log has a block: holes and reserved pages get one with their first write.
-//! * Segments are freed by a record that changes the word, or by a fold; both wait for the journal's mark, so that no
-//!   replay names them. Their space is not overwritten before that.
+//! * Segments are freed by a record that changes the word, or by a fold; both wait for the journal's checkpoint, so
+//!   that no replay names them. Their space is not overwritten before that.
 
 pub(crate) mod append;
 pub(crate) mod block;

@@ -23,7 +23,7 @@ pub(super) struct FilePages {
 pub(super) struct Buffers {
     pub(super) record: Record,
     pub(super) claimed: Vec<Resource>,
-    /// Reusable once the mark has passed the record.
+    /// Reusable once the checkpoint has passed the record.
     pub(super) freed: Vec<Resource>,
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     pub(super) freed_at_once: Vec<Resource>,

@@ -113,8 +113,8 @@ impl BlockAlloc {
     }
 
     /// Whether a transaction may keep more of the reserve than it returns. It may do so only from the upper half. So at
-    /// least half of the reserve always comes back with the mark, and operations that free as much as they take never
-    /// run out.
+    /// least half of the reserve always comes back with the checkpoint, and operations that free as much as they take
+    /// never run out.
     pub(crate) fn may_owe(&self) -> bool {
         self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
     }

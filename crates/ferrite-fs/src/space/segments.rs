@@ -38,7 +38,7 @@ struct Slab {
     size: u8,
     /// One bit per segment.
     used: u64,
-    /// The segments among them that are freed and wait for the mark.
+    /// The segments among them that are freed and wait for the checkpoint.
     waiting: u64,
 }
 
@@ -214,8 +214,8 @@ impl LogSpace {
         }
     }
 
-    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not wait after all.
-    /// Must be called before the record that frees them is committed: afterwards they may be released, and claimed
+    /// Notes that these segments are about to wait for the checkpoint, or (`waits` false) that they will not wait after
+    /// all. Must be called before the record that frees them is committed: afterwards they may be released, and claimed
     /// again, at any time.
     pub(crate) fn set_waiting(&self, units: impl Iterator<Item = Unit>, waits: bool) {
         touch::line("log slabs", &self.shared);
@@ -233,8 +233,8 @@ impl LogSpace {
         }
     }
 
-    /// Blocks that come back as soon as the mark has advanced and the purses are emptied: none of their segments is
-    /// otherwise in use. Changes made during the call are not taken into account.
+    /// Blocks that come back as soon as the checkpoint has advanced and the purses are emptied: none of their segments
+    /// is otherwise in use. Changes made during the call are not taken into account.
     pub(crate) fn returning(&self) -> u64 {
         let mut idle: FxHashMap<BlockNo, u64> = FxHashMap::default();
         // One lock at a time: threads lock their purse first, then the shared state.

@@ -135,9 +135,9 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
     });
 }
 
-/// A page that comes and goes finds its old slots in its way, because they wait for the mark. A regression: it went so
-/// far that the next mount took its key for a damaged one. Now it requests a move of the mark long before, and is
-/// refused where it would be out of reach.
+/// A page that comes and goes finds its old slots in its way, because they wait for the checkpoint. A regression: it
+/// went so far that the next mount took its key for a damaged one. Now it requests a move of the checkpoint long
+/// before, and is refused where it would be out of reach.
 #[test]
 fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let bed = Bed::<HashFs>::new(20_000, 3);

@@ -1,9 +1,9 @@
 //! Shared test of all mappings: a few pages that come and go thousands of times while their old entries wait for the
-//! journal's mark.
+//! journal's checkpoint.
 //!
 //! Contents: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check
 //! assumes, such as how far from its home an entry lies, must hold whatever waits: an insert that would exceed it is
-//! refused, and succeeds once the mark has moved.
+//! refused, and succeeds once the checkpoint has moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +52,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
             longest = longest.max(waiting.len());
             // At first the request is ignored, so that the greatest distance is reached; then handled as in the engine.
             if bed.map.wants_reclaim() && round > ROUNDS / 2 {
-                mark_moves(&bed, &mut waiting);
+                checkpoint_advances(&bed, &mut waiting);
             }
             if round % LOOK_EVERY == LOOK_EVERY - 1 {
                 look(&bed, &mapped);
@@ -63,7 +63,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
     });
 }
 
-/// Inserts as the engine does: entries move, then the mark moves, then an entry must be free.
+/// Inserts as the engine does: entries move, then the checkpoint moves, then an entry must be free.
 fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut Vec<Resource>, moved: &mut usize) {
     for attempt in 0..3 {
         let mut tx = bed.tx();
@@ -80,7 +80,7 @@ fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut 
             Err(MapError::TableFull | MapError::NoBlock) => {
                 drop(tx);
                 *moved += 1;
-                mark_moves(bed, waiting);
+                checkpoint_advances(bed, waiting);
             }
             Err(error) => panic!("page {page:?}: {error}"),
         }
@@ -88,7 +88,7 @@ fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut 
     panic!("no space for page {page:?} although nothing waits");
 }
 
-fn mark_moves<M: Subject>(bed: &Bed<M>, waiting: &mut Vec<Resource>) {
+fn checkpoint_advances<M: Subject>(bed: &Bed<M>, waiting: &mut Vec<Resource>) {
     waiting.sort_unstable();
     let tx = bed.tx();
     waiting.drain(..).for_each(|resource| tx.release(resource));

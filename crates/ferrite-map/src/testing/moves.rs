@@ -2,11 +2,11 @@
 //! the move.
 //!
 //! Contents: one test, for the mappings that have a move lock; `moving_tests!` puts it into their test modules. It acts
-//! as the engine between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"): records,
-//! then a move that is a separate record, and no freed entry is reused before the mark has passed.
+//! as the engine between two moves of its journal's checkpoint (docs/crash-consistency.md, "entries that move"):
+//! records, then a move that is a separate record, and no freed entry is reused before the checkpoint has passed.
 //!
-//! A crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed
-//! in order.
+//! A crash then keeps any of the lines stored since the checkpoint and any of the move's words, and all records are
+//! replayed in order.
 //!
 //! The test checks itself, too: replayed in another order, older records must do harm; otherwise nothing was tried.
 
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use ferrite_pm::Region;
 
-use super::replay::{LINE_WORDS, SinceMark, words_of};
+use super::replay::{LINE_WORDS, SinceCheckpoint, words_of};
 use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
 use crate::{BlockNo, MapError, PageId, PageWord, StoredWord};
 
@@ -72,7 +72,7 @@ impl<'b, M: Subject> Crashed<'b, M> {
         }
     }
 
-    /// Any lines of `now`, the others as of the mark, and then `stored`.
+    /// Any lines of `now`, the others as of the checkpoint, and then `stored`.
     fn keep(&self, rng: &mut Rng, base: &[u64], now: &[u64], stored: impl Iterator<Item = StoredWord>) {
         let kept_of_four = [0, 4, rng.below(5)][rng.below(3) as usize];
         for first in self.area.clone().step_by(LINE_WORDS) {
@@ -125,7 +125,7 @@ impl<'b, M: Subject> Crashed<'b, M> {
 fn move_and_crash<M: Subject>(
     crashed: &Crashed<'_, M>,
     rng: &mut Rng,
-    since: &mut SinceMark,
+    since: &mut SinceCheckpoint,
     model: &Model,
     seen: &mut Seen,
 ) -> bool {
@@ -179,14 +179,19 @@ fn move_and_crash<M: Subject>(
 }
 
 /// Maps a page that is not mapped, or gives up if no entry is free.
-fn map_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, key: PageId, word: PageWord) -> Result<(), MapError> {
+fn map_page<M: Subject>(
+    bed: &Bed<M>,
+    since: &mut SinceCheckpoint,
+    key: PageId,
+    word: PageWord,
+) -> Result<(), MapError> {
     let mut tx = bed.tx();
     bed.map.insert(&mut tx, key, word)?;
     since.commit(bed, tx);
     Ok(())
 }
 
-fn unmap_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, PageId { ino, lblk }: PageId, word: PageWord) {
+fn unmap_page<M: Subject>(bed: &Bed<M>, since: &mut SinceCheckpoint, PageId { ino, lblk }: PageId, word: PageWord) {
     let mut tx = bed.tx();
     assert_eq!(bed.map.remove(&mut tx, PageId::new(ino, lblk)), Ok(word));
     since.commit(bed, tx);
@@ -220,7 +225,7 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
         let bed = Bed::<M>::new(BLOCKS, rng.next_u64());
         let crashed = Crashed::new(&bed);
         let mut model = BTreeMap::new();
-        let mut since = SinceMark::new(&bed);
+        let mut since = SinceCheckpoint::new(&bed);
         let mut seen = seen.lock().unwrap();
         let before = seen.moves;
         for _ in 0..STEPS {
@@ -246,9 +251,10 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
                     Err(error) => {
                         assert_eq!(error, MapError::TableFull);
                         let moved = move_and_crash(&crashed, &mut rng, &mut since, &model, &mut seen);
-                        // If the mark stays, more records of places that later moves use are replayed before them.
+                        // If the checkpoint stays, more records of places that later moves use are replayed before
+                        // them.
                         if rng.below(2) == 0 {
-                            since = since.move_mark(&bed);
+                            since = since.advance_checkpoint(&bed);
                         }
                         if moved && map_page(&bed, &mut since, key, word).is_ok() {
                             model.insert(key, word);
@@ -263,7 +269,7 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
                 move_and_crash(&crashed, &mut rng, &mut since, &model, &mut seen);
             }
             if rng.below(80) == 0 {
-                since = since.move_mark(&bed);
+                since = since.advance_checkpoint(&bed);
             }
         }
     });

@@ -2,8 +2,8 @@
 //! with that.
 //!
 //! Contents: one test for every mapping, as `mapping_tests!` lists it. It treats a mapping as the engine does between
-//! two moves of its journal's mark: records and swings in any order, while no freed resource is reused. Then a crash
-//! keeps any of the lines stored since the mark, and all records are replayed.
+//! two moves of its journal's checkpoint: records and swings in any order, while no freed resource is reused. Then a
+//! crash keeps any of the lines stored since the checkpoint, and all records are replayed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,24 +25,24 @@ struct Words {
     recorded: PageWord,
 }
 
-/// The changes since the mark.
-pub(super) struct SinceMark {
-    /// The medium at the mark, with later words that became durable without a record.
+/// The changes since the checkpoint.
+pub(super) struct SinceCheckpoint {
+    /// The medium at the checkpoint, with later words that became durable without a record.
     pub(super) base: Vec<u64>,
     pub(super) records: Vec<Vec<StoredWord>>,
     freed: Vec<Resource>,
 }
 
-impl SinceMark {
+impl SinceCheckpoint {
     pub(super) fn new<M: Subject>(bed: &Bed<M>) -> Self {
-        SinceMark {
+        SinceCheckpoint {
             base: words_of(bed),
             records: Vec::new(),
             freed: Vec::new(),
         }
     }
 
-    /// Commits `tx`; the resources it frees wait for the mark.
+    /// Commits `tx`; the resources it frees wait for the checkpoint.
     pub(super) fn commit<M: Subject>(&mut self, bed: &Bed<M>, mut tx: TestTx<'_>) {
         // Only nodes are words of the medium; zeroing a page's block here has no effect.
         for resource in &tx.claimed {
@@ -56,13 +56,13 @@ impl SinceMark {
         tx.commit(&bed.region);
     }
 
-    /// Frees the resources that waited for the mark.
-    pub(super) fn move_mark<M: Subject>(self, bed: &Bed<M>) -> Self {
+    /// Frees the resources that waited for the checkpoint.
+    pub(super) fn advance_checkpoint<M: Subject>(self, bed: &Bed<M>) -> Self {
         let mut freed = self.freed;
         freed.sort_unstable();
         let tx = bed.tx();
         freed.into_iter().for_each(|resource| tx.release(resource));
-        SinceMark::new(bed)
+        SinceCheckpoint::new(bed)
     }
 }
 
@@ -142,18 +142,18 @@ fn fold<M: Subject>(
     }
 }
 
-/// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and each page has its
-/// last word, or its word before a fold that was undone.
+/// A crash that keeps any of the lines stored since the checkpoint, then replay: the mapping is sound, and each page
+/// has its last word, or its word before a fold that was undone.
 pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     for_seeds(12, |seed| {
         let mut rng = Rng::new(seed);
         let bed = Bed::<M>::new(BLOCKS, rng.next_u64());
         let mut model = BTreeMap::new();
-        let mut since = SinceMark::new(&bed);
+        let mut since = SinceCheckpoint::new(&bed);
         for step in 0..400 {
             if rng.below(60) == 0 {
-                // The mark makes all words in place durable, swung ones included.
-                since = since.move_mark(&bed);
+                // The checkpoint makes all words in place durable, swung ones included.
+                since = since.advance_checkpoint(&bed);
                 for words in model.values_mut() {
                     let Words { now, recorded } = words;
                     *recorded = *now;
@@ -194,7 +194,7 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     });
 }
 
-fn make_space<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
+fn make_space<M: Subject>(bed: &Bed<M>, since: &mut SinceCheckpoint) {
     let _moving = bed.map.move_lock().map(|move_lock| move_lock.lock_exclusive());
     let mut tx = bed.tx_without_move_lock();
     if bed.map.make_space(&mut tx).unwrap_or(false) {
@@ -202,7 +202,7 @@ fn make_space<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
     }
 }
 
-fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model: &BTreeMap<PageId, Words>) {
+fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceCheckpoint, model: &BTreeMap<PageId, Words>) {
     let now = words_of(bed);
     let crashed = Region::anonymous(bed.region.len()).expect("anonymous memory");
     // All lines, none, or any.

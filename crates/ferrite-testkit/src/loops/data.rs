@@ -1,5 +1,5 @@
-//! Loops that rewrite the content of a file. Their limits: slots and blocks that wait for the mark while the same key
-//! comes back, space of page logs, moving content into and out of the inode.
+//! Loops that rewrite the content of a file. Their limits: slots and blocks that wait for the checkpoint while the same
+//! key comes back, space of page logs, moving content into and out of the inode.
 
 use ferrite_vfs::RenameMode;
 
@@ -113,7 +113,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "one_page_over",
-        presses: "blocks that wait for the mark",
+        presses: "blocks that wait for the checkpoint",
         threads: 1,
         weight: 1,
         prepare: |pair| {
@@ -124,7 +124,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "pages_over",
-        presses: "blocks that wait for the mark, pages that swing between their home and elsewhere",
+        presses: "blocks that wait for the checkpoint, pages that swing between their home and elsewhere",
         threads: 1,
         weight: 2,
         prepare: |pair| {

@@ -3,11 +3,11 @@
 //!
 //! Contents: [`Loop`]s as data ([`all`]), [`LoopEngine`], their requirements on an engine, and [`run`]. Random
 //! operations and crash images test short histories. Resources that an engine frees late (slots that wait for a
-//! journal's mark, for example) pile up only if the same file, name or slot is used again and again meanwhile. At that
-//! peak, limits that a check assumes may be exceeded.
+//! journal's checkpoint, for example) pile up only if the same file, name or slot is used again and again meanwhile. At
+//! that peak, limits that a check assumes may be exceeded.
 //!
-//! *Architecture invariant:* a loop knows no engine. An engine reports by [`LoopEngine::mark`] when it can reuse freed
-//! resources, and the numbers of turns follow from that.
+//! *Architecture invariant:* a loop knows no engine. An engine reports by [`LoopEngine::checkpoint`] when it can reuse
+//! freed resources, and the numbers of turns follow from that.
 
 mod data;
 mod mixtures;
@@ -49,7 +49,7 @@ pub trait LoopEngine: TestEngine {
     fn crash(&mut self);
 
     /// Changes whenever resources freed before may be reused; constant if they may be at once.
-    fn mark(&self) -> u64 {
+    fn checkpoint(&self) -> u64 {
         0
     }
 
@@ -76,11 +76,11 @@ const NEIGHBOURS: &str = "neighbours";
 /// The length of loops.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// The first part ends when the mark has moved this many times...
+    /// The first part ends when the checkpoint has moved this many times...
     pub moves: u64,
     /// ...and at least this many turns were made.
     pub turns_min: u64,
-    /// But at most this many turns, wherever the mark is.
+    /// But at most this many turns, wherever the checkpoint is.
     pub turns_max: u64,
 }
 
@@ -126,10 +126,10 @@ struct Run<'a> {
 
 /// Runs one loop on an empty engine, which is empty again afterwards.
 ///
-/// First it runs over several moves of the mark. Then, after a crash, it runs as far as it can before the mark moves,
-/// and checks the engine once more there, at the peak of unreleased resources. Each time it compares the content and
-/// checks the engine: mounted as it is, after a crash and after a clean unmount. Last, everything is removed, and as
-/// much must be free as at the beginning.
+/// First it runs over several moves of the checkpoint. Then, after a crash, it runs as far as it can before the
+/// checkpoint moves, and checks the engine once more there, at the peak of unreleased resources. Each time it compares
+/// the content and checks the engine: mounted as it is, after a crash and after a clean unmount. Last, everything is
+/// removed, and as much must be free as at the beginning.
 ///
 /// # Panics
 /// On the first difference.
@@ -152,13 +152,13 @@ pub fn run(engine: &mut dyn LoopEngine, of: &'static Loop, seed: u64, effort: Ef
         run.neighbours = run.engine.neighbours(attr.ino);
     }
 
-    progress.enter("while the mark moves");
+    progress.enter("while the checkpoint moves");
     let first_move = run.turn_until_moved();
     run.look();
     progress.enter("after a crash");
     run.crash();
 
-    progress.enter("at the peak, before the mark moves");
+    progress.enter("at the peak, before the checkpoint moves");
     // A little less than the first time: the mount may have left other things in the journal than mkfs.
     run.turn_in_all(first_move - first_move / 16);
     run.look();
@@ -199,27 +199,27 @@ impl Run<'_> {
         (turns / self.of.weight).max(64)
     }
 
-    /// Makes turns until the mark has moved often enough; returns the number of turns until the first move.
+    /// Makes turns until the checkpoint has moved often enough; returns the number of turns until the first move.
     fn turn_until_moved(&mut self) -> u64 {
         let (turns_min, turns_max) = (self.fewer(self.effort.turns_min), self.fewer(self.effort.turns_max));
         if self.of.threads > 1 {
-            // Each thread has a separate part of the journal, so the turn at which the mark moves is unknown.
+            // Each thread has a separate part of the journal, so the turn at which the checkpoint moves is unknown.
             self.turn_in_all(turns_min);
             return turns_min;
         }
-        let (mut mark, mut moves, mut first_move) = (self.engine.mark(), 0, None);
+        let (mut checkpoint, mut moves, mut first_move) = (self.engine.checkpoint(), 0, None);
         let mut pair = self.pair(0);
         let mut n = 0;
         while n < turns_max && (n < turns_min || moves < self.effort.moves) {
             (self.of.turn)(&mut pair, n);
             n += 1;
             self.progress.turn.store(n, Ordering::Relaxed);
-            let now = self.engine.mark();
-            if now != mark {
+            let now = self.engine.checkpoint();
+            if now != checkpoint {
                 moves += 1;
                 first_move.get_or_insert(n);
             }
-            mark = now;
+            checkpoint = now;
         }
         self.turns += n;
         first_move.unwrap_or(n)

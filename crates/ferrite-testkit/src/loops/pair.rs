@@ -1,7 +1,7 @@
 //! An engine and the reference side by side: each operation goes to both, and both must give the same reply.
 //!
 //! Invariant: an operation makes no other calls of the engine than its name says. It reads and sets no further
-//! attribute, so that only the loop's own records come between two moves of a journal's mark.
+//! attribute, so that only the loop's own records come between two moves of a journal's checkpoint.
 
 use std::sync::Arc;
 

@@ -97,7 +97,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "zero_and_fill",
-        presses: "ranges that are zeroed in place and written again, which moves the mark by itself",
+        presses: "ranges that are zeroed in place and written again, which moves the checkpoint by itself",
         threads: 1,
         weight: 4,
         prepare: |pair| {

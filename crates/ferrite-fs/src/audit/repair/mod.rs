@@ -34,8 +34,8 @@ use crate::audit::wrong::{BlockWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{
-    BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_OWNER, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock,
-    decode_mark,
+    BLOCK_BYTES, CONTROL_BOOT, CONTROL_CHECKPOINT, CONTROL_OWNER, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN,
+    Superblock, decode_checkpoint,
 };
 use crate::format::outcome::ENTRY_BYTES;
 use crate::journal::replay::{self, Ended, Losses};
@@ -121,7 +121,7 @@ pub fn repair_with(
     }
     let basis = rewrite::basis(&region);
     let mut report = RepairReport::default();
-    let mark = mend_journal(&region, &superblock, &mut report);
+    let checkpoint = mend_journal(&region, &superblock, &mut report);
     let clear_boot = mend_boot(&region, &mut report);
     let clear_owner = mend_owner(&region, &mut report);
     let replayed = replay::replay(&region, &superblock, Losses::Accept, Ended::of(&region));
@@ -148,7 +148,7 @@ pub fn repair_with(
     words.sort_unstable();
     let rewrite = Rewrite {
         words,
-        mark,
+        checkpoint,
         clear_boot,
         clear_owner,
         basis,
@@ -156,7 +156,8 @@ pub fn repair_with(
     Ok((report, rewrite))
 }
 
-/// Drops a rewrite that cannot be finished, and a mark that cannot be read. Returns the mark to store instead.
+/// Drops a rewrite that cannot be finished, and a checkpoint that cannot be read. Returns the checkpoint to store
+/// instead.
 fn mend_journal(region: &Region, superblock: &Superblock, report: &mut RepairReport) -> Option<u64> {
     if let Err(error) = rewrite::finish(region, superblock) {
         report.mended.push(Mended {
@@ -167,19 +168,19 @@ fn mend_journal(region: &Region, superblock: &Superblock, report: &mut RepairRep
         });
         region.store(CONTROL_REPAIR, 0);
     }
-    if decode_mark(region.load(CONTROL_MARK)).is_some() {
+    if decode_checkpoint(region.load(CONTROL_CHECKPOINT)).is_some() {
         return None;
     }
-    let mark = replay::mark_above_all(region, superblock);
+    let checkpoint = replay::checkpoint_above_all(region, superblock);
     report.mended.push(Mended {
         phase: "journal",
-        what: "the low-water mark is damaged".into(),
+        what: "the checkpoint is damaged".into(),
         action: "no record is replayed, since stale ones cannot be told",
         // After a clean unmount there was nothing to replay.
         loss: region.load(CONTROL_STATE) != STATE_CLEAN,
     });
-    region.store(CONTROL_MARK, mark);
-    Some(mark)
+    region.store(CONTROL_CHECKPOINT, checkpoint);
+    Some(checkpoint)
 }
 
 /// Clears the mark of a boot that is over, if there is one.

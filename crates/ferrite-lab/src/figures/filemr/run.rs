@@ -58,7 +58,7 @@ pub(super) fn registration(plan: &Plan, progress: &mut dyn Progress) -> Result<F
         ..bars(ENTRIES_PANEL, "size", "entries", "entries", true)
     };
     let longest = bound_bytes_max(plan);
-    // A removed file may wait for the mark.
+    // A removed file may wait for the checkpoint.
     let engine = layout::sparse_engine(longest * 2 + (256 << 20), Mapping::Extent)?;
     for (index, bytes) in SIZES.into_iter().enumerate() {
         let (x, label) = (index as f64, size_label(bytes));

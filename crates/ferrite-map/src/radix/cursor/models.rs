@@ -1,9 +1,9 @@
 //! A model of cursors and epochs: a reader follows a cursor while its leaf is unlinked and the block is reused.
 //!
 //! Contents: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share. The medium, the
-//! lookup ([`super::super::Radix`]'s `get_in_leaf`), and the actions of a transaction, the mark and another file are
-//! modelled here, step by step. As everywhere, a reader's result counts if the inode's version is the same afterwards.
-//! See `models.rs` for how to run it.
+//! lookup ([`super::super::Radix`]'s `get_in_leaf`), and the actions of a transaction, the checkpoint and another file
+//! are modelled here, step by step. As everywhere, a reader's result counts if the inode's version is the same
+//! afterwards. See `models.rs` for how to run it.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -83,8 +83,8 @@ impl File {
         self.version.fetch_add(1, SeqCst);
     }
 
-    /// Unmaps the page and with it the leaf; the mark passes; another file gets the block; the page is mapped again in
-    /// another leaf, and unmapped.
+    /// Unmaps the page and with it the leaf; the checkpoint passes; another file gets the block; the page is mapped
+    /// again in another leaf, and unmapped.
     fn write(&self) {
         let cleared = if self.flaw == Flaw::WordStays { 10 } else { 0 };
         self.change(&[(&self.blocks[1], cleared), (&self.root, 0)]);

@@ -1,6 +1,6 @@
 //! Pools of older programs, which let keys of HashFS go any distance from their homes: a file rewritten 1,500 times
-//! between two moves of the mark had its page there. A repair dropped such pages, and reads failed with `EIO`, because
-//! a key so far away was taken for damage.
+//! between two moves of the checkpoint had its page there. A repair dropped such pages, and reads failed with `EIO`,
+//! because a key so far away was taken for damage.
 
 use super::wiped::{number, repaired, tree};
 use super::*;
