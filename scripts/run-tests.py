@@ -52,7 +52,7 @@ LIMIT_S = 1800
 SHORT = {
     "real_programs": ["git_", "archives_", "sqlite_"],
     "explorer": ["no_crash_parts_a_move_from_its_entries"],
-    "crash": ["not", "long_random_workloads", "nodes_of_trees", "space_of_folds"],
+    "crash": ["not", "long_random_workloads", "nodes_of_trees", "space_of_merges"],
     "loops": ["long_loops_on_64_mib"],
     "suites": ["posix_rules", "random_operations"],
     "crash_kill": None,

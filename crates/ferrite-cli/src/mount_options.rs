@@ -306,7 +306,7 @@ mod tests {
             "durability=fsync",
             "accept_power_loss",
             "cleaner=off",
-            "fold_reads=7",
+            "merge_reads=7",
             "logs=off",
             "scrub=5",
         ] {

@@ -328,7 +328,7 @@ fn what_an_older_program_wrote_is_understood() {
         "log_bytes",
         "log_blocks",
         "space_amplification",
-        "folds",
+        "merges",
         "pages_at_home_percent",
         "rings",
         "ring_bytes",
@@ -355,6 +355,12 @@ fn what_an_older_program_wrote_is_understood() {
         let understood = serde_json::from_value::<ferrite_fs::PoolInfo>(older.into());
         assert!(understood.is_ok(), "{field}: {understood:?}");
     }
+    // The counts had another name.
+    let mut older = info.clone();
+    let merges = older.remove("merges").unwrap();
+    older.insert("folds".into(), merges);
+    let understood = serde_json::from_value::<ferrite_fs::PoolInfo>(older.into());
+    assert!(understood.is_ok(), "{understood:?}");
     // The field had another name.
     let mut older = info.clone();
     let dram = older["dram"].as_object_mut().unwrap();

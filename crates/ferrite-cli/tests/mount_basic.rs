@@ -350,7 +350,7 @@ fn page_logs_show_while_mounted_and_after() {
     }
     let test = TestPool::new("64M", &[]);
     test.umount();
-    test.mount(&["-o", "cleaner=off,fold_reads=0"]);
+    test.mount(&["-o", "cleaner=off,merge_reads=0"]);
     std::fs::write(test.path("file"), [1; 20_000]).unwrap();
     let file = std::fs::File::options().write(true).open(test.path("file")).unwrap();
     file.write_all_at(b"hello", 5000).unwrap();

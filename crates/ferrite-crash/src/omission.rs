@@ -23,7 +23,7 @@ pub enum Omission {
     AppendFence,
     /// A merged page is not fenced before the word that names it.
     FoldFence,
-    /// A fold's word is not written back before the checkpoint passes it.
+    /// A merge's word is not written back before the checkpoint passes it.
     FoldWriteBack,
     /// With deferred write-back, words reach the file before the records that set them are durable.
     RecordSync,
@@ -108,13 +108,13 @@ fn completes_blocks(fence: &Step<'_>, rings: &Range<u64>) -> bool {
     fence.is_fence() && fence.since_fence().any(|step| is_stream(Some(step))) && !completes_record(fence, rings)
 }
 
-/// The fence of a fold. After it the thread sets words; a transaction would stream a record.
+/// The fence of a merge. After it the thread sets words; a transaction would stream a record.
 fn is_of_fold(fence: &Step<'_>, rings: &Range<u64>) -> bool {
     let is_word = |step: Step<'_>| matches!(step.event(), Event::Store { .. }) && !step.stores_to(&mark());
     completes_blocks(fence, rings) && fence.after().next().is_some_and(is_word)
 }
 
-/// Nothing is in the line but a word that a fold has set. If a record has set another one since the line was last
+/// Nothing is in the line but a word that a merge has set. If a record has set another one since the line was last
 /// written back, the write-back is the record's.
 fn is_of_fold_alone(write_back: &Step<'_>, line: &Range<u64>, rings: &Range<u64>) -> bool {
     let is_written = |step: &Step<'_>| step.written_back().as_ref() == Some(line);

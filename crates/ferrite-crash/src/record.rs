@@ -75,7 +75,7 @@ pub fn mount_options(variant: Variant, workload: &Workload) -> MountOptions {
         false => Durability::Strict,
     };
     quiet_mount()
-        .fold_read_entries(workload.fold_read_entries)
+        .merge_read_entries(workload.merge_read_entries)
         .durability(durability)
 }
 

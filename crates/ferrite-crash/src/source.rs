@@ -28,7 +28,7 @@ pub enum Source {
     Triple(u64),
     /// A long random sequence of a profile: its index in [`Profile::ALL`], and a seed.
     Random(u64, u64),
-    /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that freed blocks are reused at
+    /// Overwrites, log entries and merges on a pool with a handful of free blocks, so that freed blocks are reused at
     /// once.
     Churn(u64),
     /// The same as `Random`, but another thread does every other operation, whose record so goes to another ring.
@@ -343,8 +343,8 @@ pub struct Workload {
     pub tokens: Vec<Vec<Option<Once>>>,
     /// Which thread does which operation, if `threads` has only one sequence.
     pub turns: Turns,
-    /// A read that walks this many log entries folds the page.
-    pub fold_read_entries: u32,
+    /// A read that walks this many log entries merges the page.
+    pub merge_read_entries: u32,
 }
 
 impl Workload {
@@ -364,7 +364,7 @@ impl Source {
             threads: vec![ops],
             tokens: Vec::new(),
             turns: Turns::One,
-            fold_read_entries: 1,
+            merge_read_entries: 1,
         };
         match *self {
             Source::Pair(index) => {
@@ -399,7 +399,7 @@ impl Source {
                 threads: vec![churn(seed)],
                 tokens: Vec::new(),
                 turns: Turns::alternate_if(seed % 3 == 2),
-                fold_read_entries: (seed % 2) as u32,
+                merge_read_entries: (seed % 2) as u32,
             },
             Source::Crowd(seed) => Workload {
                 setup: vec![
@@ -414,13 +414,13 @@ impl Source {
                 tokens: Vec::new(),
                 // Mostly alternating: replay must order a move correctly among older and later records in other rings.
                 turns: Turns::alternate_if(seed % 4 != 0),
-                fold_read_entries: (seed % 2) as u32,
+                merge_read_entries: (seed % 2) as u32,
             },
             Source::Reuse(seed) => Workload {
                 inodes: FEW_INODES,
                 turns: Turns::Alternate,
-                // A fold would give the reader's ring a number above that of the file.
-                fold_read_entries: 0,
+                // A merge would give the reader's ring a number above that of the file.
+                merge_read_entries: 0,
                 ..plain(reuse::setup(), reuse::ops(seed))
             },
             Source::Scene(seed) => scenes::scene(seed),
@@ -438,14 +438,14 @@ impl Source {
                     threads: vec![ops(0), ops(1)],
                     tokens: Vec::new(),
                     turns: Turns::One,
-                    fold_read_entries: 1,
+                    merge_read_entries: 1,
                 }
             }
         }
     }
 }
 
-/// Random operations that change something, or may (a read folds logs).
+/// Random operations that change something, or may (a read merges logs).
 fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
     let mut generator = OpGenerator::new(profile, seed);
     std::iter::from_fn(move || Some(generator.next_op())).filter(|op| {
@@ -468,9 +468,9 @@ fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
     })
 }
 
-/// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages with partial writes so far
+/// Whole pages, parts of pages, and reads that merge them. Every other seed keeps the pages with partial writes so far
 /// apart that each page's word has a line to itself on any mapping: no record of a neighbour writes back the word that
-/// a fold leaves there. It also writes more of the large ones, so that blocks freed by a fold are reused before its
+/// a merge leaves there. It also writes more of the large ones, so that blocks freed by a merge are reused before its
 /// page is written again.
 fn churn(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc4);

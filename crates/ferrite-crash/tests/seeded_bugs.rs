@@ -34,13 +34,13 @@ struct Mistake {
 
 /// The name of the test that finds a bug, if the explorer is not expected to; else `None`.
 ///
-/// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The checkpoint
+/// A merge without a new version harms only concurrent readers, and leaves no image that could show it. The checkpoint
 /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
 /// moment. The explorer's workloads bind no files. A torn record comes back only if another one, at the same place of
 /// its ring, has the same words where it was torn: the explorer met that once in a million images.
 fn own_test(bug: Bug) -> Option<&'static str> {
     match bug {
-        Bug::FoldUnannounced => Some("a_fold_is_news_to_readers"),
+        Bug::MergeUnannounced => Some("a_merge_is_news_to_readers"),
         Bug::TornRecordAbove => Some("a_torn_record_stays_dead"),
         Bug::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
         Bug::TailKept | Bug::BoundVouched | Bug::BoundBeforeCheckpoint => Some("mistakes_with_bound_files_are_found"),
@@ -63,7 +63,7 @@ impl Mistake {
             omission: None,
             is_particular: particular.is_some(),
             mappings: particular.unwrap_or(MAPPINGS.to_vec()),
-            is_held: matches!(bug, Bug::FoldWithoutRecord | Bug::GapInPrefix | Bug::NodeWithoutWords),
+            is_held: matches!(bug, Bug::MergeWithoutRecord | Bug::GapInPrefix | Bug::NodeWithoutWords),
         }
     }
 
@@ -87,7 +87,7 @@ impl Mistake {
         let variant = Variant {
             mapping,
             // One mistake can be made only there.
-            data_checksum: self.bug == Some(Bug::FoldSumLate),
+            data_checksum: self.bug == Some(Bug::MergedSumLate),
             deferred: self.is_held,
             omission: self.omission,
         };
@@ -95,7 +95,7 @@ impl Mistake {
         let search = Search::new(variant, EFFORT);
         let enough = |search: &Search| search.distinct() > PATIENCE;
         let report = match self.is_particular {
-            _ if self.is_held => search.run(std::iter::once(folds()).chain(plan::deferred(1)), 2, &enough),
+            _ if self.is_held => search.run(std::iter::once(merges()).chain(plan::deferred(1)), 2, &enough),
             // First a workload that unlinks an open file: few do, and one mistake shows there alone.
             false => search.run(std::iter::once(unlinks()).chain(plan::chances(1)), 2, &enough),
             true => search.run(plan::crowds(1), 2, &enough),
@@ -151,8 +151,8 @@ fn every_mistake_is_found() {
     assert!(tried > 0, "there is no such mistake: {only:?}");
 }
 
-/// A workload that writes to pages after folding them.
-fn folds() -> Name {
+/// A workload that writes to pages after merging them.
+fn merges() -> Name {
     Source::Churn(1_000_031).into()
 }
 

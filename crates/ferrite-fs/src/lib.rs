@@ -9,7 +9,7 @@
 //! | 8 | `tree` | directories, names, attributes |
 //! | 7 | `file` | data of regular files |
 //! | 6 | `retry` | what an operation does when it finds no space |
-//! | 5 | `page` | a data page: block, checksum, log; folding logs |
+//! | 5 | `page` | a data page: block, checksum, log; merging logs |
 //! | 4 | `pool` | the state of a mounted pool; a transaction |
 //! | 3 | `journal` | rings of records: commit, apply, retire, replay |
 //! | 2 | `space`, `cache`, `health` | what is free; what is kept in DRAM; what is damaged |
@@ -18,7 +18,7 @@
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
 //! outside `journal` in only four places: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which
-//! applies a repair as a record would; and folds, which change no content (`page/fold.rs`).
+//! applies a repair as a record would; and merges, which change no content (`page/merge.rs`).
 //!
 //! *Architecture invariant:* there is no `unsafe` here; the medium is accessed only through `ferrite-pm`.
 #![forbid(unsafe_code)]
@@ -50,7 +50,7 @@ pub use error::EngineError;
 pub use ferrite_pm::Durability;
 pub use format::layout::{self, Superblock};
 pub use options::{
-    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckOptions, FsckReport, LastScrub, Mapping, Mended,
+    AtimePolicy, DramUse, EntryDump, Finding, FsckOptions, FsckReport, LastScrub, Mapping, Mended, MergeCounts,
     MkfsOptions, MountOptions, Owner, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
 };
 pub use thread::number_thread;

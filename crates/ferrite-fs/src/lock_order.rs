@@ -21,7 +21,7 @@ ferrite_checks::ranks! {
     Adapter = 70;
     /// Bound files: locked for a lookup.
     BindingList = 80;
-    /// Held shared while pages are away from the lists of pages with logs, which includes folds and their records.
+    /// Held shared while pages are away from the lists of pages with logs, which includes merges and their records.
     CandidatesAway = 90;
     /// Held while the checkpoint moves: a thread that needs space waits here, often with inodes locked.
     Advance = 100;

@@ -155,15 +155,15 @@ pub struct MountOptions {
     pub durability: Durability,
     /// Mount even if the machine went down while the pool was in use with [`Durability::Process`].
     pub accept_power_loss: bool,
-    /// Fold page logs in the background, when space is short or the pool is idle.
+    /// Merge page logs into their pages in the background, when space is short or the pool is idle.
     pub cleaner: bool,
     /// The cleaner starts when less than this percentage of the blocks is free…
     pub clean_low_percent: u8,
     /// …and continues until this percentage is free.
     pub clean_high_percent: u8,
-    /// A read that walked at least this many entries of a page's log folds the page; 0 means never.
+    /// A read that walked at least this many entries of a page's log merges the page; 0 means never.
     #[doc(hidden)]
-    pub fold_read_entries: u32,
+    pub merge_read_entries: u32,
     /// No page logs: every unaligned write copies its page, as NOVA does. For comparison.
     #[doc(hidden)]
     pub cow_only: bool,
@@ -188,7 +188,7 @@ impl Default for MountOptions {
             cleaner: true,
             clean_low_percent: 5,
             clean_high_percent: 10,
-            fold_read_entries: 4,
+            merge_read_entries: 4,
             cow_only: false,
             keep_orphans: false,
             forward_scan: false,
@@ -218,7 +218,7 @@ impl MountOptions {
             cleaner,
             clean_low_percent,
             clean_high_percent,
-            fold_read_entries,
+            merge_read_entries,
             cow_only,
             keep_orphans,
             forward_scan,
@@ -237,7 +237,7 @@ impl MountOptions {
             ("cleaner", cleaner != default.cleaner),
             ("clean_low_percent", clean_low_percent != default.clean_low_percent),
             ("clean_high_percent", clean_high_percent != default.clean_high_percent),
-            ("fold_read_entries", fold_read_entries != default.fold_read_entries),
+            ("merge_read_entries", merge_read_entries != default.merge_read_entries),
             ("cow_only", cow_only != default.cow_only),
             ("keep_orphans", keep_orphans != default.keep_orphans),
             ("forward_scan", forward_scan != default.forward_scan),
@@ -303,7 +303,7 @@ impl MountOptions {
         self
     }
 
-    /// Whether a thread folds page logs in the background; by default it does.
+    /// Whether a thread merges page logs in the background; by default it does.
     #[must_use]
     pub fn cleaner(mut self, cleaner: bool) -> MountOptions {
         self.cleaner = cleaner;
@@ -324,11 +324,11 @@ impl MountOptions {
         self
     }
 
-    /// A read that walked this many entries of a page's log folds the page; 0 means never, by default 4.
+    /// A read that walked this many entries of a page's log merges the page; 0 means never, by default 4.
     #[doc(hidden)]
     #[must_use]
-    pub fn fold_read_entries(mut self, fold_read_entries: u32) -> MountOptions {
-        self.fold_read_entries = fold_read_entries;
+    pub fn merge_read_entries(mut self, merge_read_entries: u32) -> MountOptions {
+        self.merge_read_entries = merge_read_entries;
         self
     }
 
@@ -350,9 +350,9 @@ impl MountOptions {
     }
 }
 
-/// Folds since the mount, by cause.
+/// Merges since the mount, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FoldCounts {
+pub struct MergeCounts {
     /// By writes, because the log was long or the page complete.
     pub write: u64,
     /// By reads that walked too many entries.
@@ -449,7 +449,8 @@ pub struct PoolInfo {
     /// Blocks of pages and logs, divided by blocks of pages.
     pub space_amplification: f64,
     /// Logs merged into their pages since the mount: by writes, by reads, for lack of space, and in idle times.
-    pub folds: FoldCounts,
+    #[serde(alias = "folds")]
+    pub merges: MergeCounts,
     /// Pages that are in the block of their own slot (HashFS), in percent.
     pub pages_at_home_percent: f64,
     /// Number of journal rings.

@@ -1,4 +1,4 @@
-//! Floor 6, retries of operations that find no space: they reclaim space that others have freed, fold logs, have the
+//! Floor 6, retries of operations that find no space: they reclaim space that others have freed, merge logs, have the
 //! mapping move its entries, and retry.
 //!
 //! Contents: [`with_space`] and [`with_map_space`], which run an operation again as long as that may help. An
@@ -11,14 +11,14 @@ use ferrite_vfs::{FsError, Result, SpaceOf};
 
 use crate::cache::logged::Cause;
 use crate::format::layout::BLOCK_BYTES;
-use crate::page::fold::fold_some;
+use crate::page::merge::merge_some;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 
-/// Most pages whose logs an operation folds when it finds no space.
-const FOLDS_FOR_SPACE: usize = 8192;
-/// Pages folded before it checks whether that was enough, and sorts logs by length again.
-const FOLDS_AT_A_TIME: usize = 1024;
+/// Most pages whose logs an operation merges when it finds no space.
+const MERGES_FOR_SPACE: usize = 8192;
+/// Pages merged before it checks whether that was enough, and sorts logs by length again.
+const MERGES_AT_A_TIME: usize = 1024;
 /// Rounds of reclaiming and retrying before an operation fails for lack of space.
 pub(crate) const SPACE_TRIES: usize = 3;
 /// Most moves of the mapping's entries that one operation waits for.
@@ -50,7 +50,7 @@ impl Need {
 /// and retries. So `ENOSPC` means that the pool is really full (docs/design.md, "Crash atomicity").
 ///
 /// The remedy depends on the missing resource, since each has a cost for other operations: blocks and entries of the
-/// mapping come back with the checkpoint, folds free only blocks, and inodes, names and space for attributes never
+/// mapping come back with the checkpoint, merges free only blocks, and inodes, names and space for attributes never
 /// wait.
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
@@ -63,7 +63,7 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
                     SpaceOf::Blocks => {
                         reclaim_waiting(core, of)?;
                         if tries > 0 {
-                            fold_for(core, need)?;
+                            merge_for(core, need)?;
                         }
                         // Others may have taken the free blocks, and freed as many since.
                         true
@@ -103,12 +103,12 @@ fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
     if helps { core.reclaim() } else { core.relieve() }
 }
 
-/// Folds logs until there are as many blocks as `need` says, or folding gives no more.
-fn fold_for(core: &Core, need: Need) -> Result<()> {
+/// Merges logs until there are as many blocks as `need` says, or merging gives no more.
+fn merge_for(core: &Core, need: Need) -> Result<()> {
     core.log_space.empty_purses(&core.alloc);
     let available = core.alloc.available();
     let slabs = core.log_space.usage().blocks;
-    // A block comes back only when all of its segments do, so a fold need not free one. If all folds freed nothing,
+    // A block comes back only when all of its segments do, so a merge need not free one. If all merges freed nothing,
     // the next ones will not either, until logs have taken more.
     let left = core.slabs_left.fetch_min(slabs, Ordering::Relaxed).min(slabs);
     if available >= need.most || slabs <= left {
@@ -119,10 +119,10 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
         core.log_space.empty_purses(&core.alloc);
         reclaimed.is_err() || core.alloc.available() >= need.most
     };
-    for _ in 0..FOLDS_FOR_SPACE / FOLDS_AT_A_TIME {
-        // A fold that fails now is no reason to fail.
-        let folded = fold_some(core, FOLDS_AT_A_TIME, Cause::LowSpace, &mut enough).unwrap_or(0);
-        if enough() || folded == 0 {
+    for _ in 0..MERGES_FOR_SPACE / MERGES_AT_A_TIME {
+        // A merge that fails now is no reason to fail.
+        let merged = merge_some(core, MERGES_AT_A_TIME, Cause::LowSpace, &mut enough).unwrap_or(0);
+        if enough() || merged == 0 {
             break;
         }
     }

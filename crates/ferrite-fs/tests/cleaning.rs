@@ -88,7 +88,7 @@ fn small_overwrites_of_a_nearly_full_pool_never_end() {
     }));
     println!(
         "p99.9 over median: {our_tail:.1}, floor {floor_tail:.1}; {:?}",
-        engine.info().folds
+        engine.info().merges
     );
     if soak && !cfg!(debug_assertions) {
         assert!(
@@ -102,5 +102,5 @@ fn small_overwrites_of_a_nearly_full_pool_never_end() {
         assert!(Instant::now() < deadline, "the cleaner left {:?}", engine.info());
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(engine.info().folds.idle + engine.info().folds.low_space > 0);
+    assert!(engine.info().merges.idle + engine.info().merges.low_space > 0);
 }

@@ -351,7 +351,7 @@ fn writing_every_kind_of_page() {
 }
 
 /// Page logs: entries, chained segments, cuts and holes in logged pages, aligned writes that drop a log, writes over
-/// several pages with logged ends; and the folds that reading after each step causes, from never to at once.
+/// several pages with logged ends; and the merges that reading after each step causes, from never to at once.
 #[test]
 fn writing_parts_of_pages() {
     parts_of_pages(&options(), &[0, 1, 3]);
@@ -363,9 +363,9 @@ fn checksums_of_data_survive_with_what_they_vouch_for() {
     parts_of_pages(&with_data_checksums(), &[1]);
 }
 
-fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
+fn parts_of_pages(options_of_pool: &MkfsOptions, merges: &[u32]) {
     let small = |n: u64| put("/f", n * 37 % 4000, 1 + (n as usize * 29) % 90, n as u8);
-    for &fold_read_entries in folds {
+    for &merge_read_entries in merges {
         let mut steps: Vec<Step> = (0..12).map(small).collect();
         steps.extend([
             put("/f", 4096 + 100, 700, 30),
@@ -391,7 +391,7 @@ fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
             put("/g", 50, 60, 2),
             put("/g", 4000, 200, 2),
         ];
-        let options = quiet().fold_read_entries(fold_read_entries);
+        let options = quiet().merge_read_entries(merge_read_entries);
         let recorded = record_on(options_of_pool, &options, &setup, &steps);
         let images = explore(&recorded, 2, RANDOM_SUBSETS);
         println!("{images} images");
@@ -399,9 +399,9 @@ fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
     }
 }
 
-/// With few free blocks, space that a fold frees is written again as soon as the rules allow: if too early, a crash
+/// With few free blocks, space that a merge frees is written again as soon as the rules allow: if too early, a crash
 /// that restores the old word finds other data there.
-fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entries: u32, steps: &[Step]) {
+fn merging_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, merge_read_entries: u32, steps: &[Step]) {
     let fill: Step = Box::new(|fs| {
         let file = fs
             .open(SYSTEM, make(fs, ROOT_INO, "filler"), OpenMode::read_write())
@@ -413,7 +413,7 @@ fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entrie
         }
     });
     let setup = [touch("/f"), put("/f", 0, 40 * 4096, 1), fill];
-    let options = quiet().fold_read_entries(fold_read_entries);
+    let options = quiet().merge_read_entries(merge_read_entries);
     let recorded = record_on(options_of_pool, &options, &setup, steps);
     let images = explore(&recorded, 3, RANDOM_SUBSETS);
     println!("{images} images");
@@ -430,32 +430,32 @@ fn churn(version: u64, times: u64) -> impl Iterator<Item = Step> {
     (0..times).map(move |n| put("/f", 8 * 4096, 24 * 4096, (version + n) as u8))
 }
 
-/// Finds folds whose space is reused before the checkpoint has passed them.
+/// Finds merges whose space is reused before the checkpoint has passed them.
 #[test]
-fn space_of_folds_waits_for_the_checkpoint() {
-    // Read by the test after each step, and so folded.
+fn space_of_merges_waits_for_the_checkpoint() {
+    // Read by the test after each step, and so merged.
     let rounds = (0..4).flat_map(|round| small(round).chain(churn(100 + 10 * round, 1)));
     let rounds: Vec<_> = rounds.collect();
-    folding_on_a_nearly_full_pool(&options(), 1, &rounds);
+    merging_on_a_nearly_full_pool(&options(), 1, &rounds);
     // And no checksum of an earlier use comes back with an older record.
-    folding_on_a_nearly_full_pool(&with_data_checksums(), 1, &rounds);
+    merging_on_a_nearly_full_pool(&with_data_checksums(), 1, &rounds);
 }
 
-/// Finds folds whose words are not durable when their space is reused.
+/// Finds merges whose words are not durable when their space is reused.
 #[test]
-fn words_of_folds_are_durable_before_their_space_is_reused() {
+fn words_of_merges_are_durable_before_their_space_is_reused() {
     let clean = || -> Step {
         Box::new(|engine| {
             engine.clean(100).unwrap();
         })
     };
     let round = |round: u64| {
-        // The words are durable with their logs before the folds set them: nothing but a fold's own care makes them so
-        // again.
+        // The words are durable with their logs before the merges set them: nothing but a merge's own care makes them
+        // so again.
         let logged = small(round).chain(churn(100 + 10 * round, 3));
         logged.chain([clean()]).chain(churn(200 + 10 * round, 3))
     };
-    folding_on_a_nearly_full_pool(&options(), 0, &(0..2).flat_map(round).collect::<Vec<_>>());
+    merging_on_a_nearly_full_pool(&options(), 0, &(0..2).flat_map(round).collect::<Vec<_>>());
 }
 
 #[test]

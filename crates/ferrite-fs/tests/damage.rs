@@ -25,7 +25,7 @@ const LABELLED: &str = "labelled";
 const VALUE: &[u8] = b"a value";
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 /// Words of a pool and what they become.

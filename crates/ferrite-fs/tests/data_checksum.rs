@@ -20,7 +20,7 @@ fn options(data_checksum: bool) -> MkfsOptions {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 /// A pool with some files, as bytes on the medium, and the places of its structures.
@@ -405,10 +405,10 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
             for n in 0..40 {
                 file.write_at(SYSTEM, start + 10 + n, b"short").unwrap();
             }
-            assert_eq!(engine.clean(10).unwrap(), 0, "a fold of a damaged page");
+            assert_eq!(engine.clean(10).unwrap(), 0, "a merge of a damaged page");
             let other = open(&engine, pool.files[1].0);
             other.write_at(SYSTEM, 5, b"sound").unwrap();
-            assert_eq!(engine.clean(10).unwrap(), 1, "and the others are folded");
+            assert_eq!(engine.clean(10).unwrap(), 1, "and the others are merged");
         }
         let mut page = vec![0; PAGE];
         assert!(
@@ -584,7 +584,7 @@ impl Model {
     }
 }
 
-/// Writes of all sizes, appends, logs, folds, truncates, punches, zeroed and reserved ranges, and remounts.
+/// Writes of all sizes, appends, logs, merges, truncates, punches, zeroed and reserved ranges, and remounts.
 #[test]
 fn everything_that_was_written_verifies() {
     let seed = std::env::var("FERRITE_SEED").map_or_else(|_| rand::rng().next_u64(), |seed| seed.parse().unwrap());
@@ -606,7 +606,7 @@ fn everything_that_was_written_verifies() {
             .cleaner(round % 2 == 0)
             .cow_only(round % 4 == 3)
             .forward_scan(round % 3 == 2)
-            .fold_read_entries(5)
+            .merge_read_entries(5)
             // On an ordinary file, where records carry checksums of data.
             .process_durability(true);
         let mount = || {

@@ -58,7 +58,7 @@ fn what_is_frozen_is_clean_and_holds_what_returned() {
                     if stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    // Whole pages and parts of them, so that there are logs and folds.
+                    // Whole pages and parts of them, so that there are logs and merges.
                     write(engine, ino, 4096, &pattern(8000, n as u8));
                     write(engine, ino, 0, &u64::to_le_bytes(n));
                     written.store(n, Ordering::SeqCst);

@@ -20,7 +20,7 @@ const KEPT: u64 = 50;
 const CUT_PAGES: u64 = 700;
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 fn mounted(image: &[u8]) -> Engine {
@@ -241,9 +241,9 @@ fn full_with_logs(logged: u64) -> (Engine, Arc<dyn OpenFile>, Arc<dyn OpenFile>)
     (engine, filler, others)
 }
 
-fn folds(engine: &Engine) -> u64 {
-    let folds = engine.info().folds;
-    folds.write + folds.read + folds.low_space + folds.idle
+fn merges(engine: &Engine) -> u64 {
+    let merges = engine.info().merges;
+    merges.write + merges.read + merges.low_space + merges.idle
 }
 
 /// A request that nothing could satisfy is refused at once, whatever waits for the checkpoint, and whatever logs hold.
@@ -253,9 +253,9 @@ fn what_can_never_fit_costs_nobody_anything() {
     let cheap = |what: &str, refused: &mut dyn FnMut() -> bool| {
         for _ in 0..20 {
             others.write_at(SYSTEM, 2000 * PAGE, &[7; PAGE as usize]).unwrap();
-            let before = (engine.counters().fences, folds(&engine));
+            let before = (engine.counters().fences, merges(&engine));
             assert!(refused(), "{what}: was not refused for want of space");
-            assert_eq!((engine.counters().fences, folds(&engine)), before, "{what}");
+            assert_eq!((engine.counters().fences, merges(&engine)), before, "{what}");
         }
     };
     let value = vec![1; 4000];
@@ -285,7 +285,7 @@ fn what_can_never_fit_costs_nobody_anything() {
     }
 }
 
-/// A writer that keeps writing to a full pool folds each log at most once, and then costs others nothing.
+/// A writer that keeps writing to a full pool merges each log at most once, and then costs others nothing.
 #[test]
 fn who_hammers_a_full_pool_pays_for_it_himself() {
     let logged = 1000;
@@ -302,9 +302,9 @@ fn who_hammers_a_full_pool_pays_for_it_himself() {
         written >= logged / 20,
         "the logs' space was to be had: {written} blocks"
     );
-    assert!(folds(&engine) <= logged + 1, "{} folds", folds(&engine));
+    assert!(merges(&engine) <= logged + 1, "{} merges", merges(&engine));
     let mut fences = 0;
-    let before = folds(&engine);
+    let before = merges(&engine);
     for n in 0..500 {
         // Another writer continues: whole pages, and parts.
         others.write_at(SYSTEM, n * PAGE, &[7; PAGE as usize]).unwrap();
@@ -314,10 +314,10 @@ fn who_hammers_a_full_pool_pays_for_it_himself() {
         assert_eq!(refused, Err(FsError::NoSpace(SpaceOf::Blocks)));
         fences += engine.counters().fences - from;
     }
-    let folds = folds(&engine) - before;
+    let merges = merges(&engine) - before;
     assert!(
         fences < 100,
-        "{fences} fences and {folds} folds in 500 writes that came to nothing"
+        "{fences} fences and {merges} merges in 500 writes that came to nothing"
     );
     assert!(!engine.is_read_only());
 }

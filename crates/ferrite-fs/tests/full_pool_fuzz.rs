@@ -584,7 +584,7 @@ fn fuzz(mapping: Mapping, seed: u64, steps: u64) {
     let mut rng = Rng::new(seed);
     let options = MountOptions::default()
         .cleaner(false)
-        .fold_read_entries(rng.below(5) as u32);
+        .merge_read_entries(rng.below(5) as u32);
     let engine = Engine::mount(region, &options).unwrap();
     let empty = engine.statfs(SYSTEM).unwrap();
     let mut run = Run::new(engine.clone(), rng, what.clone());

@@ -52,7 +52,7 @@ fn mounted_and_unmounted(dir: &Path, cycles: u64) {
             (before, process) = (Some((space.blocks_free, space.inodes_free)), Taken::now());
         }
         if let Some((blocks, inodes)) = before {
-            // A page's log is longer or shorter, depending on folds.
+            // A page's log is longer or shorter, depending on merges.
             let is_as_before = space.blocks_free + 8 >= blocks && space.inodes_free >= inodes;
             assert!(
                 is_as_before,
@@ -75,7 +75,7 @@ fn a_pool_on_a_disk_that_is_mounted_for_ever_takes_no_more() {
     mounted_and_unmounted(tempfile::tempdir().unwrap().path(), 100);
 }
 
-/// An idle pool folds its logs, and then stores nothing.
+/// An idle pool merges its logs, and then stores nothing.
 #[test]
 fn a_pool_that_idles_stores_nothing() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -38,7 +38,7 @@ fn new_pool(size_bytes: u64, options: &MkfsOptions) -> (TempPath, Engine) {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 /// The pool as left behind, for example by a crash: sound, and mounted again without findings.

@@ -12,7 +12,7 @@ const POOL_BYTES: u64 = 4 << 20;
 const PAGE: u64 = 4096;
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 fn options() -> MkfsOptions {

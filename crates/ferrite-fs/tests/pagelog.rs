@@ -1,4 +1,4 @@
-//! Page logs from outside: the cost of unaligned writes, the results of reads and folds, and all of it at once.
+//! Page logs from outside: the cost of unaligned writes, the results of reads and merges, and all of it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ fn seed() -> u64 {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 fn engine(options: &MountOptions) -> Engine {
@@ -67,7 +67,7 @@ fn a_small_overwrite_costs_one_fence_and_a_few_lines() {
 }
 
 #[test]
-fn logs_grow_chain_and_fold_away() {
+fn logs_grow_chain_and_are_merged() {
     let engine = engine(&quiet());
     let file = file(&engine, 2);
     let mut expected = vec![0xaa; 2 * PAGE];
@@ -83,7 +83,7 @@ fn logs_grow_chain_and_fold_away() {
     }
     let info = engine.info();
     assert!(
-        info.logged_pages > 0 && info.log_bytes > 0 && info.folds.write > 0,
+        info.logged_pages > 0 && info.log_bytes > 0 && info.merges.write > 0,
         "{info:?}"
     );
     let dump = engine.dump(file.ino()).unwrap();
@@ -99,8 +99,8 @@ fn logs_grow_chain_and_fold_away() {
 }
 
 #[test]
-fn a_read_that_walked_far_folds_the_page() {
-    let options = quiet().fold_read_entries(3);
+fn a_read_that_walked_far_merges_the_page() {
+    let options = quiet().merge_read_entries(3);
     let engine = engine(&options);
     let file = file(&engine, 4);
     for n in 0..3 {
@@ -110,20 +110,20 @@ fn a_read_that_walked_far_folds_the_page() {
     let mut page = vec![0; 3 * PAGE];
     file.read_at(SYSTEM, 0, &mut page).unwrap();
     let info = engine.info();
-    assert_eq!((info.folds.read, info.logged_pages), (1, 1));
+    assert_eq!((info.merges.read, info.logged_pages), (1, 1));
     assert_eq!(page[8192 + 205], 7);
 }
 
-/// A read that finds many long logs folds them with one fence; in an ordinary file each fold has a record, and none
+/// A read that finds many long logs merges them with one fence; in an ordinary file each merge has a record, and none
 /// waits for a sync. The next read finds nothing to do.
 #[test]
-fn the_folds_of_a_read_share_a_fence() {
+fn the_merges_of_a_read_share_a_fence() {
     const LOGGED: usize = 12;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let region = Region::create(&dir.path().join("pool"), 32 << 20).unwrap();
     mkfs(&region, &common::options()).unwrap();
     let is_on_disk = region.medium() == Medium::File;
-    let options = quiet().fold_read_entries(3).atime(AtimePolicy::Never);
+    let options = quiet().merge_read_entries(3).atime(AtimePolicy::Never);
     let engine = Engine::mount(region, &options).unwrap();
     let file = file(&engine, LOGGED);
     for page in 0..LOGGED as u64 {
@@ -146,7 +146,7 @@ fn the_folds_of_a_read_share_a_fence() {
     );
     assert_eq!(cost(), (0, 0));
     let info = engine.info();
-    assert_eq!((info.folds.read, info.logged_pages), (LOGGED as u64, 0));
+    assert_eq!((info.merges.read, info.logged_pages), (LOGGED as u64, 0));
     assert!(
         found
             .chunks(PAGE)
@@ -166,10 +166,10 @@ fn without_logs_every_write_copies_and_reads_the_same() {
     assert_eq!(found, [1; 200]);
 }
 
-/// Writers of distinct stripes, readers of all, and a thread that folds without a pause: every write is seen whole and
+/// Writers of distinct stripes, readers of all, and a thread that merges without a pause: every write is seen whole and
 /// none is lost.
 #[test]
-fn readers_writers_and_folds_at_once() {
+fn readers_writers_and_merges_at_once() {
     const WRITERS: usize = 2;
     const PAGES: usize = 8;
     const STRIPE: usize = 64;
@@ -178,25 +178,25 @@ fn readers_writers_and_folds_at_once() {
     } else {
         10_000
     };
-    let options = quiet().fold_read_entries(6);
+    let options = quiet().merge_read_entries(6);
     let region = Region::anonymous(64 << 20).unwrap();
     mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &options).unwrap();
     let file = file(&engine, PAGES);
     file.write_at(SYSTEM, 0, &vec![0; PAGES * PAGE]).unwrap();
-    let (done, folds, seed) = (AtomicBool::new(false), AtomicU64::new(0), seed());
+    let (done, merges, seed) = (AtomicBool::new(false), AtomicU64::new(0), seed());
     let stripes = PAGES * PAGE / STRIPE;
     // The last write of each stripe's only writer; a reader may see that or something newer.
     let written: Vec<AtomicU64> = (0..stripes).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {
-        let (file, written, done, folds, engine) = (&file, &written, &done, &folds, &engine);
+        let (file, written, done, merges, engine) = (&file, &written, &done, &merges, &engine);
         let writers: Vec<_> = (0..WRITERS)
             .map(|me| {
                 scope.spawn(move || {
                     let mut rng = StdRng::seed_from_u64(seed ^ me as u64);
-                    // A machine that has no core to spare for the folds gets more rounds.
+                    // A machine that has no core to spare for the merges gets more rounds.
                     for round in 1..=100 * rounds {
-                        if round > rounds && folds.load(Ordering::Relaxed) > 0 {
+                        if round > rounds && merges.load(Ordering::Relaxed) > 0 {
                             return;
                         }
                         let stripe = rng.random_range(0..stripes / WRITERS) * WRITERS + me;
@@ -228,13 +228,13 @@ fn readers_writers_and_folds_at_once() {
         });
         scope.spawn(move || {
             while !done.load(Ordering::Relaxed) {
-                folds.fetch_add(engine.clean(1000).unwrap() as u64, Ordering::Relaxed);
+                merges.fetch_add(engine.clean(1000).unwrap() as u64, Ordering::Relaxed);
             }
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         done.store(true, Ordering::Relaxed);
     });
-    assert!(folds.into_inner() > 0, "no fold took part");
+    assert!(merges.into_inner() > 0, "no merge took part");
     for (stripe, last) in written.iter().enumerate() {
         let mut found = [0; 8];
         file.read_at(SYSTEM, (stripe * STRIPE) as u64, &mut found).unwrap();

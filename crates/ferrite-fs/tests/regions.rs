@@ -576,7 +576,7 @@ fn of_a_large_file_a_binding_tells_the_first_part() {
     for &mapping in Mapping::ALL {
         let pool = Pool::anonymous(128 << 20).unwrap();
         mkfs(&pool, &options(mapping, false)).unwrap();
-        let engine = Engine::mount(pool, &quiet().fold_read_entries(0)).unwrap();
+        let engine = Engine::mount(pool, &quiet().merge_read_entries(0)).unwrap();
         let ino = make(&engine, ROOT_INO, "file");
         let mut content = pattern(WRITTEN * 4096, 1);
         for (n, part) in content.chunks(1 << 20).enumerate() {
@@ -602,7 +602,7 @@ fn of_a_large_file_a_binding_tells_the_first_part() {
             (told, region)
         };
         let (told, region) = bind(false);
-        assert_eq!(engine.info().folds.idle, 2, "{mapping:?}");
+        assert_eq!(engine.info().merges.idle, 2, "{mapping:?}");
         let is_right = |page: u32| {
             let mut found = [0; 4096];
             if let Some(place) = told.0.lock()[&page] {

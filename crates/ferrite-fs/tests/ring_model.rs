@@ -1,7 +1,7 @@
 //! A model of journal rings, sequence numbers and the checkpoint under committers, `advance` and a crash at any moment,
 //! run by shuttle under many schedules.
 //!
-//! As in `fold_model.rs` the engine is not instrumented: this states the protocol of `journal/mod.rs`
+//! As in `merge_model.rs` the engine is not instrumented: this states the protocol of `journal/mod.rs`
 //! (docs/crash-consistency.md, rules 3 to 5) with the same locks, atomics and order of steps. The medium is behind a
 //! lock of the standard library, so each access is one step for shuttle.
 

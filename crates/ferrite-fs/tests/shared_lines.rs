@@ -150,12 +150,12 @@ fn check(shared: &Shared, most: &[(&str, f64)]) {
 
 /// Tokens of blocks come and go in batches of 64.
 const TOKENS: (&str, f64) = ("tokens of all", 0.03);
-/// A thread takes a slab's worth of log segments at a time; folds count, and each first entry of a log lists its page.
+/// A thread takes a slab's worth of log segments at a time; merges count, and each first entry of a log lists its page.
 const LOGS: [(&str, f64); 4] = [
     ("log slabs", 0.06),
     ("log purses", 0.12),
     ("logged pages", 0.03),
-    ("folds", 0.03),
+    ("merges", 0.03),
 ];
 /// Up to 64 threads have a slot of the counters each. The tests' own threads have some of them, so a few of 64 workers
 /// share the last one, which an operation writes several times.

@@ -17,7 +17,7 @@ const POOL_BYTES: u64 = 8 << 20;
 fn quiet() -> MountOptions {
     MountOptions::default()
         .cleaner(false)
-        .fold_read_entries(0)
+        .merge_read_entries(0)
         .atime(AtimePolicy::Never)
 }
 

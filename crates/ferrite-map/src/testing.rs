@@ -269,8 +269,8 @@ macro_rules! mapping_tests {
         }
 
         #[test]
-        fn folds_undone_by_replay_leave_the_mapping_sound() {
-            crate::testing::replay::folds_undone_by_replay_leave_the_mapping_sound::<$subject>();
+        fn merges_undone_by_replay_leave_the_mapping_sound() {
+            crate::testing::replay::merges_undone_by_replay_leave_the_mapping_sound::<$subject>();
         }
 
         #[test]

@@ -205,7 +205,7 @@ pub(crate) fn of(volume: &dyn Volume) -> Option<PoolInfo> {
         log_bytes: found.log_bytes,
         log_blocks: found.log_blocks,
         space_amplification: found.space_amplification,
-        log_merges: log_merges(found.folds),
+        log_merges: log_merges(found.merges),
         rings: found.rings,
         ring_bytes: found.ring_bytes,
         was_clean: found.was_clean,
@@ -227,12 +227,12 @@ pub(crate) fn of(volume: &dyn Volume) -> Option<PoolInfo> {
     })
 }
 
-fn log_merges(folds: ferrite_fs::FoldCounts) -> LogMerges {
+fn log_merges(merges: ferrite_fs::MergeCounts) -> LogMerges {
     LogMerges {
-        writes: folds.write,
-        reads: folds.read,
-        low_space: folds.low_space,
-        idle: folds.idle,
+        writes: merges.write,
+        reads: merges.read,
+        low_space: merges.low_space,
+        idle: merges.idle,
     }
 }
 

@@ -58,7 +58,7 @@ fn options_are_read_by_their_names() {
         ("read_only", "yes", "`true` or `false`"),
         ("atime", "often", "`relative` or `never` or `strict`"),
         ("clean_low_percent", "300", "`300`"),
-        ("fold_reads", "4", "option"),
+        ("merge_reads", "4", "option"),
         ("cow_only", "true", "option"),
     ] {
         let error = VolumeOptions::parse([(name, value)]).unwrap_err();

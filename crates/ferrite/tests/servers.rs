@@ -66,7 +66,7 @@ fn options_of_pools_are_refused() {
         ("cleaner", default().cleaner(false)),
         ("clean_low_percent", default().clean_low_percent(7)),
         ("clean_high_percent", default().clean_high_percent(80)),
-        ("fold_read_entries", default().fold_read_entries(9)),
+        ("merge_read_entries", default().merge_read_entries(9)),
         ("cow_only", default().cow_only(true)),
         ("keep_orphans", default().keep_orphans(true)),
     ] {

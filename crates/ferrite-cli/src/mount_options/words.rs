@@ -362,7 +362,7 @@ const PAGES: &[Word] = &[
         "clean_low=",
         (
             "clean_low=N",
-            "fold page logs when less than N % of the space is free [default: 5]",
+            "merge page logs when less than N % of the space is free [default: 5]",
         ),
         Set::Value(|draft, word, value| {
             draft.engine.clean_low_percent = number(word, value, 0, 90)? as u8;
@@ -382,13 +382,13 @@ const PAGES: &[Word] = &[
     ),
     in_group(
         "",
-        "fold_reads=",
+        "merge_reads=",
         (
-            "fold_reads=N",
-            "a read that walks N entries of a page's log folds it; 0: never [default: 4]",
+            "merge_reads=N",
+            "a read that walks N entries of a page's log merges it; 0: never [default: 4]",
         ),
         Set::Value(|draft, word, value| {
-            draft.engine.fold_read_entries = number(word, value, 0, 1000)? as u32;
+            draft.engine.merge_read_entries = number(word, value, 0, 1000)? as u32;
             Ok(())
         }),
         of_pages([Does; 2], NO_LOGS, SERVERS_POOL),
@@ -398,7 +398,7 @@ const PAGES: &[Word] = &[
         "cleaner=off",
         (
             "cleaner=off",
-            "fold page logs only on writes and reads, and when space runs out",
+            "merge page logs only on writes and reads, and when space runs out",
         ),
         Set::Plain(|draft| draft.engine.cleaner = false),
         of_pages([Does; 2], NO_LOGS, SERVERS_POOL),

@@ -60,8 +60,8 @@ pub(super) fn scene(seed: u64) -> Workload {
         threads: vec![ops],
         tokens: Vec::new(),
         turns: Turns::Each(turns.into_iter().map(|ring| ring == Ring::Elsewhere).collect()),
-        // A fold would give the reader's ring a number above that of the file.
-        fold_read_entries: 0,
+        // A merge would give the reader's ring a number above that of the file.
+        merge_read_entries: 0,
     }
 }
 

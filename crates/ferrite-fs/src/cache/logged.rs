@@ -1,7 +1,7 @@
 //! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning); and how many
 //! logs were removed, by cause.
 //!
-//! Contents: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page that
+//! Contents: [`Candidates`], lists in DRAM, and the counters [`Merges`]. A list may name a page twice, or a page that
 //! has lost its log. No page that has a log is missing, except those that are [`Taken`] at the moment and those whose
 //! logs are damaged ([`Candidates::leave_out`]).
 
@@ -32,13 +32,13 @@ pub(crate) enum Cause {
     Idle,
 }
 
-/// Folds so far, by cause.
+/// Merges so far, by cause.
 #[derive(Default)]
-pub(crate) struct Folds([CachePadded<AtomicU64>; 4]);
+pub(crate) struct Merges([CachePadded<AtomicU64>; 4]);
 
-impl Folds {
+impl Merges {
     pub(crate) fn count(&self, cause: Cause) {
-        touch::line("folds", &self.0[cause as usize]);
+        touch::line("merges", &self.0[cause as usize]);
         self.0[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
 

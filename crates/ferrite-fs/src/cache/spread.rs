@@ -19,7 +19,7 @@
 //!   it sets any word. The commit has the inode, locked exclusively, since each new page changes the count in it. A
 //!   transaction that is dropped, or whose commit fails, leaves the spread as it was, or too wide.
 //! * Nothing else maps pages while operations run: replay, repair and mkfs have finished before. A mapping that moves
-//!   its entries, or a fold that swings a word, leaves keys unchanged.
+//!   its entries, or a merge that swings a word, leaves keys unchanged.
 //! * It is narrowed in two ways only. [`Spread::clear`]: a commit, after its words are set, leaves out the pages that
 //!   its own record has unmapped. [`Spread::learn`]: narrows it to the pages found mapped. The caller holds the inode's
 //!   lock, at least shared, and either has examined the whole stretch under it, or has seen since that the inode's

@@ -72,16 +72,16 @@ fn add_content(report: &mut Report, info: &PoolInfo) {
     report.line(
         "page logs",
         format!(
-            "{} pages have one, {} in {} blocks; {:.2} blocks per page; folds: {} by writes, {} by reads, {} for \
+            "{} pages have one, {} in {} blocks; {:.2} blocks per page; merges: {} by writes, {} by reads, {} for \
              space, {} idle",
             info.logged_pages,
             human(info.log_bytes),
             info.log_blocks,
             info.space_amplification,
-            info.folds.write,
-            info.folds.read,
-            info.folds.low_space,
-            info.folds.idle
+            info.merges.write,
+            info.merges.read,
+            info.merges.low_space,
+            info.merges.idle
         ),
     );
 }

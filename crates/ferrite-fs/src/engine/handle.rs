@@ -18,7 +18,7 @@ use crate::lock_order;
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
 use crate::page::cleaner;
 use crate::page::dump::dump;
-use crate::page::fold::fold_some;
+use crate::page::merge::merge_some;
 use crate::pool::core::Core;
 
 /// Pages that [`Engine::clean`] sorts by the length of their logs at a time.
@@ -195,23 +195,23 @@ impl Engine {
         self.inner.core.region.counters()
     }
 
-    /// Folds the logs of up to `pages` pages, the longest first, and frees the space. Returns how many were folded. The
-    /// cleaner does this in the background when space is short or the pool is idle.
+    /// Merges the logs of up to `pages` pages, the longest first, and frees the space. Returns how many were merged.
+    /// The cleaner does this in the background when space is short or the pool is idle.
     pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
         let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
-        let mut folded = 0;
-        while folded < pages {
-            let more = fold_some(self.core(), (pages - folded).min(CLEAN_PAGES), Cause::Idle, &mut || {
+        let mut merged = 0;
+        while merged < pages {
+            let more = merge_some(self.core(), (pages - merged).min(CLEAN_PAGES), Cause::Idle, &mut || {
                 false
             });
             match more.map_err(failed)? {
                 0 => break,
-                more => folded += more,
+                more => merged += more,
             }
         }
         self.core().log_space.empty_purses(&self.core().alloc);
         self.core().reclaim().map_err(failed)?;
-        Ok(folded)
+        Ok(merged)
     }
 
     /// Verifies everything that carries a checksum, reading at most `bytes_per_second` (`None`: no limit), while the

@@ -8,7 +8,7 @@ use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::cache::inodes::Usage;
 use crate::cache::logged::Cause;
 use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT, CONTROL_DEFERRED, DEFERRED_UNTIL_SYNC};
-use crate::options::{DramUse, FoldCounts, PoolInfo};
+use crate::options::{DramUse, MergeCounts, PoolInfo};
 use crate::pool::core::Core;
 
 /// Gathers everything; reads the mapping table once.
@@ -51,7 +51,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         log_bytes: log.used_bytes,
         log_blocks: log.blocks,
         space_amplification: (pages + log.blocks) as f64 / pages.max(1) as f64,
-        folds: folds(core),
+        merges: merges(core),
         pages_at_home_percent: match pages {
             0 => 100.0,
             pages => at_home as f64 * 100.0 / pages as f64,
@@ -77,12 +77,12 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     }
 }
 
-fn folds(core: &Core) -> FoldCounts {
-    FoldCounts {
-        write: core.folds.of(Cause::Write),
-        read: core.folds.of(Cause::Read),
-        low_space: core.folds.of(Cause::LowSpace),
-        idle: core.folds.of(Cause::Idle),
+fn merges(core: &Core) -> MergeCounts {
+    MergeCounts {
+        write: core.merges.of(Cause::Write),
+        read: core.merges.of(Cause::Read),
+        low_space: core.merges.of(Cause::LowSpace),
+        idle: core.merges.of(Cause::Idle),
     }
 }
 

@@ -31,7 +31,7 @@ use crate::audit::rewrite;
 use crate::audit::rules::superblock::copies;
 use crate::cache::bindings::Bindings;
 use crate::cache::inodes::InodeCache;
-use crate::cache::logged::{Candidates, Folds};
+use crate::cache::logged::{Candidates, Merges};
 use crate::cache::spread::Budget;
 use crate::error::EngineError;
 use crate::file::{bound, cut};
@@ -245,7 +245,7 @@ fn core(
         inode_map: loaded.inode_map,
         log_space: loaded.log_space,
         candidates: loaded.candidates,
-        folds: Folds::default(),
+        merges: Merges::default(),
         slabs_left: AtomicU64::new(0),
         quarantine: loaded.quarantine,
         incidents: Incidents::default(),

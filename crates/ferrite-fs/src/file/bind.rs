@@ -33,7 +33,7 @@ use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 
 /// Pages that one record rids of their logs.
-const FOLDS_PER_RECORD: usize = 32;
+const MERGES_PER_RECORD: usize = 32;
 /// Pages whose checksums one record sets.
 const SUMS_PER_RECORD: usize = 256;
 
@@ -130,7 +130,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
 }
 
 fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
-    for chunk in logged_pages(core, mem, inode).chunks(FOLDS_PER_RECORD) {
+    for chunk in logged_pages(core, mem, inode).chunks(MERGES_PER_RECORD) {
         let mut tx = Tx::new(core);
         tx.changes_nothing();
         for &lblk in chunk {

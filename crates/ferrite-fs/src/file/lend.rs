@@ -3,7 +3,7 @@
 //! Contents: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: data sent to the network cannot be
 //! recalled, so a page must not be freed and become another file's before it has been sent.
 //!
-//! The lock is enough: only holders of the inode's exclusive lock free a page, folds included. Pages whose content is
+//! The lock is enough: only holders of the inode's exclusive lock free a page, merges included. Pages whose content is
 //! not in one place (inline, or with a log) or must be verified are not lent.
 
 use std::sync::Arc;

@@ -20,7 +20,7 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
 use crate::options::AtimePolicy;
 use crate::page::block;
-use crate::page::fold::fold_all;
+use crate::page::merge::merge_all;
 use crate::page::scan;
 use crate::pool::core::Core;
 
@@ -29,26 +29,26 @@ const OPTIMISTIC_TRIES: usize = 3;
 pub(super) const BATCH: usize = 32;
 /// Lines of the next page that are loaded while one is copied: a third of the time of a long read from scattered pages.
 const PREFETCHED_LINES: u64 = 8;
-/// Most pages that one read folds.
-const FOLDS_PER_READ: usize = 16;
+/// Most pages that one read merges.
+const MERGES_PER_READ: usize = 16;
 
-/// Pages whose logs a read found to be long, to be folded after the read.
+/// Pages whose logs a read found to be long, to be merged after the read.
 struct LongLogs {
-    pages: [Lblk; FOLDS_PER_READ],
+    pages: [Lblk; MERGES_PER_READ],
     len: usize,
 }
 
 impl LongLogs {
     fn none() -> LongLogs {
         LongLogs {
-            pages: [Lblk::FIRST; FOLDS_PER_READ],
+            pages: [Lblk::FIRST; MERGES_PER_READ],
             len: 0,
         }
     }
 
     fn note(&mut self, core: &Core, lblk: Lblk, walked: usize) {
-        let threshold = core.options.fold_read_entries as usize;
-        if threshold > 0 && walked >= threshold && self.len < FOLDS_PER_READ && !core.is_read_only() {
+        let threshold = core.options.merge_read_entries as usize;
+        if threshold > 0 && walked >= threshold && self.len < MERGES_PER_READ && !core.is_read_only() {
             self.pages[self.len] = lblk;
             self.len += 1;
         }
@@ -73,7 +73,7 @@ pub(crate) struct Reader<'f> {
 }
 
 impl Reader<'_> {
-    /// Reads at `offset`; fewer bytes only at the end of the file. Folds logs that it found to be long, after the data
+    /// Reads at `offset`; fewer bytes only at the end of the file. Merges logs that it found to be long, after the data
     /// is complete.
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.read_versioned(offset, buf).map(|(count, _)| count)
@@ -106,8 +106,8 @@ impl Reader<'_> {
             touch_atime(core, self.inode);
         }
         if long.len > 0 {
-            // The read has its data; a failed fold, for example for lack of space, is no reason to fail it.
-            let _ = fold_all(core, self.inode, &long.pages[..long.len], Cause::Read);
+            // The read has its data; a failed merge, for example for lack of space, is no reason to fail it.
+            let _ = merge_all(core, self.inode, &long.pages[..long.len], Cause::Read);
         }
         Ok((count, version))
     }

@@ -2,7 +2,7 @@
 //!
 //! Contents: the word ([`word`]); which page a block was filled as, judging by its word ([`misplaced`]); and
 //! how a page is named in damage reports ([`place`]). The code that fills a block with a page of a file, or with a
-//! link's target, sets the word: [`crate::pool::tx::Tx::stream_page`] through its record, a fold in place.
+//! link's target, sets the word: [`crate::pool::tx::Tx::stream_page`] through its record, a merge in place.
 //! Directories, logs and attributes have their own checksums; the words of their blocks mean nothing.
 //!
 //! Invariants:

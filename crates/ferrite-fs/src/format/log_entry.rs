@@ -25,7 +25,7 @@ use crate::format::inode::CRC_SPREAD;
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
 
-/// Longest log, in units: with more than a page's worth of log, a fold writes less than it frees.
+/// Longest log, in units: with more than a page's worth of log, a merge writes less than it frees.
 pub(crate) const LOG_UNITS_MAX: u32 = BLOCK_UNITS;
 const TRAILER_BYTES: usize = 16;
 const SIGNATURE: u32 = u32::from_le_bytes(*b"FpLg");

@@ -19,7 +19,7 @@
 //! * With deferred write-back ([`ferrite_pm::Durability::OnSync`]) nothing is durable before a sync. Then all records
 //!   go to one ring, so that recovery can truncate the remains of a crash to a prefix, and words reach the file only
 //!   after a sync of the records that set them.
-//! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
+//! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no merge installed; the
 //!   same holds between [`Journal::freeze`] and [`Journal::thaw`].
 
 pub(crate) mod replay;
@@ -75,7 +75,7 @@ pub(crate) struct Pending {
 }
 
 /// A record's number is less than this above the checkpoint, or above a record that was durable before it was streamed.
-/// Folds use up numbers, and leave none of them on the medium.
+/// Merges use up numbers, and leave none of them on the medium.
 pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
 
 /// The ring that all records go to if write-back is deferred.
@@ -552,7 +552,7 @@ impl Journal {
         if !self.region.defers_write_back() {
             return Ok(());
         }
-        // Not a fold's number: that is not on the medium.
+        // Not a merge's number: that is not on the medium.
         let newest = self.rings[DEFERRED_RING as usize].state.lock().last_record;
         if newest > self.synced.load(Ordering::Acquire) {
             self.region.sync()?;

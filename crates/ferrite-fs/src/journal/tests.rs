@@ -99,7 +99,7 @@ fn a_record_names_none_that_is_too_far_behind() {
         .superblock
         .block_offset(BlockNo::new(engine.core().superblock.first_block as u32 + 100));
     let first = on_ring(0, || commit(&engine, &mut record(&engine, 1), &[])).unwrap();
-    // Folds use up numbers, and no thread moves the checkpoint.
+    // Merges use up numbers, and no thread moves the checkpoint.
     on_ring(1, || {
         for _ in 0..Link::REACH {
             let seq = journal.newest_seq();
@@ -234,8 +234,8 @@ fn nothing_is_committed_to_a_pool_that_is_unmounted() {
     let refused = commit(&engine, &mut record(&engine, 2), &[]);
     assert!(matches!(refused, Err(CommitError::Closed)), "{refused:?}");
     let journal = &engine.core().journal;
-    let fold = journal.install(0, std::iter::empty(), || panic!("a fold sets its word"));
-    assert_eq!(fold, None);
+    let merge = journal.install(0, std::iter::empty(), || panic!("a merge sets its word"));
+    assert_eq!(merge, None);
     let mut tx = Tx::new(engine.core());
     tx.set_word(
         engine

@@ -22,7 +22,7 @@ use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
 
 const PAGE: usize = BLOCK_BYTES as usize;
-/// Longest entry. A longer write leaves so little to copy that a copy costs no more than the entry and its fold.
+/// Longest entry. A longer write leaves so little to copy that a copy costs no more than the entry and its merge.
 pub(crate) const LOG_BYTES_MAX: usize = 2560;
 /// Entries of fewer units, including a header, fit in the small buffer.
 const SMALL_UNITS: u32 = 6;
@@ -69,7 +69,7 @@ fn choose(core: &Core, newest: Option<&Trailer>, within: usize, part: Part<'_>, 
     let log_units = newest.map_or(0, |newest| u32::from(newest.log_units));
     let fits_tail = newest.is_some_and(|newest| u32::from(newest.space) >= units_for(data_len));
     let too_long = log_units >= LOG_UNITS_MAX && !fits_tail;
-    // An append that ends with the page: nothing will be added to it for a while, so fold it while it is at hand.
+    // An append that ends with the page: nothing will be added to it for a while, so merge it while it is at hand.
     let fills = appends && within + len == PAGE && newest.is_some();
     if core.options.cow_only || data_len > LOG_BYTES_MAX || too_long || fills {
         Way::Copy
@@ -223,7 +223,7 @@ pub(crate) fn rewrite(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord
     copy(core, tx, page, word, (0, Part::Zero(0)), cause)
 }
 
-/// Writes the merged page to a new block; frees the old block and the log, which counts as a fold for this cause.
+/// Writes the merged page to a new block; frees the old block and the log, which counts as a merge for this cause.
 fn copy(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -253,7 +253,7 @@ fn copy(
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;
     if has_log(word) {
-        core.folds.count(cause);
+        core.merges.count(cause);
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
-//! The thread that folds logs when space is short or the pool is idle (HDPM §2.4, docs/design.md, "Data pages").
+//! The thread that merges logs when space is short or the pool is idle (HDPM §2.4, docs/design.md, "Data pages").
 //!
 //! It finds pages in the lists that writers keep in DRAM, never by a scan. While free space is above the watermarks
-//! and operations are running, it does nothing. It takes no lock that a reader waits for; see [`super::fold`] for the
+//! and operations are running, it does nothing. It takes no lock that a reader waits for; see [`super::merge`] for the
 //! locks it takes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fold;
+use super::merge;
 use crate::background::{Background, Stop};
 use crate::cache::logged::Cause;
 use crate::pool::core::Core;
@@ -21,7 +21,7 @@ const IDLE_FENCES: u64 = 8;
 /// Candidates sorted by length at a time.
 const BATCH: usize = 8192;
 
-/// Starts the thread. It ends after the fold in progress.
+/// Starts the thread. It ends after the merge in progress.
 pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
     Background::start("ferrite-cleaner", move |stop| run(&core, stop))
 }
@@ -44,13 +44,13 @@ fn run(core: &Core, stop: &Stop) {
         }
         let now = core.region.counters().fences;
         let idle = now - fences <= IDLE_FENCES;
-        let folded = match (is_low(core, core.options.clean_low_percent), idle) {
+        let merged = match (is_low(core, core.options.clean_low_percent), idle) {
             (true, _) => {
                 let mut enough = || stop.is_set() || !is_low(core, core.options.clean_high_percent.max(1));
-                fold::fold_some(core, BATCH, Cause::LowSpace, &mut enough)
+                merge::merge_some(core, BATCH, Cause::LowSpace, &mut enough)
             }
             (false, true) => {
-                // Our own folds fence once each, and reclaiming fences a few times.
+                // Our own merges fence once each, and reclaiming fences a few times.
                 let mut own = core.region.counters().fences;
                 let mut enough = || {
                     let now = core.region.counters().fences;
@@ -58,11 +58,11 @@ fn run(core: &Core, stop: &Stop) {
                     own = now;
                     stop.is_set() || others > IDLE_FENCES
                 };
-                fold::fold_some(core, BATCH, Cause::Idle, &mut enough)
+                merge::merge_some(core, BATCH, Cause::Idle, &mut enough)
             }
             (false, false) => Ok(0),
         };
-        match folded {
+        match merged {
             Ok(0) => {}
             Ok(_) => {
                 // If the medium fails here, the next operation fails as well and reports it.
@@ -71,7 +71,7 @@ fn run(core: &Core, stop: &Stop) {
                     core.log_space.empty_purses(&core.alloc);
                 }
             }
-            Err(error) => tracing::debug!(%error, "a fold failed"),
+            Err(error) => tracing::debug!(%error, "a merge failed"),
         }
         fences = core.region.counters().fences;
     }

@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::background::Stop;
 use crate::cache::bindings::Bindings;
 use crate::cache::inodes::{InodeCache, InodeMem};
-use crate::cache::logged::{Candidates, Folds};
+use crate::cache::logged::{Candidates, Merges};
 use crate::cache::spread::Budget;
 use crate::format::inode::Inode;
 use crate::format::layout::{LINE_BYTES, Superblock};
@@ -59,8 +59,8 @@ pub(crate) struct Core {
     pub(crate) names: NameTable,
     pub(crate) log_space: LogSpace,
     pub(crate) candidates: Candidates,
-    pub(crate) folds: Folds,
-    /// Blocks that logs still held when folding freed less than an operation needed; fewer if some have been freed
+    pub(crate) merges: Merges,
+    /// Blocks that logs still held when merging freed less than an operation needed; fewer if some have been freed
     /// since.
     pub(crate) slabs_left: AtomicU64,
     pub(crate) inode_map: AtomicBitmap,

@@ -447,7 +447,7 @@ impl FileMap for ExtentTree {
     }
 
     fn swing(&self, _page: PageId, _old: PageWord, _new: PageWord) -> Option<u64> {
-        // The lab never folds logs.
+        // The lab never merges logs.
         None
     }
 

@@ -79,7 +79,7 @@ struct Side {
 }
 
 impl Side {
-    /// The cleaner sleeps and reads fold nothing, so that only the requested operations are measured.
+    /// The cleaner sleeps and reads merge nothing, so that only the requested operations are measured.
     fn new(bytes: u64, options: MountOptions) -> Result<Side, LabError> {
         let mkfs = MkfsOptions::default().seed(1);
         let mount = options.cleaner(false);
@@ -171,7 +171,7 @@ fn push(panel: &mut Panel, names: [&str; 2], x: f64, label: &str, samples: [Vec<
 }
 
 fn logs() -> MountOptions {
-    MountOptions::default().fold_read_entries(0)
+    MountOptions::default().merge_read_entries(0)
 }
 
 fn copies() -> MountOptions {
@@ -247,7 +247,7 @@ fn check_writes(data: &FigureData) -> Verdict {
 fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
     let mut panels = [FIRST_PANEL, READ_PANEL].map(|title| bars(title, "bytes read", "latency", "us", false));
     let bytes = file_bytes(plan);
-    // The paper's rule applies here: reads fold logs that have grown long.
+    // The paper's rule applies here: reads merge logs that have grown long.
     let options = MountOptions::default();
     let sides = [Side::new(bytes, options)?, Side::new(bytes, options.cow_only(true))?];
     // Four writes a page; with the paper's million the file has 1 GiB.
@@ -307,7 +307,7 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
         notes: vec![
             stands_in(),
             format!("{writes} unaligned writes of 1 to {SCATTER_BYTES} bytes before (paper: 1,000,000)."),
-            "The first pass walks logs and folds those that have grown long, as reads do by default; then the cleaner \
+            "The first pass walks logs and merges those that have grown long, as reads do by default; then the cleaner \
              has been over \
              the file. The paper does not say which of the two it shows."
                 .into(),
@@ -380,7 +380,7 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
     Ok(FigureData {
         panels: vec![panel],
         notes: vec![
-            "Reads fold nothing here. A write folds a log that has grown long, in both sides, which bounds what a \
+            "Reads merge nothing here. A write merges a log that has grown long, in both sides, which bounds what a \
              forward scan can cost."
                 .into(),
         ],
@@ -394,7 +394,7 @@ fn check_scans(data: &FigureData) -> Verdict {
     judge.grows(&panel, FORWARD, "1", "64", 1.5);
     judge.at_least(&panel, "64", FORWARD, REVERSE, 1.3);
     judge.verdict(
-        "writes fold a log that has grown long, in both sides, which bounds what a forward scan costs; and the newest \
+        "writes merge a log that has grown long, in both sides, which bounds what a forward scan costs; and the newest \
          entry of a longer log \
          is one line among more lines, which fewer caches hold.",
     )

@@ -26,7 +26,7 @@ const PARTIAL: &str = "< 4 KiB";
 const WHOLE: &str = "4 KiB";
 const ALL_FILES: &str = "all files";
 const FOUND_FILES: &str = "files that were there";
-const SETTLED: &str = "logs, all folded";
+const SETTLED: &str = "logs, all merged";
 const COPIES: &str = "copy-on-write";
 
 pub(crate) const FIGURE: Figure = Figure {
@@ -61,7 +61,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
              nothing has to be copied: the traffic tells how often that is."
                 .into(),
             "Traffic: lines written back and bytes streamed, journal included, for writes and new sizes. Each log is \
-             folded in the end at \
+             merged in the end at \
              the latest, unless a write replaces its page before; the truth of a long run lies between both bars of \
              the logs."
                 .into(),
@@ -215,7 +215,7 @@ fn copies_cost(judge: &mut Judge, cdf: &Panel, medium: &Panel) {
     let dearer: Vec<_> = dearer.map(|stored| stored.name).collect();
     if !dearer.is_empty() {
         judge.remark(format!(
-            "Where files are written once and their logs folded afterwards, this costs more than copying at once: {}.",
+            "Where files are written once and their logs merged afterwards, this costs more than copying at once: {}.",
             dearer.join(", ")
         ));
     }

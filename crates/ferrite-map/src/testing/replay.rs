@@ -106,9 +106,9 @@ fn change<M: Subject>(
     Ok(())
 }
 
-/// Folds a page: its word is swung to a block that holds the same content without a log, most often the one that makes
+/// Merges a page: its word is swung to a block that holds the same content without a log, most often the one that makes
 /// a run.
-fn fold<M: Subject>(
+fn merge<M: Subject>(
     bed: &Bed<M>,
     rng: &mut Rng,
     model: &mut BTreeMap<PageId, Words>,
@@ -134,7 +134,7 @@ fn fold<M: Subject>(
     };
     let Ok(block) = block else { return };
     let new = PageWord::new(block, 0);
-    // A mapping may refuse; the fold is dropped then, and its block with the transaction.
+    // A mapping may refuse; the merge is dropped then, and its block with the transaction.
     if bed.map.swing(PageId::new(ino, lblk), words.now, new).is_some() {
         tx.claimed.clear();
         freed.push(Resource::Block(words.now.page()));
@@ -143,8 +143,8 @@ fn fold<M: Subject>(
 }
 
 /// A crash that keeps any of the lines stored since the checkpoint, then replay: the mapping is sound, and each page
-/// has its last word, or its word before a fold that was undone.
-pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
+/// has its last word, or its word before a merge that was undone.
+pub(crate) fn merges_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     for_seeds(12, |seed| {
         let mut rng = Rng::new(seed);
         let bed = Bed::<M>::new(BLOCKS, rng.next_u64());
@@ -161,7 +161,7 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
             }
             let (ino, first) = (1 + rng.below(2) as u32, rng.below(PAGES) as u32);
             if rng.below(3) == 0 {
-                fold(
+                merge(
                     &bed,
                     &mut rng,
                     &mut model,

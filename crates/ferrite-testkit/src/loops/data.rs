@@ -138,7 +138,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "parts",
-        presses: "log entries and segments of a few pages, and the folds that end them",
+        presses: "log entries and segments of a few pages, and the merges that end them",
         threads: 1,
         weight: 1,
         prepare: |pair| {
@@ -186,7 +186,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
     Loop {
         name: "parts_and_reads",
-        presses: "folds by reads",
+        presses: "merges by reads",
         threads: 1,
         weight: 2,
         prepare: |pair| {

@@ -186,7 +186,7 @@ fn stays(h: &Harness<'_>) {
     let fs = h.fs();
     let dir = h.mkdir("d");
     let ino = h.write("d/f", &[b'x'; 20_000]);
-    // Logs, which are folded in the background.
+    // Logs, which are merged in the background.
     (0..100).for_each(|round| h.write_at(ino, 4096 + 40 * round, b"something"));
     h.fs()
         .setxattr(SYSTEM, ino, b"user.a", b"value", XattrMode::Any)

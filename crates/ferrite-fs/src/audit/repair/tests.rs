@@ -40,7 +40,7 @@ fn image_of(region: &Region) -> Vec<u8> {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions::default().cleaner(false).fold_read_entries(0)
+    MountOptions::default().cleaner(false).merge_read_entries(0)
 }
 
 /// Which pool is damaged.

@@ -155,7 +155,7 @@ fn stale_followers_stay_out_until_they_are_written() {
     let old: Vec<PageWord> = (0..10).map(|lblk| bed.map.get(PageId::from_raw(INO, lblk))).collect();
     replace(&bed, 4, lone_word(&bed, 1));
     assert_eq!(range_of(&bed, 0), Range::head(3));
-    // Page 4 returns to its old block, as a fold or a copy may do: pages 5 to 9 would fit.
+    // Page 4 returns to its old block, as a merge or a copy may do: pages 5 to 9 would fit.
     replace(&bed, 4, old[4]);
     assert_eq!(range_of(&bed, 0), Range::head(4));
     assert_true_runs(&bed, 10);
@@ -189,10 +189,10 @@ fn a_page_with_a_log_is_in_no_run() {
         replace(&bed, lblk, logged);
         assert_eq!(range_of(&bed, lblk), Range::LONE);
         assert_true_runs(&bed, 10);
-        // It is folded into another block, in place, and then a record restores the first block.
-        let folded = PageWord::new(old.page().plus(50), 0);
+        // It is merged into another block, in place, and then a record restores the first block.
+        let merged = PageWord::new(old.page().plus(50), 0);
         bed.map
-            .swing(PageId::from_raw(INO, lblk), logged, folded)
+            .swing(PageId::from_raw(INO, lblk), logged, merged)
             .expect("in no run");
         assert_true_runs(&bed, 10);
         replace(&bed, lblk, old);
@@ -259,8 +259,8 @@ fn runs_stay_true_whatever_changes() {
             let lblk = rng.below(u64::from(PAGES)) as u32;
             let word = bed.map.get(PageId::from_raw(INO, lblk));
             if rng.below(4) == 0 && word.log() != 0 {
-                let folded = PageWord::new(bed.geometry.first_block.plus(rng.below(80) as u32), 0);
-                assert!(bed.map.swing(PageId::from_raw(INO, lblk), word, folded).is_some());
+                let merged = PageWord::new(bed.geometry.first_block.plus(rng.below(80) as u32), 0);
+                assert!(bed.map.swing(PageId::from_raw(INO, lblk), word, merged).is_some());
             }
             assert_true_runs(&bed, PAGES + 2);
             // And through hints that are as old as the file.

@@ -79,7 +79,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         return Err(Failure::new(USAGE, text));
     }
     let bytes = effort.file_bytes;
-    let options = MountOptions::default().cleaner(false).fold_read_entries(0);
+    let options = MountOptions::default().cleaner(false).merge_read_entries(0);
     let (engine, made) = pool(bytes, 1, &options)?;
     let mode = OpenMode {
         no_atime: true,

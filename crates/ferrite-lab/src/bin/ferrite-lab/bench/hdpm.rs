@@ -88,7 +88,7 @@ fn circumstances(cache: &'static str) -> Circumstances {
 
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    let quiet = MountOptions::default().cleaner(false).fold_read_entries(0);
+    let quiet = MountOptions::default().cleaner(false).merge_read_entries(0);
     let cow = quiet.cow_only(true);
     let bytes = effort.file_bytes;
     let bench = Bench {

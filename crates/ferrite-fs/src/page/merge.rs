@@ -1,20 +1,20 @@
-//! Folding: the merged page is written to a new block, which replaces block and log (HDPM §2.4).
+//! Merging: the merged page is written to a new block, which replaces block and log (HDPM §2.4).
 //!
-//! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the
+//! A merge changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the
 //! same bytes.
 //!
 //! The order of its steps ensures that: the merged page is fenced before the word is set; the word is durable before
-//! the checkpoint passes the fold; and the blocks that the old word names are reused only after that. If an older
+//! the checkpoint passes the merge; and the blocks that the old word names are reused only after that. If an older
 //! record is replayed and restores the old word, everything that it names is still there.
 //!
 //! The merged page's checksum, where data carries one, is stored in place and fenced with the page: until the word is
 //! set it belongs to a block that no thread reads, and no record sets the checksum of a free block any more.
 //!
 //! With deferred write-back, no fence makes the merged page durable, and a later record may name it without its
-//! checksum. There a fold is an ordinary change, by a record that carries the checksum of the page.
+//! checksum. There a merge is an ordinary change, by a record that carries the checksum of the page.
 //!
 //! The page is merged and written without a lock. Only to set the word, the inode's lock is *tried*, and held for some
-//! hundred instructions per page; if a writer has it, or has changed the inode meanwhile, the fold is dropped. Readers
+//! hundred instructions per page; if a writer has it, or has changed the inode meanwhile, the merge is dropped. Readers
 //! never wait: they see a changed version and read again.
 
 use std::sync::Arc;
@@ -34,17 +34,17 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
 
-/// Folds between two checks of whether they are enough.
+/// Merges between two checks of whether they are enough.
 const CHECK_EVERY: usize = 32;
-/// Folds one page. False if the page has no log (any more), or a writer was faster.
-pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: Lblk, cause: Cause) -> Result<bool> {
-    fold_all(core, mem, &[lblk], cause).map(|folded| folded > 0)
+/// Merges one page. False if the page has no log (any more), or a writer was faster.
+pub(crate) fn merge(core: &Core, mem: &Arc<InodeMem>, lblk: Lblk, cause: Cause) -> Result<bool> {
+    merge_all(core, mem, &[lblk], cause).map(|done| done > 0)
 }
 
 /// A merged page in a new block, to which nothing leads yet.
 struct Merged {
     lblk: Lblk,
-    /// The page's word before the fold.
+    /// The page's word before the merge.
     word: PageWord,
     block: BlockNo,
     /// Headers of the segments of the replaced log.
@@ -62,15 +62,15 @@ impl Merged {
     }
 }
 
-/// Folds pages of one file under one fence; by records, if write-back is deferred. Returns how many still had a log and
-/// could be folded. A failure on one page does not keep the others from being folded.
-pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
+/// Merges pages of one file under one fence; by records, if write-back is deferred. Returns how many still had a log
+/// and could be merged. A failure on one page does not keep the others from being merged.
+pub(crate) fn merge_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
     core.check_writable()?;
     if core.journal.is_frozen() {
         return Ok(0);
     }
-    if core.region.defers_write_back() && !is_seeded(Bug::FoldWithoutRecord) {
-        return fold_by_records(core, mem, lblks, cause);
+    if core.region.defers_write_back() && !is_seeded(Bug::MergeWithoutRecord) {
+        return merge_by_records(core, mem, lblks, cause);
     }
     let Some(version) = mem.begin_read() else {
         return Ok(0);
@@ -78,7 +78,7 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: 
     let mut pages = Vec::new();
     let mut outcome = Ok(0);
     for &lblk in lblks {
-        match merge(core, mem, version, lblk) {
+        match merged_page(core, mem, version, lblk) {
             Ok(page) => pages.extend(page),
             Err(error) => outcome = Err(error),
         }
@@ -92,29 +92,29 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: 
         return Ok(0);
     }
     core.region.fence().map_err(|error| core.fail(&error))?;
-    let folded = install(core, mem, version, &pages);
-    for (page, installed) in pages.iter().zip(&folded) {
+    let done = install(core, mem, version, &pages);
+    for (page, installed) in pages.iter().zip(&done) {
         if !installed {
             core.release(Resource::Block(page.block));
             continue;
         }
-        if is_seeded(Bug::FoldSumLate) {
+        if is_seeded(Bug::MergedSumLate) {
             page.set_sum(core);
         }
-        core.folds.count(cause);
+        core.merges.count(cause);
     }
-    match folded.iter().filter(|&&installed| installed).count() {
+    match done.iter().filter(|&&installed| installed).count() {
         0 => outcome,
-        folded => Ok(folded),
+        done => Ok(done),
     }
 }
 
-/// The same where a fold needs a record. Does not wait for a writer that has the inode.
-fn fold_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
+/// The same where a merge needs a record. Does not wait for a writer that has the inode.
+fn merge_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
     let Some(_lock) = mem.try_write() else {
         return Ok(0);
     };
-    let mut folded = 0;
+    let mut done = 0;
     for &lblk in lblks {
         let page = PageId::new(mem.ino, lblk);
         let mut tx = Tx::new(core);
@@ -125,13 +125,13 @@ fn fold_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Caus
         }
         append::rewrite(core, &mut tx, page, word, cause)?;
         tx.commit(&[mem])?;
-        folded += 1;
+        done += 1;
     }
-    Ok(folded)
+    Ok(done)
 }
 
 /// Merges a page and its log, as they were at `version`, into a free block, without a fence.
-fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option<Merged>> {
+fn merged_page(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option<Merged>> {
     let page = PageId::new(mem.ino, lblk);
     let word = core.map.get(PageId::new(mem.ino, lblk));
     if mem.is_dead() || !has_log(word) {
@@ -145,7 +145,7 @@ fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option
         return Ok(None);
     }
     core.told(read)?;
-    // The fold also frees a block, so it leaves no debt to the reserve.
+    // The merge also frees a block, so it leaves no debt to the reserve.
     let (block, _) = core
         .alloc
         .claim_any(Class::Replacing)
@@ -158,7 +158,7 @@ fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option
         segments,
         sum: block::for_block(core, page, block, &merged[..]),
     };
-    if !is_seeded(Bug::FoldSumLate) {
+    if !is_seeded(Bug::MergedSumLate) {
         made.set_sum(core);
     }
     Ok(Some(made))
@@ -175,7 +175,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
     }
     // Between finding a word and noting its line as dirty, the word must not be moved.
     let _shared = core.map.move_lock().map(|move_lock| move_lock.lock_shared());
-    if !is_seeded(Bug::FoldUnannounced) {
+    if !is_seeded(Bug::MergeUnannounced) {
         mem.begin_change();
     }
     pages.iter().map(|page| swing(core, mem, page)).collect()
@@ -183,7 +183,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
 
 /// The same for one page; the caller has the lock and has the move lock shared.
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
-    let at_once = is_seeded(Bug::FoldSpaceAtOnce);
+    let at_once = is_seeded(Bug::MergedSpaceAtOnce);
     let segments = page.segments.iter().map(|&header| header.segment());
     let old = segments.chain([Resource::Block(page.word.page())]);
     let new = PageWord::new(page.block, 0);
@@ -204,9 +204,9 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     seq.is_some()
 }
 
-/// Folds candidates, those with the longest logs first, until `enough`, which is called from time to time, returns
-/// true. Returns how many were folded.
-pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
+/// Merges candidates, those with the longest logs first, until `enough`, which is called from time to time, returns
+/// true. Returns how many were merged.
+pub(crate) fn merge_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
     core.candidates.tidy(&|page| scan::may_have_log(core, page));
     let length = |&page: &PageId| {
         let word = core.map.get(page);
@@ -225,34 +225,34 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     }
     pages.sort_unstable();
     pages.dedup();
-    let mut folded = 0;
+    let mut done = 0;
     while let Some((_, page)) = pages.pop() {
         let mem = core.inodes.get(page.ino);
-        let result = match fold(core, &mem, page.lblk, cause) {
-            // Blocks that earlier folds freed may be the only space left.
-            Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.lblk, cause)),
+        let result = match merge(core, &mem, page.lblk, cause) {
+            // Blocks that earlier merges freed may be the only space left.
+            Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| merge(core, &mem, page.lblk, cause)),
             other => other,
         };
         match result {
-            Ok(true) => folded += 1,
+            Ok(true) => done += 1,
             // A writer is using it: it stays a candidate if it still has a log.
             Ok(false) if has_log(core.map.get(page)) => core.candidates.put_back(page),
             Ok(false) => {}
-            // Damage, which has already been reported: the others can still be folded, and retrying this one would fail
+            // Damage, which has already been reported: the others can still be merged, and retrying this one would fail
             // again.
             Err(FsError::Damaged(_) | FsError::Io(_)) if core.check_writable().is_ok() => core.candidates.leave_out(),
             Err(error) => {
                 core.candidates.put_back(page);
                 pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
-                return if folded > 0 { Ok(folded) } else { Err(error) };
+                return if done > 0 { Ok(done) } else { Err(error) };
             }
         }
-        if folded % CHECK_EVERY == CHECK_EVERY - 1 && enough() {
+        if done % CHECK_EVERY == CHECK_EVERY - 1 && enough() {
             pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
-            return Ok(folded);
+            return Ok(done);
         }
     }
-    Ok(folded)
+    Ok(done)
 }
 
 #[cfg(test)]
@@ -265,11 +265,11 @@ mod tests {
     use crate::format::layout::BLOCK_BYTES;
     use crate::{Engine, MkfsOptions, MountOptions, mkfs};
 
-    /// A pool whose logs are not folded automatically, with an open file.
+    /// A pool whose logs are not merged automatically, with an open file.
     fn empty_file(pool_bytes: u64) -> (Engine, Ino, Arc<dyn OpenFile>) {
         let region = Region::anonymous(pool_bytes).unwrap();
         mkfs(&region, &MkfsOptions::default()).unwrap();
-        let options = MountOptions::default().cleaner(false).fold_read_entries(0);
+        let options = MountOptions::default().cleaner(false).merge_read_entries(0);
         let engine = Engine::mount(region, &options).unwrap();
         let node = NewNode {
             kind: FileKind::File,
@@ -328,10 +328,10 @@ mod tests {
         assert!(core.candidates.take(usize::MAX).pages.contains(&last));
     }
 
-    /// A reader of a page that is being folded may be about to read a block or log that the fold freed, so it must
+    /// A reader of a page that is being merged may be about to read a block or log that the merge freed, so it must
     /// read again.
     #[test]
-    fn a_fold_is_news_to_readers() {
+    fn a_merge_is_news_to_readers() {
         let (engine, ino, file) = empty_file(4 << 20);
         file.write_at(SYSTEM, 0, &[1; 4096]).unwrap();
         file.write_at(SYSTEM, 100, b"a part").unwrap();
@@ -339,10 +339,10 @@ mod tests {
         let mem = core.inode(ino).unwrap();
         let version = mem.begin_read().unwrap();
         assert!(has_log(core.map.get(PageId::new(mem.ino, Lblk::FIRST))));
-        assert!(fold(core, &mem, Lblk::FIRST, Cause::Idle).unwrap());
+        assert!(merge(core, &mem, Lblk::FIRST, Cause::Idle).unwrap());
         assert!(
             !mem.end_read(version),
-            "a read that began before the fold accepts what it got"
+            "a read that began before the merge accepts what it got"
         );
         assert!(mem.begin_read().is_some(), "the change is over");
     }

@@ -9,7 +9,7 @@ use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-/// Block, log, and one each that a write and a fold are filling, and one more. The cell freed last is filled first.
+/// Block, log, and one each that a write and a merge are filling, and one more. The cell freed last is filled first.
 const CELLS: usize = 5;
 /// The content of a cell while it is being rewritten.
 const GARBAGE: u64 = u64::MAX;
@@ -31,8 +31,8 @@ struct Page {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// The fold sets the word although the version has moved.
-    BlindFold,
+    /// The merge sets the word although the version has moved.
+    BlindMerge,
     /// The reader trusts its data without checking the version again.
     BlindRead,
 }
@@ -99,7 +99,7 @@ impl Page {
         }
     }
 
-    fn fold(&self, flaw: Flaw) {
+    fn merge(&self, flaw: Flaw) {
         let version = self.version.load(SeqCst);
         let (block, log, value) = self.look();
         if !version.is_multiple_of(2) || log == NONE || self.version.load(SeqCst) != version {
@@ -107,7 +107,7 @@ impl Page {
         }
         let Some(cell) = self.fill(value) else { return };
         let installed = self.lock.try_lock().is_ok_and(|_lock| {
-            let unchanged = self.version.load(SeqCst) == version || flaw == Flaw::BlindFold;
+            let unchanged = self.version.load(SeqCst) == version || flaw == Flaw::BlindMerge;
             if unchanged {
                 self.set(cell | NONE << 8);
             }
@@ -145,9 +145,9 @@ fn run(flaw: Flaw) {
             }
         })
     };
-    let folder = {
+    let merger = {
         let page = Arc::clone(&page);
-        thread::spawn(move || (0..4).for_each(|_| page.fold(flaw)))
+        thread::spawn(move || (0..4).for_each(|_| page.merge(flaw)))
     };
     let reader = {
         let (page, returned) = (Arc::clone(&page), Arc::clone(&returned));
@@ -161,7 +161,7 @@ fn run(flaw: Flaw) {
         })
     };
     writer.join().unwrap();
-    folder.join().unwrap();
+    merger.join().unwrap();
     reader.join().unwrap();
     assert_eq!(page.read(Flaw::None), 6, "broken: the last write is lost");
 }
@@ -181,8 +181,8 @@ fn no_schedule_breaks_the_protocol() {
 
 #[test]
 #[should_panic(expected = "broken")]
-fn a_fold_that_does_not_look_again_loses_writes() {
-    explore(Flaw::BlindFold);
+fn a_merge_that_does_not_look_again_loses_writes() {
+    explore(Flaw::BlindMerge);
 }
 
 #[test]
