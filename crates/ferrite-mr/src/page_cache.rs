@@ -1,7 +1,7 @@
 //! The cache of pages, as in adapters: an entry for each page of a file.
 
 use crate::counters::Counters;
-use crate::sets::{ENTRIES, SETS, Sets, spread};
+use crate::sets::{ENTRIES, SETS, Sets, hash_of};
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
@@ -27,7 +27,7 @@ impl Default for PageCache {
 
 /// Consecutive pages go to consecutive sets; regions begin at different ones.
 fn set_of(region: u32, at: u32) -> usize {
-    spread(u64::from(region)).wrapping_add(at as usize) % SETS
+    hash_of(u64::from(region)).wrapping_add(at as usize) % SETS
 }
 
 impl PageCache {

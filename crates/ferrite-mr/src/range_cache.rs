@@ -11,7 +11,7 @@
 
 use crate::counters::Counters;
 use crate::run::Placed;
-use crate::sets::{ENTRIES, SETS, Sets, spread};
+use crate::sets::{ENTRIES, SETS, Sets, hash_of};
 
 /// Sizes of runs: the exponents 0 to 32.
 const CLASSES: usize = 33;
@@ -48,7 +48,7 @@ fn block_of(page: u32, class: u8) -> u64 {
 }
 
 fn set_of(region: u32, class: u8, block: u64) -> usize {
-    spread(spread(u64::from(region) << 6 | u64::from(class)) as u64 ^ block << 24 ^ block) % SETS
+    hash_of(hash_of(u64::from(region) << 6 | u64::from(class)) as u64 ^ block << 24 ^ block) % SETS
 }
 
 impl RangeCache {

@@ -54,7 +54,7 @@ impl<T: Copy> Sets<T> {
 }
 
 /// A hash that spreads over all sets.
-pub(crate) fn spread(value: u64) -> usize {
+pub(crate) fn hash_of(value: u64) -> usize {
     let mixed = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 32).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as usize
 }
@@ -82,7 +82,7 @@ mod tests {
     fn numbers_are_spread_over_all_sets() {
         let mut counts = vec![0; SETS];
         for value in 0..SETS as u64 * 64 {
-            counts[spread(value << 9) % SETS] += 1;
+            counts[hash_of(value << 9) % SETS] += 1;
         }
         assert!(counts.iter().all(|count| (16..=160).contains(count)), "{counts:?}");
     }

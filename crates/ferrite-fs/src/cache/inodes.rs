@@ -38,7 +38,7 @@ use ferrite_pm::touch;
 use crossbeam_utils::CachePadded;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::cache::spread::Spread;
+use crate::cache::mapped_ranges::MappedRanges;
 use crate::lock_order;
 
 /// With seeded bugs there are few shards, and they keep hardly anything, so that even the small pools on which tests
@@ -109,7 +109,7 @@ impl Table {
 
     /// An entry without other holders, for reusing number `ino`, and whether the table has grown by one.
     fn fresh(&mut self, ino: Inum, seq_floor: u64) -> (Arc<InodeMem>, bool) {
-        let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
+        let mut made = InodeMem::new(ino, seq_floor, MappedRanges::nowhere());
         made.dead = AtomicBool::new(true);
         let mut is_more = true;
         if let Some(found) = self.inodes.get_mut(&ino) {
@@ -248,11 +248,11 @@ pub(crate) struct InodeMem {
     /// Its extended attributes were read, and there is no capability among them.
     lacks_capability: AtomicBool,
     /// Where it may have pages.
-    pub(crate) spread: Spread,
+    pub(crate) mapped_ranges: MappedRanges,
 }
 
 impl InodeMem {
-    fn new(ino: Inum, last_seq: u64, spread: Spread) -> Self {
+    fn new(ino: Inum, last_seq: u64, mapped_ranges: MappedRanges) -> Self {
         InodeMem {
             lock: RwLock::default(),
             version: AtomicU64::new(0),
@@ -265,7 +265,7 @@ impl InodeMem {
             dead: AtomicBool::new(false),
             news: AtomicBool::new(true),
             lacks_capability: AtomicBool::new(false),
-            spread,
+            mapped_ranges,
         }
     }
 
@@ -482,7 +482,7 @@ impl InodeCache {
         }
         self.sweep_if_due(shard, &mut table);
         let seq_floor = self.seq_floor.load(Ordering::Relaxed);
-        let made = Arc::new(InodeMem::new(ino, seq_floor, Spread::everywhere()));
+        let made = Arc::new(InodeMem::new(ino, seq_floor, MappedRanges::everywhere()));
         table.inodes.insert(ino, Arc::clone(&made));
         shard.news.fetch_add(1, Ordering::Relaxed);
         made

@@ -6,4 +6,4 @@
 pub(crate) mod bindings;
 pub(crate) mod inodes;
 pub(crate) mod logged;
-pub(crate) mod spread;
+pub(crate) mod mapped_ranges;

@@ -155,7 +155,7 @@ fn dram(core: &Core) -> DramUse {
     let inodes = core.inodes.usage();
     let journal = core.journal.dram_bytes();
     let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
-    let page_lists = core.spreads.dram_bytes();
+    let page_lists = core.mapped_ranges_budget.dram_bytes();
     let deferred_pages = core.region.deferred_bytes();
     DramUse {
         block_map,

@@ -32,7 +32,7 @@ use crate::audit::rules::superblock::copies;
 use crate::cache::bindings::Bindings;
 use crate::cache::inodes::InodeCache;
 use crate::cache::logged::{Candidates, Merges};
-use crate::cache::spread::Budget;
+use crate::cache::mapped_ranges::Budget;
 use crate::error::EngineError;
 use crate::file::{bound, cut};
 use crate::format::inode::{Inode, ROOT};
@@ -218,8 +218,8 @@ fn core(
     Core {
         journal: Journal::new(Arc::clone(&region), &superblock, checkpoint),
         inodes: InodeCache::new(checkpoint),
-        spreads: Budget::new(superblock.size_bytes),
-        keeps_spreads: loaded.map.walk_worth().is_some(),
+        mapped_ranges_budget: Budget::new(superblock.size_bytes),
+        keeps_mapped_ranges: loaded.map.walk_worth().is_some(),
         inode_cursors: (0..cursors)
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),

@@ -18,10 +18,10 @@
 //! The inode's lock is held throughout, so no other operation sees the file in between.
 //!
 //! A global table cannot list a file's pages, so they are searched for where the inode's
-//! [`crate::cache::spread::Spread`] permits them.
+//! [`crate::cache::mapped_ranges::MappedRanges`] permits them.
 //!
-//! The table is walked only if the spread covers more than a walk of the table is worth, as in a sparse file of which
-//! nothing is known yet. The walk is then done for the whole file at once, and the spread learns the pages found.
+//! The table is walked only if the summary covers more than a walk of the table is worth, as in a sparse file of which
+//! nothing is known yet. The walk is then done for the whole file at once, and the summary learns the pages found.
 //! Either search ends once it has found the inode's count of pages. A damaged table may hold a page twice; each page
 //! found is unmapped once.
 
@@ -79,10 +79,10 @@ pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: P
         pages.dedup();
         return pages;
     };
-    let covered = mem.spread.covered(range.first, range.end, worth);
+    let covered = mem.mapped_ranges.covered(range.first, range.end, worth);
     if covered <= worth {
         let mut at = range.first;
-        while let Some(run) = mem.spread.next_run(at, range.end) {
+        while let Some(run) = mem.mapped_ranges.next_run(at, range.end) {
             collect(core, mem.ino, run, most, &mut pages);
             at = run.end;
         }
@@ -92,7 +92,7 @@ pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: P
         if is_all || range != PageRange::ALL {
             // Ranges searched without a result need not be searched again.
             if covered > pages.len() as u64 + WASTE {
-                mem.spread.learn(range, &pages, &core.spreads);
+                mem.mapped_ranges.learn(range, &pages, &core.mapped_ranges_budget);
             }
             return pages;
         }
@@ -168,9 +168,9 @@ pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: Pag
     };
     match core.map.walk_worth().map(|worth| worth.max(2 * most)) {
         None => collect(range),
-        Some(worth) if mem.spread.covered(range.first, range.end, worth) <= worth => {
+        Some(worth) if mem.mapped_ranges.covered(range.first, range.end, worth) <= worth => {
             let mut at = range.first;
-            while let Some(run) = mem.spread.next_run(at, range.end) {
+            while let Some(run) = mem.mapped_ranges.next_run(at, range.end) {
                 collect(run);
                 at = run.end;
             }
@@ -208,11 +208,12 @@ pub(super) fn first_runs(core: &Core, ino: Inum, most: usize) -> (Vec<MappedRun>
     (runs, if looked_at < most { LBLK_END } else { end })
 }
 
-/// All pages of an inode in ascending order, which its spread learns. Looks inside the file's size first: a walk of
-/// the table is necessary only if space is reserved after it, or if the size is out of all proportion.
+/// All pages of an inode in ascending order, which its mapped ranges learn. Looks inside the file's size first: a walk
+/// of the table is necessary only if space is reserved after it, or if the size is out of all proportion.
 fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<Lblk> {
     let pages = found_pages(core, mem.ino, inode, worth);
-    mem.spread.learn(PageRange::ALL, &pages, &core.spreads);
+    mem.mapped_ranges
+        .learn(PageRange::ALL, &pages, &core.mapped_ranges_budget);
     pages
 }
 

@@ -5,8 +5,8 @@
 //! searched there.
 //!
 //! If the mapping cannot list a file's pages, holes are skipped with the help of the inode's
-//! [`crate::cache::spread::Spread`]. If that knows too little of a file, all of its pages are found once, and the
-//! spread learns them: without the lock unless writers are faster, and only if the version is unchanged.
+//! [`crate::cache::mapped_ranges::MappedRanges`]. If that knows too little of a file, all of its pages are found once,
+//! and the summary learns them: without the lock unless writers are faster, and only if the version is unchanged.
 
 use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::{FsError, Result};
@@ -46,7 +46,7 @@ impl Reader<'_> {
             |inode, at, looked, version| {
                 let end = lblks(inode.size());
                 match self.core.map.walk_worth() {
-                    Some(worth) if looked >= WALK_PAGES && self.inode.spread.covered(at, end, worth) > worth => {
+                    Some(worth) if looked >= WALK_PAGES && self.inode.mapped_ranges.covered(at, end, worth) > worth => {
                         self.find_data_by_walk(inode, PageRange::new(at, end), worth, version)
                     }
                     Some(_) => self.look_for_data(at, end),
@@ -124,7 +124,7 @@ impl Reader<'_> {
     /// Examines pages where there may be any.
     fn look_for_data(&self, mut at: u64, end: u64) -> Step {
         let mut left = STEP_PAGES;
-        while let Some(PageRange { first, end: stop }) = self.inode.spread.next_run(at, end) {
+        while let Some(PageRange { first, end: stop }) = self.inode.mapped_ranges.next_run(at, end) {
             if left == 0 {
                 return Step::On(at);
             }
@@ -169,15 +169,19 @@ impl Reader<'_> {
     }
 }
 
-/// Lets the inode's spread learn all its pages, if the list is still right and stays so while the spread learns it.
+/// Lets the inode's mapped ranges learn all its pages, if the list is still right and stays so while the summary learns
+/// it.
 fn learn(core: &Core, mem: &InodeMem, pages: &[Lblk], version: Option<u64>) {
     match version {
-        None => mem.spread.learn(PageRange::ALL, pages, &core.spreads),
+        None => mem
+            .mapped_ranges
+            .learn(PageRange::ALL, pages, &core.mapped_ranges_budget),
         Some(version) => {
             if let Some(_lock) = mem.try_read()
                 && mem.end_read(version)
             {
-                mem.spread.learn(PageRange::ALL, pages, &core.spreads);
+                mem.mapped_ranges
+                    .learn(PageRange::ALL, pages, &core.mapped_ranges_budget);
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::background::Stop;
 use crate::cache::bindings::Bindings;
 use crate::cache::inodes::{InodeCache, InodeMem};
 use crate::cache::logged::{Candidates, Merges};
-use crate::cache::spread::Budget;
+use crate::cache::mapped_ranges::Budget;
 use crate::format::inode::Inode;
 use crate::format::layout::{LINE_BYTES, Superblock};
 use crate::format::unit::Unit;
@@ -66,10 +66,10 @@ pub(crate) struct Core {
     pub(crate) inode_map: AtomicBitmap,
     pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
     pub(crate) inodes: InodeCache,
-    /// The mapping cannot list a file's pages, so DRAM records where they may be, see [`crate::cache::spread`].
-    pub(crate) keeps_spreads: bool,
+    /// The mapping cannot list a file's pages, so DRAM records where they may be, see [`crate::cache::mapped_ranges`].
+    pub(crate) keeps_mapped_ranges: bool,
     /// DRAM for that.
-    pub(crate) spreads: Arc<Budget>,
+    pub(crate) mapped_ranges_budget: Arc<Budget>,
     /// Held by renames that move a directory: only these change which directory is an ancestor of which.
     pub(crate) rename: Mutex<lock_order::Rename, ()>,
     /// Write-back is deferred, and each commit waits for a sync, which it shares with others.

@@ -383,7 +383,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Maps a page that is not mapped. Operations must map pages only through this function: the commit widens the
-    /// inode's [`crate::cache::spread::Spread`].
+    /// inode's [`crate::cache::mapped_ranges::MappedRanges`].
     #[inline]
     pub(crate) fn insert_page(&mut self, PageId { ino, lblk }: PageId, word: PageWord) -> Result<()> {
         let _stage = stage::enter(Spent::Lookup);
@@ -391,7 +391,7 @@ impl<'e> Tx<'e> {
             .map
             .insert(self, PageId::new(ino, lblk), word)
             .map_err(map_error)?;
-        if self.core.keeps_spreads {
+        if self.core.keeps_mapped_ranges {
             let page = u64::from(lblk);
             match self.buffers.mapped.last_mut() {
                 Some(last) if last.ino == ino && last.pages.end == page => last.pages.end += 1,
@@ -406,25 +406,29 @@ impl<'e> Tx<'e> {
 
     /// Declares that the record leaves nothing mapped in these pages of `ino`.
     pub(crate) fn clears(&mut self, ino: Inum, pages: PageRange) {
-        if self.core.keeps_spreads {
+        if self.core.keeps_mapped_ranges {
             self.buffers.cleared.push(FilePages { ino, pages });
         }
     }
 
-    /// Makes the inodes' spreads cover the pages that the record maps, before any reader can find it.
-    fn widen_spreads(&self, inodes: &[&Arc<InodeMem>]) {
+    /// Makes the inodes' mapped ranges cover the pages that the record maps, before any reader can find it.
+    fn widen_mapped_ranges(&self, inodes: &[&Arc<InodeMem>]) {
         for &FilePages { ino, pages } in &self.buffers.mapped {
             let inode = inodes.iter().find(|inode| inode.ino == ino);
             let inode = inode.expect("who maps a page counts it in its inode");
-            inode.spread.widen(pages.first, pages.end, &self.core.spreads);
+            inode
+                .mapped_ranges
+                .widen(pages.first, pages.end, &self.core.mapped_ranges_budget);
         }
     }
 
-    /// Makes the spreads leave out the pages that the record has unmapped. The caller still has the locks.
-    fn narrow_spreads(&self, inodes: &[&Arc<InodeMem>]) {
+    /// Makes the mapped ranges leave out the pages that the record has unmapped. The caller still has the locks.
+    fn narrow_mapped_ranges(&self, inodes: &[&Arc<InodeMem>]) {
         for &FilePages { ino, pages } in &self.buffers.cleared {
             if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
-                inode.spread.clear(pages.first, pages.end, &self.core.spreads);
+                inode
+                    .mapped_ranges
+                    .clear(pages.first, pages.end, &self.core.mapped_ranges_budget);
             }
         }
     }
@@ -470,7 +474,7 @@ impl<'e> Tx<'e> {
             self.check_reserve()?;
         }
         self.core.check_writable()?;
-        self.widen_spreads(inodes);
+        self.widen_mapped_ranges(inodes);
         self.persist_uncovered()?;
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
@@ -561,7 +565,7 @@ impl<'e> Tx<'e> {
             }
         }
         self.buffers.claimed.clear();
-        self.narrow_spreads(inodes);
+        self.narrow_mapped_ranges(inodes);
         for resource in self.buffers.freed_at_once.drain(..) {
             if let Resource::NameSlot(slot) = resource {
                 self.core.names.note_freed(slot, committed.seq);

@@ -1,4 +1,4 @@
-//! The guarantee of spreads: they may cover too much, never too little.
+//! The guarantee of mapped ranges: they may cover too much, never too little.
 
 use std::collections::BTreeSet;
 
@@ -18,20 +18,20 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::pool::core::Core;
 use crate::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
 
-fn covers(spread: &Spread, page: u64) -> bool {
-    spread.next_run(page, page + 1) == Some(PageRange::new(page, page + 1))
+fn covers(mapped_ranges: &MappedRanges, page: u64) -> bool {
+    mapped_ranges.next_run(page, page + 1) == Some(PageRange::new(page, page + 1))
 }
 
 /// Random changes compared with a plain set of pages: each of its pages is covered, and apart from them only short
 /// gaps are, as long as there is memory for all runs.
 #[test]
-fn a_spread_covers_all_pages_and_little_else() {
+fn mapped_ranges_cover_all_pages_and_little_else() {
     for seed in 0..40 {
         println!("seed {seed}");
         let mut random = StdRng::seed_from_u64(seed);
         let budget = Budget::with_bytes(if seed % 2 == 0 { 1 << 20 } else { 2000 });
         let span = [2_000, 1 << 20, LBLK_END][random.random_range(0..3)];
-        let spread = Spread::nowhere();
+        let mapped_ranges = MappedRanges::nowhere();
         let mut pages = BTreeSet::new();
         for _ in 0..400 {
             let first = random.random_range(0..span);
@@ -39,32 +39,32 @@ fn a_spread_covers_all_pages_and_little_else() {
             let far = (first + random.random_range(1..span)).min(LBLK_END);
             match random.random_range(0..8) {
                 0..5 => {
-                    spread.widen(first, end, &budget);
+                    mapped_ranges.widen(first, end, &budget);
                     pages.extend(first..end);
                 }
                 5 => {
-                    spread.clear(first, far, &budget);
+                    mapped_ranges.clear(first, far, &budget);
                     pages.retain(|page| !(first..far).contains(page));
                 }
                 6 => {
-                    spread.clear(first, LBLK_END, &budget);
+                    mapped_ranges.clear(first, LBLK_END, &budget);
                     pages.retain(|&page| page < first);
                 }
                 _ => {
                     let known: Vec<Lblk> = pages.range(first..far).map(|&page| Lblk::at(page)).collect();
-                    spread.learn(PageRange::new(first, far), &known, &budget);
+                    mapped_ranges.learn(PageRange::new(first, far), &known, &budget);
                 }
             }
-            assert!(pages.iter().all(|&page| covers(&spread, page)));
+            assert!(pages.iter().all(|&page| covers(&mapped_ranges, page)));
             assert!(budget.dram_bytes() <= budget.most_bytes);
         }
         let all: Vec<Lblk> = pages.iter().map(|&page| Lblk::at(page)).collect();
-        spread.learn(PageRange::ALL, &all, &budget);
+        mapped_ranges.learn(PageRange::ALL, &all, &budget);
         if seed % 2 == 0 {
             let most = (all.len() as u64 + 1) * (GAP + 1);
-            assert!(spread.covered(0, LBLK_END, u64::MAX - LBLK_END) <= most);
+            assert!(mapped_ranges.covered(0, LBLK_END, u64::MAX - LBLK_END) <= most);
         }
-        drop(spread);
+        drop(mapped_ranges);
         assert_eq!(budget.dram_bytes(), 0);
     }
 }
@@ -90,17 +90,17 @@ fn runs_keep_apart_and_within_their_number() {
 #[test]
 fn a_dense_file_has_no_list() {
     let budget = Budget::with_bytes(1 << 20);
-    let spread = Spread::nowhere();
+    let mapped_ranges = MappedRanges::nowhere();
     for page in 0..10_000 {
-        spread.widen(page, page + 1, &budget);
+        mapped_ranges.widen(page, page + 1, &budget);
     }
-    spread.clear(5_000, LBLK_END, &budget);
-    assert_eq!(spread.next_run(0, LBLK_END), Some(PageRange::new(0, 5_000)));
-    spread.widen(1 << 20, (1 << 20) + 1, &budget);
+    mapped_ranges.clear(5_000, LBLK_END, &budget);
+    assert_eq!(mapped_ranges.next_run(0, LBLK_END), Some(PageRange::new(0, 5_000)));
+    mapped_ranges.widen(1 << 20, (1 << 20) + 1, &budget);
     assert_ne!(budget.dram_bytes(), 0);
     let far = PageRange::new(1 << 20, (1 << 20) + 1);
-    assert_eq!(spread.next_run(5_000, LBLK_END), Some(far));
-    spread.clear(1 << 19, LBLK_END, &budget);
+    assert_eq!(mapped_ranges.next_run(5_000, LBLK_END), Some(far));
+    mapped_ranges.clear(1 << 19, LBLK_END, &budget);
     assert_eq!(budget.dram_bytes(), 0, "it is dense again");
 }
 
@@ -154,13 +154,13 @@ fn walked(core: &Core, ino: u32) -> BTreeSet<u64> {
     pages
 }
 
-/// No page is missing in the spread of any inode.
+/// No page is missing in the mapped ranges of any inode.
 fn check_coverage(core: &Core, what: &str) {
     core.map.for_each(&mut |entry| {
         let mem = core.inodes.get(entry.ino);
         let (ino, lblk) = (entry.ino, entry.lblk);
         assert!(
-            !core.keeps_spreads || covers(&mem.spread, u64::from(lblk)),
+            !core.keeps_mapped_ranges || covers(&mem.mapped_ranges, u64::from(lblk)),
             "{what}: page {lblk} of inode {ino}"
         );
         true
@@ -255,7 +255,7 @@ fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Resul
     }
 }
 
-/// The spreads agree with the mapping after random writes, truncations, punches, reservations, operations without
+/// The mapped ranges agree with the mapping after random writes, truncations, punches, reservations, operations without
 /// space, renames over files, and remounts; with enough memory for them, with little, and with none.
 #[test]
 fn listings_find_what_walks_find() {
@@ -271,7 +271,7 @@ fn listings_find_what_walks_find() {
             let mut random = StdRng::seed_from_u64(seed);
             let budget = [1 << 20, 3_000, 0][seed as usize % 3];
             let span = [64 << 20, 1 << 40][seed as usize % 2];
-            let tight = |core: &mut Core| core.spreads = Budget::with_bytes(budget);
+            let tight = |core: &mut Core| core.mapped_ranges_budget = Budget::with_bytes(budget);
             let mut engine = opened(&empty, tight);
             let mut failed = 0;
             for turn in 0..250 {
@@ -285,7 +285,7 @@ fn listings_find_what_walks_find() {
                             check_listing(&engine, ino, &mut random, &what);
                         }
                     }
-                    assert!(core.spreads.dram_bytes() <= budget);
+                    assert!(core.mapped_ranges_budget.dram_bytes() <= budget);
                 }
                 if random.random_range(0..60) == 0 {
                     let image = image_of(&core.region);
@@ -316,7 +316,7 @@ fn searches_learn_beside_writers() {
             println!("{mapping}, seed {seed}");
             set_size(&engine, ino, 1 << 40).unwrap();
             let all = |runs: &mut Runs| runs.add(0, LBLK_END);
-            mem.spread.change(&core.spreads, all);
+            mem.mapped_ranges.change(&core.mapped_ranges_budget, all);
             let searched = std::sync::atomic::AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {

@@ -2,28 +2,28 @@
 //! not its holes.
 //!
 //! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
-//! can, and for them nothing is kept here. Contents: [`Spread`], one in each
+//! can, and for them nothing is kept here. Contents: [`MappedRanges`], one in each
 //! [`crate::cache::inodes::InodeMem`], and the [`Budget`] that all share.
 //!
-//! A spread covers **all** pages of its inode, and may cover more: a covered stretch without pages costs lookups, but
-//! a page outside would be lost to truncation.
+//! Mapped ranges cover **all** pages of their inode, and may cover more: a covered stretch without pages costs lookups,
+//! but a page outside would be lost to truncation.
 //!
 //! For most files it is one number, the page after the last; this takes no extra memory. Only a file whose pages are
 //! far apart has a list of runs, at most [`RUNS_MAX`]. Beyond that, or beyond the budget, coarser runs cover the pages,
 //! at worst that one number.
 //!
 //! Why no page is ever missing:
-//! * The spread of an inode that comes into DRAM covers everything; that of a new inode, which maps nothing, covers
+//! * The summary of an inode that comes into DRAM covers everything; that of a new inode, which maps nothing, covers
 //!   nothing.
-//! * Operations map pages only through [`crate::pool::tx::Tx::insert_page`], and the commit widens the spread before
+//! * Operations map pages only through [`crate::pool::tx::Tx::insert_page`], and the commit widens the summary before
 //!   it sets any word. The commit has the inode, locked exclusively, since each new page changes the count in it. A
-//!   transaction that is dropped, or whose commit fails, leaves the spread as it was, or too wide.
+//!   transaction that is dropped, or whose commit fails, leaves the summary as it was, or too wide.
 //! * Nothing else maps pages while operations run: replay, repair and mkfs have finished before. A mapping that moves
 //!   its entries, or a merge that swings a word, leaves keys unchanged.
-//! * It is narrowed in two ways only. [`Spread::clear`]: a commit, after its words are set, leaves out the pages that
-//!   its own record has unmapped. [`Spread::learn`]: narrows it to the pages found mapped. The caller holds the inode's
-//!   lock, at least shared, and either has examined the whole stretch under it, or has seen since that the inode's
-//!   version did not change.
+//! * It is narrowed in two ways only. [`MappedRanges::clear`]: a commit, after its words are set, leaves out the pages
+//!   that its own record has unmapped. [`MappedRanges::learn`]: narrows it to the pages found mapped. The caller holds
+//!   the inode's lock, at least shared, and either has examined the whole stretch under it, or has seen since that the
+//!   inode's version did not change.
 //! * Each of these is a single step to readers. A reader without the inode's lock checks its version afterwards, as
 //!   always.
 
@@ -218,26 +218,26 @@ impl Drop for List {
 }
 
 /// Where an inode may have pages; see the module's head.
-pub(crate) struct Spread {
+pub(crate) struct MappedRanges {
     /// No page is at or after this one; [`LISTED`] if there is a list. Read without the list's lock only while holding
     /// the inode's lock.
     reach: AtomicU64,
     list: Mutex<lock_order::SpreadList, Option<Box<List>>>,
 }
 
-impl Spread {
+impl MappedRanges {
     /// For an inode of which nothing is known.
-    pub(crate) fn everywhere() -> Spread {
+    pub(crate) fn everywhere() -> MappedRanges {
         Self::up_to(LBLK_END)
     }
 
     /// For an inode that maps nothing.
-    pub(crate) fn nowhere() -> Spread {
+    pub(crate) fn nowhere() -> MappedRanges {
         Self::up_to(0)
     }
 
-    fn up_to(reach: u64) -> Spread {
-        Spread {
+    fn up_to(reach: u64) -> MappedRanges {
+        MappedRanges {
             reach: AtomicU64::new(reach),
             list: Mutex::new(None),
         }
