@@ -189,15 +189,15 @@ impl State {
         let mut freed = Vec::new();
         for (first, (physical, count)) in touched {
             self.pieces.remove(&first);
-            let (cut_from, cut_to) = (from.max(first), to.min(first + count));
-            if first < cut_from {
-                self.pieces.insert(first, (physical, cut_from - first));
+            let (from_within, to_within) = (from.max(first), to.min(first + count));
+            if first < from_within {
+                self.pieces.insert(first, (physical, from_within - first));
             }
-            if cut_to < first + count {
+            if to_within < first + count {
                 self.pieces
-                    .insert(cut_to, (physical + (cut_to - first), first + count - cut_to));
+                    .insert(to_within, (physical + (to_within - first), first + count - to_within));
             }
-            freed.push((physical + (cut_from - first), cut_to - cut_from));
+            freed.push((physical + (from_within - first), to_within - from_within));
         }
         freed
     }

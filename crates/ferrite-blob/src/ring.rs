@@ -12,7 +12,7 @@
 //!   stays until a later one says more.
 //! - A blob's metadata changes only while none of its pages is being written in place, and an entry names the
 //!   generation that makes it valid: the present one, or the one that the same write is about to store. So no entry
-//!   reaches a cluster that was given to another blob, or cut and grown again, in between.
+//!   reaches a cluster that was given to another blob, or truncated and grown again, in between.
 //! - Two writes of the same page wait for each other (`ranges`).
 //! - A page with an entry that may still count is written through the ring again, also on a device that tears nothing
 //!   and needs the ring only for writes of two pages.

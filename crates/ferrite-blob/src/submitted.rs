@@ -20,8 +20,8 @@ use crate::{PAGE_BYTES, Result};
 
 type Shared = ArcRwLockReadGuard<RawRwLock, State>;
 
-/// A transfer that may begin: no other thread cuts the blob or transfers the same pages until it has ended, or this is
-/// dropped.
+/// A transfer that may begin: no other thread truncates the blob or transfers the same pages until it has ended, or
+/// this is dropped.
 pub struct Ready<'b> {
     core: &'b Arc<Core>,
     device: &'b dyn Submitting,

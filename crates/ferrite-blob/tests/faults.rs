@@ -168,7 +168,7 @@ fn a_blob_in_too_many_pieces_stops_nothing_else() {
     let other = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
     other.write_at(&[1; 100], 0, None).unwrap();
     holds(&blob, pieces, None, "afterwards");
-    // After a cut it is in fewer, and can take others.
+    // After a truncation it is in fewer, and can take others.
     blob.truncate(200 * CLUSTER_BYTES, None).unwrap();
     blob.write_at(&[byte_of(301)], 301 * CLUSTER_BYTES, None).unwrap();
     assert!(store.check().unwrap().findings.is_empty());

@@ -1,4 +1,4 @@
-"""Direct writes, cuts and mappings beside buffered reads of one file: what was written is what everybody reads.
+"""Direct writes, truncations and mappings beside buffered reads of one file: what was written is what everybody reads.
 
 coherence.py FILE aio|sync|mmap|truncate ROUNDS    prints how often somebody read something old afterwards, and once what
 """

@@ -36,6 +36,6 @@ fn direct_writes_leave_no_old_pages_in_mappings() {
 }
 
 #[test]
-fn a_cut_beside_a_direct_write_leaves_no_old_pages_in_the_cache() {
+fn a_truncation_beside_a_direct_write_leaves_no_old_pages_in_the_cache() {
     is_coherent("truncate");
 }

@@ -73,7 +73,7 @@ const LOOPS: &[Loop] = &[
         }),
     },
     Loop {
-        name: "append_and_cut_by_others",
+        name: "append_and_truncate_by_others",
         // One process has the file open and appends; others truncate it and append to it.
         work: Work::Shell(
             "exec 3>>log; for i in $(seq $TURNS); do echo line $i >&3; \
@@ -81,7 +81,7 @@ const LOOPS: &[Loop] = &[
         ),
     },
     Loop {
-        name: "append_cut",
+        name: "append_truncate",
         work: Work::Calls(|dir, n| {
             let mut file = OpenOptions::new().append(true).create(true).open(dir.join("log"))?;
             file.write_all(&text(n, 700))?;

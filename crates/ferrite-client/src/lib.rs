@@ -261,8 +261,8 @@ impl Client {
     }
 
     /// Breaks the connection, as a network may at any time. For tests.
-    pub fn cut(&self) {
-        self.link.cut();
+    pub fn disconnect(&self) {
+        self.link.disconnect();
     }
 }
 

@@ -179,7 +179,7 @@ impl Link {
         self.requests.fresh_number()
     }
 
-    pub(super) fn cut(&self) {
+    pub(super) fn disconnect(&self) {
         if let Some(up) = &self.line.lock().up {
             up.connection.close();
         }

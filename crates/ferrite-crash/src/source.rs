@@ -150,7 +150,7 @@ fn set(names: &[u8], set: SetAttr) -> Op {
     Op::Setattr { on: at(names), set }
 }
 
-fn cut(names: &[u8], size: u64) -> Op {
+fn truncate(names: &[u8], size: u64) -> Op {
     set(
         names,
         SetAttr {
@@ -236,10 +236,10 @@ pub fn alphabet() -> Vec<Op> {
         append(&[A], 64, 19),
         append(&[B, A], 500, 20),
         append(&[D], 5000, 21),
-        cut(&[A], 0),
-        cut(&[A], 5000),
-        cut(&[A], 30_000),
-        cut(&[B, A], 10),
+        truncate(&[A], 0),
+        truncate(&[A], 5000),
+        truncate(&[A], 30_000),
+        truncate(&[B, A], 10),
         allocate(&[A], punch, 100, 3000),
         allocate(&[A], punch, 4096, 4096),
         allocate(&[A], zero, 3000, 9000),
@@ -284,7 +284,7 @@ pub fn reduced() -> Vec<Op> {
         write(&[A], 100, 3, 32),
         write(&[E], 0, 100, 33),
         append(&[A], 5000, 34),
-        cut(&[A], 5000),
+        truncate(&[A], 5000),
         setxattr(&[A], 60),
     ]
 }

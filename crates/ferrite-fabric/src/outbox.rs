@@ -327,7 +327,7 @@ impl Frame<'_> {
     }
 
     /// Truncates the body to its first `len_bytes`.
-    pub fn cut_body(&mut self, len_bytes: usize) {
+    pub fn truncate_body(&mut self, len_bytes: usize) {
         let len = self.start + PREFIX_BYTES + len_bytes;
         self.bytes().truncate(len);
     }
@@ -447,7 +447,7 @@ mod tests {
             drop(frame);
             let mut frame = outbox.frame();
             frame.body().extend(b"two, cut");
-            frame.cut_body(3);
+            frame.truncate_body(3);
             frame.finish_with(10, |buf| {
                 buf[..4].copy_from_slice(b"data");
                 4

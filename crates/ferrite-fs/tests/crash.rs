@@ -350,8 +350,8 @@ fn writing_every_kind_of_page() {
     );
 }
 
-/// Page logs: entries, chained segments, cuts and holes in logged pages, aligned writes that drop a log, writes over
-/// several pages with logged ends; and the merges that reading after each step causes, from never to at once.
+/// Page logs: entries, chained segments, truncations and holes in logged pages, aligned writes that drop a log, writes
+/// over several pages with logged ends; and the merges that reading after each step causes, from never to at once.
 #[test]
 fn writing_parts_of_pages() {
     parts_of_pages(&options(), &[0, 1, 3]);
@@ -459,7 +459,7 @@ fn words_of_merges_are_durable_before_their_space_is_reused() {
 }
 
 #[test]
-fn cutting_punching_and_reserving() {
+fn truncating_punching_and_reserving() {
     run(
         vec![
             touch("/f"),
@@ -538,7 +538,7 @@ fn a_zeroed_page_is_written_again() {
 
 /// More pages than one record unmaps, so that intents are written and crashed in between.
 #[test]
-fn cutting_more_than_one_record_holds() {
+fn truncating_more_than_one_record_holds() {
     let big = |version| put("/big", 0, 600 * 4096, version);
     run(vec![touch("/big"), big(1)], vec![truncate("/big", 5000)]);
     run(vec![touch("/big"), big(1)], vec![unlink("/big")]);

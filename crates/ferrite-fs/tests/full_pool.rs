@@ -17,7 +17,7 @@ const STRETCH: u64 = 100_000;
 const STRETCH_PAGES: u64 = 800;
 /// Pages of the stretch that stay before the truncated part, which is more than one record's worth.
 const KEPT: u64 = 50;
-const CUT_PAGES: u64 = 700;
+const HOLE_PAGES: u64 = 700;
 
 fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false).merge_read_entries(0)
@@ -33,9 +33,9 @@ fn first_byte(file: &Arc<dyn OpenFile>, page: u64) -> u8 {
     byte[0]
 }
 
-/// Cuts a long stretch out of a file of `lone` lone pages besides, on a pool without a free block. In the extent tree
+/// Takes a long stretch out of a file of `lone` lone pages besides, on a pool without a free block. In the extent tree
 /// the first removed page splits the stretch's extent, which, where the leaf is full, takes a node.
-fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
+fn truncate_when_full(mapping: Mapping, lone: u64, punch: bool) {
     let what = format!("{mapping:?}, {lone} lone pages, punch {punch}");
     let blank = Region::anonymous(14 << 20).unwrap();
     let options = fixed().mapping(mapping).inodes(255).rings(1);
@@ -72,10 +72,10 @@ fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
             SYSTEM,
             FallocateMode::PunchHole,
             (STRETCH + KEPT) * PAGE,
-            CUT_PAGES * PAGE,
+            HOLE_PAGES * PAGE,
         )
         .unwrap_or_else(|error| panic!("{what}: {error}"));
-        lone + STRETCH_PAGES - CUT_PAGES
+        lone + STRETCH_PAGES - HOLE_PAGES
     } else {
         set_size(victim, STRETCH + KEPT).unwrap_or_else(|error| panic!("{what}: {error}"));
         lone + KEPT
@@ -85,7 +85,11 @@ fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
     set_size(filler, 0).unwrap();
     set_size(victim, STRETCH + STRETCH_PAGES).unwrap();
     assert_eq!(first_byte(&file, STRETCH + KEPT - 1), 1, "{what}");
-    assert_eq!(first_byte(&file, STRETCH + 100), 0, "{what}: what was cut came back");
+    assert_eq!(
+        first_byte(&file, STRETCH + 100),
+        0,
+        "{what}: what was removed came back"
+    );
     file.write_at(SYSTEM, (STRETCH + 300) * PAGE, &[5]).unwrap();
     drop((file, fill));
     engine.unmount().unwrap();
@@ -97,14 +101,14 @@ fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
 }
 
 #[test]
-fn cutting_a_long_stretch_takes_no_free_block() {
+fn truncating_a_long_stretch_takes_no_free_block() {
     for punch in [false, true] {
         for &mapping in Mapping::ALL {
-            cut_when_full(mapping, 30, punch);
+            truncate_when_full(mapping, 30, punch);
         }
         // A leaf of the extent tree has 240 entries.
         for lone in 234..=242 {
-            cut_when_full(Mapping::Extent, lone, punch);
+            truncate_when_full(Mapping::Extent, lone, punch);
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Random operations on pools with 0 to 64 free blocks, by a user who may only change their own files: operations that
 //! free space, or take none, always succeed, and the pool stays writable.
 //!
-//! After each step the pool is filled until a random number of blocks is free. Removing names and attributes, cutting
-//! files and punching holes, and writing over pages that are mapped, whole or in part, must never fail; all else may,
-//! for lack of space only. Content is compared, fsck runs at the end, and when all is removed all space is back.
-//! `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
+//! After each step the pool is filled until a random number of blocks is free. Removing names and attributes,
+//! truncating files and punching holes, and writing over pages that are mapped, whole or in part, must never fail; all
+//! else may, for lack of space only. Content is compared, fsck runs at the end, and when all is removed all space is
+//! back. `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
 
 use std::sync::Arc;
 

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut() {
+    fn long_texts_are_truncated() {
         let mut failure = Failure::none();
         failure.set(Kind::INVALID, &"é".repeat(TEXT_BYTES));
         assert_eq!(failure.kind, Kind::INVALID);

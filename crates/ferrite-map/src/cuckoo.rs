@@ -568,7 +568,7 @@ impl FileMap for Cuckoo {
 
     fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let slot = self.mapped_slot(tx, ino, lblk)?;
-        runs::cut(self, tx, PageId::new(ino, lblk), slot);
+        runs::split(self, tx, PageId::new(ino, lblk), slot);
         let range = runs::join(self, tx, PageId::new(ino, lblk), word);
         tx.set_word(self.word_offset(slot), word.0);
         runs::set_range(self, tx, slot, range);
@@ -595,7 +595,7 @@ impl FileMap for Cuckoo {
             return Ok(PageWord::HOLE);
         };
         let word = PageWord(tx.word(self.word_offset(slot)));
-        runs::cut(self, tx, PageId::new(ino, lblk), slot);
+        runs::split(self, tx, PageId::new(ino, lblk), slot);
         tx.set_word(self.key_offset(slot), 0);
         tx.set_word(self.word_offset(slot), 0);
         runs::set_range(self, tx, slot, Range::LONE);

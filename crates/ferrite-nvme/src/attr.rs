@@ -16,7 +16,7 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::blobs::{Place, cut_to};
+use crate::blobs::{Place, truncate_to};
 use crate::content::Change;
 use crate::core::{Core, Step};
 use crate::format::key;
@@ -55,7 +55,7 @@ struct Resized {
     /// The blob that the file no longer has.
     freed: Option<Place>,
     /// The blob that is longer than the file.
-    cut: Option<Blob>,
+    truncated: Option<Blob>,
 }
 
 impl Core {
@@ -165,7 +165,7 @@ impl Core {
             // A crash before the new size is stored leaves the blob space that no reader sees; a refusal must not.
             step.admit()?;
             let blob = self.content(pinned.ino, state)?;
-            cut_to(blob, old_size)?;
+            truncate_to(blob, old_size)?;
             preallocate(blob, old_size, size)?;
         }
         let resized = match set.size {
@@ -215,11 +215,11 @@ impl Core {
                 node.allocated_bytes = 0;
             }
             Content::Blob(_) if size < old_size => {
-                resized.cut = Some(self.content(pinned.ino, state)?.clone());
-                // The next start checks whether it was cut.
+                resized.truncated = Some(self.content(pinned.ino, state)?.clone());
+                // The next start checks whether it was truncated.
                 step.txn.put(&key::ahead(pinned.ino), b"")?;
             }
-            Content::Blob(_) if size > old_size => cut_to(self.content(pinned.ino, state)?, old_size)?,
+            Content::Blob(_) if size > old_size => truncate_to(self.content(pinned.ino, state)?, old_size)?,
             Content::Blob(_) => {}
         }
         Ok(resized)
@@ -233,12 +233,13 @@ impl Core {
             state.is_ahead = false;
             self.housekeeper.delete_later(place);
         }
-        if let Some(blob) = resized.cut {
+        if let Some(blob) = resized.truncated {
             state.is_ahead = true;
             let tail = Tail::of(ino, node);
             if let Err(error) = blob.truncate(node.size, Some(&tail.encode())) {
-                // The change is complete as far as any caller can see; the rest is cut before the file grows again.
-                tracing::warn!(ino, %error, "a blob could not be cut");
+                // The change is complete as far as any caller can see; the rest is truncated before the file grows
+                // again.
+                tracing::warn!(ino, %error, "a blob could not be truncated");
             }
         }
     }

@@ -126,7 +126,7 @@ pub(crate) fn place_of(number: usize, blob: &Blob) -> Place {
 
 /// Releases the part of a blob beyond the end of its file, where a change that failed may have left data: a file that
 /// grows must not show it.
-pub(crate) fn cut_to(blob: &Blob, size: u64) -> ferrite_blob::Result<()> {
+pub(crate) fn truncate_to(blob: &Blob, size: u64) -> ferrite_blob::Result<()> {
     match blob.valid_len() > size {
         true => blob.truncate(size, None),
         false => Ok(()),

@@ -20,7 +20,7 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::blobs::cut_to;
+use crate::blobs::truncate_to;
 use crate::core::{Core, Step, TIME_STEP};
 use crate::data;
 use crate::format::key;
@@ -240,7 +240,7 @@ impl Core {
             step.admit()?;
         }
         if change.node.size > state.node.size {
-            cut_to(self.content(pinned.ino, state)?, state.node.size)?;
+            truncate_to(self.content(pinned.ino, state)?, state.node.size)?;
         }
         let mut before = None;
         if rights_first {

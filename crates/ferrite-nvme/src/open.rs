@@ -285,8 +285,8 @@ impl Core {
                         let of_node = Tail::of(ino, &node).encode();
                         let was_longer = tail.is_none_or(|tail| tail.ino != ino || tail.size > node.size);
                         match was_longer || blob.valid_len() > node.size {
-                            // A crash came between a shorter size and the cut. The part behind the end must read as
-                            // zeros.
+                            // A crash came between a shorter size and the truncation. The part behind the end must read
+                            // as zeros.
                             true => blob.truncate(node.size, Some(&of_node))?,
                             // Space behind the end stays: a program reserved it.
                             false => blob.set_metadata(&of_node)?,

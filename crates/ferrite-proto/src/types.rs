@@ -246,10 +246,10 @@ impl Wire<'_> for Unlock {
 const DAMAGED: u16 = 0x201;
 const IO: u16 = 0x202;
 
-/// Texts are cut to this length.
+/// Texts are truncated to this length.
 const TEXT_BYTES_MAX: usize = 1024;
 
-fn cut(text: &str) -> &[u8] {
+fn truncated(text: &str) -> &[u8] {
     &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)]
 }
 
@@ -279,11 +279,11 @@ impl Encode for FsError {
                 (DAMAGED, 0u16).put(out);
                 corruption.ino.put(out);
                 corruption.bytes.map(|bytes| (bytes.offset, bytes.len_bytes)).put(out);
-                cut(&corruption.what).put(out);
+                truncated(&corruption.what).put(out);
             }
             FsError::Io(text) => {
                 (IO, 0u16).put(out);
-                cut(text).put(out);
+                truncated(text).put(out);
             }
             plain => match plain.code() {
                 Some(code) => (code.cause, code.particulars).put(out),

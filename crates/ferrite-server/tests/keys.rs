@@ -346,7 +346,7 @@ fn records_that_were_changed_on_their_way_end_the_connection_only() {
                 // The first record of a client is the end of the handshake, the second its hello.
                 network.plan(side, trick, 3 + random.below(40) as usize);
                 // Another connection counts its records anew.
-                client.cut();
+                client.disconnect();
                 let began = Instant::now();
                 while !network.is_done() {
                     if began.elapsed() > Duration::from_secs(30) {

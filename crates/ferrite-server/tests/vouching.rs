@@ -146,7 +146,7 @@ fn what_was_told_holds_over_a_broken_connection() {
         let began = Instant::now();
         let vouched = two.asked()[0];
         assert!(vouched > Duration::ZERO);
-        two.keeper.cut();
+        two.keeper.disconnect();
         if connects_first {
             two.keeper.statfs(SYSTEM).unwrap();
             assert_eq!(two.keeper.reconnects(), 1);

@@ -233,7 +233,7 @@ pub struct OpenMode {
     pub read: bool,
     /// Writes are allowed.
     pub write: bool,
-    /// The file is cut to length 0, which needs the permission to write.
+    /// The file is truncated to length 0, which needs the permission to write.
     pub truncate: bool,
     /// Reads leave the access time alone (`O_NOATIME`), which only the owner and root may ask for.
     pub no_atime: bool,

@@ -243,7 +243,7 @@ fn an_open_file_has_its_attributes_set_whatever_its_name() {
 }
 
 #[test]
-fn files_are_cut_by_path_as_far_as_the_user_may() {
+fn files_are_truncated_by_path_as_far_as_the_user_may() {
     on_both(|fs| {
         fs.write("/f", "content").unwrap();
         fs.symlink("f", "/l").unwrap();

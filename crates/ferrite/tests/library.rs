@@ -181,7 +181,9 @@ fn a_stranger_to_the_group_clears_setgid() {
             }
         }
         fs.set_mode("/f", 0o2666).unwrap();
-        fs.as_user(Cred::new(1000, 60)).write("/f", "cut to nothing").unwrap();
+        fs.as_user(Cred::new(1000, 60))
+            .write("/f", "truncated to nothing")
+            .unwrap();
         assert_eq!(fs.metadata("/f").unwrap().permissions().mode(), 0o666);
     });
 }
@@ -296,7 +298,7 @@ fn only_a_handle_that_may_write_changes_a_file() {
 }
 
 #[test]
-fn a_cut_by_the_unprivileged_takes_setuid_away() {
+fn a_truncation_by_the_unprivileged_takes_setuid_away() {
     on_both(|fs| {
         fs.write("/f", "hello").unwrap();
         fs.chown("/f", Some(1000), Some(1000)).unwrap();

@@ -16,7 +16,7 @@ use crate::audit::rules::logs::Met;
 use crate::audit::rules::{View, dirs, inodes, logs, names, superblock};
 use crate::audit::wrong::Wrong;
 use crate::cache::inodes::InodeMem;
-use crate::file::cut::mapped_pages;
+use crate::file::truncate::mapped_pages;
 use crate::format::data_sum;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES};

@@ -34,7 +34,7 @@ use crate::cache::inodes::InodeCache;
 use crate::cache::logged::{Candidates, Merges};
 use crate::cache::mapped_ranges::Budget;
 use crate::error::EngineError;
-use crate::file::{bound, cut};
+use crate::file::{bound, truncate};
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{
     CONTROL_BOOT, CONTROL_DEFERRED, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, DEFERRED_STRICTLY,
@@ -358,7 +358,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
                 if core.failed.get().is_none() =>
             {
                 core.quarantine
-                    .stop(format!("inode {ino} cannot be freed or cut: {error}"));
+                    .stop(format!("inode {ino} cannot be freed or truncated: {error}"));
                 return Ok(());
             }
             other => other.map_err(stop)?,
@@ -370,7 +370,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
 fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     let stored = core.load(ino);
     // A damaged inode is left alone; it has been reported.
-    let is_done = stored.nlink() > 0 && stored.cut_end() == 0 && !stored.is_bound();
+    let is_done = stored.nlink() > 0 && stored.truncate_end() == 0 && !stored.is_bound();
     if !stored.in_use() || is_done || !stored.is_sound(ino) {
         return Ok(());
     }
@@ -380,7 +380,7 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
         if !is_seeded(Bug::TailKept) {
             bound::zero_tail(core, &mem, &stored)?;
         }
-        if stored.nlink() > 0 && stored.cut_end() == 0 {
+        if stored.nlink() > 0 && stored.truncate_end() == 0 {
             return Ok(());
         }
     }
@@ -397,6 +397,6 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     } else {
         let _lock = mem.write();
         let mut inode = stored;
-        cut::resume(core, &mem, &mut inode)
+        truncate::resume(core, &mem, &mut inode)
     }
 }

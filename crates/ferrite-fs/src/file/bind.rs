@@ -17,7 +17,7 @@ use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
-use super::cut;
+use super::truncate;
 use super::{arrange, bound, inline, rights};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
@@ -75,7 +75,7 @@ pub(crate) fn bind(
             false => make_bound(core, mem, inode)?,
         };
         if how.arrange {
-            arrange::arrange(core, mem, &inode, &cut::mapped_pages(core, mem, &inode, 0))
+            arrange::arrange(core, mem, &inode, &truncate::mapped_pages(core, mem, &inode, 0))
                 .inspect_err(|_| core.bindings.note_left(mem.ino))?;
         }
         let file = Arc::new(Attached::new(mem.ino, how, Arc::clone(adapter)));
@@ -116,7 +116,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     rid_of_logs(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
         // No later check would notice.
-        verify(core, mem, &cut::mapped_pages(core, mem, &inode, 0))?;
+        verify(core, mem, &truncate::mapped_pages(core, mem, &inode, 0))?;
     }
     inode.set_bound(true);
     let mut tx = Tx::new(core);
@@ -148,7 +148,7 @@ fn logged_pages(core: &Core, mem: &InodeMem, inode: &Inode) -> Vec<Lblk> {
         listed.retain(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))));
         return listed;
     }
-    let runs = cut::mapped_runs(core, mem, inode, PageRange::ALL);
+    let runs = truncate::mapped_runs(core, mem, inode, PageRange::ALL);
     let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
     logged.map(|(lblk, _)| lblk).collect()
 }
@@ -210,7 +210,7 @@ fn give_window_back(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> Result
     let mut inode = core.load_live(mem)?;
     let mut reserved = file.tell().window.from(lblks(inode.size()));
     reserved.retain(|&lblk| core.map.get(PageId::new(mem.ino, lblk)).is_unwritten());
-    match cut::unmap_pages(core, mem, &mut inode, &reserved) {
+    match truncate::unmap_pages(core, mem, &mut inode, &reserved) {
         Err(FsError::NoSpace(_)) => Ok(()),
         other => other,
     }
@@ -248,7 +248,7 @@ fn finalize_locked(core: &Core, mem: &Arc<InodeMem>, waits: bool) -> Result<()> 
     let mut inode = core.load_live(mem)?;
     bound::zero_tail(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
-        let pages = cut::mapped_pages(core, mem, &inode, 0);
+        let pages = truncate::mapped_pages(core, mem, &inode, 0);
         for chunk in pages.chunks(SUMS_PER_RECORD) {
             set_sums(core, mem, chunk, waits)?;
         }

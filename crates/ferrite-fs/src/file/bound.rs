@@ -19,7 +19,7 @@ use ferrite_map::{BlockNo, Lblk, PageId, PageRange, PageWord, TransCache};
 use ferrite_vfs::regions::PageRun;
 use ferrite_vfs::{Result, Timestamp};
 
-use super::cut::{self, MappedRun};
+use super::truncate::{self, MappedRun};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
@@ -156,7 +156,7 @@ pub(super) fn publish_first(core: &Core, mem: &InodeMem, inode: &Inode, file: &A
     if core.map.walk_worth().is_some() {
         return publish(core, mem, inode, file, PageRange::new(0, FIRST_PAGES));
     }
-    let (mapped, end) = cut::first_runs(core, mem.ino, FIRST_RUNS);
+    let (mapped, end) = truncate::first_runs(core, mem.ino, FIRST_RUNS);
     let runs = match named(PageRange::new(0, end.min(lblks(inode.size())))) {
         Some((first, end)) => with_holes(core, &mapped, first, end),
         None => Vec::new(),
@@ -251,7 +251,7 @@ fn runs(core: &Core, mem: &InodeMem, inode: &Inode, pages: PageRange) -> Vec<Pag
         }
         return runs.0;
     }
-    with_holes(core, &cut::mapped_runs(core, mem, inode, clipped), first, end)
+    with_holes(core, &truncate::mapped_runs(core, mem, inode, clipped), first, end)
 }
 
 /// The runs of pages `first` up to `end`, of which those in `mapped` are mapped.

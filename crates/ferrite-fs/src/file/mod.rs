@@ -1,4 +1,4 @@
-//! Floor 7, data of regular files: reading, writing, cutting, reserving, seeking; bound files.
+//! Floor 7, data of regular files: reading, writing, truncating, reserving, seeking; bound files.
 //!
 //! Contents: functions on one inode. The open handle that calls them is on the engine's floor.
 
@@ -6,7 +6,6 @@ mod arrange;
 pub(crate) mod atime;
 pub(crate) mod bind;
 pub(crate) mod bound;
-pub(crate) mod cut;
 mod inline;
 mod lend;
 pub(crate) mod read;
@@ -14,4 +13,5 @@ pub(crate) mod region;
 pub(crate) mod reserve;
 pub(crate) mod rights;
 mod seek;
+pub(crate) mod truncate;
 pub(crate) mod write;

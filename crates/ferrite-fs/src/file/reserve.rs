@@ -9,9 +9,9 @@ use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, SpaceOf, posix};
 
 use super::bound;
-use super::cut::{self, Edge, Stretch};
 use super::inline;
 use super::rights;
+use super::truncate::{self, Edge, Stretch};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::lblks;
@@ -132,7 +132,7 @@ fn zero_reserved(
     }
     let mut tx = Tx::on(core, inode);
     for &Edge { lblk, from, to } in &stretch.edges {
-        cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
+        truncate::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
     }
     // This frees nothing, so the blocks that a tree may need for it must not come from the reserve.
     tx.set_class(Class::Ordinary);
@@ -178,9 +178,9 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
     } else {
         let stretch = Stretch::new(offset, end)?;
         for &Edge { lblk, from, to } in &stretch.edges {
-            cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
+            truncate::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
         }
-        later = cut::punch(core, &mut tx, mem, inode, stretch.pages)?;
+        later = truncate::punch(core, &mut tx, mem, inode, stretch.pages)?;
     }
     rights::take(core, &mut tx, mem, inode)?;
     stamp(inode, becomes);
@@ -188,7 +188,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
     tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
     tx.commit(&[mem])?;
     match later {
-        Some(()) => cut::finish(core, mem, inode),
+        Some(()) => truncate::finish(core, mem, inode),
         None => Ok(()),
     }
 }
@@ -229,12 +229,12 @@ fn give_back(core: &Core, mem: &Arc<InodeMem>, before: &Inode, reserved: &[Lblk]
         return Ok(());
     }
     let mut stored = core.load_live(mem)?;
-    cut::unmap_pages(core, mem, &mut stored, reserved)?;
+    truncate::unmap_pages(core, mem, &mut stored, reserved)?;
     if stored.is_inline() || !before.is_inline() {
         return Ok(());
     }
     let mut tx = Tx::new(core);
-    cut::unmap(core, &mut tx, mem.ino, Lblk::FIRST, &mut stored)?;
+    truncate::unmap(core, &mut tx, mem.ino, Lblk::FIRST, &mut stored)?;
     tx.put_inode(mem.ino, &mut before.clone());
     tx.commit(&[mem])
 }

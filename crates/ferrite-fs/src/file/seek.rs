@@ -11,8 +11,8 @@
 use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::{FsError, Result};
 
-use super::cut;
 use super::read::{BATCH, Reader};
+use super::truncate;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, lblks};
@@ -159,7 +159,7 @@ impl Reader<'_> {
     /// Finds all pages of the file, for this search and for later ones.
     fn find_data_by_walk(&self, inode: &Inode, range: PageRange, worth: u64, version: Option<u64>) -> Step {
         let core = self.core;
-        let pages = cut::found_pages(core, self.inode.ino, inode, worth);
+        let pages = truncate::found_pages(core, self.inode.ino, inode, worth);
         learn(core, self.inode, &pages, version);
         let mut behind = pages.into_iter().filter(|&lblk| range.contains(u64::from(lblk)));
         match behind.find(|&lblk| holds_data(core.map.get(PageId::new(self.inode.ino, lblk)))) {

@@ -31,8 +31,8 @@ const W_RDEV_FLAGS: usize = 7;
 const W_GENERATION_PARENT: usize = 8;
 const W_BTIME: usize = 9;
 const W_XATTR_ENTRIES: usize = 10;
-const W_CUT_FIRST: usize = 11;
-const W_CUT_END: usize = 12;
+const W_TRUNCATE_FIRST: usize = 11;
+const W_TRUNCATE_END: usize = 12;
 /// First inline word.
 pub(crate) const W_INLINE: usize = 16;
 
@@ -95,8 +95,8 @@ impl Inode {
     }
     whole! {
         size, set_size: W_SIZE;
-        cut_first, set_cut_first: W_CUT_FIRST;
-        cut_end, set_cut_end: W_CUT_END;
+        truncate_first, set_truncate_first: W_TRUNCATE_FIRST;
+        truncate_end, set_truncate_end: W_TRUNCATE_END;
     }
 
     /// The block that holds its attributes.
@@ -171,7 +171,7 @@ impl Inode {
     /// First logical block from which on it has only reserved pages: at its size, or at the end of the range that an
     /// intent still has to unmap, whichever comes later.
     pub(crate) fn written_end(&self) -> u64 {
-        lblks(self.size()).max(self.cut_end())
+        lblks(self.size()).max(self.truncate_end())
     }
 
     /// Whether it belongs to a file.

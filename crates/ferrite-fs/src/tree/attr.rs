@@ -3,7 +3,7 @@
 use ferrite_map::PageRange;
 use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SetAttr, SetTime, Timestamp, posix};
 
-use crate::file::{bound, cut, rights};
+use crate::file::{bound, rights, truncate};
 use crate::format::inode::Inode;
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::pool::core::Core;
@@ -22,7 +22,7 @@ pub(crate) enum Through {
 }
 
 /// Changes attributes with one record, even if the size changes, unless more pages are removed than a record holds;
-/// then the first record carries the new size and the intent to free the rest (see [`cut`]).
+/// then the first record carries the new size and the intent to free the rest (see [`truncate`]).
 pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: Through) -> Result<Attr> {
     core.check_writable()?;
     posix::check_owner(set)?;
@@ -65,7 +65,7 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
             if set.mtime.is_none() {
                 new.set_mtime(now);
             }
-            later = cut::resize(core, &mut tx, &inode, &mut new, size)?;
+            later = truncate::resize(core, &mut tx, &inode, &mut new, size)?;
         }
         tx.put_inode(inode.ino, &mut new);
         tx.note_outcome(ctx, || {
@@ -77,7 +77,7 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         })?;
         tx.commit(&[&inode])?;
         if later.is_some() {
-            cut::finish(core, &inode, &mut new)?;
+            truncate::finish(core, &inode, &mut new)?;
         }
         core.locked_attr(&inode, &new)
     })

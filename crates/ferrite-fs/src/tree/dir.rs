@@ -12,7 +12,7 @@ use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::{DirEntry, FileKind, FsError, Result, Shown};
 
 use crate::cache::inodes::DirHints;
-use crate::file::cut;
+use crate::file::truncate;
 use crate::format::data_sum;
 use crate::format::dentry::{self, FIRST_ENTRY};
 use crate::format::inode::Inode;
@@ -62,7 +62,7 @@ pub(crate) fn mapped_lblks(core: &Core, dir: Inum, inode: &Inode, first: u64) ->
     let span = end.saturating_sub(first);
     let is_sparse = span > WALK_MAX && span / 8 > u64::from(inode.blocks());
     let listed = if is_sparse {
-        cut::mapped_pages(core, &core.inodes.get(dir), inode, first)
+        truncate::mapped_pages(core, &core.inodes.get(dir), inode, first)
     } else {
         Vec::new()
     };

@@ -14,7 +14,7 @@ use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Outcome, Result, SpaceOf, posix};
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
 use crate::cache::inodes::{Exclusive, InodeMem};
-use crate::file::cut;
+use crate::file::truncate;
 use crate::format::inode::Inode;
 use crate::pool::core::Core;
 use crate::pool::tx::Tx;
@@ -185,8 +185,8 @@ pub(crate) fn drop_link(
     if inode.blocks() > FREE_WITH_NAME {
         return Ok(Fate::Orphan);
     }
-    for lblk in cut::mapped_pages(core, child, inode, 0) {
-        cut::unmap(core, tx, child.ino, lblk, inode)?;
+    for lblk in truncate::mapped_pages(core, child, inode, 0) {
+        truncate::unmap(core, tx, child.ino, lblk, inode)?;
     }
     free_inode(tx, child.ino, inode);
     Ok(Fate::Freed)
@@ -254,7 +254,7 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
         return Ok(());
     }
     let mut inode = loaded;
-    cut::unmap_from(core, child, &mut inode, 0)?;
+    truncate::unmap_from(core, child, &mut inode, 0)?;
     let mut tx = Tx::new(core);
     free_inode(&mut tx, child.ino, &mut inode);
     tx.put_inode(child.ino, &mut inode);

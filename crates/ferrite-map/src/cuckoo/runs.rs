@@ -1,7 +1,7 @@
 //! Runs: consecutive pages of a file in consecutive blocks. One entry, the head, describes the whole run.
 //!
 //! Contents: the meaning of a range word ([`Range`]), a run as a reader sees it ([`Run`]), and how changes keep
-//! ranges true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] requires.
+//! ranges true ([`join`], [`split`]). Called by the table, with the inode's lock held as [`crate::FileMap`] requires.
 //!
 //! A range word has a back index and a count of followers. The *head* of a run has back index 0 and counts the pages
 //! that follow it. A follower's back index leads to the head; only the head shows whether it is still a follower.
@@ -266,7 +266,7 @@ fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> O
 
 /// Takes page `lblk`, in `slot`, and all pages after it out of its run, because its word is about to change. The caller
 /// sets the page's own range, which may make it a head.
-pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, slot: u64) {
+pub(super) fn split(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, slot: u64) {
     let view = View::within(map, tx);
     let back = view.range(slot).back();
     let head = lblk

@@ -505,7 +505,7 @@ impl ExtentTree {
             tx.set_word(leaf.word_offset(key), word.0);
             return Ok(());
         }
-        self.cut(tx, ino, leaf, key, lblk)?;
+        self.punch(tx, ino, leaf, key, lblk)?;
         // The rest of its extent may have gone to a separate leaf.
         self.insert_page(tx, ino, lblk, word)
     }
@@ -514,7 +514,7 @@ impl ExtentTree {
         let Some((leaf, key, word)) = self.extent_in(tx, ino, lblk) else {
             return Ok(PageWord::HOLE);
         };
-        self.cut(tx, ino, leaf, key, lblk)?;
+        self.punch(tx, ino, leaf, key, lblk)?;
         if leaf.is_empty(&*tx) {
             let path = self.path(tx, ino, lblk, false)?;
             self.drop_node(tx, ino, &path, 0, lblk)?;
@@ -530,7 +530,7 @@ impl ExtentTree {
     }
 
     /// Takes page `lblk` out of the extent of `key`. The leaf may be left empty.
-    fn cut(&self, tx: &mut dyn MapTx, ino: Inum, leaf: Node, key: Key, lblk: u64) -> Result<(), MapError> {
+    fn punch(&self, tx: &mut dyn MapTx, ino: Inum, leaf: Node, key: Key, lblk: u64) -> Result<(), MapError> {
         let (before, behind) = (lblk - key.start(), key.end() - lblk - 1);
         let word = leaf.word_of(&*tx, key);
         match (before, behind) {

@@ -49,7 +49,7 @@ pub(super) const LOOPS: &[Loop] = &[
         },
     },
     Loop {
-        name: "cut_within_a_page",
+        name: "truncate_within_a_page",
         presses: "truncates of what lies in the inode or in one page, none of which gives a block back",
         threads: 1,
         weight: 2,
@@ -84,7 +84,7 @@ pub(super) const LOOPS: &[Loop] = &[
         },
     },
     Loop {
-        name: "append_cut",
+        name: "append_truncate",
         presses: "space of page logs, the tail of a file, truncates to shorter",
         threads: 1,
         weight: 1,

@@ -384,7 +384,11 @@ fn truncating_open(h: &Harness<'_>) {
     assert_eq!((after.size, after.blocks), (0, 0));
     assert!(after.mtime > before.mtime && after.change != before.change);
     assert_eq!(file.write_at(SYSTEM, 5000, b"y"), Ok(1));
-    assert_eq!(h.read_at(ino, 4998, 10), b"\0\0y", "what was cut does not come back");
+    assert_eq!(
+        h.read_at(ino, 4998, 10),
+        b"\0\0y",
+        "what was truncated does not come back"
+    );
     drop(file);
 
     // A caller that may not write may not truncate, whatever else it asks for.

@@ -20,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
         run: random,
     },
     Case {
-        name: "data/truncate cuts, and a later extension shows zeros",
+        name: "data/truncate shortens, and a later extension shows zeros",
         run: truncate,
     },
     Case {
@@ -88,7 +88,7 @@ fn growing(h: &Harness<'_>) {
     for size in (0..5000).rev().step_by(83) {
         h.truncate(ino, size);
         expected.truncate(size as usize);
-        assert!(h.read_at(ino, 0, 6000) == expected, "cut to {size} bytes");
+        assert!(h.read_at(ino, 0, 6000) == expected, "truncated to {size} bytes");
     }
 }
 
@@ -127,7 +127,7 @@ fn truncate(h: &Harness<'_>) {
         expected.resize(20_000, 0);
         assert!(
             h.read_at(ino, 0, 30_000) == expected,
-            "cut at {cut}, old bytes came back"
+            "truncated at {cut}, old bytes came back"
         );
         // By a write past the end, instead of a truncate.
         h.truncate(ino, cut);
@@ -135,7 +135,7 @@ fn truncate(h: &Harness<'_>) {
         expected[19_999] = b'z';
         assert!(
             h.read_at(ino, 0, 30_000) == expected,
-            "cut at {cut}, then a write past the end"
+            "truncated at {cut}, then a write past the end"
         );
         h.unlink("f");
     }

@@ -225,7 +225,10 @@ fn reserve(h: &Harness<'_>) {
     h.truncate(ino, 100_000);
     expected.truncate(10_003);
     expected.resize(100_000, 0);
-    assert!(h.read_at(ino, 0, 200_000) == expected, "a cut through a reserved range");
+    assert!(
+        h.read_at(ino, 0, 200_000) == expected,
+        "a truncation in a reserved range"
+    );
 }
 
 fn bad_ranges(h: &Harness<'_>) {

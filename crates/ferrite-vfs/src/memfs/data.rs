@@ -71,7 +71,7 @@ impl Content {
     }
 
     /// Drops everything from `size` on.
-    pub(super) fn cut(&mut self, size: u64) {
+    pub(super) fn truncate(&mut self, size: u64) {
         self.clear(size, MAX_FILE_BYTES.next_multiple_of(PAGE_BYTES) + PAGE_BYTES);
     }
 

@@ -340,7 +340,7 @@ impl State {
                 FileKind::Directory => return Err(FsError::IsDirectory),
                 _ => return Err(FsError::Invalid(BadArgument::NoSize)),
             }
-            node.content.cut(size);
+            node.content.truncate(size);
             node.attr.size = size;
             node.attr.mtime = now;
         }

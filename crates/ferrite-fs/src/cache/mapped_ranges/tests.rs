@@ -13,7 +13,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
-use crate::file::cut;
+use crate::file::truncate;
 use crate::format::layout::BLOCK_BYTES;
 use crate::pool::core::Core;
 use crate::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
@@ -176,7 +176,7 @@ fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     let _lock = mem.read();
     let inode = core.load(Inum::new(ino));
     for first in [0, random.random_range(0..20_000), random.random_range(0..LBLK_END)] {
-        let listed = cut::mapped_pages(core, &mem, &inode, first);
+        let listed = truncate::mapped_pages(core, &mem, &inode, first);
         let expected: Vec<Lblk> = pages.range(first..).map(|&page| Lblk::at(page)).collect();
         assert_eq!(listed, expected, "{what}: inode {ino} from {first}");
     }
@@ -521,7 +521,7 @@ fn a_sparse_file_costs_what_is_mapped() {
             set_size(&engine, ino, n << 32).unwrap();
         }
         let all = looks.load(Ordering::Relaxed);
-        println!("{mapping}: fifty cuts of an unknown file look at {all} entries");
+        println!("{mapping}: fifty truncations of an unknown file look at {all} entries");
         assert!(all <= 2 * slots + 50 * 2000, "{mapping}: {all} entries");
     }
 }

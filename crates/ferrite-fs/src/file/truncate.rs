@@ -1,8 +1,8 @@
 //! Unmapping pages: truncation, punched holes, and the pages of a freed inode.
 //!
 //! A change that unmaps more pages than one record holds is made atomic by an *intent* in the inode: the first record
-//! carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks to
-//! remove; each of the following records unmaps some of them; the last one clears the intent.
+//! carries the new size (or the zeroed edges of a hole) and the range `truncate_first..truncate_end` of logical blocks
+//! to remove; each of the following records unmaps some of them; the last one clears the intent.
 //!
 //! An intent must not be recorded unless it can be carried out, even on a full pool. The only thing that may need
 //! space is an extent that continues past the range: it becomes two when the range's first page is taken from its
@@ -315,8 +315,8 @@ fn unmap_or_intend(
     range: PageRange,
 ) -> Result<Option<()>> {
     if pages.len() > PAGES_PER_RECORD {
-        inode.set_cut_first(range.first);
-        inode.set_cut_end(range.end);
+        inode.set_truncate_first(range.first);
+        inode.set_truncate_end(range.end);
     }
     let is_whole = pages.len() <= PAGES_PER_RECORD;
     let now = if is_whole { pages } else { &pages[..PAGES_WITH_INTENT] };
@@ -344,7 +344,8 @@ pub(crate) fn punch(
 /// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that fails, the pool takes no more
 /// changes: data written into the range would be lost when the next mount carries out the intent.
 pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
-    resume(core, mem, inode).map_err(|error| core.stop_changes(format!("inode {}: cut in part: {error}", mem.ino)))
+    resume(core, mem, inode)
+        .map_err(|error| core.stop_changes(format!("inode {}: truncated in part: {error}", mem.ino)))
 }
 
 /// The same at mount, where nothing can have happened in between.
@@ -365,11 +366,11 @@ pub(crate) fn resume(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
 }
 
 fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
-    let range = PageRange::new(inode.cut_first(), inode.cut_end().min(LBLK_END));
+    let range = PageRange::new(inode.truncate_first(), inode.truncate_end().min(LBLK_END));
     let pages = mapped_within(core, mem, inode, range);
     unmap_pages(core, mem, inode, &pages)?;
-    inode.set_cut_first(0);
-    inode.set_cut_end(0);
+    inode.set_truncate_first(0);
+    inode.set_truncate_end(0);
     let mut tx = Tx::new(core);
     tx.put_inode(mem.ino, inode);
     tx.clears(mem.ino, range);
@@ -458,7 +459,7 @@ mod tests {
     /// Punches more than one record's worth of pages out of the middle of an extent while all blocks are in use,
     /// except, if `one_waits`, those of a file that was just removed: the checkpoint has not passed it. `lone` pages of
     /// the victim fill the leaf that holds the extent.
-    fn cut_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
+    fn truncate_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
         let region = Region::anonymous(14 << 20).unwrap();
         let options = MkfsOptions::default().mapping(Mapping::Extent).inodes(255).rings(1);
         mkfs(&region, &options).unwrap();
@@ -489,27 +490,29 @@ mod tests {
             engine.unlink(SYSTEM, ROOT_INO, b"other").unwrap();
         }
         while core.alloc.claim_any(Class::Replacing).is_some() {}
-        let cut = file.fallocate(
+        let truncated = file.fallocate(
             SYSTEM,
             FallocateMode::PunchHole,
             (STRETCH + 50) * BLOCK_BYTES,
             700 * BLOCK_BYTES,
         );
-        let left = lone + if cut.is_ok() { 100 } else { 800 };
+        let left = lone + if truncated.is_ok() { 100 } else { 800 };
         assert_eq!(engine.getattr(SYSTEM, file.ino()).unwrap().blocks / 8, left);
         assert!(!engine.is_read_only(), "{lone} lone pages: {:?}", engine.failed());
-        cut
+        truncated
     }
 
     #[test]
-    fn a_cut_gets_what_waits_for_the_checkpoint() {
+    fn a_truncation_gets_what_waits_for_the_checkpoint() {
         // A leaf of the extent tree has 240 entries. For some of these counts the truncation needs a node, as the
         // control shows.
         let tried = 234..=242;
-        let needy: Vec<u64> = tried.filter(|&lone| cut_on_a_full_pool(lone, false).is_err()).collect();
-        assert!(!needy.is_empty(), "no cut needs a block");
+        let needy: Vec<u64> = tried
+            .filter(|&lone| truncate_on_a_full_pool(lone, false).is_err())
+            .collect();
+        assert!(!needy.is_empty(), "no truncation needs a block");
         for lone in needy {
-            cut_on_a_full_pool(lone, true).unwrap_or_else(|error| panic!("{lone} lone pages: {error}"));
+            truncate_on_a_full_pool(lone, true).unwrap_or_else(|error| panic!("{lone} lone pages: {error}"));
         }
     }
 }
