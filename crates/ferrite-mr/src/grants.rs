@@ -58,7 +58,7 @@ impl Grants {
     pub(crate) fn find(&mut self, keys: &Keys, qpn: Qpn, key: u32) -> Result<Found<'_>, Fault> {
         let name = (qpn, key);
         if !self.known.get(&name).is_some_and(Grant::is_good) {
-            self.tidy();
+            self.prune();
             let grant = keys.look_up(qpn, key).ok_or(Fault::Access)?;
             self.known.insert(name, grant);
         }
@@ -78,7 +78,7 @@ impl Grants {
     }
 
     /// Forgets void entries, and everything if too many remain.
-    fn tidy(&mut self) {
+    fn prune(&mut self) {
         self.known.retain(|_, grant| grant.is_good());
         if self.known.len() >= GRANTS_MAX {
             self.known.clear();

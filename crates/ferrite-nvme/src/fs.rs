@@ -147,7 +147,7 @@ impl FileSystem for NvmeFs {
             && let Some(_inside) = self.0.freeze_barrier.try_enter()
         {
             // Removed blobs count as free, so delete them first.
-            let _ = self.0.tidy();
+            let _ = self.0.reclaim();
         }
         let capacity = self.0.blobs.capacity();
         // The unit in which long files get space and have holes.
@@ -360,7 +360,7 @@ impl FileSystem for NvmeFs {
         let Some(_inside) = self.0.freeze_barrier.try_enter() else {
             return Ok(());
         };
-        self.0.tidy()?;
+        self.0.reclaim()?;
         Ok(self.0.meta.sync()?)
     }
 

@@ -1,4 +1,4 @@
-//! The housekeeper's queue: work that no caller waits for. `tidy` does it.
+//! The housekeeper's queue: work that no caller waits for. `reclaim` does it.
 //!
 //! Invariant: nothing depends on when work is done. After a crash the next start finds the pending work in the records
 //! of the metadata store.

@@ -6,7 +6,7 @@
 //!
 //! The layers, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
 //! `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core` (what all operations share: steps, tokens,
-//! numbers); `inode_ref`, `detached`, `tidy`, `small` (content without a blob), `rights`; `names` (edges, creating,
+//! numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a blob), `rights`; `names` (edges, creating,
 //! removing, renaming), `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs
 //! without a name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`,
 //! `pool`, `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
@@ -44,6 +44,7 @@ mod open;
 mod owner;
 #[cfg(feature = "rocksdb")]
 mod pool;
+mod reclaim;
 #[cfg(feature = "rocksdb")]
 mod refusal;
 mod repair;
@@ -52,7 +53,6 @@ mod rights;
 mod salvage;
 mod small;
 mod table;
-mod tidy;
 mod transfer;
 #[cfg(feature = "rocksdb")]
 mod volume;

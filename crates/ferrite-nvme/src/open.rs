@@ -30,10 +30,10 @@ use crate::freeze_barrier::FreezeBarrier;
 use crate::fs::NvmeFs;
 use crate::housekeeper::Housekeeper;
 use crate::owner::Owner;
+use crate::reclaim;
 use crate::repair::Repaired;
 use crate::small::SMALL_BYTES_MAX;
 use crate::table::Table;
-use crate::tidy;
 
 /// Bits of the hash that places a name; cookies stay below 2^62.
 pub(crate) const HASH_BITS: u32 = 62;
@@ -202,7 +202,7 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         if !options.keep_orphans {
             core.free_orphans()?;
         }
-        tidy::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
+        reclaim::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
     }
     Ok(NvmeFs(Owner::of(core)))
 }
@@ -355,7 +355,7 @@ impl Core {
 
     /// Stores what memory knows, and marks the pool as closed. No change runs meanwhile.
     fn store_all(self: &Arc<Core>) -> Result<()> {
-        self.tidy()?;
+        self.reclaim()?;
         let pinned = self.all_pinned();
         self.store_nodes(&pinned)?;
         let busy: HashSet<Ino> = pinned.iter().map(|pinned| pinned.ino).collect();
@@ -394,7 +394,7 @@ impl NvmeFs {
     /// Errors of the stores.
     pub fn check(&self) -> Result<Report> {
         if !self.0.is_read_only {
-            self.0.tidy()?;
+            self.0.reclaim()?;
         }
         self.0.check()
     }
@@ -406,7 +406,7 @@ impl NvmeFs {
     /// Errors of the stores.
     pub fn check_with_data(&self, bytes_a_s: Option<u64>, show: &mut dyn FnMut(u64, u64)) -> Result<Report> {
         if !self.0.is_read_only {
-            self.0.tidy()?;
+            self.0.reclaim()?;
         }
         self.0.check_with_data(bytes_a_s, show)
     }
@@ -417,7 +417,7 @@ impl NvmeFs {
     /// # Errors
     /// Errors of the stores.
     pub fn repair(&self) -> Result<Repaired> {
-        self.0.tidy()?;
+        self.0.reclaim()?;
         self.0.repair(false, &mut |_, _| {})
     }
 
@@ -426,7 +426,7 @@ impl NvmeFs {
     /// # Errors
     /// Errors of the stores.
     pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired> {
-        self.0.tidy()?;
+        self.0.reclaim()?;
         self.0.repair(true, show)
     }
 }

@@ -60,8 +60,8 @@ type ListLock = Mutex<lock_order::CandidateList, List>;
 struct List {
     chunks: VecDeque<Vec<PageId>>,
     len: usize,
-    /// Length after the last tidying.
-    tidy_len: usize,
+    /// Length after the last pruning.
+    pruned_len: usize,
 }
 
 impl List {
@@ -76,7 +76,7 @@ impl List {
     }
 
     fn is_long(&self) -> bool {
-        self.len >= LIST_LONG.max(2 * self.tidy_len)
+        self.len >= LIST_LONG.max(2 * self.pruned_len)
     }
 
     /// The oldest chunk.
@@ -88,7 +88,7 @@ impl List {
 }
 
 /// If the list has grown long, drops pages that are listed twice or no longer have a log.
-fn tidy(list: &ListLock, may_have_log: MayHaveLog<'_>) {
+fn prune(list: &ListLock, may_have_log: MayHaveLog<'_>) {
     let old = {
         let mut list = list.lock();
         if !list.is_long() {
@@ -101,7 +101,7 @@ fn tidy(list: &ListLock, may_have_log: MayHaveLog<'_>) {
     pages.dedup();
     pages.retain(|&page| may_have_log(page));
     let mut list = list.lock();
-    list.tidy_len = pages.len();
+    list.pruned_len = pages.len();
     pages.into_iter().for_each(|page| list.push(page));
 }
 
@@ -134,7 +134,7 @@ impl Candidates {
         &self.lists[thread_number() as usize % LISTS]
     }
 
-    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not the cleaner
+    /// Notes a page that gets its first segment. A list that has grown long is pruned first, whether or not the cleaner
     /// takes pages from it, so it never holds more than about twice the pages that may have logs. Without
     /// `may_have_log` that is left to the next one.
     pub(crate) fn add(&self, page: PageId, may_have_log: Option<MayHaveLog<'_>>) {
@@ -146,7 +146,7 @@ impl Candidates {
         {
             drop(locked);
             let away = self.away.read();
-            tidy(list, may_have_log);
+            prune(list, may_have_log);
             drop(away);
             locked = list.lock();
         }
@@ -201,9 +201,9 @@ impl Candidates {
     }
 
     /// Drops pages that are listed twice or no longer have a log, once lists have grown long.
-    pub(crate) fn tidy(&self, may_have_log: MayHaveLog<'_>) {
+    pub(crate) fn prune(&self, may_have_log: MayHaveLog<'_>) {
         let _away = self.away.read();
-        self.lists.iter().for_each(|list| tidy(list, may_have_log));
+        self.lists.iter().for_each(|list| prune(list, may_have_log));
     }
 
     /// DRAM used, in bytes.

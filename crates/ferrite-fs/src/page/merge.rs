@@ -207,7 +207,7 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
 /// Merges candidates, those with the longest logs first, until `enough`, which is called from time to time, returns
 /// true. Returns how many were merged.
 pub(crate) fn merge_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
-    core.candidates.tidy(&|page| scan::may_have_log(core, page));
+    core.candidates.prune(&|page| scan::may_have_log(core, page));
     let length = |&page: &PageId| {
         let word = core.map.get(page);
         // A log that cannot be read may just be in use by a writer: the page must not drop out of the lists for that.

@@ -102,7 +102,7 @@ impl State {
     }
 
     /// Forgets that a client has locks on a file once it has none, and forgets a file without locks or requests.
-    pub(super) fn tidy(&mut self, client: ClientId, ino: Ino) {
+    pub(super) fn prune(&mut self, client: ClientId, ino: Ino) {
         let file = self.files.get(&ino);
         if !file.is_some_and(|file| file.has_client(client))
             && let Some(files) = self.clients.get_mut(&client)
@@ -249,7 +249,7 @@ impl State {
             let is_granted = outcome.is_ok();
             settled.push(waiting.done, outcome);
             if !is_granted {
-                self.tidy(waiting.holder.0, waiting.ino);
+                self.prune(waiting.holder.0, waiting.ino);
             }
         }
     }
@@ -402,7 +402,7 @@ impl State {
         if let Some(range) = hull(&ranges) {
             self.advance(ino, Freed::Range(range), &mut work, settled);
         }
-        self.tidy(client, ino);
+        self.prune(client, ino);
     }
 }
 

@@ -55,7 +55,7 @@ impl LockTable {
         };
         let ticket = match outcome {
             Some(outcome) => {
-                state.tidy(holder.0, ino);
+                state.prune(holder.0, ino);
                 drop(state);
                 done(outcome);
                 None
@@ -101,7 +101,7 @@ impl LockTable {
         if matches!(what, Unlock::Flock | Unlock::All) && state.drop_flock(ino, holder) {
             state.advance(ino, Freed::Flock, &mut work, &mut settled);
         }
-        state.tidy(holder.0, ino);
+        state.prune(holder.0, ino);
         drop(state);
         settled.call();
         Ok(())

@@ -48,11 +48,11 @@ fn run(weak: &Weak<Core>) {
                 continue;
             }
         }
-        let tidied = {
+        let reclaimed = {
             let _inside = core.freeze_barrier.enter();
-            core.tidy()
+            core.reclaim()
         };
-        let Err(error) = tidied else { continue };
+        let Err(error) = reclaimed else { continue };
         tracing::warn!(%error, "housekeeping failed");
         // Failed work may be on the list again, and will fail again.
         let mut queue = core.housekeeper.queue.lock();
@@ -66,7 +66,7 @@ impl Core {
     ///
     /// # Errors
     /// Errors of the stores. The next start does what was not done.
-    pub(crate) fn tidy(self: &Arc<Core>) -> Result<()> {
+    pub(crate) fn reclaim(self: &Arc<Core>) -> Result<()> {
         let stored = {
             let _storing = self.housekeeper.storing.lock();
             let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
