@@ -60,9 +60,9 @@ unit:
 	# Models under many schedules: free maps, bounds and cursors; guards, revocation and combined appends of bound files.
 	scripts/run-tests.py --only ferrite-map/ferrite_map=models --only ferrite-mr/ferrite_mr=models \
 		-p ferrite-map -p ferrite-mr --features ferrite-map/shuttle,ferrite-mr/shuttle --lib
-	# Probes in the engine: stages add up, and what threads share is bounded.
-	scripts/run-tests.py --only ferrite-pm/ferrite_pm=stage --only ferrite-fs/stages --only ferrite-fs/shared_lines \
-		-p ferrite-pm -p ferrite-fs --features ferrite-fs/stages --lib --test stages --test shared_lines
+	# Probes in the engine: spans add up, and what threads share is bounded.
+	scripts/run-tests.py --only ferrite-pm/ferrite_pm=profile --only ferrite-fs/spans --only ferrite-fs/shared_lines \
+		-p ferrite-pm -p ferrite-fs --features ferrite-fs/spans --lib --test spans --test shared_lines
 	# The crash explorer and the crash tests on engines with seeded bugs: they must find each one.
 	scripts/run-tests.py --only ferrite-crash/seeded_bugs --only ferrite-crash/remote=mistakes \
 		--only ferrite-fs/regions_crash --only ferrite-blob/crash --only ferrite-nvme/crash \
@@ -136,8 +136,8 @@ bench:
 # In a folder of its own, so that the program without probes stays.
 explain:
 	@scripts/setup-debian.sh build
-	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/stages cargo build --release -p ferrite-lab --no-default-features --features stages
-	@$(CARGO_TARGET_DIR)/stages/release/ferrite-lab bench core --explain
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/spans cargo build --release -p ferrite-lab --no-default-features --features spans
+	@$(CARGO_TARGET_DIR)/spans/release/ferrite-lab bench core --explain
 
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin

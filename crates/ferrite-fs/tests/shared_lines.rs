@@ -1,9 +1,9 @@
 //! The limits of many cores, counted on few: the cache lines that operations of two threads write. Only with the
-//! feature `stages`, which has the structures note their stores (`ferrite_pm::touch`).
+//! feature `spans`, which has the structures note their stores (`ferrite_pm::touch`).
 //!
 //! Threads take turns, one operation each, so that the count does not depend on the machine: lines that 64 threads
 //! share are shared whether or not there are 64 cores.
-#![cfg(feature = "stages")]
+#![cfg(feature = "spans")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};

@@ -40,9 +40,9 @@ fn an_operation_is_explained_by_a_program_with_probes() {
     assert!(said.contains("ferrite-lab bench core --explain"), "{said}");
     let mut explain = lab();
     explain.args(["bench", "core", "--explain", "--quick", "--json"]);
-    if !cfg!(feature = "stages") {
+    if !cfg!(feature = "spans") {
         let said = fails(&mut explain, 2);
-        assert!(said.contains("--features stages"), "{said}");
+        assert!(said.contains("--features spans"), "{said}");
         return;
     }
     let output = explain.output().unwrap();
@@ -62,17 +62,14 @@ fn an_operation_is_explained_by_a_program_with_probes() {
         ]
     );
     for row in &rows {
-        let stages = row["stages"].as_array().unwrap();
-        let sum: f64 = stages.iter().map(|stage| stage["ns"].as_f64().unwrap()).sum();
+        let spans = row["spans"].as_array().unwrap();
+        let sum: f64 = spans.iter().map(|span| span["ns"].as_f64().unwrap()).sum();
         let number = |field: &str| row[field].as_f64().unwrap();
         assert!((sum - number("sum_ns")).abs() < 0.01, "{row}");
-        assert!(stages.iter().any(|stage| stage["stage"] == "rest"), "{row}");
+        assert!(spans.iter().any(|span| span["span"] == "rest"), "{row}");
         // Loosely, since others use the machine.
         let share = sum / number("whole_ns");
-        assert!(
-            (0.3..3.0).contains(&share),
-            "the stages are {share} of the whole: {row}"
-        );
+        assert!((0.3..3.0).contains(&share), "the spans are {share} of the whole: {row}");
         let fences = if row["name"].as_str().unwrap().starts_with("read") {
             0.0
         } else {

@@ -274,7 +274,7 @@ pub(crate) fn store_fence() {
 
 /// The time-stamp counter once earlier loads have their values; nanoseconds on CPUs without one. Stores may still be in
 /// flight.
-#[cfg(feature = "stages")]
+#[cfg(feature = "spans")]
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -291,7 +291,7 @@ pub(crate) fn ticks() -> u64 {
 }
 
 /// Waits until all earlier stores have left this core, streams among them.
-#[cfg(feature = "stages")]
+#[cfg(feature = "spans")]
 #[inline]
 pub(crate) fn drain() {
     #[cfg(target_arch = "x86_64")]

@@ -16,7 +16,7 @@
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | `thread` | a number for each thread |
-//! | [`stage`] | what an operation spends its time on, in builds that explain themselves |
+//! | [`profile`] | what an operation spends its time on, in builds that explain themselves |
 //! | [`touch`] | which lines an operation writes that others write, too, in the same builds |
 //! | [`fork`] | distinguishing a process from its forked children |
 //! | `events` | what CPU and kernel count: cache misses |
@@ -51,11 +51,11 @@ mod image;
 mod map;
 mod medium;
 mod omission;
+pub mod profile;
 mod recorder;
 #[allow(unsafe_code)]
 mod region;
 mod shared;
-pub mod stage;
 mod sync;
 mod thread;
 pub mod touch;

@@ -22,9 +22,9 @@ use crate::faults;
 use crate::image::Image;
 use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
+use crate::profile::{self, ProfileSpan};
 use crate::recorder::Recorder;
 use crate::shared;
-use crate::stage::{self, Stage};
 use crate::sync::GroupSync;
 use crate::touch;
 
@@ -295,7 +295,7 @@ impl Region {
     /// reads the check's value as of after the copy.
     #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
-        let _stage = stage::enter(Stage::Copy);
+        let _span = profile::enter(ProfileSpan::Copy);
         let len = buf.len() as u64;
         if (offset | len).is_multiple_of(8) {
             shared::load_whole(self.isa, self.words(offset, buf.len() / 8), buf);
@@ -326,7 +326,7 @@ impl Region {
     /// Stores words through the cache, each atomically, as [`Self::store`].
     #[inline]
     pub fn store_words(&self, offset: u64, values: &[u64]) {
-        let _stage = stage::enter(Stage::Words);
+        let _span = profile::enter(ProfileSpan::Words);
         touch::number("pool words", offset / LINE_BYTES);
         let words = self.words(offset, values.len());
         let set = || {
@@ -374,7 +374,7 @@ impl Region {
     /// and are written back here.
     #[inline]
     pub fn stream(&self, offset: u64, data: &[u8]) {
-        let _stage = stage::enter_unless_in(Stage::Record, Stage::Stream);
+        let _span = profile::enter_unless_in(ProfileSpan::Record, ProfileSpan::Stream);
         let len = data.len() as u64;
         let (words, skip) = self.words_of(offset, len);
         let lead = (offset.next_multiple_of(LINE_BYTES) - offset).min(len) as usize;
@@ -438,7 +438,7 @@ impl Region {
     /// Writes the lines of a range back to the medium, without waiting; the next fence of this thread waits.
     #[inline]
     pub fn write_back(&self, offset: u64, len: u64) {
-        let _stage = stage::enter(Stage::Words);
+        let _span = profile::enter(ProfileSpan::Words);
         if len == 0 {
             return;
         }
@@ -486,9 +486,9 @@ impl Region {
     /// mode it blocks for a sync, which it shares with other threads; a failed sync poisons the region permanently.
     #[inline]
     pub fn fence(&self) -> Result<(), PmError> {
-        let _stage = stage::enter(Stage::Fence);
+        let _span = profile::enter(ProfileSpan::Fence);
         cpu::store_fence();
-        stage::drained();
+        profile::drained();
         self.counters.add(Count::Fences, 1);
         if self.syncs {
             self.sync_file()?;

@@ -1,7 +1,7 @@
 //! Which cache lines an operation writes that other threads can write as well.
 //!
 //! Contents: notes, which all crates of the engine make where they store to such a line ([`line()`]), and their
-//! evaluation by a test (`begin`, `end`). Without the feature `stages` a note is empty and costs nothing.
+//! evaluation by a test (`begin`, `end`). Without the feature `spans` a note is empty and costs nothing.
 //!
 //! A line that two cores write in turn travels between them, some 50 to 100 ns each way. On a machine with few cores
 //! that cannot be timed, but it can be counted: threads run one after the other, and a line counts as shared if another
@@ -11,7 +11,7 @@
 /// A line that was written: in which structure, and its address or number in units of lines.
 pub type Touched = (&'static str, u64);
 
-#[cfg(feature = "stages")]
+#[cfg(feature = "spans")]
 mod notes {
     use std::cell::RefCell;
 
@@ -46,15 +46,15 @@ mod notes {
     }
 }
 
-#[cfg(feature = "stages")]
+#[cfg(feature = "spans")]
 pub use notes::{begin, end, line, number};
 
 /// Nothing.
-#[cfg(not(feature = "stages"))]
+#[cfg(not(feature = "spans"))]
 #[inline(always)]
 pub fn line<T>(_: &'static str, _: &T) {}
 
 /// Nothing.
-#[cfg(not(feature = "stages"))]
+#[cfg(not(feature = "spans"))]
 #[inline(always)]
 pub fn number(_: &'static str, _: u64) {}

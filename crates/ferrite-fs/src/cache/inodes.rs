@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use ferrite_checks::fault_injection::{self, Bug, is_seeded};
 use ferrite_checks::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ferrite_map::{Inum, Lblk};
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_pm::touch;
 
 use crossbeam_utils::CachePadded;
@@ -297,7 +297,7 @@ impl InodeMem {
 
     /// Exclusive lock.
     pub(crate) fn write(self: &Arc<Self>) -> Exclusive<'_> {
-        let _stage = stage::enter(Stage::Lock);
+        let _span = profile::enter(ProfileSpan::Lock);
         touch::line("inodes", &self.version);
         Exclusive {
             hints: self.lock.write_ordered(u64::from(self.ino)),

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use ferrite_map::{Inum, Lblk, PageId, PageWord, TransCache};
 use ferrite_pm::LINE_BYTES;
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::{Result, posix};
 
 use super::atime::touch_atime;
@@ -129,7 +129,7 @@ impl Reader<'_> {
 
     fn read_once(&self, offset: u64, buf: &mut [u8], long: &mut LongLogs) -> Result<Found> {
         let core = self.core;
-        let inode = stage::within(Stage::Lookup, || load_hot(core, self.inode.ino));
+        let inode = profile::within(ProfileSpan::Lookup, || load_hot(core, self.inode.ino));
         let size = inode.size();
         let count = size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..count];
@@ -162,7 +162,7 @@ impl Reader<'_> {
         while !buf.is_empty() {
             let span = (at % BLOCK_BYTES) as usize + buf.len();
             let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
-            stage::within(Stage::Lookup, || {
+            profile::within(ProfileSpan::Lookup, || {
                 core.map.get_many(
                     PageId::new(self.inode.ino, Lblk::at(at / BLOCK_BYTES)),
                     &mut words[..pages],

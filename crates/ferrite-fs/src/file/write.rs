@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, PageWord, Resource};
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::{
     BadArgument, Ctx, FsError, Outcome, Position, Result, SYSTEM, Unsupported, WriteMode, Written, posix,
 };
@@ -172,7 +172,7 @@ fn write_lone_part(
     if data.len() == PAGE || within + data.len() > PAGE {
         return Ok(false);
     }
-    let word = stage::within(Stage::Lookup, || core.map.get(page));
+    let word = profile::within(ProfileSpan::Lookup, || core.map.get(page));
     if word.is_hole() || word.is_unwritten() {
         return Ok(false);
     }
@@ -234,14 +234,14 @@ fn write_pages(
         tx.expect_few_blocks();
         let page = PageId::new(ino, Lblk::at(offset / BLOCK_BYTES));
         tx.stream_page(page, block, data);
-        let word = stage::within(Stage::Lookup, || core.map.get(page));
+        let word = profile::within(ProfileSpan::Lookup, || core.map.get(page));
         return map_page(core, tx, page, inode, word, block);
     }
     while !rest.is_empty() {
         let first = Lblk::at(at / BLOCK_BYTES);
         let span = (at % BLOCK_BYTES) as usize + rest.len();
         let pages = span.div_ceil(PAGE).min(BATCH);
-        stage::within(Stage::Lookup, || {
+        profile::within(ProfileSpan::Lookup, || {
             core.map.get_many(PageId::new(ino, first), &mut words[..pages], &cache);
         });
         for (index, &word) in words[..pages].iter().enumerate() {
@@ -277,7 +277,7 @@ fn fill_page(
     let block = if reserved {
         word.page()
     } else {
-        stage::within(Stage::Claim, || core.map.alloc_page(tx, PageId::new(ino, lblk))).map_err(map_error)?
+        profile::within(ProfileSpan::Claim, || core.map.alloc_page(tx, PageId::new(ino, lblk))).map_err(map_error)?
     };
     if part.len() == PAGE {
         tx.stream_page(PageId::new(ino, lblk), block, part);
@@ -317,7 +317,10 @@ fn map_page(
         inode.set_blocks(inode.blocks() + 1);
         return Ok(());
     }
-    stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
+    profile::within(ProfileSpan::Lookup, || {
+        core.map.replace(tx, PageId::new(ino, lblk), new)
+    })
+    .map_err(map_error)?;
     if word.page() != BlockNo::NONE && word.page() != block {
         tx.freed(Resource::Block(word.page()));
     }

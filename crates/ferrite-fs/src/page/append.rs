@@ -8,7 +8,7 @@
 use crate::cache::logged::Cause;
 use crate::format::log_entry::LOG_UNITS_MAX;
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::Result;
 
 use super::{block, scan};
@@ -88,7 +88,7 @@ pub(crate) fn write_part(
     appends: bool,
 ) -> Result<()> {
     let newest = match has_log(word) {
-        true => Some(stage::within(Stage::Lookup, || scan::newest(core, page, word))?),
+        true => Some(profile::within(ProfileSpan::Lookup, || scan::newest(core, page, word))?),
         false => None,
     };
     let newest = newest.as_ref();
@@ -149,7 +149,10 @@ fn append(
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     let new = PageWord::new(word.page(), unit.0);
-    stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
+    profile::within(ProfileSpan::Lookup, || {
+        core.map.replace(tx, PageId::new(ino, lblk), new)
+    })
+    .map_err(map_error)?;
     Ok(true)
 }
 
@@ -167,7 +170,7 @@ fn extend_segment(
     trailer.space = newest.trailer.space - units as u8;
     let unit = newest.unit.plus(units);
     let bytes = &mut buffer[..(units as usize) << 6];
-    stage::within(Stage::Checksum, || trailer.encode(page, unit, part.data(), bytes));
+    profile::within(ProfileSpan::Checksum, || trailer.encode(page, unit, part.data(), bytes));
     tx.stream_log(newest.unit.end(), bytes);
     unit
 }
@@ -185,7 +188,7 @@ fn start_segment(
     let units = units_for(part.data().len());
     let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
     let claim = || core.log_space.alloc(&core.alloc, (units + 1).max(grown));
-    let segment = stage::within(Stage::Claim, claim)?;
+    let segment = profile::within(ProfileSpan::Claim, claim)?;
     tx.claimed(segment.header.segment());
     trailer.index = units as u8;
     trailer.space = (segment.units - 1 - units) as u8;
@@ -196,7 +199,7 @@ fn start_segment(
     };
     let unit = segment.header.plus(units);
     let bytes = &mut buffer[..(units as usize + 1) << 6];
-    stage::within(Stage::Checksum, || {
+    profile::within(ProfileSpan::Checksum, || {
         header.encode(page, bytes);
         trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
     });
@@ -204,7 +207,7 @@ fn start_segment(
         Some(newest) => {
             tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
         }
-        None => stage::within(Stage::Books, || {
+        None => profile::within(ProfileSpan::Books, || {
             // This inode is locked here: its words show that, except for pages that this transaction has listed.
             let may_have_log = |other: PageId| match other.ino == page.ino {
                 true => has_log(core.map.get(other)),
@@ -238,7 +241,7 @@ fn copy(
     // The copy gets a new checksum: damage that was not detected here would never be.
     match tx.is_bound() && !has_log(word) {
         true => block::read_bound(core, page, word, 0, &mut merged[..])?,
-        false => drop(stage::within(Stage::Copy, || {
+        false => drop(profile::within(ProfileSpan::Copy, || {
             scan::read(core, page, word, 0, &mut merged[..])
         })?),
     }
@@ -249,7 +252,10 @@ fn copy(
     let fresh = tx.alloc_block().map_err(map_error)?;
     tx.stream_last_page(page, fresh, &merged[..]);
     let new = PageWord::new(fresh, 0);
-    stage::within(Stage::Lookup, || core.map.replace(tx, PageId::new(ino, lblk), new)).map_err(map_error)?;
+    profile::within(ProfileSpan::Lookup, || {
+        core.map.replace(tx, PageId::new(ino, lblk), new)
+    })
+    .map_err(map_error)?;
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;
     if has_log(word) {

@@ -8,7 +8,7 @@ use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
 use ferrite_map::{MapTx, PageId, PageWord};
 use ferrite_pm::Region;
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::Result;
 
 use crate::format::data_sum;
@@ -193,7 +193,7 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
         }
         Ok(!gaps.is_empty())
     };
-    stage::within(Stage::Lookup, || entries(core.media(), page, word, &mut visit))?;
+    profile::within(ProfileSpan::Lookup, || entries(core.media(), page, word, &mut visit))?;
     if verify_all && !gaps.is_empty() {
         block::read_block(core, page, word, 0, &mut buffer[..])?;
     }

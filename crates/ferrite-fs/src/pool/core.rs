@@ -10,7 +10,7 @@ use crossbeam_utils::CachePadded;
 use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{BlockNo, FileMap, Inum, MapError, Resource};
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_pm::{Medium, PmError, Region, touch};
 use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
@@ -328,7 +328,7 @@ impl Core {
 
     /// The cache entry of `ino`.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<InodeMem>> {
-        let _stage = stage::enter(Stage::Lookup);
+        let _span = profile::enter(ProfileSpan::Lookup);
         Ok(self.inodes.get(self.number(ino)?))
     }
 
@@ -339,7 +339,7 @@ impl Core {
 
     /// Reads an inode under its lock and checks that it is in use and sound.
     pub(crate) fn load_live(&self, inode: &InodeMem) -> Result<Inode> {
-        let _stage = stage::enter(Stage::Lookup);
+        let _span = profile::enter(ProfileSpan::Lookup);
         let loaded = self.load(inode.ino);
         if !inode.is_verified() {
             if !loaded.is_sound(inode.ino) {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::move_lock::{Moving, SharedMoveLock};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
-use ferrite_pm::stage::{self, Stage as Spent};
+use ferrite_pm::profile::{self, ProfileSpan as Spent};
 use ferrite_pm::touch;
 use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
 
@@ -80,7 +80,7 @@ impl<'e> Tx<'e> {
     /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries. Must
     /// not be created while this thread has another transaction.
     pub(crate) fn new(core: &'e Core) -> Self {
-        let shared = stage::within(Spent::Lock, || {
+        let shared = profile::within(Spent::Lock, || {
             core.map.move_lock().map(|move_lock| move_lock.lock_shared())
         });
         Self::with_move_lock(core, shared)
@@ -215,11 +215,11 @@ impl<'e> Tx<'e> {
     /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller
     /// holds the inode's lock.
     pub(crate) fn put_inode(&mut self, ino: Inum, new: &mut Inode) {
-        let _stage = stage::enter(Spent::Record);
+        let _span = profile::enter(Spent::Record);
         let offset = self.core.superblock.inode_offset(ino);
         let stored = self.core.region.words(offset, INODE_WORDS);
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
-        new.set_crc(stage::within(Spent::Checksum, || new.checksum(ino)));
+        new.set_crc(profile::within(Spent::Checksum, || new.checksum(ino)));
         for index in 0..INODE_WORDS {
             if differs(index, new) && index > 0 && is_seeded(Bug::InodeWithoutRecord) {
                 self.core.region.store(offset + index as u64 * 8, new.words[index]);
@@ -240,9 +240,9 @@ impl<'e> Tx<'e> {
         if old.words == new.words {
             return;
         }
-        let _stage = stage::enter(Spent::Record);
+        let _span = profile::enter(Spent::Record);
         let offset = self.core.superblock.inode_offset(ino);
-        new.set_crc(stage::within(Spent::Checksum, || new.checksum(ino)));
+        new.set_crc(profile::within(Spent::Checksum, || new.checksum(ino)));
         let mut changed = 0u32;
         for index in 0..INODE_WORDS {
             changed |= u32::from(old.words[index] != new.words[index]) << index;
@@ -274,7 +274,7 @@ impl<'e> Tx<'e> {
 
     fn lock_ring(&self) -> Entered<'e> {
         touch::number("rings", thread_number() % u64::from(self.core.superblock.rings));
-        stage::within(Spent::Lock, || self.core.journal.enter())
+        profile::within(Spent::Lock, || self.core.journal.enter())
     }
 
     /// Declares that the operation changes one page, in whichever way, that its log units or its block are the last
@@ -301,7 +301,7 @@ impl<'e> Tx<'e> {
             return self.stream_block(block, data);
         };
         self.fill(block, data);
-        let sum = stage::within(Spent::Checksum, || {
+        let sum = profile::within(Spent::Checksum, || {
             data_sum::word(self.core.superblock.seed, page, crc32c(data))
         });
         self.buffers.record.set_word(offset, sum);
@@ -338,7 +338,7 @@ impl<'e> Tx<'e> {
         let vouched = (self.core.data_in_checksum || few) && !self.is_unvouched;
         if few && is_seeded(Bug::TornPage) {
         } else if vouched {
-            let check = stage::within(Spent::Checksum, || self.core.superblock.record_check().data(data));
+            let check = profile::within(Spent::Checksum, || self.core.superblock.record_check().data(data));
             self.buffers.record.add_data(offset, data.len() as u32, check);
         } else {
             self.needs_fence = true;
@@ -376,7 +376,7 @@ impl<'e> Tx<'e> {
             return;
         }
         let vouched = &bytes[skip..];
-        let check = stage::within(Spent::Checksum, || self.core.superblock.record_check().data(vouched));
+        let check = profile::within(Spent::Checksum, || self.core.superblock.record_check().data(vouched));
         self.buffers
             .record
             .add_data(offset + skip as u64, vouched.len() as u32, check);
@@ -386,7 +386,7 @@ impl<'e> Tx<'e> {
     /// inode's [`crate::cache::mapped_ranges::MappedRanges`].
     #[inline]
     pub(crate) fn insert_page(&mut self, PageId { ino, lblk }: PageId, word: PageWord) -> Result<()> {
-        let _stage = stage::enter(Spent::Lookup);
+        let _span = profile::enter(Spent::Lookup);
         self.core
             .map
             .insert(self, PageId::new(ino, lblk), word)
@@ -435,7 +435,7 @@ impl<'e> Tx<'e> {
 
     /// Claims a free inode number.
     pub(crate) fn alloc_inode(&mut self) -> Result<Inum> {
-        let _stage = stage::enter(Spent::Claim);
+        let _span = profile::enter(Spent::Claim);
         let ino = self.core.claim_inode().ok_or(FsError::NoSpace(SpaceOf::Inodes))?;
         self.buffers.claimed.push(Resource::Inode(ino));
         Ok(ino)
@@ -465,7 +465,7 @@ impl<'e> Tx<'e> {
     /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
     /// exclusively, or no other thread can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
-        let _stage = stage::enter(Spent::Record);
+        let _span = profile::enter(Spent::Record);
         self.complete_record();
         if self.buffers.record.is_empty() {
             return Ok(());
@@ -538,9 +538,9 @@ impl<'e> Tx<'e> {
         let Buffers {
             record, freed, staged, ..
         } = &mut *self.buffers;
-        let stream = || stage::within(Spent::Stream, || staged.stream(&self.core.region));
+        let stream = || profile::within(Spent::Stream, || staged.stream(&self.core.region));
         let announce = || {
-            stage::turn_to(Spent::Books);
+            profile::turn_to(Spent::Books);
             inodes.iter().for_each(|inode| inode.begin_change());
         };
         let journal = &self.core.journal;
@@ -629,7 +629,7 @@ impl MapTx for Tx<'_> {
     }
 
     fn claim_block(&mut self, block: BlockNo) -> bool {
-        let _stage = stage::enter(Spent::Claim);
+        let _span = profile::enter(Spent::Claim);
         let token = self.core.alloc.claim(block, self.class);
         if let Some(token) = token {
             self.note_claim(block, token);
@@ -638,14 +638,14 @@ impl MapTx for Tx<'_> {
     }
 
     fn alloc_block(&mut self) -> std::result::Result<BlockNo, MapError> {
-        let _stage = stage::enter(Spent::Claim);
+        let _span = profile::enter(Spent::Claim);
         let (block, token) = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
         self.note_claim(block, token);
         Ok(block)
     }
 
     fn alloc_run(&mut self) -> std::result::Result<BlockNo, MapError> {
-        let _stage = stage::enter(Spent::Claim);
+        let _span = profile::enter(Spent::Claim);
         let (block, token) = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
         self.note_claim(block, token);
         Ok(block)

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ferrite_map::{Inum, Lblk, PageId, PageWord};
-use ferrite_pm::stage::{self, Stage};
+use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::posix::Inherited;
 use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, Timestamp, posix};
 
@@ -51,7 +51,7 @@ pub(crate) fn create(
         let mut parent_lock = parent.write();
         let mut directory = core.load_live(&parent).map_err(gone)?;
         check_dir(&directory)?;
-        let taken = stage::within(Stage::Lookup, || dir::find(core, &directory, &key))?.is_some();
+        let taken = profile::within(ProfileSpan::Lookup, || dir::find(core, &directory, &key))?.is_some();
         permission::create(core, ctx, (parent.ino, &directory), new.kind, taken)?;
         if taken {
             return Err(FsError::Exists);
@@ -63,10 +63,10 @@ pub(crate) fn create(
         let mut tx = Tx::new(core);
         let ino = tx.alloc_inode()?;
         let place = OnceCell::new();
-        let child = stage::within(Stage::Books, || core.inodes.fresh(ino, &place));
+        let child = profile::within(ProfileSpan::Books, || core.inodes.fresh(ino, &place));
         let now = Core::now();
         let Inherited { gid, mode } = posix::inherit(&core.attr(parent.ino, &directory)?, &ctx.cred, new.mode, is_dir);
-        let mut inode = stage::within(Stage::Lookup, || core.load(ino)).reborn();
+        let mut inode = profile::within(ProfileSpan::Lookup, || core.load(ino)).reborn();
         inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
         inode.set_uid(ctx.cred.uid);
         inode.set_gid(gid);
@@ -79,7 +79,7 @@ pub(crate) fn create(
         directory.set_mtime(now);
         directory.set_ctime(now);
         let space = (&mut directory, parent_lock.hints());
-        let planned = stage::within(Stage::Record, || {
+        let planned = profile::within(ProfileSpan::Record, || {
             dir::insert(core, &mut tx, &key, space, (ino, new.kind))
         })?;
         tx.put_inode(parent.ino, &mut directory);

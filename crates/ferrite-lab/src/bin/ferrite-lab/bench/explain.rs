@@ -1,8 +1,8 @@
-//! `ferrite-lab bench core --explain`: where single operations spend their time, by stage.
+//! `ferrite-lab bench core --explain`: where single operations spend their time, by span.
 //!
-//! The engine has probes only if the program was built with the feature `stages`; [`ferrite_pm::stage`] says what they
+//! The engine has probes only if the program was built with the feature `spans`; [`ferrite_pm::profile`] says what they
 //! measure. Each operation is measured with and without probes in turn, which shows their cost: `sum` is the total of
-//! the stages without the probes' own cost, `whole` is the same operation without probes.
+//! the spans without the probes' own cost, `whole` is the same operation without probes.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ferrite_fs::{Engine, MountOptions};
 use ferrite_lab::{FILE_NODE, new_file};
 use ferrite_measure::median;
 use ferrite_pm::Counters;
-use ferrite_pm::stage::{self, Clock, Profile, Stage};
+use ferrite_pm::profile::{self, Clock, Profile, ProfileSpan};
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
 use super::hdpm::scatter;
@@ -29,28 +29,28 @@ const NAMES: [&str; 6] = [
     "create",
 ];
 
-/// One stage of an operation.
+/// One span of an operation.
 #[derive(Debug, serde::Serialize)]
 struct Part {
-    stage: &'static str,
+    span: &'static str,
     ns: f64,
     /// How often it is entered.
     visits: f64,
 }
 
-/// The stages of one operation; times and counts are per operation.
+/// The spans of one operation; times and counts are per operation.
 #[derive(Debug, serde::Serialize)]
 struct Explained {
     group: &'static str,
     name: &'static str,
-    stages: Vec<Part>,
-    /// Sum of the stages.
+    spans: Vec<Part>,
+    /// Sum of the spans.
     sum_ns: f64,
     /// Without probes, in the same run.
     whole_ns: f64,
     /// With probes, nothing subtracted.
     probed_ns: f64,
-    /// Cost of one border between two stages, and the borders of an operation.
+    /// Cost of one border between two spans, and the borders of an operation.
     border_ns: f64,
     borders: f64,
     fences: f64,
@@ -69,9 +69,8 @@ struct Bench<'a> {
 
 /// Runs it.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    if !stage::IS_BUILT_IN {
-        let text =
-            "this program has no probes in its engine; build it with `--features stages`, as `make explain` does";
+    if !profile::IS_BUILT_IN {
+        let text = "this program has no probes in its engine; build it with `--features spans`, as `make explain` does";
         return Err(Failure::new(USAGE, text));
     }
     if let Some(only) = out.only.as_deref().filter(|only| !NAMES.contains(only)) {
@@ -89,7 +88,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let mut bench = Bench {
         engine: &engine,
         effort,
-        clock: stage::calibrate(),
+        clock: profile::calibrate(),
         out,
     };
     let block = [7; 4096];
@@ -181,9 +180,9 @@ impl Bench<'_> {
             let plain_ns = time(work, first..first + operations)?;
             prepare()?;
             let before = self.engine.counters();
-            stage::begin();
+            profile::begin();
             let probed_ns = time(work, first + operations..first + 2 * operations);
-            let profile = stage::end();
+            let profile = profile::end();
             if round > 0 {
                 plain.push(plain_ns);
                 probed.push(probed_ns?);
@@ -193,27 +192,27 @@ impl Bench<'_> {
         }
         let each = |count: u64| count as f64 / operations as f64;
         let of = |what: &dyn Fn(&Profile) -> f64| median(&profiles.iter().map(what).collect::<Vec<_>>());
-        let stages: Vec<Part> = Stage::ALL
+        let spans: Vec<Part> = ProfileSpan::ALL
             .iter()
-            .map(|&stage| Part {
-                stage: stage.name(),
-                ns: of(&|profile| profile.ns(stage, self.clock) / operations as f64),
-                visits: of(&|profile| each(profile.visits(stage))),
+            .map(|&span| Part {
+                span: span.name(),
+                ns: of(&|profile| profile.ns(span, self.clock) / operations as f64),
+                visits: of(&|profile| each(profile.visits(span))),
             })
-            .filter(|part| part.visits > 0.0 || part.stage == Stage::Rest.name())
+            .filter(|part| part.visits > 0.0 || part.span == ProfileSpan::Rest.name())
             .collect();
         let borders = of(&|profile| {
-            Stage::ALL
+            ProfileSpan::ALL
                 .iter()
-                .map(|&stage| each(profile.borders(stage)))
+                .map(|&span| each(profile.borders(span)))
                 .sum::<f64>()
                 / 2.0
         });
         let explained = Explained {
             group: "core",
             name,
-            sum_ns: stages.iter().map(|part| part.ns).sum(),
-            stages,
+            sum_ns: spans.iter().map(|part| part.ns).sum(),
+            spans,
             whole_ns: median(&plain),
             probed_ns: median(&probed),
             border_ns: self.clock.border_ticks * self.clock.ns_per_tick,
@@ -234,11 +233,11 @@ impl Explained {
             return say_json(self);
         }
         say(format!("{}: {:.0} ns", self.name, self.whole_ns));
-        for part in &self.stages {
+        for part in &self.spans {
             let share = part.ns / self.sum_ns * 100.0;
             say(format!(
                 "  {:<10} {:>7.1} ns {:>5.1} %  entered {:.2} times",
-                part.stage, part.ns, share, part.visits
+                part.span, part.ns, share, part.visits
             ));
         }
         say(format!(

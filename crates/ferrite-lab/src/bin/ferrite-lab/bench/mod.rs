@@ -70,7 +70,7 @@ pub(crate) struct Bench {
     /// Smaller files and fewer rounds: a quick look, not a measurement
     #[arg(long)]
     quick: bool,
-    /// Tell what single operations spend their time on, by stage (group `core`, in a program built with `stages`)
+    /// Tell what single operations spend their time on, by span (group `core`, in a program built with `spans`)
     #[arg(long, conflicts_with = "echo")]
     explain: bool,
     /// Be the peer of the group `net`

@@ -1,23 +1,23 @@
-//! The time that an operation spends, by stage, on the calling thread.
+//! The time that an operation spends, by span, on the calling thread.
 //!
 //! Contents: the probes, which all crates of the engine set ([`enter`], [`within`], [`turn_to`]), and the
 //! evaluation ([`begin`], [`end`], [`calibrate`]), which only measurements call.
 //!
-//! Without the feature `stages` the probes are empty and cost nothing; only a profiling build of the program has them.
-//! With it, each border between two stages reads the time-stamp counter once. Its cost is measured and subtracted, half
+//! Without the feature `spans` the probes are empty and cost nothing; only a profiling build of the program has them.
+//! With it, each border between two spans reads the time-stamp counter once. Its cost is measured and subtracted, half
 //! on either side of the border.
 //!
-//! Invariant: from [`begin`] to [`end`] every tick belongs to exactly one stage. A stage that is entered within another
+//! Invariant: from [`begin`] to [`end`] every tick belongs to exactly one span. A span that is entered within another
 //! interrupts it.
 //!
-//! A border waits for loads, so that a miss is charged to the stage that has it, but not for stores: a stream drains
-//! while other stages run. A store fence itself does not wait either; a later instruction does, the first locked one at
-//! the latest. [`drained`] makes the stage of the fence include the wait. So less overlaps with probes than without:
-//! the stages add up to somewhat more than the whole.
+//! A border waits for loads, so that a miss is charged to the span that has it, but not for stores: a stream drains
+//! while other spans run. A store fence itself does not wait either; a later instruction does, the first locked one at
+//! the latest. [`drained`] makes the span of the fence include the wait. So less overlaps with probes than without:
+//! the spans add up to somewhat more than the whole.
 
-/// The stages of an operation.
+/// The spans of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum ProfileSpan {
     /// Everything else: checks, the clock, calls.
     Rest,
     /// Finding inode, name and page, and the words that name them.
@@ -42,73 +42,73 @@ pub enum Stage {
     Books,
 }
 
-impl Stage {
+impl ProfileSpan {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [Stage; 11] = [
-        Stage::Lookup,
-        Stage::Lock,
-        Stage::Claim,
-        Stage::Copy,
-        Stage::Stream,
-        Stage::Checksum,
-        Stage::Record,
-        Stage::Fence,
-        Stage::Words,
-        Stage::Books,
-        Stage::Rest,
+    pub const ALL: [ProfileSpan; 11] = [
+        ProfileSpan::Lookup,
+        ProfileSpan::Lock,
+        ProfileSpan::Claim,
+        ProfileSpan::Copy,
+        ProfileSpan::Stream,
+        ProfileSpan::Checksum,
+        ProfileSpan::Record,
+        ProfileSpan::Fence,
+        ProfileSpan::Words,
+        ProfileSpan::Books,
+        ProfileSpan::Rest,
     ];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Rest => "rest",
-            Stage::Lookup => "lookup",
-            Stage::Lock => "lock",
-            Stage::Claim => "claim",
-            Stage::Copy => "copy",
-            Stage::Stream => "stream",
-            Stage::Checksum => "checksum",
-            Stage::Record => "record",
-            Stage::Fence => "fence",
-            Stage::Words => "words",
-            Stage::Books => "books",
+            ProfileSpan::Rest => "rest",
+            ProfileSpan::Lookup => "lookup",
+            ProfileSpan::Lock => "lock",
+            ProfileSpan::Claim => "claim",
+            ProfileSpan::Copy => "copy",
+            ProfileSpan::Stream => "stream",
+            ProfileSpan::Checksum => "checksum",
+            ProfileSpan::Record => "record",
+            ProfileSpan::Fence => "fence",
+            ProfileSpan::Words => "words",
+            ProfileSpan::Books => "books",
         }
     }
 }
 
 /// Whether the probes are there.
-pub const IS_BUILT_IN: bool = cfg!(feature = "stages");
+pub const IS_BUILT_IN: bool = cfg!(feature = "spans");
 
 /// The time of a thread between [`begin`] and [`end`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Profile {
-    ticks: [u64; Stage::ALL.len()],
-    visits: [u64; Stage::ALL.len()],
-    borders: [u64; Stage::ALL.len()],
+    ticks: [u64; ProfileSpan::ALL.len()],
+    visits: [u64; ProfileSpan::ALL.len()],
+    borders: [u64; ProfileSpan::ALL.len()],
     /// Ticks from [`begin`] to [`end`].
     pub whole_ticks: u64,
 }
 
 impl Profile {
-    /// Ticks in a stage, probes included.
-    pub fn ticks(&self, stage: Stage) -> u64 {
-        self.ticks[stage as usize]
+    /// Ticks in a span, probes included.
+    pub fn ticks(&self, span: ProfileSpan) -> u64 {
+        self.ticks[span as usize]
     }
 
     /// How often it was entered.
-    pub fn visits(&self, stage: Stage) -> u64 {
-        self.visits[stage as usize]
+    pub fn visits(&self, span: ProfileSpan) -> u64 {
+        self.visits[span as usize]
     }
 
     /// Ends of its stretches: half of them began one, half ended one.
-    pub fn borders(&self, stage: Stage) -> u64 {
-        self.borders[stage as usize]
+    pub fn borders(&self, span: ProfileSpan) -> u64 {
+        self.borders[span as usize]
     }
 
-    /// Nanoseconds in a stage, without the probes: each end of a stretch costs it half a border.
-    pub fn ns(&self, stage: Stage, clock: Clock) -> f64 {
-        let probes = self.borders(stage) as f64 * clock.border_ticks / 2.0;
-        (self.ticks(stage) as f64 - probes) * clock.ns_per_tick
+    /// Nanoseconds in a span, without the probes: each end of a stretch costs it half a border.
+    pub fn ns(&self, span: ProfileSpan, clock: Clock) -> f64 {
+        let probes = self.borders(span) as f64 * clock.border_ticks / 2.0;
+        (self.ticks(span) as f64 - probes) * clock.ns_per_tick
     }
 }
 
@@ -117,16 +117,16 @@ impl Profile {
 pub struct Clock {
     /// Length of a tick.
     pub ns_per_tick: f64,
-    /// The cost of a border between two stages.
+    /// The cost of a border between two spans.
     pub border_ticks: f64,
 }
 
-#[cfg(feature = "stages")]
+#[cfg(feature = "spans")]
 pub use probes::{Within, begin, calibrate, drained, end, enter, enter_unless_in, turn_to};
 
-#[cfg(not(feature = "stages"))]
+#[cfg(not(feature = "spans"))]
 mod probes {
-    use super::{Clock, Profile, Stage};
+    use super::{Clock, Profile, ProfileSpan};
 
     /// Nothing.
     #[derive(Debug)]
@@ -134,19 +134,19 @@ mod probes {
 
     /// Nothing, see the module's head.
     #[inline(always)]
-    pub fn enter(_: Stage) -> Within {
+    pub fn enter(_: ProfileSpan) -> Within {
         Within
     }
 
     /// Nothing.
     #[inline(always)]
-    pub fn enter_unless_in(_: Stage, _: Stage) -> Within {
+    pub fn enter_unless_in(_: ProfileSpan, _: ProfileSpan) -> Within {
         Within
     }
 
     /// Nothing.
     #[inline(always)]
-    pub fn turn_to(_: Stage) {}
+    pub fn turn_to(_: ProfileSpan) {}
 
     /// Nothing.
     #[inline(always)]
@@ -169,22 +169,22 @@ mod probes {
     }
 }
 
-#[cfg(not(feature = "stages"))]
+#[cfg(not(feature = "spans"))]
 pub use probes::{Within, begin, calibrate, drained, end, enter, enter_unless_in, turn_to};
 
-/// Runs `work` as part of a stage.
+/// Runs `work` as part of a span.
 #[inline(always)]
-pub fn within<T>(stage: Stage, work: impl FnOnce() -> T) -> T {
-    let _stage = enter(stage);
+pub fn within<T>(span: ProfileSpan, work: impl FnOnce() -> T) -> T {
+    let _span = enter(span);
     work()
 }
 
-#[cfg(feature = "stages")]
+#[cfg(feature = "spans")]
 mod probes {
     use std::cell::Cell;
     use std::time::{Duration, Instant};
 
-    use super::{Clock, Profile, Stage};
+    use super::{Clock, Profile, ProfileSpan};
     use crate::cpu::{drain, ticks};
 
     /// How long the calibration reads the clock.
@@ -196,24 +196,24 @@ mod probes {
     /// A thread's account.
     struct Account {
         is_open: Cell<bool>,
-        stage: Cell<Stage>,
+        span: Cell<ProfileSpan>,
         since: Cell<u64>,
         start: Cell<u64>,
-        ticks: [Cell<u64>; Stage::ALL.len()],
-        visits: [Cell<u64>; Stage::ALL.len()],
-        borders: [Cell<u64>; Stage::ALL.len()],
+        ticks: [Cell<u64>; ProfileSpan::ALL.len()],
+        visits: [Cell<u64>; ProfileSpan::ALL.len()],
+        borders: [Cell<u64>; ProfileSpan::ALL.len()],
     }
 
     thread_local! {
         static ACCOUNT: Account = const {
             Account {
                 is_open: Cell::new(false),
-                stage: Cell::new(Stage::Rest),
+                span: Cell::new(ProfileSpan::Rest),
                 since: Cell::new(0),
                 start: Cell::new(0),
-                ticks: [const { Cell::new(0) }; Stage::ALL.len()],
-                visits: [const { Cell::new(0) }; Stage::ALL.len()],
-                borders: [const { Cell::new(0) }; Stage::ALL.len()],
+                ticks: [const { Cell::new(0) }; ProfileSpan::ALL.len()],
+                visits: [const { Cell::new(0) }; ProfileSpan::ALL.len()],
+                borders: [const { Cell::new(0) }; ProfileSpan::ALL.len()],
             }
         };
     }
@@ -223,21 +223,21 @@ mod probes {
     }
 
     impl Account {
-        /// Charges the time since the last border to the current stage, which it returns, and continues with `stage`.
+        /// Charges the time since the last border to the current span, which it returns, and continues with `span`.
         #[inline]
-        fn change(&self, stage: Stage) -> Stage {
-            let before = self.stage.replace(stage);
+        fn change(&self, span: ProfileSpan) -> ProfileSpan {
+            let before = self.span.replace(span);
             add(&self.borders[before as usize], 1);
-            add(&self.borders[stage as usize], 1);
+            add(&self.borders[span as usize], 1);
             let now = ticks();
             add(&self.ticks[before as usize], now - self.since.replace(now));
             before
         }
     }
 
-    /// Ends a stage when dropped.
+    /// Ends a span when dropped.
     #[derive(Debug)]
-    pub struct Within(Option<Stage>);
+    pub struct Within(Option<ProfileSpan>);
 
     impl Drop for Within {
         #[inline]
@@ -248,38 +248,38 @@ mod probes {
         }
     }
 
-    /// Begins a stage, which ends when the returned value is dropped; then the current one continues.
+    /// Begins a span, which ends when the returned value is dropped; then the current one continues.
     #[inline]
-    pub fn enter(stage: Stage) -> Within {
+    pub fn enter(span: ProfileSpan) -> Within {
         ACCOUNT.with(|account| {
             Within(account.is_open.get().then(|| {
-                add(&account.visits[stage as usize], 1);
-                account.change(stage)
+                add(&account.visits[span as usize], 1);
+                account.change(span)
             }))
         })
     }
 
-    /// The same, unless the current stage is `outer`, which then continues.
+    /// The same, unless the current span is `outer`, which then continues.
     #[inline]
-    pub fn enter_unless_in(outer: Stage, stage: Stage) -> Within {
-        match ACCOUNT.with(|account| account.stage.get() == outer) {
+    pub fn enter_unless_in(outer: ProfileSpan, span: ProfileSpan) -> Within {
+        match ACCOUNT.with(|account| account.span.get() == outer) {
             true => Within(None),
-            false => enter(stage),
+            false => enter(span),
         }
     }
 
-    /// Continues with another stage, until the one around it ends.
+    /// Continues with another span, until the one around it ends.
     #[inline]
-    pub fn turn_to(stage: Stage) {
+    pub fn turn_to(span: ProfileSpan) {
         ACCOUNT.with(|account| {
             if account.is_open.get() {
-                add(&account.visits[stage as usize], 1);
-                account.change(stage);
+                add(&account.visits[span as usize], 1);
+                account.change(span);
             }
         });
     }
 
-    /// Waits for this thread's stores, if its account is open: otherwise a later stage would.
+    /// Waits for this thread's stores, if its account is open: otherwise a later span would.
     #[inline]
     pub fn drained() {
         if ACCOUNT.with(|account| account.is_open.get()) {
@@ -287,13 +287,13 @@ mod probes {
         }
     }
 
-    /// Opens this thread's account, in the stage [`Stage::Rest`].
+    /// Opens this thread's account, in the span [`ProfileSpan::Rest`].
     pub fn begin() {
         ACCOUNT.with(|account| {
             for counts in [&account.ticks, &account.visits, &account.borders] {
                 counts.iter().for_each(|count| count.set(0));
             }
-            account.stage.set(Stage::Rest);
+            account.span.set(ProfileSpan::Rest);
             account.is_open.set(true);
             let now = ticks();
             account.since.set(now);
@@ -305,7 +305,7 @@ mod probes {
     pub fn end() -> Profile {
         ACCOUNT.with(|account| {
             let now = ticks();
-            add(&account.ticks[account.stage.get() as usize], now - account.since.get());
+            add(&account.ticks[account.span.get() as usize], now - account.since.get());
             account.is_open.set(false);
             Profile {
                 ticks: account.ticks.each_ref().map(Cell::get),
@@ -324,7 +324,7 @@ mod probes {
         let round = || {
             begin();
             for _ in 0..BORDERS / 2 {
-                let _stage = enter(std::hint::black_box(Stage::Books));
+                let _span = enter(std::hint::black_box(ProfileSpan::Books));
             }
             end().whole_ticks as f64 / BORDERS as f64
         };
@@ -340,49 +340,69 @@ mod probes {
 mod tests {
     use super::*;
 
-    /// Time outside of every stage is rest; a stage that interrupts another is not part of it.
+    /// Time outside of every span is rest; a span that interrupts another is not part of it.
     #[test]
-    #[cfg(feature = "stages")]
-    fn every_tick_belongs_to_one_stage() {
+    #[cfg(feature = "spans")]
+    fn every_tick_belongs_to_one_span() {
         let spin = || (0..2000u64).fold(1u64, |a, b| std::hint::black_box(a.wrapping_mul(31) + b % 2));
         begin();
         spin();
-        within(Stage::Lookup, || {
+        within(ProfileSpan::Lookup, || {
             spin();
-            within(Stage::Claim, spin);
-            turn_to(Stage::Books);
+            within(ProfileSpan::Claim, spin);
+            turn_to(ProfileSpan::Books);
             spin();
         });
         spin();
         let profile = end();
-        let sum: u64 = Stage::ALL.iter().map(|&stage| profile.ticks(stage)).sum();
+        let sum: u64 = ProfileSpan::ALL.iter().map(|&span| profile.ticks(span)).sum();
         assert_eq!(sum, profile.whole_ticks);
-        for stage in [Stage::Rest, Stage::Lookup, Stage::Claim, Stage::Books] {
-            assert!(profile.ticks(stage) > 1000, "{stage:?} has {}", profile.ticks(stage));
+        for span in [
+            ProfileSpan::Rest,
+            ProfileSpan::Lookup,
+            ProfileSpan::Claim,
+            ProfileSpan::Books,
+        ] {
+            assert!(profile.ticks(span) > 1000, "{span:?} has {}", profile.ticks(span));
         }
-        let visits = [Stage::Lookup, Stage::Claim, Stage::Books, Stage::Fence].map(|stage| profile.visits(stage));
+        let visits = [
+            ProfileSpan::Lookup,
+            ProfileSpan::Claim,
+            ProfileSpan::Books,
+            ProfileSpan::Fence,
+        ]
+        .map(|span| profile.visits(span));
         assert_eq!(visits, [1, 1, 1, 0]);
-        // In and out of each, but for the stage that another took the place of.
-        let borders = [Stage::Rest, Stage::Lookup, Stage::Claim, Stage::Books].map(|stage| profile.borders(stage));
+        // In and out of each, but for the span that another took the place of.
+        let borders = [
+            ProfileSpan::Rest,
+            ProfileSpan::Lookup,
+            ProfileSpan::Claim,
+            ProfileSpan::Books,
+        ]
+        .map(|span| profile.borders(span));
         assert_eq!(borders, [2, 4, 2, 2]);
-        assert_eq!(profile.ticks(Stage::Fence), 0);
+        assert_eq!(profile.ticks(ProfileSpan::Fence), 0);
     }
 
     #[test]
-    #[cfg(feature = "stages")]
+    #[cfg(feature = "spans")]
     fn a_closed_account_takes_nothing_and_other_threads_have_their_own() {
-        within(Stage::Lock, || {});
+        within(ProfileSpan::Lock, || {});
         begin();
-        std::thread::spawn(|| within(Stage::Fence, || {}))
+        std::thread::spawn(|| within(ProfileSpan::Fence, || {}))
             .join()
             .expect("it does not panic");
         let profile = end();
-        within(Stage::Lock, || {});
-        assert_eq!([Stage::Fence, Stage::Lock].map(|stage| profile.visits(stage)), [0, 0]);
+        within(ProfileSpan::Lock, || {});
+        assert_eq!(
+            [ProfileSpan::Fence, ProfileSpan::Lock].map(|span| profile.visits(span)),
+            [0, 0]
+        );
     }
 
     #[test]
-    #[cfg(feature = "stages")]
+    #[cfg(feature = "spans")]
     fn a_border_costs_some_nanoseconds() {
         let clock = calibrate();
         let border_ns = clock.border_ticks * clock.ns_per_tick;
@@ -390,21 +410,21 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(feature = "stages"))]
+    #[cfg(not(feature = "spans"))]
     fn without_the_feature_a_probe_is_nothing() {
         assert_eq!(size_of::<Within>(), 0);
         assert!(!std::mem::needs_drop::<Within>());
         begin();
-        within(Stage::Fence, || {});
+        within(ProfileSpan::Fence, || {});
         assert_eq!(end(), Profile::default());
     }
 
     #[test]
-    fn each_stage_is_shown_once() {
-        let mut names: Vec<_> = Stage::ALL.iter().map(|stage| stage.name()).collect();
+    fn each_span_is_shown_once() {
+        let mut names: Vec<_> = ProfileSpan::ALL.iter().map(|span| span.name()).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), Stage::ALL.len());
-        assert_eq!(Stage::ALL.last(), Some(&Stage::Rest));
+        assert_eq!(names.len(), ProfileSpan::ALL.len());
+        assert_eq!(ProfileSpan::ALL.last(), Some(&ProfileSpan::Rest));
     }
 }
