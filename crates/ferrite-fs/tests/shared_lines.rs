@@ -1,5 +1,5 @@
 //! The limits of many cores, counted on few: the cache lines that operations of two threads write. Only with the
-//! feature `spans`, which has the structures note their stores (`ferrite_pm::touch`).
+//! feature `spans`, which has the structures note their stores (`ferrite_pm::line_trace`).
 //!
 //! Threads take turns, one operation each, so that the count does not depend on the machine: lines that 64 threads
 //! share are shared whether or not there are 64 cores.
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, mkfs, number_thread};
-use ferrite_pm::{Region, touch};
+use ferrite_pm::{Region, line_trace};
 use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
 /// Operations of each thread.
@@ -81,7 +81,7 @@ fn count(threads: usize, files: Files, work: impl Fn(&Engine, &Place, u64) + Syn
                 // A first turn, in which a thread finds its purse, its ring and its part of the free maps.
                 for round in 0..=TURNS {
                     if round == 1 {
-                        touch::begin();
+                        line_trace::begin();
                     }
                     // One operation at a time: the test counts the writers of lines, not their waits.
                     let turn = notes.lock().unwrap();
@@ -91,13 +91,13 @@ fn count(threads: usize, files: Files, work: impl Fn(&Engine, &Place, u64) + Syn
                         barrier.wait();
                     }
                 }
-                let mine = touch::end();
+                let mine = line_trace::end();
                 notes.lock().unwrap().push(mine);
             });
         }
     });
-    let notes: Vec<Vec<touch::Touched>> = notes.into_inner().unwrap();
-    let mut writers: HashMap<touch::Touched, (usize, bool)> = HashMap::new();
+    let notes: Vec<Vec<line_trace::TracedLine>> = notes.into_inner().unwrap();
+    let mut writers: HashMap<line_trace::TracedLine, (usize, bool)> = HashMap::new();
     for (thread, lines) in notes.iter().enumerate() {
         for &line in lines {
             let (first, others) = writers.entry(line).or_insert((thread, false));

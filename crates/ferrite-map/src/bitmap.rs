@@ -3,7 +3,7 @@
 //! Claims are single atomic operations (docs/design.md, "File mapping"): if two threads claim the same bit, exactly one
 //! gets it.
 
-use ferrite_pm::{prefetch_to_store, touch};
+use ferrite_pm::{line_trace, prefetch_to_store};
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -57,7 +57,7 @@ impl AtomicBitmap {
     #[inline]
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
-        touch::line("free maps", word);
+        line_trace::line("free maps", word);
         word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
@@ -74,14 +74,14 @@ impl AtomicBitmap {
     /// Clears bit `index`; true if it was set.
     pub fn release(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
-        touch::line("free maps", word);
+        line_trace::line("free maps", word);
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
     /// Clears those of `bits` in the word of 64 bits that has bit `index`, in one step; returns which of them were set.
     pub fn release_of_word(&self, index: u64, bits: u64) -> u64 {
         let (word, _) = self.word(index);
-        touch::line("free maps", word);
+        line_trace::line("free maps", word);
         word.fetch_and(!bits, Ordering::AcqRel) & bits
     }
 
@@ -108,7 +108,7 @@ impl AtomicBitmap {
             let mut seen = word.load(Ordering::Acquire);
             while seen | hidden != u64::MAX {
                 let bit = (seen | hidden).trailing_ones();
-                touch::line("free maps", word);
+                line_trace::line("free maps", word);
                 let before = word.fetch_or(1 << bit, Ordering::AcqRel);
                 if before >> bit & 1 == 0 {
                     return Some(at as u64 * WORD_BITS + u64::from(bit));

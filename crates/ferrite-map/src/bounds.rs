@@ -11,7 +11,7 @@
 //! sees the other: the lowering sees the slot, or the insert sees the lowering and cancels it.
 
 use crossbeam_utils::CachePadded;
-use ferrite_pm::{prefetch, touch};
+use ferrite_pm::{line_trace, prefetch};
 
 use crate::sync::{AtomicU8, AtomicU64, Ordering, spin_loop};
 
@@ -68,7 +68,7 @@ impl Bounds {
         let bound = &self.bytes[home];
         // Reading first keeps the line shared in the common case.
         if bound.load(Ordering::Relaxed) < needed {
-            touch::line("bounds", bound);
+            line_trace::line("bounds", bound);
             bound.fetch_max(needed, Ordering::AcqRel);
         }
     }
@@ -86,7 +86,7 @@ impl Bounds {
             announced: lowering,
             tickets,
         } = &*self.lowering[home % ANNOUNCEMENTS];
-        touch::line("bounds", tickets);
+        line_trace::line("bounds", tickets);
         let ticket = tickets.fetch_add(1, Ordering::Relaxed);
         let announced = ticket << TICKET_SHIFT | (home as u64 + 1) << 1;
         if lowering

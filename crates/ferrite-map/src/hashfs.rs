@@ -21,7 +21,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ferrite_pm::{LINE_BYTES, Region, touch};
+use ferrite_pm::{LINE_BYTES, Region, line_trace};
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
@@ -326,7 +326,7 @@ impl TransCache {
     #[inline]
     fn put(&self, lblk: Lblk, slot: Option<u64>) {
         let hint = slot.map_or(0, |slot| u64::from(lblk) << 32 | (slot + 1));
-        touch::line("handles", &self.hints[lblk.index() % 8]);
+        line_trace::line("handles", &self.hints[lblk.index() % 8]);
         self.hints[lblk.index() % 8].store(hint, Ordering::Relaxed);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-use crate::touch;
+use crate::line_trace;
 
 const OWN_SLOTS: usize = 64;
 
@@ -98,7 +98,7 @@ impl CounterSlots {
     pub(crate) fn add(&self, what: Count, amount: u64) {
         let slot = slot();
         let count = &self.slots[slot].0[what as usize];
-        touch::line("counters", count);
+        line_trace::line("counters", count);
         if slot < OWN_SLOTS {
             // No other thread writes this slot, so a load and a store lose nothing.
             count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);

@@ -17,7 +17,7 @@
 //! | `counters` | fences, lines, bytes |
 //! | `thread` | a number for each thread |
 //! | [`profile`] | what an operation spends its time on, in builds that explain themselves |
-//! | [`touch`] | which lines an operation writes that others write, too, in the same builds |
+//! | [`line_trace`] | which lines an operation writes that others write, too, in the same builds |
 //! | [`fork`] | distinguishing a process from its forked children |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash`, `omission` | logging stores; building the images a crash could leave; forgetting fences |
@@ -47,6 +47,7 @@ mod faults;
 pub mod fork;
 pub mod holder;
 mod image;
+pub mod line_trace;
 #[allow(unsafe_code)]
 mod map;
 mod medium;
@@ -58,7 +59,6 @@ mod region;
 mod shared;
 mod sync;
 mod thread;
-pub mod touch;
 
 pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};

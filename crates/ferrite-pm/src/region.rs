@@ -20,13 +20,13 @@ use crate::deferred::Deferred;
 use crate::error::PmError;
 use crate::faults;
 use crate::image::Image;
+use crate::line_trace;
 use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
 use crate::profile::{self, ProfileSpan};
 use crate::recorder::Recorder;
 use crate::shared;
 use crate::sync::GroupSync;
-use crate::touch;
 
 /// The effect of a fence on an ordinary file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -327,7 +327,7 @@ impl Region {
     #[inline]
     pub fn store_words(&self, offset: u64, values: &[u64]) {
         let _span = profile::enter(ProfileSpan::Words);
-        touch::number("pool words", offset / LINE_BYTES);
+        line_trace::number("pool words", offset / LINE_BYTES);
         let words = self.words(offset, values.len());
         let set = || {
             for (word, &value) in words.iter().zip(values) {

@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use ferrite_checks::fault_injection::{self, Bug, is_seeded};
 use ferrite_checks::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ferrite_map::{Inum, Lblk};
+use ferrite_pm::line_trace;
 use ferrite_pm::profile::{self, ProfileSpan};
-use ferrite_pm::touch;
 
 use crossbeam_utils::CachePadded;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -271,7 +271,7 @@ impl InodeMem {
 
     /// Shared lock: content and names cannot change.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Hints> {
-        touch::line("inodes", &self.version);
+        line_trace::line("inodes", &self.version);
         self.lock.read_ordered(u64::from(self.ino))
     }
 
@@ -298,7 +298,7 @@ impl InodeMem {
     /// Exclusive lock.
     pub(crate) fn write(self: &Arc<Self>) -> Exclusive<'_> {
         let _span = profile::enter(ProfileSpan::Lock);
-        touch::line("inodes", &self.version);
+        line_trace::line("inodes", &self.version);
         Exclusive {
             hints: self.lock.write_ordered(u64::from(self.ino)),
             inode: self,
@@ -362,7 +362,7 @@ impl InodeMem {
 
     /// Adds pins; the caller holds the lock and has seen the inode alive.
     pub(crate) fn pin(&self, count: u64) {
-        touch::line("inodes", &self.pins);
+        line_trace::line("inodes", &self.pins);
         self.pins.fetch_add(count, Ordering::AcqRel);
     }
 
@@ -450,7 +450,7 @@ impl InodeCache {
     /// The caller locks it.
     fn shard(&self, ino: Inum) -> &Shard {
         let shard = &self.shards[ino.index() % SHARDS];
-        touch::line("inode cache", shard);
+        line_trace::line("inode cache", shard);
         shard
     }
 

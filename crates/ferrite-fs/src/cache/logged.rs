@@ -7,7 +7,7 @@
 
 use ferrite_checks::ranked::{Mutex, RwLock, RwLockReadGuard};
 use ferrite_map::{Inum, Lblk, PageId};
-use ferrite_pm::touch;
+use ferrite_pm::line_trace;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -38,7 +38,7 @@ pub(crate) struct Merges([CachePadded<AtomicU64>; 4]);
 
 impl Merges {
     pub(crate) fn count(&self, cause: Cause) {
-        touch::line("merges", &self.0[cause as usize]);
+        line_trace::line("merges", &self.0[cause as usize]);
         self.0[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -139,7 +139,7 @@ impl Candidates {
     /// `may_have_log` that is left to the next one.
     pub(crate) fn add(&self, page: PageId, may_have_log: Option<MayHaveLog<'_>>) {
         let list = self.own_list();
-        touch::line("logged pages", list);
+        line_trace::line("logged pages", list);
         let mut locked = list.lock();
         if let Some(may_have_log) = may_have_log
             && locked.is_long()

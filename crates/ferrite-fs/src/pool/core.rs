@@ -11,7 +11,7 @@ use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{BlockNo, FileMap, Inum, MapError, Resource};
 use ferrite_pm::profile::{self, ProfileSpan};
-use ferrite_pm::{Medium, PmError, Region, touch};
+use ferrite_pm::{Medium, PmError, Region, line_trace};
 use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -260,7 +260,7 @@ impl Core {
             Resource::Inode(ino) => {
                 let was_used = self.inode_map.release(u64::from(ino));
                 // The number used last is still in the cache, so it is reused next.
-                touch::line("cursors", self.inode_cursor());
+                line_trace::line("cursors", self.inode_cursor());
                 self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
                 was_used
             }
@@ -283,13 +283,13 @@ impl Core {
 
     /// An inode has lost its last name, but is not freed by the same record.
     pub(crate) fn note_unnamed(&self) {
-        touch::line("unnamed", &*self.unnamed);
+        line_trace::line("unnamed", &*self.unnamed);
         self.unnamed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// An inode without a name was freed: one that was noted, or one that the mount found.
     pub(crate) fn unnamed_freed(&self) {
-        touch::line("unnamed", &*self.unnamed);
+        line_trace::line("unnamed", &*self.unnamed);
         let less = |unnamed: u64| Some(unnamed.saturating_sub(1));
         let _ = self.unnamed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
@@ -302,7 +302,7 @@ impl Core {
     pub(crate) fn claim_inode(&self) -> Option<Inum> {
         let cursor = self.inode_cursor();
         let ino = self.inode_map.claim_from(cursor.load(Ordering::Relaxed))?;
-        touch::line("cursors", cursor);
+        line_trace::line("cursors", cursor);
         cursor.store(ino + 1, Ordering::Relaxed);
         Some(Inum::new(ino as u32))
     }

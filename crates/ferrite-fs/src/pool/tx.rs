@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::move_lock::{Moving, SharedMoveLock};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
+use ferrite_pm::line_trace;
 use ferrite_pm::profile::{self, ProfileSpan as Spent};
-use ferrite_pm::touch;
 use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
 
 use crate::cache::inodes::InodeMem;
@@ -273,7 +273,7 @@ impl<'e> Tx<'e> {
     }
 
     fn lock_ring(&self) -> Entered<'e> {
-        touch::number("rings", thread_number() % u64::from(self.core.superblock.rings));
+        line_trace::number("rings", thread_number() % u64::from(self.core.superblock.rings));
         profile::within(Spent::Lock, || self.core.journal.enter())
     }
 

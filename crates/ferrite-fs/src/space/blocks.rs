@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use ferrite_map::BlockNo;
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_pm::touch;
+use ferrite_pm::line_trace;
 
 use crate::format::layout::Superblock;
 use crate::thread::thread_number;
@@ -96,7 +96,7 @@ impl BlockAlloc {
 
     fn purse(&self) -> &AtomicI64 {
         let purse = &self.local[thread_number() as usize % PURSES];
-        touch::line("purses", purse);
+        line_trace::line("purses", purse);
         purse
     }
 
@@ -122,7 +122,7 @@ impl BlockAlloc {
     /// Gets a batch from the global count, or else the content of other purses. Keeps all but the one token that the
     /// caller needs.
     fn refill(&self, purse: &AtomicI64) -> bool {
-        touch::line("tokens of all", &self.global);
+        line_trace::line("tokens of all", &self.global);
         let mut got = take(&self.global, BATCH);
         if got == 0 {
             for other in &self.local {
@@ -146,7 +146,7 @@ impl BlockAlloc {
         let missing = self.reserve_blocks - self.reserve_left.load(Ordering::Relaxed);
         if missing > 0 {
             // A small overshoot by racing threads only makes the reserve slightly larger.
-            touch::line("tokens of all", &self.reserve_left);
+            line_trace::line("tokens of all", &self.reserve_left);
             let to_reserve = missing.min(count);
             self.reserve_left.fetch_add(to_reserve, Ordering::Relaxed);
             count -= to_reserve;
@@ -158,7 +158,7 @@ impl BlockAlloc {
         if purse.fetch_add(count, Ordering::Relaxed) >= 2 * BATCH {
             let got = take(purse, count.max(BATCH));
             if got > 0 {
-                touch::line("tokens of all", &self.global);
+                line_trace::line("tokens of all", &self.global);
                 self.global.fetch_add(got, Ordering::Relaxed);
             }
         }
@@ -195,7 +195,7 @@ impl BlockAlloc {
             true => index + 1,
             false => self.leave_if_crowded(number, index + 1),
         };
-        touch::line("cursors", cursor);
+        line_trace::line("cursors", cursor);
         cursor.store(next, Ordering::Relaxed);
         if next < self.bitmap.len() {
             // Another thread may be returning blocks to the same line; the next claim should not wait for it.

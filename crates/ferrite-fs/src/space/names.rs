@@ -21,7 +21,7 @@ use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
 use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource, StoredWord};
-use ferrite_pm::{Region, touch};
+use ferrite_pm::{Region, line_trace};
 use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::format::dentry;
@@ -226,7 +226,7 @@ impl NameTable {
     /// Notes that record `seq` cleared `slot`; before the slot is returned.
     pub(crate) fn note_freed(&self, slot: NameSlotNo, seq: u64) {
         let freed = &self.freed_seq[slot.index() % SEQ_SHARDS];
-        touch::line("names freed", freed);
+        line_trace::line("names freed", freed);
         freed.fetch_max(seq, Ordering::Relaxed);
     }
 

@@ -12,7 +12,7 @@
 use crossbeam_utils::CachePadded;
 use ferrite_checks::ranked::Mutex;
 use ferrite_map::BlockNo;
-use ferrite_pm::touch;
+use ferrite_pm::line_trace;
 use rustc_hash::FxHashMap;
 
 use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
@@ -125,7 +125,7 @@ impl LogSpace {
     pub(crate) fn alloc(&self, blocks: &BlockAlloc, units: u32) -> Option<Segment> {
         let size = size_index(units);
         let purse = &self.purses[thread_number() as usize % PURSES];
-        touch::line("log purses", purse);
+        line_trace::line("log purses", purse);
         let mut purse = purse.lock();
         if purse[size].is_empty() {
             self.refill(blocks, size, &mut purse[size])?;
@@ -138,7 +138,7 @@ impl LogSpace {
 
     /// All free segments of one slab.
     fn refill(&self, blocks: &BlockAlloc, size: usize, into: &mut Vec<Unit>) -> Option<()> {
-        touch::line("log slabs", &self.shared);
+        line_trace::line("log slabs", &self.shared);
         let mut shared = self.shared.lock();
         let shared = &mut *shared;
         let full = Slab::full(size);
@@ -174,7 +174,7 @@ impl LogSpace {
 
     /// Releases the segment whose header is at `unit`; false if it was not in use.
     pub(crate) fn release(&self, blocks: &BlockAlloc, unit: Unit) -> bool {
-        touch::line("log slabs", &self.shared);
+        line_trace::line("log slabs", &self.shared);
         Self::release_in(&mut self.shared.lock(), blocks, unit)
     }
 
@@ -218,7 +218,7 @@ impl LogSpace {
     /// all. Must be called before the record that frees them is committed: afterwards they may be released, and claimed
     /// again, at any time.
     pub(crate) fn set_waiting(&self, units: impl Iterator<Item = Unit>, waits: bool) {
-        touch::line("log slabs", &self.shared);
+        line_trace::line("log slabs", &self.shared);
         let mut shared = self.shared.lock();
         for unit in units {
             let Some(slab) = shared.slabs.get_mut(&unit.block()) else {

@@ -9,16 +9,16 @@
 //! file handle's memory, thread locals) is not noted.
 
 /// A line that was written: in which structure, and its address or number in units of lines.
-pub type Touched = (&'static str, u64);
+pub type TracedLine = (&'static str, u64);
 
 #[cfg(feature = "spans")]
 mod notes {
     use std::cell::RefCell;
 
-    use super::Touched;
+    use super::TracedLine;
     use crate::LINE_BYTES;
 
-    thread_local!(static NOTES: RefCell<Option<Vec<Touched>>> = const { RefCell::new(None) });
+    thread_local!(static NOTES: RefCell<Option<Vec<TracedLine>>> = const { RefCell::new(None) });
 
     /// Notes a store to the line of `at`.
     pub fn line<T>(structure: &'static str, at: &T) {
@@ -41,7 +41,7 @@ mod notes {
     }
 
     /// The lines it has written since [`begin`], in order.
-    pub fn end() -> Vec<Touched> {
+    pub fn end() -> Vec<TracedLine> {
         NOTES.take().unwrap_or_default()
     }
 }
