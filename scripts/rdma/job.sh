@@ -72,8 +72,8 @@ tools() {
     try "rping (connections by rdma_cm)" rping_
     # With its usual 128 messages of 64 KiB under way it stalls at times, when the host is busy.
     try "ib_write_bw, with rdma_cm" with_server ib_write_bw -R -d rxe0 -n 200 -s 65536 -t 8
-    try "bare, 64 bytes" bare verbs 64 1000 "$FERRITE_FABRIC_HOST"
-    try "bare, 8 KiB" bare verbs 8192 500 "$FERRITE_FABRIC_HOST"
+    try "raw, 64 bytes" raw_ping_pong verbs 64 1000 "$FERRITE_FABRIC_HOST"
+    try "raw, 8 KiB" raw_ping_pong verbs 8192 500 "$FERRITE_FABRIC_HOST"
 }
 
 # Not tests, of other providers, or with a network in between that is broken on purpose, which is TCP.
@@ -97,8 +97,8 @@ tests() {
 bench() {
     local bytes line
     for bytes in 64 4096 8192; do
-        try "bare, $bytes bytes" bare verbs "$bytes" 2000 "$FERRITE_FABRIC_HOST"
-        sed -nE 's/^(.*): (.*) there and back/MEASURED bare, \1, there and back: \2/p' /run/out
+        try "raw, $bytes bytes" raw_ping_pong verbs "$bytes" 2000 "$FERRITE_FABRIC_HOST"
+        sed -nE 's/^(.*): (.*) there and back/MEASURED raw, \1, there and back: \2/p' /run/out
     done
     try "operations, tcp and fabric" rounds verbs "$FERRITE_FABRIC_HOST" 1000
     sed -nE 's/^(.*): (.*) each/MEASURED \1: \2/p' /run/out

@@ -9,8 +9,6 @@
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![deny(unsafe_code)]
 
-#[cfg(feature = "fabric")]
-pub mod bare;
 pub mod connection;
 mod error;
 #[cfg(feature = "fabric")]
@@ -23,6 +21,8 @@ mod lock_order;
 #[cfg(feature = "fabric")]
 mod ofi;
 pub mod outbox;
+#[cfg(feature = "fabric")]
+pub mod raw_ping_pong;
 pub mod reactor;
 mod receiver;
 pub mod secure;

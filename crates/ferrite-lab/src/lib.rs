@@ -13,7 +13,7 @@
 //! | `measure` | cold and hot timing |
 //! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite-lab bench mapping` |
 //! | [`peers`] | whom a remote client is measured with, also for `ferrite-lab bench net` |
-//! | `rdma` | files behind an adapter in software, bare datagrams, where pages lie: also for `ferrite-lab bench mr` |
+//! | `rdma` | files behind an adapter in software, raw datagrams, where pages lie: also for `ferrite-lab bench mr` |
 //! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |

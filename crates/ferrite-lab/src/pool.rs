@@ -48,7 +48,7 @@ pub(crate) struct Special {
     /// apply, and the blocks between chunks are taken from the plan's.
     pub(crate) chunk_blocks: Option<u64>,
     /// Memory is allocated for the structure's area only. For structures that put nothing into data blocks.
-    pub(crate) bare_data: bool,
+    pub(crate) no_data: bool,
     /// A change is durable with its record, as in Ferrite's journal: one fence, and its lines are written back later,
     /// each once for many changes. Otherwise it pays for two fences, as in the papers' test bed.
     pub(crate) one_fence: bool,
@@ -113,7 +113,7 @@ impl Pool {
         let area_bytes = structure.area_bytes(slots);
         let first_block = ((area_offset + area_bytes).div_ceil(BLOCK_BYTES)) as u32;
         let region = Region::anonymous((u64::from(first_block) + u64::from(blocks)) * BLOCK_BYTES)?;
-        if special.bare_data {
+        if special.no_data {
             touch_first(&region, u64::from(first_block) * BLOCK_BYTES);
         } else {
             touch(&region);

@@ -290,7 +290,7 @@ impl Alone {
             Special {
                 slots: Some(slots),
                 chunk_blocks: Some(peer.run_blocks),
-                bare_data: !in_nodes,
+                no_data: !in_nodes,
                 one_fence: true,
             },
         )?;

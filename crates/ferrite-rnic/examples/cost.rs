@@ -1,4 +1,4 @@
-//! The cost of the adapter, beside bare UDP under the same conditions: round trips of 1 KiB, and 4 KiB writes per
+//! The cost of the adapter, beside raw UDP under the same conditions: round trips of 1 KiB, and 4 KiB writes per
 //! second.
 //!
 //! `cargo run --release -p ferrite-rnic --example cost`
@@ -86,7 +86,7 @@ fn median(mut times: Vec<u64>) -> u64 {
 }
 
 /// Round trips of a datagram this long and a response of 20 bytes. Both ends poll without sleeping.
-fn bare(len: usize, any: &str) -> u64 {
+fn raw(len: usize, any: &str) -> u64 {
     let [here, there] = [(); 2].map(|()| UdpSocket::bind(any).unwrap());
     here.connect(there.local_addr().unwrap()).unwrap();
     there.connect(here.local_addr().unwrap()).unwrap();
@@ -213,7 +213,7 @@ fn main() {
         let rnic = Rnic::start(&options, Arc::new(NoService), |_| Array(vec![0; BYTES])).unwrap();
         println!("{any}");
         for len in [64, 1_024, 4_096] {
-            let bare_ns = bare(len + 32, any);
+            let raw_ns = raw(len + 32, any);
             let responder_ns = responder(len, &rnic);
             let mut initiator = connect(&rnic);
             let data = vec![3; len];
@@ -224,8 +224,8 @@ fn main() {
             });
             let verb_ns = median(times.collect());
             println!(
-                "  {len} bytes: bare UDP {bare_ns} ns, responder {responder_ns} ns (+{}), WRITE {verb_ns} ns",
-                responder_ns as i64 - bare_ns as i64
+                "  {len} bytes: raw UDP {raw_ns} ns, responder {responder_ns} ns (+{}), WRITE {verb_ns} ns",
+                responder_ns as i64 - raw_ns as i64
             );
         }
         println!("  {:.0} writes of 4 KiB a second", pipelined(&rnic));

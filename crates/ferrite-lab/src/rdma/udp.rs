@@ -62,7 +62,7 @@ fn receive(socket: &UdpSocket, buf: &mut [u8], is_over: &AtomicBool) -> io::Resu
 ///
 /// # Errors
 /// No socket, or a missing answer.
-pub fn bare_round_trip_ns(payload_bytes: usize, count: usize) -> Result<f64, LabError> {
+pub fn raw_round_trip_ns(payload_bytes: usize, count: usize) -> Result<f64, LabError> {
     let (here, there) = (socket()?, socket()?);
     here.connect(there.local_addr()?)?;
     there.connect(here.local_addr()?)?;

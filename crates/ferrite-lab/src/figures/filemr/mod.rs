@@ -31,7 +31,7 @@ const LOG_PANEL: &str = "An entry of 64 bytes is logged";
 const FILEMR: &str = "FileMR";
 const REQUESTS: &str = "by requests";
 const LOCAL: &str = "local";
-const BARE: &str = "bare UDP";
+const RAW: &str = "raw UDP";
 /// The one place of panels that compare contenders at one thing.
 const ONE: &str = "median";
 /// Programs that leave fragments, as their labels.
@@ -228,12 +228,12 @@ fn check_latency(data: &FigureData) -> Verdict {
         ),
         _ => judge.missing("what storing takes"),
     }
-    match (all.value(FILEMR, ONE), all.value(BARE, ONE)) {
-        (Some(ours), Some(bare)) => judge.claim(
-            ours - bare <= 1.5,
+    match (all.value(FILEMR, ONE), all.value(RAW, ONE)) {
+        (Some(ours), Some(raw)) => judge.claim(
+            ours - raw <= 1.5,
             format!(
-                "FileMR adds {:.2} us to a bare datagram (wanted: at most 1.5)",
-                ours - bare
+                "FileMR adds {:.2} us to a raw datagram (wanted: at most 1.5)",
+                ours - raw
             ),
         ),
         _ => judge.missing("what FileMR adds to a datagram"),
@@ -246,13 +246,13 @@ fn check_latency(data: &FigureData) -> Verdict {
 fn check_log(data: &FigureData) -> Verdict {
     let (mut judge, panel) = (Judge::default(), panel_of(data, LOG_PANEL));
     judge.at_least(&panel, ONE, REQUESTS, FILEMR, 2.0);
-    let times = [FILEMR, LOCAL, BARE].map(|name| panel.value(name, ONE));
+    let times = [FILEMR, LOCAL, RAW].map(|name| panel.value(name, ONE));
     match times {
-        [Some(ours), Some(local), Some(bare)] => judge.claim(
-            ours - bare <= local * 1.53,
+        [Some(ours), Some(local), Some(raw)] => judge.claim(
+            ours - raw <= local * 1.53,
             format!(
                 "without the wire FileMR takes {:.2} us, the local append {local:.2} us (wanted: at most 53 % more)",
-                ours - bare
+                ours - raw
             ),
         ),
         _ => judge.missing("FileMR against the local append"),

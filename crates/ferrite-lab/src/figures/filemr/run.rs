@@ -12,8 +12,8 @@ use ferrite_vfs::regions::{Adapter, PageRun};
 use ferrite_vfs::{Attr, FileSystem, ROOT_INO, SYSTEM};
 
 use super::{
-    ARRANGED, BARE, BOUND, ENTRIES_PANEL, FILEMR, HITS_PANEL, LARGE, LATENCY_PANEL, LOCAL, LOG_PANEL, ONE, PAGES_2M,
-    PAGES_4K, PARTS, PARTS_PANEL, PROGRAMS, RANGES, REQUESTS, SIZES, TIME_PANEL,
+    ARRANGED, BOUND, ENTRIES_PANEL, FILEMR, HITS_PANEL, LARGE, LATENCY_PANEL, LOCAL, LOG_PANEL, ONE, PAGES_2M,
+    PAGES_4K, PARTS, PARTS_PANEL, PROGRAMS, RANGES, RAW, REQUESTS, SIZES, TIME_PANEL,
 };
 use crate::data::{FigureData, Panel, point};
 use crate::error::LabError;
@@ -21,7 +21,7 @@ use crate::figures::bars;
 use crate::mixes::Mix;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::rdma::{RawWrites, Served, Service, bare_round_trip_ns, layout, workloads};
+use crate::rdma::{RawWrites, Served, Service, layout, raw_round_trip_ns, workloads};
 
 const PAGE_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -216,15 +216,15 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
     let mut raw = RawWrites::new(&served)?;
     for round in 0..=plan.rounds {
         let ours = raw.median_ns(WRITE_BYTES, count)? / 1e3;
-        let bare = bare_round_trip_ns(WRITE_BYTES, count)? / 1e3;
+        let raw = raw_round_trip_ns(WRITE_BYTES, count)? / 1e3;
         let [translation, copy, fence] = pieces.measure(count)?.map(|ns| ns / 1e3);
         if round == 0 {
             continue;
         }
         samples[0].push(ours);
-        samples[3].push(bare);
-        let rest = (ours - bare - translation - copy - fence).max(0.001);
-        for (part, value) in of_parts.iter_mut().zip([bare, translation, copy, fence, rest]) {
+        samples[3].push(raw);
+        let rest = (ours - raw - translation - copy - fence).max(0.001);
+        for (part, value) in of_parts.iter_mut().zip([raw, translation, copy, fence, rest]) {
             part.push(value);
         }
     }
@@ -251,7 +251,7 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
     for file in [remote, requests] {
         file.close().map_err(failed)?;
     }
-    for (name, samples) in [FILEMR, REQUESTS, LOCAL, BARE].into_iter().zip(&mut samples) {
+    for (name, samples) in [FILEMR, REQUESTS, LOCAL, RAW].into_iter().zip(&mut samples) {
         all.push(name, point(0.0, ONE, samples));
     }
     for (index, (label, samples)) in PARTS.into_iter().zip(&mut of_parts).enumerate() {
@@ -262,7 +262,7 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
         notes: vec![
             format!(
                 "{FILEMR}: packets made beforehand, to a bound file of the engine behind the adapter, until the \
-                 acknowledgement; {BARE}: datagrams as long, which nobody looks at. Both ends look without sleeping."
+                 acknowledgement; {RAW}: datagrams as long, which nobody looks at. Both ends look without sleeping."
             ),
             format!(
                 "{REQUESTS}: the same write through the server over TCP, to a bound file; {LOCAL}: the engine's write, \
@@ -270,7 +270,7 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
             ),
             "The paper's peers (LITE, Mojim, Orion) are not here; what they have in common is that a server is asked."
                 .into(),
-            "Parts are measured alone and at the same places: the wire is the bare datagram, \"packet and answer\" \
+            "Parts are measured alone and at the same places: the wire is the raw datagram, \"packet and answer\" \
              what is left of the whole. The copy goes past the caches, so that what is left to write back is its end."
                 .into(),
         ],
@@ -377,7 +377,7 @@ pub(super) fn log(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
                 local.append(SYSTEM, &entry).map(drop)?;
                 Ok(())
             })?,
-            bare_round_trip_ns(entry.len(), count)?,
+            raw_round_trip_ns(entry.len(), count)?,
         ];
         if round > 0 {
             samples
@@ -389,7 +389,7 @@ pub(super) fn log(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
     for file in [verbs, requests] {
         file.close().map_err(failed)?;
     }
-    for (name, samples) in [FILEMR, REQUESTS, LOCAL, BARE].into_iter().zip(&mut samples) {
+    for (name, samples) in [FILEMR, REQUESTS, LOCAL, RAW].into_iter().zip(&mut samples) {
         panel.push(name, point(0.0, ONE, samples));
     }
     Ok(FigureData {
@@ -399,7 +399,7 @@ pub(super) fn log(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
                 "{FILEMR}: an append by verbs, by the client library; {REQUESTS}: the same through the server over \
                  TCP; both to one file. {LOCAL}: the engine's append. Each is durable when it returns."
             ),
-            format!("{BARE}: a datagram as long and an answer, between two that look without sleeping: the wire."),
+            format!("{RAW}: a datagram as long and an answer, between two that look without sleeping: the wire."),
         ],
     })
 }

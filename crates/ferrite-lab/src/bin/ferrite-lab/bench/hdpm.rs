@@ -42,7 +42,7 @@ const REPEATS: [(usize, &str); 4] = [
     (64, "read_40b_written_64x"),
 ];
 
-/// The cost of a copy compared with the bare stores.
+/// The cost of a copy compared with the raw stores.
 const COPY: &str = "cow_only_8b";
 
 /// Names of the rows.

@@ -36,8 +36,8 @@ use crate::{FAILED, Failure, Outcome, USAGE, complain, say, say_json};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Groups:
-  core      the engine in this process, one thread: against bare durable stores, and tmpfs
-  threads   two threads on two files: against two threads of bare durable stores
+  core      the engine in this process, one thread: against raw durable stores, and tmpfs
+  threads   two threads on two files: against two threads of raw durable stores
   hdpm      unaligned writes and later reads: against the same engine without page logs
   mixes     varmail and webproxy, one and two threads: against tmpfs, and no page logs
   mapping   lookups and inserts of every mapping after churn: against HashFS; leaf against

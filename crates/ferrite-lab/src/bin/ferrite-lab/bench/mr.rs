@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use ferrite_fs::Mapping;
-use ferrite_lab::rdma::{RawWrites, Served, Service, bare_round_trip_ns, layout, workloads};
+use ferrite_lab::rdma::{RawWrites, Served, Service, layout, raw_round_trip_ns, workloads};
 use ferrite_measure::median;
 use ferrite_mr::{Run, compare};
 use ferrite_vfs::regions::Binding;
@@ -29,7 +29,7 @@ pub(crate) const NAMES: &[&str] = &[REGISTER, HIT_RATE, WRITE, APPEND, WRITE_PAG
 
 const PAGE_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// Most time that a WRITE of 1 KiB may take beyond the bare round trip.
+/// Most time that a WRITE of 1 KiB may take beyond the raw round trip.
 const ADDED_NS: f64 = 1_500.0;
 /// Most time of the answering core per page: 150,000 pages a second.
 const PAGE_NS: f64 = 1e9 / 150_000.0;
@@ -152,7 +152,7 @@ impl Bench {
             let mut added = Vec::new();
             let (mut our_ns, mut their_ns) = (Vec::new(), Vec::new());
             for round in 0..=self.effort.rounds {
-                let (ours, theirs) = (raw.median_ns(1024, count)?, bare_round_trip_ns(1024, count)?);
+                let (ours, theirs) = (raw.median_ns(1024, count)?, raw_round_trip_ns(1024, count)?);
                 if round > 0 {
                     our_ns.push(ours);
                     their_ns.push(theirs);
@@ -163,7 +163,7 @@ impl Bench {
                 "goal: adds at most 1500 ns; adds {:.0} ns to a round trip of as many bytes",
                 median(&added)
             );
-            let row = self.contest(WRITE, "bare UDP", contents);
+            let row = self.contest(WRITE, "raw UDP", contents);
             out.row(&row.row(median(&our_ns), median(&their_ns)))?;
             let contents = "goal at most 1; what the responder adds".to_owned();
             let row = self.contest(WRITE, "1.5 us", contents);

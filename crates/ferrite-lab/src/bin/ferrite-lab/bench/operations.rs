@@ -203,11 +203,11 @@ fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &
     let mut read = |n| whole(file.read_at(SYSTEM, page(n, bytes), &mut buffer)?, 4096);
     let mut pread = |n| whole(peer.read_at(&mut peer_buffer, page(n, bytes))?, 4096);
     bench.duel(("read_4k_random", "tmpfs_pread"), 1, &mut read, &mut pread)?;
-    let mut bare = |n| {
+    let mut raw = |n| {
         floor.read(page(n ^ 0x5555, bytes), &mut peer_buffer);
         Ok(())
     };
-    bench.duel(("read_4k_random", "bare copy"), 1, &mut read, &mut bare)?;
+    bench.duel(("read_4k_random", "raw copy"), 1, &mut read, &mut raw)?;
     let in_order = |n: u64| n * 4096 % bytes;
     let mut read = |n| whole(file.read_at(SYSTEM, in_order(n), &mut buffer)?, 4096);
     let mut pread = |n| whole(peer.read_at(&mut peer_buffer, in_order(n))?, 4096);

@@ -1,4 +1,4 @@
-//! Two threads on two files: the gain from the second thread, compared with two threads of bare durable stores.
+//! Two threads on two files: the gain from the second thread, compared with two threads of raw durable stores.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ferrite_client::{Client, ClientOptions, Fabric};
-use ferrite_fabric::{Provider, bare};
+use ferrite_fabric::{Provider, raw_ping_pong};
 use ferrite_vfs::SYSTEM;
 
 use super::{FILE_BYTES, MESSAGE_BYTES, Served, circumstances, filled, page, pin, whole};
@@ -42,18 +42,18 @@ pub(super) fn run(
     let file = filled(&client)?;
     let count = effort.operations as u64;
     let mut block = [9; 4096];
-    let bare = |there: usize, back: usize| {
+    let raw = |there: usize, back: usize| {
         let other = || {
             // If pinning fails, the row is not what it claims, but the figures of both sides suffer alike.
             let _ = pin(server_core);
         };
-        let taken = bare::exchange(Provider::Shm, "127.0.0.1", (there, back), count as u32, other);
+        let taken = raw_ping_pong::exchange(Provider::Shm, "127.0.0.1", (there, back), count as u32, other);
         let taken = taken.map_err(|error| Failure::new(FAILED, error.to_string()))?;
         Ok(taken.as_nanos() as f64)
     };
     let contest = |name| Contest {
         name,
-        against: "bare shm",
+        against: "raw shm",
         rounds: effort.rounds,
         group: "net",
         contents: None,
@@ -65,7 +65,7 @@ pub(super) fn run(
                 (0..count).try_for_each(|n| whole(file.read_at(SYSTEM, page(n, FILE_BYTES), &mut block)?, 4096))
             })
         },
-        &mut || bare(MESSAGE_BYTES, MESSAGE_BYTES + 4096),
+        &mut || raw(MESSAGE_BYTES, MESSAGE_BYTES + 4096),
         out,
     )?;
     contest(WRITE).run(
@@ -74,7 +74,7 @@ pub(super) fn run(
                 (0..count).try_for_each(|n| whole(file.write_at(SYSTEM, page(n, FILE_BYTES), &[8; 4096])?, 4096))
             })
         },
-        &mut || bare(MESSAGE_BYTES + 4096, MESSAGE_BYTES),
+        &mut || raw(MESSAGE_BYTES + 4096, MESSAGE_BYTES),
         out,
     )
 }

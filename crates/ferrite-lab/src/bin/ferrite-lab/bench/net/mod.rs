@@ -1,4 +1,4 @@
-//! A remote client compared with the bare transport: messages of the same lengths between the same cores, without any
+//! A remote client compared with the raw transport: messages of the same lengths between the same cores, without any
 //! work on them ([`pingpong`]); and with the client of an NFS server that promises the same ([`Nfs`]).
 //!
 //! At depth 16 the client has 16 requests under way, which a message of the peer cannot match; there one request is
@@ -156,7 +156,7 @@ fn placed(
         Duel {
             group: "net",
             name,
-            against: "bare TCP",
+            against: "raw TCP",
             rounds: effort.rounds,
             operations: (effort.operations / slower).max(20),
             circumstances: circumstances(placement),
@@ -217,7 +217,7 @@ fn placed(
         let bytes = if is_write { (4096, 0) } else { (0, 4096) };
         let contest = Contest {
             name,
-            against: "bare TCP, depth 1",
+            against: "raw TCP, depth 1",
             rounds: effort.rounds,
             group: "net",
             contents: None,

@@ -1,4 +1,4 @@
-//! The bare transport: a process that answers messages of any length with messages of any length.
+//! The raw transport: a process that answers messages of any length with messages of any length.
 //!
 //! A message is the length of its payload (32 bits), the length of the answer's payload (32 bits), and the payload. An
 //! answer is its payload. Neither side looks at payloads.

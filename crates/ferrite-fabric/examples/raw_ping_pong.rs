@@ -1,6 +1,6 @@
 //! Round trips over a provider alone, without this crate's transport:
-//! `cargo run --features fabric --example bare -- shm 4096`. A third argument gives their number; a fourth, the address
-//! of this host to use.
+//! `cargo run --features fabric --example raw_ping_pong -- shm 4096`. A third argument gives their number; a fourth,
+//! the address of this host to use.
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -13,7 +13,7 @@ fn main() {
         .map_or(20_000, |text| text.parse().expect("a number of rounds"));
     let host = arguments.next().unwrap_or_else(|| "127.0.0.1".into());
     let provider = ferrite_fabric::Provider::named(&provider).expect("shm, verbs or tcp");
-    match ferrite_fabric::bare::ping_pong(provider, &host, bytes, rounds) {
+    match ferrite_fabric::raw_ping_pong::ping_pong(provider, &host, bytes, rounds) {
         Ok(taken) => println!("{} {bytes} bytes: {taken:?} there and back", provider.name()),
         Err(error) => {
             eprintln!("{error}");
