@@ -1,7 +1,7 @@
 //! Counts of the costs of persistence: fences, lines, bytes. Unlike times, they are repeatable.
 //!
-//! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has its own slot, which
-//! only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add atomically.
+//! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has its own shard, which
+//! only it writes; a thread that ends leaves its shard to the next. More threads share one shard and add atomically.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -11,7 +11,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::line_trace;
 
-const OWN_SLOTS: usize = 64;
+const OWN_SHARDS: usize = 64;
 
 /// Totals since the region was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,59 +48,59 @@ pub(crate) enum Count {
 }
 
 #[derive(Default)]
-struct Slot([AtomicU64; 4]);
+struct Shard([AtomicU64; 4]);
 
-pub(crate) struct CounterSlots {
-    slots: Box<[CachePadded<Slot>]>,
+pub(crate) struct ShardedCounters {
+    shards: Box<[CachePadded<Shard>]>,
 }
 
-/// Slots that no living thread has.
-static FREE_SLOTS: Mutex<Option<Vec<usize>>> = Mutex::new(None);
+/// Shards that no living thread has.
+static FREE_SHARDS: Mutex<Option<Vec<usize>>> = Mutex::new(None);
 
-/// A thread's slot; released when the thread ends. The lock orders all its stores before those of the next owner.
+/// A thread's shard; released when the thread ends. The lock orders all its stores before those of the next owner.
 struct Lease(usize);
 
 impl Lease {
     fn new() -> Lease {
-        let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = FREE_SHARDS.lock().unwrap_or_else(PoisonError::into_inner);
         Lease(
-            free.get_or_insert_with(|| (0..OWN_SLOTS).rev().collect())
+            free.get_or_insert_with(|| (0..OWN_SHARDS).rev().collect())
                 .pop()
-                .unwrap_or(OWN_SLOTS),
+                .unwrap_or(OWN_SHARDS),
         )
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.0 < OWN_SLOTS {
-            let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.0 < OWN_SHARDS {
+            let mut free = FREE_SHARDS.lock().unwrap_or_else(PoisonError::into_inner);
             free.get_or_insert_default().push(self.0);
         }
     }
 }
 
 #[inline]
-fn slot() -> usize {
+fn shard() -> usize {
     thread_local!(static LEASE: Lease = Lease::new());
-    // While a thread's locals are being dropped it has no slot any more.
-    LEASE.try_with(|lease| lease.0).unwrap_or(OWN_SLOTS)
+    // While a thread's locals are being dropped it has no shard any more.
+    LEASE.try_with(|lease| lease.0).unwrap_or(OWN_SHARDS)
 }
 
-impl CounterSlots {
+impl ShardedCounters {
     pub(crate) fn new() -> Self {
-        CounterSlots {
-            slots: (0..=OWN_SLOTS).map(|_| CachePadded::default()).collect(),
+        ShardedCounters {
+            shards: (0..=OWN_SHARDS).map(|_| CachePadded::default()).collect(),
         }
     }
 
     #[inline]
     pub(crate) fn add(&self, what: Count, amount: u64) {
-        let slot = slot();
-        let count = &self.slots[slot].0[what as usize];
+        let shard = shard();
+        let count = &self.shards[shard].0[what as usize];
         line_trace::line("counters", count);
-        if slot < OWN_SLOTS {
-            // No other thread writes this slot, so a load and a store lose nothing.
+        if shard < OWN_SHARDS {
+            // No other thread writes this shard, so a load and a store lose nothing.
             count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
         } else {
             count.fetch_add(amount, Ordering::Relaxed);
@@ -109,9 +109,9 @@ impl CounterSlots {
 
     pub(crate) fn total(&self) -> Counters {
         let sum = |what: Count| {
-            self.slots
+            self.shards
                 .iter()
-                .map(|slot| slot.0[what as usize].load(Ordering::Relaxed))
+                .map(|shard| shard.0[what as usize].load(Ordering::Relaxed))
                 .sum()
         };
         Counters {

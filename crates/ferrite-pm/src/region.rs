@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
 use crate::copies::Copies;
-use crate::counters::{Count, CounterSlots, Counters};
+use crate::counters::{Count, Counters, ShardedCounters};
 use crate::cpu::{self, Isa, LINE_BYTES};
 use crate::crash::Event;
 use crate::deferred::Deferred;
@@ -55,7 +55,7 @@ pub struct Region {
     isa: Isa,
     sync: GroupSync,
     failure: OnceLock<String>,
-    counters: CounterSlots,
+    counters: ShardedCounters,
     recorder: Option<Arc<Recorder>>,
     /// There is a recorder, or memory of an image, which notes stores.
     is_watched: bool,
@@ -76,7 +76,7 @@ impl Region {
             isa: Isa::detect(),
             sync: GroupSync::default(),
             failure: OnceLock::new(),
-            counters: CounterSlots::new(),
+            counters: ShardedCounters::new(),
             recorder: None,
             is_watched: false,
         }

@@ -178,7 +178,7 @@ fn stores_to_a_private_region_stay_out_of_the_file() {
     }
 }
 
-/// The lab compares structures by these counts, so they must be exact, also with more threads than own slots.
+/// The lab compares structures by these counts, so they must be exact, also with more threads than own shards.
 #[test]
 fn counters_are_exact_over_many_threads() {
     const THREADS: u64 = 100;

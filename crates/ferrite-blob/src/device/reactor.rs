@@ -77,7 +77,7 @@ struct Batch {
 }
 
 /// One request of a batch, found by its completion.
-struct Slot {
+struct InFlight {
     batch: *const Batch,
     result: AtomicI32,
 }
@@ -216,22 +216,22 @@ impl Reactor {
             left: AtomicU32::new(batch.len() as u32),
             waiter: std::thread::current(),
         };
-        let slots: Vec<Slot> = batch
+        let in_flight: Vec<InFlight> = batch
             .iter()
-            .map(|_| Slot {
+            .map(|_| InFlight {
                 batch: ptr::from_ref(&requests),
                 result: AtomicI32::new(0),
             })
             .collect();
         let shared = &self.shared;
-        shared.in_flight.fetch_add(slots.len() as u32, Ordering::AcqRel);
-        for (op, slot) in batch.iter_mut().zip(&slots) {
-            let entry = entry_of(at, op).user_data(ptr::from_ref(slot).expose_provenance() as u64);
+        shared.in_flight.fetch_add(in_flight.len() as u32, Ordering::AcqRel);
+        for (op, request) in batch.iter_mut().zip(&in_flight) {
+            let entry = entry_of(at, op).user_data(ptr::from_ref(request).expose_provenance() as u64);
             shared.queue.push(Request(entry));
         }
         shared.wait_for(&requests);
-        // All have been reaped: no thread has an address of batch, slots or buffers any more.
-        let results = slots.iter().map(|slot| slot.result.load(Ordering::Acquire));
+        // All have been reaped: no thread has an address of batch, requests or buffers any more.
+        let results = in_flight.iter().map(|request| request.result.load(Ordering::Acquire));
         match at.namespace {
             None => results.collect(),
             Some(_) => {
@@ -304,7 +304,7 @@ impl Shared {
             let mut submission = unsafe { self.ring.submission_shared() };
             while !submission.is_full() {
                 let Some(Request(entry)) = self.queue.pop() else { break };
-                // SAFETY: buffers and slot live until the request is reaped: `Reactor::run` does not return before.
+                // SAFETY: buffers and request live until the request is reaped: `Reactor::run` does not return before.
                 // There is space for it, so it cannot be refused.
                 let _ = unsafe { submission.push(&entry) };
             }
@@ -353,13 +353,13 @@ impl Shared {
                 self.in_flight.fetch_sub(1, Ordering::AcqRel);
                 continue;
             }
-            let slot = ptr::with_exposed_provenance::<Slot>(completion.user_data() as usize);
-            // SAFETY: the slot lives until its batch's count is zero, and it has been counted down for all requests but
-            // those that are not reaped, of which this is one.
-            let slot = unsafe { &*slot };
-            slot.result.store(completion.result(), Ordering::Release);
-            // SAFETY: as for the slot.
-            let batch = unsafe { &*slot.batch };
+            let request = ptr::with_exposed_provenance::<InFlight>(completion.user_data() as usize);
+            // SAFETY: the request lives until its batch's count is zero, and it has been counted down for all requests
+            // but those that are not reaped, of which this is one.
+            let request = unsafe { &*request };
+            request.result.store(completion.result(), Ordering::Release);
+            // SAFETY: as for the request.
+            let batch = unsafe { &*request.batch };
             let waiter = batch.waiter.clone();
             self.in_flight.fetch_sub(1, Ordering::AcqRel);
             if batch.left.fetch_sub(1, Ordering::AcqRel) == 1 {

@@ -17,11 +17,11 @@ use super::Transfer;
 use super::namespace::{Action, Address, Namespace};
 use crate::Error;
 
-/// Distinguishes requests of submitted transfers from others; addresses of slots are even.
+/// Distinguishes requests of submitted transfers from others; addresses of requests are even.
 const MARK: u64 = 1;
 
 /// A part, and how much of it has been transferred.
-struct Slot {
+struct InFlight {
     owner: *mut Submitted,
     index: usize,
     done_bytes: usize,
@@ -35,7 +35,7 @@ pub(super) struct Submitted {
     at: Address,
     /// The number of the buffer's pool in the ring.
     pool: Option<u16>,
-    slots: Vec<Slot>,
+    in_flight: Vec<InFlight>,
     left: usize,
     len_bytes: usize,
     cause: Option<String>,
@@ -73,15 +73,15 @@ pub(super) fn begin(at: Address, name: Arc<str>, pool: Option<u16>, mut transfer
         name,
         at,
         pool,
-        slots: Vec::new(),
+        in_flight: Vec::new(),
         left: count,
         len_bytes,
         cause: None,
     }));
     // SAFETY: it has just been made, and no other thread knows it.
     let submitted = unsafe { &mut *owner };
-    submitted.slots = (0..count)
-        .map(|index| Slot {
+    submitted.in_flight = (0..count)
+        .map(|index| InFlight {
             owner,
             index,
             done_bytes: 0,
@@ -101,9 +101,10 @@ pub(super) fn is_submitted(user_data: u64) -> bool {
 /// The request is one of [`begin`] or of [`Reaped::Again`], the kernel has ended it, and it has not been reaped before.
 /// No other thread reaps meanwhile.
 pub(super) unsafe fn reap(user_data: u64, result: i32) -> Reaped {
-    let slot = ptr::with_exposed_provenance::<Slot>((user_data & !MARK) as usize);
-    // SAFETY: the transfer, and so its slots, live until their last request has been reaped, and this one has not been.
-    let (owner, index) = unsafe { ((*slot).owner, (*slot).index) };
+    let request = ptr::with_exposed_provenance::<InFlight>((user_data & !MARK) as usize);
+    // SAFETY: the transfer, and so its requests, live until their last request has been reaped, and this one has not
+    // been.
+    let (owner, index) = unsafe { ((*request).owner, (*request).index) };
     // SAFETY: as above; only the reaping thread looks at it.
     let submitted = unsafe { &mut *owner };
     if let Some(entry) = submitted.take(index, result) {
@@ -119,8 +120,8 @@ pub(super) unsafe fn reap(user_data: u64, result: i32) -> Reaped {
 
 impl Submitted {
     fn entry(&mut self, index: usize) -> squeue::Entry128 {
-        let slot = ptr::from_ref(&self.slots[index]).expose_provenance() as u64 | MARK;
-        let done = self.slots[index].done_bytes;
+        let request = ptr::from_ref(&self.in_flight[index]).expose_provenance() as u64 | MARK;
+        let done = self.in_flight[index].done_bytes;
         let part = &self.transfer.parts[index];
         let offset = part.offset + done as u64;
         let bytes = &mut self.transfer.buffer[part.bytes.start + done..part.bytes.end];
@@ -133,7 +134,7 @@ impl Submitted {
             };
             return namespace
                 .entry(file, action, offset, (at, len), self.pool)
-                .user_data(slot);
+                .user_data(request);
         }
         let durable = ReadWriteFlags::DSYNC.bits() as i32;
         let entry = match (self.transfer.writes, self.pool) {
@@ -148,7 +149,7 @@ impl Submitted {
                 .rw_flags(durable)
                 .build(),
         };
-        squeue::Entry128::from(entry).user_data(slot)
+        squeue::Entry128::from(entry).user_data(request)
     }
 
     /// Takes a part's result; `Some` if it has to continue.
@@ -161,8 +162,8 @@ impl Submitted {
         match usize::try_from(result) {
             Ok(0) => self.fail("it was cut short".into()),
             Ok(count) => {
-                self.slots[index].done_bytes += count;
-                if self.slots[index].done_bytes < len {
+                self.in_flight[index].done_bytes += count;
+                if self.in_flight[index].done_bytes < len {
                     return Some(self.entry(index));
                 }
             }
