@@ -6,7 +6,7 @@ use ferrite_measure::Rng;
 use ferrite_mr::{Options, Run, compare};
 use ferrite_roce::memory::Memory;
 
-use crate::double::{message, read, stage, write};
+use crate::double::{fixture, message, read, write};
 
 /// The lines for docs/filemr.md.
 #[test]
@@ -34,12 +34,12 @@ fn registration_and_guards() {
             both.pages.counters.hit_rate()
         );
     }
-    let stage = stage(1 << 20, Options::default());
-    let memory = &mut stage.binder.memory();
-    write(memory, 1, stage.key, 0, &[1; 4096]).unwrap();
-    read(memory, 1, stage.key, 0, 1).unwrap();
+    let fixture = fixture(1 << 20, Options::default());
+    let memory = &mut fixture.binder.memory();
+    write(memory, 1, fixture.key, 0, &[1; 4096]).unwrap();
+    read(memory, 1, fixture.key, 0, 1).unwrap();
     // A READ's check is everything that a packet does except the copy and the fence.
-    let asked = message(1, stage.key, 0, 1);
+    let asked = message(1, fixture.key, 0, 1);
     let rounds = 2_000_000;
     let began = Instant::now();
     for _ in 0..rounds {

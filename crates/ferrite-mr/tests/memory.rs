@@ -10,7 +10,7 @@ use ferrite_testkit::rng::pattern;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Cred, Ctx, FsError, SYSTEM};
 
-use crate::double::{PAGE, SESSION, WRITABLE, message, patiently, read, stage, write};
+use crate::double::{PAGE, SESSION, WRITABLE, fixture, message, patiently, read, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -24,22 +24,22 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn what_is_written_is_read_here_and_there() {
-    let stage = stage(MIB, Options::default());
-    let (memory, key) = (&mut stage.binder.memory(), stage.key);
+    let fixture = fixture(MIB, Options::default());
+    let (memory, key) = (&mut fixture.binder.memory(), fixture.key);
     let data = pattern(1, 10_000);
     write(memory, 1, key, 5_000, &data).unwrap();
-    assert_eq!(stage.file.read(5_000, data.len()), data);
-    assert!(stage.file.faults.load(SeqCst) >= 1, "holes were written");
+    assert_eq!(fixture.file.read(5_000, data.len()), data);
+    assert!(fixture.file.faults.load(SeqCst) >= 1, "holes were written");
     assert_eq!(read(memory, 2, key, 5_000, data.len()), Ok(data.clone()));
     // Pages are elsewhere now.
     let local = pattern(2, 6_000);
-    stage.file.write(6_000, &local);
+    fixture.file.write(6_000, &local);
     let both = read(memory, 1, key, 5_000, data.len()).unwrap();
     assert_eq!(both, [&data[..1_000], &local, &data[7_000..]].concat());
     // And unknown.
-    stage.file.forget();
+    fixture.file.forget();
     assert_eq!(read(memory, 1, key, 5_000, data.len()).unwrap(), both);
-    let counts = stage.binder.list()[0].status.total;
+    let counts = fixture.binder.list()[0].status.total;
     assert_eq!((counts.bytes_written, counts.packets_written), (10_000, 10));
     assert_eq!(counts.bytes_read, 30_000);
     assert!(counts.faults > 0 && counts.hit_rate() > 0.0);
@@ -47,28 +47,28 @@ fn what_is_written_is_read_here_and_there() {
 
 #[test]
 fn holes_read_as_zeros_and_stay_holes() {
-    let stage = stage(MIB, Options::default());
-    let free = stage.engine.arena.free_pages();
-    let memory = &mut stage.binder.memory();
-    assert_eq!(read(memory, 1, stage.key, 3, 50_000), Ok(vec![0; 50_000]));
-    assert_eq!(stage.file.faults.load(SeqCst), 0, "holes were told when it was bound");
-    stage.file.forget();
-    assert_eq!(read(memory, 1, stage.key, 3, 50_000), Ok(vec![0; 50_000]));
+    let fixture = fixture(MIB, Options::default());
+    let free = fixture.engine.arena.free_pages();
+    let memory = &mut fixture.binder.memory();
+    assert_eq!(read(memory, 1, fixture.key, 3, 50_000), Ok(vec![0; 50_000]));
+    assert_eq!(fixture.file.faults.load(SeqCst), 0, "holes were told when it was bound");
+    fixture.file.forget();
+    assert_eq!(read(memory, 1, fixture.key, 3, 50_000), Ok(vec![0; 50_000]));
     assert_eq!(
-        stage.file.faults.load(SeqCst),
+        fixture.file.faults.load(SeqCst),
         1,
         "all pages of a message are asked for at once"
     );
-    assert_eq!(stage.engine.arena.free_pages(), free);
+    assert_eq!(fixture.engine.arena.free_pages(), free);
 }
 
 /// Pages left out when a file is bound arrive in the background, so that few packets have to wait for them.
 #[test]
 fn an_engine_may_tell_the_rest_of_a_file_later() {
     const PAGES: u64 = 10_000;
-    let stage = stage(MIB, Options::default());
+    let fixture = fixture(MIB, Options::default());
     let [large, frozen] = [20, 21].map(|ino| {
-        let file = stage.engine.file(ino, PAGES * PAGE as u64);
+        let file = fixture.engine.file(ino, PAGES * PAGE as u64);
         file.write(9_999 * PAGE as u64, &pattern(1, 100));
         file.told_first.store(100, SeqCst);
         file
@@ -76,14 +76,14 @@ fn an_engine_may_tell_the_rest_of_a_file_later() {
     frozen.is_frozen.store(true, SeqCst);
     let [_, key] = [20, 21].map(|ino| {
         let bind = |session| {
-            stage
+            fixture
                 .binder
-                .bind(&stage.shared, SYSTEM, ino, WRITABLE, session, Rights::ALL)
+                .bind(&fixture.shared, SYSTEM, ino, WRITABLE, session, Rights::ALL)
         };
         bind(SESSION).unwrap().key
     });
     let known = |index: usize| {
-        let status = &stage.binder.list()[1 + index].status;
+        let status = &fixture.binder.list()[1 + index].status;
         (status.ranges, status.holes)
     };
     wait_until("all is known", || known(0) == (1, 1));
@@ -92,27 +92,27 @@ fn an_engine_may_tell_the_rest_of_a_file_later() {
     wait_until("it was asked", || frozen.faults.load(SeqCst) == 1);
     assert_eq!(known(1), (0, 1));
     frozen.is_frozen.store(false, SeqCst);
-    let memory = &mut stage.binder.memory();
+    let memory = &mut fixture.binder.memory();
     let read = read(memory, 1, key, 9_999 * PAGE as u64, 100);
     assert_eq!(read, Ok(pattern(1, 100)));
     assert_eq!((known(1), frozen.faults.load(SeqCst)), ((1, 2), 2));
     // The neighbours came with it.
     assert!(memory.may_read(&message(1, key, 9_990 * PAGE as u64, PAGE)).is_ok());
     // The binding ends during a request to the engine.
-    stage.binder.unbind_all().unwrap();
+    fixture.binder.unbind_all().unwrap();
     for _ in 0..50 {
         let session = SessionId(2);
-        let bound = stage
+        let bound = fixture
             .binder
-            .bind(&stage.shared, SYSTEM, 20, WRITABLE, session, Rights::ALL);
-        stage.binder.release(session, bound.unwrap().key).unwrap();
+            .bind(&fixture.shared, SYSTEM, 20, WRITABLE, session, Rights::ALL);
+        fixture.binder.release(session, bound.unwrap().key).unwrap();
     }
 }
 
 #[test]
 fn nothing_beyond_the_end_is_touched() {
-    let stage = stage(10_000, Options::default());
-    let (memory, key) = (&mut stage.binder.memory(), stage.key);
+    let fixture = fixture(10_000, Options::default());
+    let (memory, key) = (&mut fixture.binder.memory(), fixture.key);
     write(memory, 1, key, 9_000, &pattern(1, 1_000)).unwrap();
     for (at, len) in [
         (9_000, 1_001),
@@ -140,32 +140,32 @@ fn nothing_beyond_the_end_is_touched() {
     };
     assert_eq!(memory.begin(&leaving), Ok(Delivery::Parts));
     assert_eq!(memory.write(&leaving, &first), Err(Fault::Access));
-    assert_eq!(stage.file.read(9_000, 1_000), pattern(1, 1_000));
+    assert_eq!(fixture.file.read(9_000, 1_000), pattern(1, 1_000));
     // The end moves in the middle of a message, both ways.
     let begun = message(1, key, 0, 9_999);
     memory.may_read(&begun).unwrap();
-    stage.file.truncate(5_000);
+    fixture.file.truncate(5_000);
     let mut bytes = [0; 1_024];
     assert_eq!(memory.read(&begun, 0, &mut bytes), Ok(()));
     assert_eq!(memory.read(&begun, 4_096, &mut bytes), Err(Fault::Access));
-    stage.file.truncate(9_999);
+    fixture.file.truncate(9_999);
     assert_eq!(read(memory, 1, key, 5_000, 4_999), Ok(vec![0; 4_999]));
-    assert!(stage.binder.list()[0].status.total.refused >= 20);
+    assert!(fixture.binder.list()[0].status.total.refused >= 20);
 }
 
 #[test]
 fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
     let other = SessionId(2);
     let bind = |session, rights| {
-        stage
+        fixture
             .binder
-            .bind(&stage.shared, SYSTEM, 10, WRITABLE, session, rights)
+            .bind(&fixture.shared, SYSTEM, 10, WRITABLE, session, rights)
             .unwrap()
             .key
     };
-    stage.binder.attach(other, 20);
+    fixture.binder.attach(other, 20);
     let reads = bind(other, Rights::READ);
     let appends = bind(
         other,
@@ -174,7 +174,13 @@ fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
             ..Rights::default()
         },
     );
-    for (qpn, key) in [(20, stage.key), (1, reads), (30, stage.key), (20, 0), (20, reads ^ 1)] {
+    for (qpn, key) in [
+        (20, fixture.key),
+        (1, reads),
+        (30, fixture.key),
+        (20, 0),
+        (20, reads ^ 1),
+    ] {
         assert_eq!(read(memory, qpn, key, 0, 8), Err(Fault::Access));
         assert_eq!(write(memory, qpn, key, 0, &[1]), Err(Fault::Access));
         assert_eq!(memory.fetch_add(qpn, key, RESERVE_AT, 1), Err(Fault::Access));
@@ -193,58 +199,64 @@ fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
     assert_eq!(read(memory, 20, appends, 0, 8), Err(Fault::Access));
     assert_eq!(write(memory, 20, appends, 0, &[1]), Err(Fault::Access));
     // Remembered keys do not outlive a queue pair or a key.
-    stage.binder.detach(20);
+    fixture.binder.detach(20);
     assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
-    stage.binder.attach(SESSION, 20);
+    fixture.binder.attach(SESSION, 20);
     assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
-    assert_eq!(read(memory, 20, stage.key, 0, 8), Ok(vec![0; 8]));
-    assert!(matches!(stage.binder.release(other, stage.key), Err(FsError::NotFound)));
-    stage.binder.release(SESSION, stage.key).unwrap();
-    assert_eq!(read(memory, 20, stage.key, 0, 8), Err(Fault::Access));
+    assert_eq!(read(memory, 20, fixture.key, 0, 8), Ok(vec![0; 8]));
+    assert!(matches!(
+        fixture.binder.release(other, fixture.key),
+        Err(FsError::NotFound)
+    ));
+    fixture.binder.release(SESSION, fixture.key).unwrap();
+    assert_eq!(read(memory, 20, fixture.key, 0, 8), Err(Fault::Access));
 }
 
 #[test]
 fn a_file_is_bound_once_and_unbound_with_its_last_key() {
-    let stage = stage(MIB, Options::default());
-    let binder = &stage.binder;
-    let bind = |session, rights| binder.bind(&stage.shared, SYSTEM, 10, WRITABLE, session, rights);
+    let fixture = fixture(MIB, Options::default());
+    let binder = &fixture.binder;
+    let bind = |session, rights| binder.bind(&fixture.shared, SYSTEM, 10, WRITABLE, session, rights);
     let second = bind(SessionId(2), Rights::READ).unwrap().key;
     let third = bind(SessionId(2), Rights::ALL).unwrap().key;
-    assert!(second != third && second != stage.key);
+    assert!(second != third && second != fixture.key);
     assert_eq!(
         (binder.list().len(), binder.list()[0].holders.len(), binder.keys()),
         (1, 3, 3)
     );
-    binder.release(SESSION, stage.key).unwrap();
+    binder.release(SESSION, fixture.key).unwrap();
     binder.release(SessionId(2), second).unwrap();
-    assert!(stage.file.is_bound());
+    assert!(fixture.file.is_bound());
     binder.end_session(SessionId(2)).unwrap();
-    assert!(!stage.file.is_bound() && binder.list().is_empty() && binder.keys() == 0);
+    assert!(!fixture.file.is_bound() && binder.list().is_empty() && binder.keys() == 0);
     // And again, for reading.
     let reading = Binding::default();
     let key = binder
-        .bind(&stage.shared, SYSTEM, 10, reading, SESSION, Rights::READ)
+        .bind(&fixture.shared, SYSTEM, 10, reading, SESSION, Rights::READ)
         .unwrap()
         .key;
     assert!(matches!(bind(SessionId(3), Rights::ALL), Err(FsError::Busy)));
-    let refused = binder.bind(&stage.shared, SYSTEM, 10, reading, SESSION, Rights::ALL);
+    let refused = binder.bind(&fixture.shared, SYSTEM, 10, reading, SESSION, Rights::ALL);
     assert!(matches!(refused, Err(FsError::Invalid(_))));
-    binder.unbind_file(&stage.shared, 10).unwrap();
+    binder.unbind_file(&fixture.shared, 10).unwrap();
     assert_eq!(read(&mut binder.memory(), 1, key, 0, 8), Err(Fault::Access));
-    assert!(matches!(binder.unbind_file(&stage.shared, 10), Err(FsError::NotFound)));
-    assert!(matches!(bind(SESSION, Rights::ALL), Ok(granted) if granted.size == MIB));
     assert!(matches!(
-        binder.bind(&stage.shared, SYSTEM, 11, WRITABLE, SESSION, Rights::ALL),
+        binder.unbind_file(&fixture.shared, 10),
         Err(FsError::NotFound)
     ));
-    drop(stage.binder);
-    assert!(!stage.file.is_bound(), "who goes unbinds");
+    assert!(matches!(bind(SESSION, Rights::ALL), Ok(granted) if granted.size == MIB));
+    assert!(matches!(
+        binder.bind(&fixture.shared, SYSTEM, 11, WRITABLE, SESSION, Rights::ALL),
+        Err(FsError::NotFound)
+    ));
+    drop(fixture.binder);
+    assert!(!fixture.file.is_bound(), "who goes unbinds");
 }
 
 #[test]
 fn permissions_that_go_take_keys_along() {
-    let stage = stage(MIB, Options::default());
-    let (binder, memory) = (&stage.binder, &mut stage.binder.memory());
+    let fixture = fixture(MIB, Options::default());
+    let (binder, memory) = (&fixture.binder, &mut fixture.binder.memory());
     let stranger = Ctx::checked(Cred::new(5, 5));
     let bind = |rights, writable| {
         let binding = Binding {
@@ -253,20 +265,20 @@ fn permissions_that_go_take_keys_along() {
             whole: false,
         };
         binder
-            .bind(&stage.shared, &stranger, 10, binding, SESSION, rights)
+            .bind(&fixture.shared, &stranger, 10, binding, SESSION, rights)
             .map(|granted| granted.key)
     };
     let (reads, writes) = (bind(Rights::READ, false).unwrap(), bind(Rights::ALL, true).unwrap());
     write(memory, 1, writes, 0, &[1]).unwrap();
-    stage.file.chmod(0o644);
+    fixture.file.chmod(0o644);
     assert_eq!(write(memory, 1, writes, 0, &[2]), Err(Fault::Access));
     assert_eq!(read(memory, 1, reads, 0, 1), Ok(vec![1]));
     assert!(matches!(bind(Rights::ALL, true), Err(FsError::AccessDenied)));
     assert!(bind(Rights::READ, false).is_ok());
-    stage.file.chmod(0o600);
+    fixture.file.chmod(0o600);
     assert_eq!(read(memory, 1, reads, 0, 1), Err(Fault::Access));
     // The program's own key stands for no user.
-    assert_eq!(read(memory, 1, stage.key, 0, 1), Ok(vec![1]));
+    assert_eq!(read(memory, 1, fixture.key, 0, 1), Ok(vec![1]));
     binder.sweep().unwrap();
     assert_eq!(binder.keys(), 1);
 }
@@ -275,71 +287,74 @@ fn permissions_that_go_take_keys_along() {
 /// no error.
 #[test]
 fn a_file_that_cannot_be_finalized_is_nothing_to_another() {
-    let stage = stage(MIB, Options::default());
-    stage.binder.release(SESSION, stage.key).unwrap();
+    let fixture = fixture(MIB, Options::default());
+    fixture.binder.release(SESSION, fixture.key).unwrap();
     let stranger = Ctx::checked(Cred::new(5, 5));
     let bind = |ino| {
-        stage
+        fixture
             .binder
-            .bind(&stage.shared, &stranger, ino, WRITABLE, SESSION, Rights::ALL)
+            .bind(&fixture.shared, &stranger, ino, WRITABLE, SESSION, Rights::ALL)
     };
     bind(10).unwrap();
-    let other = stage.engine.file(11, MIB);
-    stage.file.cannot_finalize.store(true, SeqCst);
-    stage.file.chmod(0o600);
+    let other = fixture.engine.file(11, MIB);
+    fixture.file.cannot_finalize.store(true, SeqCst);
+    fixture.file.chmod(0o600);
     bind(11).unwrap();
     assert!(other.is_bound());
 }
 
 #[test]
 fn faults_that_fail_are_told_and_asked_for_again() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
-    stage.file.is_full.store(true, SeqCst);
-    assert_eq!(write(memory, 1, stage.key, 0, &[1]), Err(Fault::Operational));
-    assert_eq!(memory.fetch_add(1, stage.key, RESERVE_AT, 1 << 50), Err(Fault::Access));
-    stage.file.is_full.store(false, SeqCst);
-    assert_eq!(write(memory, 1, stage.key, 0, &[1]), Ok(()));
-    assert_eq!(stage.binder.list()[0].status.total.failed, 1);
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
+    fixture.file.is_full.store(true, SeqCst);
+    assert_eq!(write(memory, 1, fixture.key, 0, &[1]), Err(Fault::Operational));
+    assert_eq!(
+        memory.fetch_add(1, fixture.key, RESERVE_AT, 1 << 50),
+        Err(Fault::Access)
+    );
+    fixture.file.is_full.store(false, SeqCst);
+    assert_eq!(write(memory, 1, fixture.key, 0, &[1]), Ok(()));
+    assert_eq!(fixture.binder.list()[0].status.total.failed, 1);
 }
 
 /// Packets wait for the thaw, and their connections survive.
 #[test]
 fn a_frozen_engine_puts_packets_off() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
-    let served = || stage.file.faults.load(SeqCst);
-    stage.file.forget();
-    stage.file.is_frozen.store(true, SeqCst);
-    let begun = message(1, stage.key, 0, 2 * PAGE);
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
+    let served = || fixture.file.faults.load(SeqCst);
+    fixture.file.forget();
+    fixture.file.is_frozen.store(true, SeqCst);
+    let begun = message(1, fixture.key, 0, 2 * PAGE);
     while served() < 5 {
         assert!(matches!(memory.begin(&begun), Err(Fault::NotReady { .. })));
         assert!(matches!(memory.may_read(&begun), Err(Fault::NotReady { .. })));
     }
-    stage.file.is_frozen.store(false, SeqCst);
-    assert_eq!(write(memory, 1, stage.key, 0, &[1; 8]), Ok(()));
-    assert_eq!(read(memory, 1, stage.key, 0, 8), Ok(vec![1; 8]));
-    assert_eq!(stage.binder.list()[0].status.total.failed, 0);
+    fixture.file.is_frozen.store(false, SeqCst);
+    assert_eq!(write(memory, 1, fixture.key, 0, &[1; 8]), Ok(()));
+    assert_eq!(read(memory, 1, fixture.key, 0, 8), Ok(vec![1; 8]));
+    assert_eq!(fixture.binder.list()[0].status.total.failed, 0);
 }
 
 #[test]
 fn a_packet_that_is_put_off_has_done_nothing() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
     // The first page is there, the second is a hole; a packet covers both.
-    write(memory, 1, stage.key, 0, &pattern(1, PAGE)).unwrap();
-    stage.file.forget();
-    let before = read(memory, 1, stage.key, 0, PAGE).unwrap();
-    let begun = message(1, stage.key, PAGE as u64 - 8, PAGE + 16);
-    let served = stage.file.faults.load(SeqCst);
+    write(memory, 1, fixture.key, 0, &pattern(1, PAGE)).unwrap();
+    fixture.file.forget();
+    let before = read(memory, 1, fixture.key, 0, PAGE).unwrap();
+    let begun = message(1, fixture.key, PAGE as u64 - 8, PAGE + 16);
+    let served = fixture.file.faults.load(SeqCst);
     assert_eq!(memory.begin(&begun), Ok(Delivery::Parts));
     // The second page was requested ahead.
-    while stage.file.faults.load(SeqCst) == served {
+    while fixture.file.faults.load(SeqCst) == served {
         std::thread::yield_now();
     }
-    stage.file.truncate(PAGE as u64);
-    stage.file.truncate(MIB);
-    let _ = read(memory, 1, stage.key, 0, PAGE);
+    fixture.file.truncate(PAGE as u64);
+    fixture.file.truncate(MIB);
+    let _ = read(memory, 1, fixture.key, 0, PAGE);
     let part = ferrite_roce::memory::Part {
         offset_bytes: 0,
         data: &[9; 16],
@@ -347,21 +362,21 @@ fn a_packet_that_is_put_off_has_done_nothing() {
         immediate: None,
     };
     assert!(matches!(memory.write(&begun, &part), Err(Fault::NotReady { .. })));
-    assert_eq!(stage.file.read(0, PAGE), before);
+    assert_eq!(fixture.file.read(0, PAGE), before);
     patiently(|| memory.write(&begun, &part)).unwrap();
-    assert_eq!(stage.file.read(PAGE as u64 - 8, 16), [9; 16]);
+    assert_eq!(fixture.file.read(PAGE as u64 - 8, 16), [9; 16]);
 }
 
 #[test]
 fn atomics_change_eight_bytes() {
-    let stage = stage(MIB, Options::default());
-    let (memory, key) = (&mut stage.binder.memory(), stage.key);
+    let fixture = fixture(MIB, Options::default());
+    let (memory, key) = (&mut fixture.binder.memory(), fixture.key);
     assert_eq!(patiently(|| memory.fetch_add(1, key, 4_096, 7)), Ok(0));
     assert_eq!(memory.fetch_add(1, key, 4_096, u64::MAX), Ok(7));
     assert_eq!(memory.compare_swap(1, key, 4_096, 5, 1), Ok(6));
     assert_eq!(memory.compare_swap(1, key, 4_096, 6, 1), Ok(6));
-    assert_eq!(stage.file.read(4_096, 8), 1u64.to_le_bytes());
-    assert_eq!(stage.binder.list()[0].status.total.atomics, 4);
+    assert_eq!(fixture.file.read(4_096, 8), 1u64.to_le_bytes());
+    assert_eq!(fixture.binder.list()[0].status.total.atomics, 4);
 }
 
 #[test]
@@ -370,9 +385,9 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
         assembled_bytes_max: 10_000,
         ..Options::default()
     };
-    let stage = stage(5, options);
-    let (memory, other) = (&mut stage.binder.memory(), &mut stage.binder.memory());
-    let key = stage.key;
+    let fixture = fixture(5, options);
+    let (memory, other) = (&mut fixture.binder.memory(), &mut fixture.binder.memory());
+    let key = fixture.key;
     let first = message(1, key, APPEND_AT, 6_000);
     let second = message(2, key, APPEND_AT, 6_000);
     assert_eq!(memory.begin(&first), Ok(Delivery::Whole));
@@ -382,28 +397,28 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
     assert_eq!(other.begin(&second), Ok(Delivery::Whole));
     other.write_whole(&second, &pattern(2, 6_000), None).unwrap();
     assert_eq!(
-        (stage.file.size(), stage.file.read(5, 6_000)),
+        (fixture.file.size(), fixture.file.read(5, 6_000)),
         (6_005, pattern(2, 6_000))
     );
     assert_eq!(memory.begin(&message(1, key, APPEND_AT, 9_000)), Ok(Delivery::Whole));
-    assert_eq!(stage.binder.assembled_bytes(), 9_000);
-    let gone = std::mem::replace(memory, stage.binder.memory());
+    assert_eq!(fixture.binder.assembled_bytes(), 9_000);
+    let gone = std::mem::replace(memory, fixture.binder.memory());
     drop(gone);
-    assert_eq!(stage.binder.assembled_bytes(), 0);
+    assert_eq!(fixture.binder.assembled_bytes(), 0);
     // Bytes behind the end are writable once they are reserved.
     assert_eq!(memory.fetch_add(1, key, RESERVE_AT, 100), Ok(6_005));
     write(memory, 1, key, 6_055, &[7; 50]).unwrap();
-    assert_eq!(stage.file.read(6_005, 100), [[0; 50], [7; 50]].concat());
+    assert_eq!(fixture.file.read(6_005, 100), [[0; 50], [7; 50]].concat());
     // The end moves from where its writer expects it, and from nowhere else; never back.
     for (from, to, was) in [(6_105, 6_205, 6_105), (6_105, 6_305, 6_205), (6_205, 6_205, 6_205)] {
         assert_eq!(memory.compare_swap(1, key, RESERVE_AT, from, to), Ok(was));
     }
-    assert_eq!(stage.file.size(), 6_205);
+    assert_eq!(fixture.file.size(), 6_205);
     assert_eq!(
         memory.compare_swap(1, key, RESERVE_AT, 6_205, 6_204),
         Err(Fault::Access)
     );
-    let total = stage.binder.list()[0].status.total;
+    let total = fixture.binder.list()[0].status.total;
     assert_eq!(
         (total.appends, total.bytes_appended, total.reservations, total.put_off),
         (1, 6_000, 3, 1)
@@ -413,17 +428,21 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
 /// The thread of an adapter has other queue pairs to serve.
 #[test]
 fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
-    let other = stage.engine.file(11, 10);
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
+    let other = fixture.engine.file(11, 10);
     let rights = Rights {
         atomic_writes: true,
         ..Rights::ALL
     };
-    let bind = |ino, rights| stage.binder.bind(&stage.shared, SYSTEM, ino, WRITABLE, SESSION, rights);
+    let bind = |ino, rights| {
+        fixture
+            .binder
+            .bind(&fixture.shared, SYSTEM, ino, WRITABLE, SESSION, rights)
+    };
     let atomic = bind(10, rights).unwrap().key;
     let free = bind(11, Rights::ALL).unwrap().key;
-    stage.file.is_frozen.store(true, SeqCst);
+    fixture.file.is_frozen.store(true, SeqCst);
     let message = |number, key, at| Message {
         qpn: 1,
         number,
@@ -431,7 +450,7 @@ fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
         at,
         len_bytes: 5,
     };
-    let changes = [message(1, stage.key, APPEND_AT), message(2, atomic, 7)];
+    let changes = [message(1, fixture.key, APPEND_AT), message(2, atomic, 7)];
     for round in 0..3 {
         for change in &changes {
             assert_eq!(memory.begin(change), Ok(Delivery::Whole));
@@ -440,64 +459,64 @@ fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
             memory.abandon(change, 0);
         }
         for put_off in [
-            memory.fetch_add(1, stage.key, RESERVE_AT, 5),
-            memory.compare_swap(1, stage.key, RESERVE_AT, MIB, MIB + 5),
+            memory.fetch_add(1, fixture.key, RESERVE_AT, 5),
+            memory.compare_swap(1, fixture.key, RESERVE_AT, MIB, MIB + 5),
         ] {
             assert!(matches!(put_off, Err(Fault::NotReady { .. })), "{round}: {put_off:?}");
         }
         assert_eq!(write(memory, 1, free, APPEND_AT, b"now"), Ok(()));
     }
-    assert_eq!((stage.binder.assembled_bytes(), other.size()), (0, 19));
-    assert_eq!(stage.file.size(), MIB);
-    stage.file.is_frozen.store(false, SeqCst);
+    assert_eq!((fixture.binder.assembled_bytes(), other.size()), (0, 19));
+    assert_eq!(fixture.file.size(), MIB);
+    fixture.file.is_frozen.store(false, SeqCst);
     for change in &changes {
         assert_eq!(memory.begin(change), Ok(Delivery::Whole));
         assert_eq!(memory.write_whole(change, b"later", None), Ok(()));
     }
-    assert_eq!(stage.file.read(7, 5), b"later");
-    assert_eq!(stage.file.read(MIB, 5), b"later");
+    assert_eq!(fixture.file.read(7, 5), b"later");
+    assert_eq!(fixture.file.read(MIB, 5), b"later");
 }
 
 #[test]
 fn atomic_writes_are_the_engines() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
     let rights = Rights {
         atomic_writes: true,
         ..Rights::ALL
     };
-    let granted = stage
+    let granted = fixture
         .binder
-        .bind(&stage.shared, SYSTEM, 10, WRITABLE, SESSION, rights)
+        .bind(&fixture.shared, SYSTEM, 10, WRITABLE, SESSION, rights)
         .unwrap();
     assert_eq!(granted.atomic_bytes_max, 64 << 10);
     let data = pattern(3, 64 << 10);
     write(memory, 1, granted.key, 77, &data).unwrap();
-    assert_eq!(stage.file.atomic_writes.load(SeqCst), 1);
+    assert_eq!(fixture.file.atomic_writes.load(SeqCst), 1);
     assert_eq!(read(memory, 1, granted.key, 77, data.len()), Ok(data));
     assert_eq!(
         write(memory, 1, granted.key, 0, &pattern(3, (64 << 10) + 1)),
         Err(Fault::Access)
     );
     assert_eq!(write(memory, 1, granted.key, MIB - 1, &[1, 2]), Err(Fault::Access));
-    assert_eq!(stage.binder.assembled_bytes(), 0);
-    assert_eq!(stage.binder.list()[0].status.total.atomic_writes, 1);
+    assert_eq!(fixture.binder.assembled_bytes(), 0);
+    assert_eq!(fixture.binder.list()[0].status.total.atomic_writes, 1);
 }
 
 #[test]
 fn an_engine_that_unbinds_by_itself_leaves_nothing() {
-    let stage = stage(MIB, Options::default());
-    let memory = &mut stage.binder.memory();
-    write(memory, 1, stage.key, 0, &[1]).unwrap();
-    ferrite_vfs::regions::Region::unbind(&*stage.file).unwrap();
-    assert_eq!(write(memory, 1, stage.key, 0, &[1]), Err(Fault::Access));
-    assert_eq!(write(memory, 1, stage.key, APPEND_AT, &[1]), Err(Fault::Access));
-    assert!(stage.binder.list().is_empty());
-    let again = stage
+    let fixture = fixture(MIB, Options::default());
+    let memory = &mut fixture.binder.memory();
+    write(memory, 1, fixture.key, 0, &[1]).unwrap();
+    ferrite_vfs::regions::Region::unbind(&*fixture.file).unwrap();
+    assert_eq!(write(memory, 1, fixture.key, 0, &[1]), Err(Fault::Access));
+    assert_eq!(write(memory, 1, fixture.key, APPEND_AT, &[1]), Err(Fault::Access));
+    assert!(fixture.binder.list().is_empty());
+    let again = fixture
         .binder
-        .bind(&stage.shared, SYSTEM, 10, WRITABLE, SESSION, Rights::ALL)
+        .bind(&fixture.shared, SYSTEM, 10, WRITABLE, SESSION, Rights::ALL)
         .unwrap();
     assert_eq!(read(memory, 1, again.key, 0, 1), Ok(vec![1]));
-    assert_eq!(stage.binder.keys(), 1);
-    assert!(Arc::strong_count(&stage.file) > 1);
+    assert_eq!(fixture.binder.keys(), 1);
+    assert!(Arc::strong_count(&fixture.file) > 1);
 }

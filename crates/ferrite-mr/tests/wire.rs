@@ -8,7 +8,7 @@ use ferrite_roce::wire::cm::Mtu;
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use crate::double::{SESSION, Stage, stage};
+use crate::double::{Fixture, SESSION, fixture};
 use crate::support::{Hosts, Weather};
 
 const BAD: Weather = Weather {
@@ -18,13 +18,13 @@ const BAD: Weather = Weather {
     corruption: 5,
 };
 
-fn hosts(stage: &Stage, seed: u64, pairs: usize) -> (Hosts<FileMemory>, Vec<[Qpn; 2]>) {
-    let memories = [stage.binder.memory(), stage.binder.memory()];
+fn hosts(fixture: &Fixture, seed: u64, pairs: usize) -> (Hosts<FileMemory>, Vec<[Qpn; 2]>) {
+    let memories = [fixture.binder.memory(), fixture.binder.memory()];
     let mut hosts = Hosts::with(memories, seed, true);
     hosts.weather = BAD;
     let connect = |number: usize| {
         let pair = hosts.connect(Mtu::ALL[(seed as usize + number) % 5], [0xff_fff0, 0xff_fffe]);
-        stage.binder.attach(SESSION, pair[1]);
+        fixture.binder.attach(SESSION, pair[1]);
         pair
     };
     let pairs = (0..pairs).map(connect).collect();
@@ -54,8 +54,8 @@ fn what_a_bad_network_carries_is_exact() {
         println!("FERRITE_SEED={seed}");
         let random = &mut Rng::new(seed);
         let part = 30_000u64;
-        let stage = stage(part * 3 + 8, Options::default());
-        let (mut hosts, pairs) = hosts(&stage, seed, 3);
+        let fixture = fixture(part * 3 + 8, Options::default());
+        let (mut hosts, pairs) = hosts(&fixture, seed, 3);
         let mut model = vec![vec![0u8; part as usize]; 3];
         let (mut sum, mut appended) = (0u64, Vec::new());
         for round in 0..4 {
@@ -66,12 +66,12 @@ fn what_a_bad_network_carries_is_exact() {
                     let data = pattern(random.below(1 << 20) as u32 + 1, len);
                     model[number][start..start + len].copy_from_slice(&data);
                     let at = 8 + number as u64 * part + start as u64;
-                    hosts.ends[0].post(*qpn, id, put(stage.key, at, data)).unwrap();
+                    hosts.ends[0].post(*qpn, id, put(fixture.key, at, data)).unwrap();
                 }
                 let data = pattern(random.below(1 << 20) as u32 + 1, 1 + random.below(6_000) as usize);
                 appended.push(data.clone());
-                hosts.ends[0].post(*qpn, 4, put(stage.key, APPEND_AT, data)).unwrap();
-                let key = stage.key;
+                hosts.ends[0].post(*qpn, 4, put(fixture.key, APPEND_AT, data)).unwrap();
+                let key = fixture.key;
                 for (id, at, add) in [(5, 0, random.below(100)), (6, RESERVE_AT, 0)] {
                     sum += add;
                     hosts.ends[0]
@@ -85,9 +85,9 @@ fn what_a_bad_network_carries_is_exact() {
                     .unwrap();
             }
             match round {
-                1 => stage.file.forget(),
+                1 => fixture.file.forget(),
                 // Moves the pages that it touches.
-                _ => (0..9).for_each(|page| stage.file.write(page * 10_000, &[])),
+                _ => (0..9).for_each(|page| fixture.file.write(page * 10_000, &[])),
             }
             for (number, [qpn, _]) in pairs.iter().enumerate() {
                 let done = hosts.run(0, *qpn, 8);
@@ -101,14 +101,14 @@ fn what_a_bad_network_carries_is_exact() {
                 }
             }
         }
-        assert_eq!(stage.file.read(0, 8), sum.to_le_bytes());
-        assert!(stage.file.read(8, 3 * part as usize) == model.concat());
-        let parts = stage.file.parts.lock().unwrap();
+        assert_eq!(fixture.file.read(0, 8), sum.to_le_bytes());
+        assert!(fixture.file.read(8, 3 * part as usize) == model.concat());
+        let parts = fixture.file.parts.lock().unwrap();
         let mut found: Vec<Vec<u8>> = parts.iter().map(|(_, data)| data.clone()).collect();
         found.sort_unstable();
         appended.sort_unstable();
         assert!(found == appended, "each append is there once");
-        assert_eq!(stage.binder.assembled_bytes(), 0);
+        assert_eq!(fixture.binder.assembled_bytes(), 0);
         assert!(hosts.corrupted > 0);
     }
 }
@@ -118,10 +118,10 @@ fn what_a_bad_network_carries_is_exact() {
 fn what_is_not_allowed_is_refused_on_the_wire() {
     for seed in seeds() {
         println!("FERRITE_SEED={seed}");
-        let stage = stage(10_000, Options::default());
-        let (mut hosts, pairs) = hosts(&stage, seed, 7);
-        let key = stage.key;
-        stage.binder.detach(pairs[6][1]);
+        let fixture = fixture(10_000, Options::default());
+        let (mut hosts, pairs) = hosts(&fixture, seed, 7);
+        let key = fixture.key;
+        fixture.binder.detach(pairs[6][1]);
         let word = || vec![1; 8];
         let requests = [
             put(key ^ 1, 0, word()),
@@ -146,7 +146,7 @@ fn what_is_not_allowed_is_refused_on_the_wire() {
             assert!(done[0].result.is_err(), "{request:?}");
         }
         assert_eq!(
-            (stage.file.size(), stage.file.read(0, 10_000)),
+            (fixture.file.size(), fixture.file.read(0, 10_000)),
             (10_000, vec![0; 10_000])
         );
     }
@@ -158,19 +158,19 @@ fn a_message_ends_where_its_key_does() {
     for seed in seeds() {
         println!("FERRITE_SEED={seed}");
         let len = 200_000;
-        let stage = stage(len as u64, Options::default());
-        let (mut hosts, pairs) = hosts(&stage, seed, 1);
+        let fixture = fixture(len as u64, Options::default());
+        let (mut hosts, pairs) = hosts(&fixture, seed, 1);
         let data = pattern(9, len);
         let qpn = pairs[0][0];
-        hosts.ends[0].post(qpn, 1, put(stage.key, 0, data.clone())).unwrap();
-        while stage.file.read(1_000, 8) != data[1_000..1_008] {
+        hosts.ends[0].post(qpn, 1, put(fixture.key, 0, data.clone())).unwrap();
+        while fixture.file.read(1_000, 8) != data[1_000..1_008] {
             assert!(hosts.step());
         }
-        stage.binder.release(SESSION, stage.key).unwrap();
-        let kept = stage.file.read(0, len);
+        fixture.binder.release(SESSION, fixture.key).unwrap();
+        let kept = fixture.file.read(0, len);
         let arrived = kept.iter().zip(&data).take_while(|(kept, sent)| kept == sent).count();
         assert!((1_008..len).contains(&arrived) && kept[arrived..].iter().all(|byte| *byte == 0));
         assert!(hosts.run(0, qpn, 1)[0].result.is_err());
-        assert!(stage.file.read(0, len) == kept && !stage.file.is_bound());
+        assert!(fixture.file.read(0, len) == kept && !fixture.file.is_bound());
     }
 }

@@ -544,7 +544,7 @@ pub(crate) const WRITABLE: Binding = Binding {
 pub(crate) const SESSION: SessionId = SessionId(1);
 
 /// An engine, a binder, and a key for one file with all rights, usable on queue pairs 1 to 9.
-pub(crate) struct Stage {
+pub(crate) struct Fixture {
     pub(crate) engine: Arc<Double>,
     pub(crate) shared: Arc<dyn FileSystem>,
     pub(crate) binder: Binder,
@@ -552,7 +552,7 @@ pub(crate) struct Stage {
     pub(crate) key: u32,
 }
 
-pub(crate) fn stage(size: u64, options: Options) -> Stage {
+pub(crate) fn fixture(size: u64, options: Options) -> Fixture {
     let engine = Double::new(4000);
     let file = engine.file(10, size);
     let shared: Arc<dyn FileSystem> = Arc::clone(&engine) as _;
@@ -563,7 +563,7 @@ pub(crate) fn stage(size: u64, options: Options) -> Stage {
     assert_eq!(granted.size, size);
     (1..10).for_each(|qpn| binder.attach(SESSION, qpn));
     let key = granted.key;
-    Stage {
+    Fixture {
         engine,
         shared,
         binder,

@@ -88,19 +88,19 @@ pub struct Effort {
 #[derive(Debug, Default)]
 pub struct Progress {
     turn: AtomicU64,
-    stage: Mutex<&'static str>,
+    phase: Mutex<&'static str>,
 }
 
 impl Progress {
-    fn enter(&self, stage: &'static str) {
-        *self.stage.lock().expect("never poisoned") = stage;
+    fn enter(&self, phase: &'static str) {
+        *self.phase.lock().expect("never poisoned") = phase;
     }
 }
 
 impl std::fmt::Display for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let stage = *self.stage.lock().expect("never poisoned");
-        write!(f, "{stage}, after {} turns", self.turn.load(Ordering::Relaxed))
+        let phase = *self.phase.lock().expect("never poisoned");
+        write!(f, "{phase}, after {} turns", self.turn.load(Ordering::Relaxed))
     }
 }
 

@@ -1,6 +1,6 @@
 //! RUFS figures 7, 9, 11, 12 and 13: a file system over the network.
 //!
-//! Contents: the stage that the five share, with a server of this engine on a loopback address, a client of it, and,
+//! Contents: the test bed that the five share, with a server of this engine on a loopback address, a client of it, and,
 //! where installed, the NFS server that makes the same promise; figures 11 to 13, which read and write. `registered`
 //! has figure 7, `metadata` figure 9; `server` those of the NVMe engine alone.
 //!

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ferrite_blob::device::{Device, Memory, Op, Slow};
 use ferrite_meta::MemoryStore;
 
-use super::stage::{Ours, Server, Side, format};
+use super::test_bed::{Ours, Server, Side, format};
 use super::transfers::spread;
 use super::{COUNTS, SMALL_PANEL};
 use crate::data::{FigureData, Panel, point};

@@ -2,7 +2,7 @@
 
 use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
 
-use super::stage::Stage;
+use super::test_bed::TestBed;
 use super::{BLOBS_GROUP, BLOBS_SYNC, FS_GROUP, FS_SYNC, HOMES_PANEL};
 use crate::data::{FigureData, point};
 use crate::error::LabError;
@@ -15,7 +15,7 @@ use crate::progress::Progress;
 pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
     progress.step("directories, then files");
     let mut panel = bars(HOMES_PANEL, "operation", "throughput", "operations/s", true);
-    let mut stage = Stage::new()?;
+    let mut test_bed = TestBed::new()?;
     let mut sides = Vec::new();
     for (name, in_directory, is_sync) in [
         (FS_SYNC, true, true),
@@ -24,11 +24,11 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
         (BLOBS_GROUP, false, false),
     ] {
         let short = format!("pool{}", sides.len());
-        let dir = stage.ext4().map(|root| root.join(&short));
+        let dir = test_bed.ext4().map(|root| root.join(&short));
         if in_directory && dir.is_none() {
             continue;
         }
-        let server = stage.engine(&short, dir.filter(|_| in_directory), is_sync)?;
+        let server = test_bed.engine(&short, dir.filter(|_| in_directory), is_sync)?;
         let dir = server.fs.mkdir(SYSTEM, ROOT_INO, b"d", 0o755)?.ino;
         sides.push((name, server, dir, [(); OPERATIONS.len()].map(|()| Vec::new())));
     }
@@ -54,7 +54,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
     Ok(FigureData {
         panels: vec![panel],
         notes: vec![
-            stage.note(),
+            test_bed.note(),
             "Data lie on a blob store of another device in all four. Commits in groups are what the paper calls so: \
              RocksDB writes its log when it likes, and a crash loses the last operations. The paper runs mdtest with \
              8 processes; here one thread waits for each operation in one directory."

@@ -1,7 +1,7 @@
 //! RUFS figures 10 and 14, and 11 to 13 for the server alone: the NVMe engine, without a network.
 //!
-//! Contents: the five figures and their verdicts. `stage` has devices, and engines on them; `homes` measures figure 10,
-//! `transfers` 11 to 13, `devices` 14. These exist only with the cargo feature `nvme`.
+//! Contents: the five figures and their verdicts. `test_bed` has devices, and engines on them; `homes` measures figure
+//! 10, `transfers` 11 to 13, `devices` 14. These exist only with the cargo feature `nvme`.
 //!
 //! The paper has SSDs, and a driver that bypasses the kernel. Here devices are this machine's memory behind the
 //! kernel's block layer, for all contenders alike. The cost of a promise, the comparison of engines on the same kind of
@@ -19,7 +19,7 @@ mod devices;
 #[cfg(feature = "nvme")]
 mod homes;
 #[cfg(feature = "nvme")]
-mod stage;
+mod test_bed;
 #[cfg(feature = "nvme")]
 mod transfers;
 

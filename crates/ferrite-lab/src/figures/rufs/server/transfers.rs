@@ -12,7 +12,7 @@ use ferrite_buffers::Buffer;
 use ferrite_vfs::{OpenFile, Position, SYSTEM, Written};
 use rustix::fs::OFlags;
 
-use super::stage::{Ours, Server, Side, Stage};
+use super::test_bed::{Ours, Server, Side, TestBed};
 use super::{DEPTHS, RAW, SERVER, SUBMITTED};
 use crate::data::{FigureData, Panel};
 use crate::error::LabError;
@@ -35,27 +35,27 @@ struct Contest {
     _server: Server,
     ext4: Option<PathBuf>,
     raw: PathBuf,
-    stage: Stage,
+    test_bed: TestBed,
 }
 
 impl Contest {
     /// All of them filled.
     fn new() -> Result<Contest, LabError> {
-        let mut stage = Stage::new()?;
-        let server = stage.engine("pool", None, true)?;
+        let mut test_bed = TestBed::new()?;
+        let server = test_bed.engine("pool", None, true)?;
         let file = server.file("data", FILE_BYTES)?;
-        let ext4 = stage.ext4().map(|root| root.join("data"));
+        let ext4 = test_bed.ext4().map(|root| root.join("data"));
         if let Some(path) = &ext4 {
             fill(path)?;
         }
-        let raw = stage.disk("raw", FILE_BYTES)?;
+        let raw = test_bed.disk("raw", FILE_BYTES)?;
         fill(&raw)?;
         Ok(Contest {
             file,
             _server: server,
             ext4,
             raw,
-            stage,
+            test_bed,
         })
     }
 
@@ -161,7 +161,7 @@ impl Contest {
     fn notes(&self) -> Vec<String> {
         let contenders = "\"The device alone\" is read and written with O_DIRECT and O_DSYNC. Metadata are in RocksDB \
              on a blob store of another device.";
-        vec![self.stage.note(), contenders.into()]
+        vec![self.test_bed.note(), contenders.into()]
     }
 }
 

@@ -46,7 +46,7 @@ impl Drop for Loop {
 }
 
 /// See the module's head.
-pub(super) struct Stage {
+pub(super) struct TestBed {
     // In this order: what is used, and what it lies on.
     reactor: Arc<Reactor>,
     ext4: Result<Ext4, LabError>,
@@ -55,10 +55,10 @@ pub(super) struct Stage {
     dir: tempfile::TempDir,
 }
 
-impl Stage {
-    pub(super) fn new() -> Result<Stage, LabError> {
+impl TestBed {
+    pub(super) fn new() -> Result<TestBed, LabError> {
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
-        Ok(Stage {
+        Ok(TestBed {
             reactor: Reactor::start(Waiting::Sleeping)?,
             ext4: Ext4::new(dir.path()),
             loops: Vec::new(),
