@@ -143,16 +143,16 @@ impl Drop for Locker {
     }
 }
 
-/// Runs `test` with two names of a directory: on one mount, with each keeper of locks, and on two mounts of a server;
+/// Runs `test` with two names of a directory: on one mount, with each lock manager, and on two mounts of a server;
 /// on classic mounts and on rings.
 fn with_all(test: impl Fn(&Path, &Path)) {
     if !has_fuse() {
         return;
     }
     for way in ways() {
-        for keeper in ["locks=kernel", "locks=engine"] {
-            println!("{keeper}, {way}");
-            let options = format!("{keeper},{way}");
+        for lock_manager in ["locks=kernel", "locks=engine"] {
+            println!("{lock_manager}, {way}");
+            let options = format!("{lock_manager},{way}");
             let pool = TestPool::new_in(Path::new("/dev/shm"), "32M", &[], &["-o", &options]);
             test(&pool.dir, &pool.dir);
             pool.finish();

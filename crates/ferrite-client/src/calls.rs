@@ -64,7 +64,7 @@ impl Client {
     fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
         let opened: OpenedFile = answer.result()?;
         self.link.book.learn(&opened.told);
-        let file = self.keep(opened.told.node(), mode, opened.seal, number);
+        let file = self.record_open(opened.told.node(), mode, opened.seal, number);
         Ok(Opened {
             attr: opened.told.attr,
             file,
@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    fn keep(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
+    fn record_open(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
         let opened = OpenedAs {
             node,
             mode,
@@ -291,7 +291,7 @@ impl FileSystem for Client {
             false => self.ask(ctx, request)?,
         };
         let FileSeal(seal) = answer.result()?;
-        Ok(self.keep(node, mode, seal, file))
+        Ok(self.record_open(node, mode, seal, file))
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {

@@ -191,7 +191,7 @@ impl Change {
         ) {
             work();
         } else {
-            inner.wake_keeper();
+            inner.wake_reaper();
         }
     }
 

@@ -23,7 +23,6 @@ mod ends;
 mod export;
 mod grace;
 mod immediate;
-mod keeper;
 mod lane;
 mod later;
 mod leases;
@@ -33,6 +32,7 @@ mod meter;
 mod observe;
 mod options;
 pub mod rdma;
+mod reaper;
 mod reply;
 mod seal;
 mod session;
@@ -64,9 +64,9 @@ use aside::Aside;
 use calls::Answering;
 use export::{Export, Store};
 use grace::Grace;
-use keeper::drop_orphans;
 use leases::Leases;
 use meter::Received;
+use reaper::drop_orphans;
 use reply::put;
 use session::Session;
 use state::State;
@@ -105,7 +105,7 @@ struct Inner {
     aside: Aside,
     /// For changes that had to wait for leases.
     patient: Workers,
-    keeper: OnceLock<std::thread::Thread>,
+    reaper: OnceLock<std::thread::Thread>,
     /// Sessions' resources of the adapter, if there is one.
     verbs: Option<Verbs>,
     /// More than one thread answers without a worker, so that a request may still be in progress when its repetition
@@ -120,7 +120,7 @@ struct Inner {
 pub struct Server {
     // Dropped before the state that it serves.
     reactors: Option<Reactors>,
-    keeper: Option<JoinHandle<()>>,
+    reaper: Option<JoinHandle<()>>,
     inner: Arc<Inner>,
 }
 
@@ -148,10 +148,10 @@ impl Server {
             ..reactor::Options::default()
         };
         let reactors = Reactors::start(listeners, &service, &pool, &reactor_options).map_err(cannot_start)?;
-        let keeper = inner.start_keeper().map_err(cannot_start)?;
+        let reaper = inner.start_keeper().map_err(cannot_start)?;
         Ok(Server {
             reactors: Some(reactors),
-            keeper: Some(keeper),
+            reaper: Some(reaper),
             inner,
         })
     }
@@ -163,10 +163,10 @@ impl Server {
         self.inner.stop.store(true, Ordering::Release);
         self.reactors = None;
         self.inner.stores.iter().for_each(|store| store.leases.stop(&*store.fs));
-        if let Some(keeper) = self.keeper.take() {
-            keeper.thread().unpark();
+        if let Some(reaper) = self.reaper.take() {
+            reaper.thread().unpark();
             // A panic of it was reported when it happened.
-            let _ = keeper.join();
+            let _ = reaper.join();
         }
         self.inner.note_ends();
         self.inner
@@ -373,7 +373,7 @@ impl Inner {
             workers: workers.map_err(cannot_start)?,
             aside: Aside::start().map_err(cannot_start)?,
             patient: Workers::start(1).map_err(cannot_start)?,
-            keeper: OnceLock::new(),
+            reaper: OnceLock::new(),
             verbs: options.rdma.clone().map(Verbs::new),
             may_overlap: options.threads > 1,
             turns: Arc::default(),
@@ -383,11 +383,11 @@ impl Inner {
 
     fn start_keeper(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let inner = Arc::clone(self);
-        let keeper = std::thread::Builder::new()
-            .name("ferrite-keeper".into())
-            .spawn(move || inner.keep())?;
-        let _ = self.keeper.set(keeper.thread().clone());
-        Ok(keeper)
+        let reaper = std::thread::Builder::new()
+            .name("ferrite-reaper".into())
+            .spawn(move || inner.reap())?;
+        let _ = self.reaper.set(reaper.thread().clone());
+        Ok(reaper)
     }
 
     fn now_ms(&self) -> u64 {
@@ -481,10 +481,10 @@ impl Inner {
         self.patient.give(work);
     }
 
-    /// Wakes the keeper, because work waits for a term to end.
-    fn wake_keeper(&self) {
-        if let Some(keeper) = self.keeper.get() {
-            keeper.unpark();
+    /// Wakes the reaper, because work waits for a term to end.
+    fn wake_reaper(&self) {
+        if let Some(reaper) = self.reaper.get() {
+            reaper.unpark();
         }
     }
 

@@ -66,30 +66,30 @@ fn mode_of(attr: &Attr) -> u32 {
 #[test]
 fn what_one_client_changes_another_sees_at_once_though_it_keeps_what_it_knows() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
-    let (keeper, other) = (
+    let (holder, other) = (
         connect_leased(&address, CACHE_BYTES),
         connect_leased(&address, CACHE_BYTES),
     );
     assert_eq!(
-        twice(&keeper, || look(&keeper, b"file").map(drop)),
+        twice(&holder, || look(&holder, b"file").map(drop)),
         Err(FsError::NotFound)
     );
     let (attr, file) = make(&other, b"file");
-    let ino = twice(&keeper, || look(&keeper, b"file").unwrap().ino);
+    let ino = twice(&holder, || look(&holder, b"file").unwrap().ino);
     assert_eq!(ino, attr.ino);
-    let mine = keeper.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    let mine = holder.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     let content = || {
         let mut buf = [0; 100];
         let count = mine.read_at(SYSTEM, 0, &mut buf).unwrap();
         buf[..count].to_vec()
     };
-    assert_eq!(twice(&keeper, content), b"");
+    assert_eq!(twice(&holder, content), b"");
     for text in ["one", "another"] {
         file.write(SYSTEM, Position::At(0).into(), text.as_bytes()).unwrap();
-        assert_eq!(twice(&keeper, content), text.as_bytes());
-        assert_eq!(twice(&keeper, || mine.getattr(SYSTEM).unwrap().size), text.len() as u64);
+        assert_eq!(twice(&holder, content), text.as_bytes());
+        assert_eq!(twice(&holder, || mine.getattr(SYSTEM).unwrap().size), text.len() as u64);
         assert_eq!(
-            twice(&keeper, || look(&keeper, b"file").unwrap().size),
+            twice(&holder, || look(&holder, b"file").unwrap().size),
             text.len() as u64
         );
     }
@@ -98,34 +98,34 @@ fn what_one_client_changes_another_sees_at_once_though_it_keeps_what_it_knows() 
         ..SetAttr::default()
     };
     other.setattr(SYSTEM, ino, &mode(0o600)).unwrap();
-    assert_eq!(mode_of(&twice(&keeper, || keeper.getattr(SYSTEM, ino).unwrap())), 0o600);
+    assert_eq!(mode_of(&twice(&holder, || holder.getattr(SYSTEM, ino).unwrap())), 0o600);
     // Its own changes are not recalled, and still seen.
-    keeper.setattr(SYSTEM, ino, &mode(0o640)).unwrap();
-    assert_eq!(mode_of(&twice(&keeper, || keeper.getattr(SYSTEM, ino).unwrap())), 0o640);
+    holder.setattr(SYSTEM, ino, &mode(0o640)).unwrap();
+    assert_eq!(mode_of(&twice(&holder, || holder.getattr(SYSTEM, ino).unwrap())), 0o640);
     mine.write(SYSTEM, Position::At(0).into(), b"mine").unwrap();
-    assert_eq!(&twice(&keeper, content)[..4], b"mine");
-    let before = twice(&keeper, || keeper.getattr(SYSTEM, ino).unwrap().change);
+    assert_eq!(&twice(&holder, content)[..4], b"mine");
+    let before = twice(&holder, || holder.getattr(SYSTEM, ino).unwrap().change);
     other.setxattr(SYSTEM, ino, b"user.a", b"1", XattrMode::Any).unwrap();
-    assert_ne!(twice(&keeper, || keeper.getattr(SYSTEM, ino).unwrap().change), before);
+    assert_ne!(twice(&holder, || holder.getattr(SYSTEM, ino).unwrap().change), before);
     other.link(SYSTEM, ino, ROOT_INO, b"second").unwrap();
-    assert_eq!(twice(&keeper, || look(&keeper, b"second").unwrap().nlink), 2);
+    assert_eq!(twice(&holder, || look(&holder, b"second").unwrap().nlink), 2);
     other
         .rename(SYSTEM, ROOT_INO, b"file", ROOT_INO, b"third", RenameMode::Replace)
         .unwrap();
     assert_eq!(
-        twice(&keeper, || look(&keeper, b"file").map(drop)),
+        twice(&holder, || look(&holder, b"file").map(drop)),
         Err(FsError::NotFound)
     );
-    assert_eq!(twice(&keeper, || look(&keeper, b"third").unwrap().ino), ino);
+    assert_eq!(twice(&holder, || look(&holder, b"third").unwrap().ino), ino);
     other.unlink(SYSTEM, ROOT_INO, b"second").unwrap();
-    assert_eq!(twice(&keeper, || keeper.getattr(SYSTEM, ino).unwrap().nlink), 1);
+    assert_eq!(twice(&holder, || holder.getattr(SYSTEM, ino).unwrap().nlink), 1);
     let entries = |client: &Client| client.getattr(SYSTEM, ROOT_INO).unwrap().nlink;
-    let before = twice(&keeper, || entries(&keeper));
+    let before = twice(&holder, || entries(&holder));
     other.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();
-    assert_eq!(twice(&keeper, || entries(&keeper)), before + 1);
+    assert_eq!(twice(&holder, || entries(&holder)), before + 1);
     other.rmdir(SYSTEM, ROOT_INO, b"dir").unwrap();
-    assert_eq!(twice(&keeper, || entries(&keeper)), before);
-    assert!(keeper.cache_activity().unwrap().recalls > 0);
+    assert_eq!(twice(&holder, || entries(&holder)), before);
+    assert!(holder.cache_activity().unwrap().recalls > 0);
 }
 
 /// Readers of a number that a writer increments: each sees at least the value written when it began, and no more than
@@ -322,9 +322,9 @@ fn a_restarted_server_changes_nothing_before_earlier_leases_are_over() {
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options());
     let network = Proxy::new(&address, CALM, 1);
-    let keeper = connect_leased_tcp(&network.address, CACHE_BYTES);
+    let holder = connect_leased_tcp(&network.address, CACHE_BYTES);
     let attr = make(&connect(&address), b"file").0;
-    assert_eq!(twice(&keeper, || look(&keeper, b"file").unwrap().nlink), 1);
+    assert_eq!(twice(&holder, || look(&holder, b"file").unwrap().nlink), 1);
     network.silence(true);
     let given = Instant::now();
     server.stop();
@@ -338,10 +338,10 @@ fn a_restarted_server_changes_nothing_before_earlier_leases_are_over() {
     network.silence(false);
     network.cut();
     // Requested over the old connection, so it is not cached.
-    assert_eq!(look(&keeper, b"file").unwrap().nlink, 2);
-    assert_eq!(twice(&keeper, || look(&keeper, b"file").unwrap().nlink), 2);
+    assert_eq!(look(&holder, b"file").unwrap().nlink, 2);
+    assert_eq!(twice(&holder, || look(&holder, b"file").unwrap().nlink), 2);
     // A run after one without leases does not wait.
-    drop((keeper, other, server));
+    drop((holder, other, server));
     drop(serve_at(&address, Arc::new(engine.clone()), &options()));
     std::thread::sleep(TERM);
     let server = serve_at(&address, Arc::new(engine.clone()), &options());
@@ -360,10 +360,10 @@ fn a_server_that_stops_when_no_lease_lasts_leaves_no_term_behind() {
     let path = make_pool(32 << 20, 4_000);
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &ServerOptions::default());
-    let keeper = connect_leased_tcp(&address, CACHE_BYTES);
-    make(&keeper, b"file");
-    assert_eq!(twice(&keeper, || look(&keeper, b"file").unwrap().nlink), 1);
-    drop(keeper);
+    let holder = connect_leased_tcp(&address, CACHE_BYTES);
+    make(&holder, b"file");
+    assert_eq!(twice(&holder, || look(&holder, b"file").unwrap().nlink), 1);
+    drop(holder);
     server.stop();
     drop(server);
     let server = serve_at(&address, Arc::new(engine), &ServerOptions::default());

@@ -334,9 +334,9 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     let options = ServerOptions::default().lease(grace);
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let keeper = connect(&address);
-    let ino = file(&keeper, b"file");
-    try_lock(&keeper, ino, &flock(1, Exclusive)).unwrap();
+    let holder = connect(&address);
+    let ino = file(&holder, b"file");
+    try_lock(&holder, ino, &flock(1, Exclusive)).unwrap();
     // A client that has a lock, and does not come back for it.
     let (mut gone, welcome) = Raw::greeted(&address, "");
     let mine: ferrite_proto::Told = gone.done(&FsRequest::Lookup {

@@ -250,24 +250,24 @@ fn files_without_names_pins_and_locks_stay() {
     let seed = seed();
     let path = make_pool(64 << 20, 1000);
     let mut site = Site::new(&path, LEASE, 1);
-    let (keeper, other) = (connect(&site.address), connect(&site.address));
-    let before = keeper.statfs(SYSTEM).unwrap();
-    let make = |name: &[u8]| keeper.create(SYSTEM, ROOT_INO, name, &new_file(true)).unwrap();
+    let (holder, other) = (connect(&site.address), connect(&site.address));
+    let before = holder.statfs(SYSTEM).unwrap();
+    let make = |name: &[u8]| holder.create(SYSTEM, ROOT_INO, name, &new_file(true)).unwrap();
     let nameless = make(b"nameless");
     let locked = make(b"locked");
     // Nothing but the open file keeps it when its lock is claimed.
     let alone = LockRequest::Flock(LockOwner(3), LockKind::Exclusive);
-    lock(&keeper, SYSTEM, nameless.attr.ino, &alone, Wait::No).unwrap();
-    let pinned = keeper
+    lock(&holder, SYSTEM, nameless.attr.ino, &alone, Wait::No).unwrap();
+    let pinned = holder
         .mkdir(&SYSTEM.clone().pinning(), ROOT_INO, b"pinned", 0o700)
         .unwrap();
-    keeper.unlink(SYSTEM, ROOT_INO, b"nameless").unwrap();
+    holder.unlink(SYSTEM, ROOT_INO, b"nameless").unwrap();
     other.rmdir(SYSTEM, ROOT_INO, b"pinned").unwrap();
     let ino = locked.attr.ino;
     let theirs = other.lookup(SYSTEM, ROOT_INO, b"locked").unwrap().ino;
     let ctx = &SYSTEM.clone().of_client(ClientId::fresh());
     lock(
-        &keeper,
+        &holder,
         ctx,
         ino,
         &LockRequest::Flock(LockOwner(1), LockKind::Exclusive),
@@ -275,9 +275,9 @@ fn files_without_names_pins_and_locks_stay() {
     )
     .unwrap();
     // A lock with a hole in it, which the client reclaims step by step.
-    lock(&keeper, ctx, ino, &record(1, (0, 1000), LockKind::Exclusive), Wait::No).unwrap();
+    lock(&holder, ctx, ino, &record(1, (0, 1000), LockKind::Exclusive), Wait::No).unwrap();
     let hole = ByteRange::new(100, 100).unwrap();
-    keeper.unlock(ctx, ino, LockOwner(1), Unlock::Range(hole)).unwrap();
+    holder.unlock(ctx, ino, LockOwner(1), Unlock::Range(hole)).unwrap();
     let tries = AtomicU64::new(0);
     with_kills(
         &mut site,
@@ -296,7 +296,7 @@ fn files_without_names_pins_and_locks_stay() {
             }),
             Box::new(|is_over| {
                 while goes_on(is_over) {
-                    let attr = keeper.getattr(SYSTEM, pinned.ino).unwrap();
+                    let attr = holder.getattr(SYSTEM, pinned.ino).unwrap();
                     assert_eq!(
                         (attr.generation, attr.nlink, attr.kind),
                         (pinned.generation, 0, FileKind::Directory)
@@ -323,7 +323,7 @@ fn files_without_names_pins_and_locks_stay() {
         ],
     );
     assert!(tries.load(Ordering::Relaxed) > 0);
-    keeper.unlock(ctx, ino, LockOwner(1), Unlock::All).unwrap();
+    holder.unlock(ctx, ino, LockOwner(1), Unlock::All).unwrap();
     lock(
         &other,
         SYSTEM,
@@ -332,11 +332,11 @@ fn files_without_names_pins_and_locks_stay() {
         Wait::No,
     )
     .unwrap();
-    keeper.unpin(SYSTEM, pinned.ino, 1);
+    holder.unpin(SYSTEM, pinned.ino, 1);
     drop((nameless, locked));
     other.unlink(SYSTEM, ROOT_INO, b"locked").unwrap();
-    assert_comes_back(&keeper, before.inodes_free);
-    drop((keeper, other));
+    assert_comes_back(&holder, before.inodes_free);
+    drop((holder, other));
     is_in_order(site, &path);
 }
 

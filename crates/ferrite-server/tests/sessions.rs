@@ -50,12 +50,12 @@ fn grace_ends_when_all_who_had_locks_are_back() {
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let began = Instant::now();
-    let (keeper, other) = (connect(&address), connect(&address));
-    let file = keeper.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let (holder, other) = (connect(&address), connect(&address));
+    let file = holder.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
     let ino = other.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
     for restart in 0..3 {
         if restart == 1 {
-            lock(&keeper, ino, 1, Wait::No).unwrap();
+            lock(&holder, ino, 1, Wait::No).unwrap();
         }
         server.stop();
         drop(server);
@@ -69,7 +69,7 @@ fn grace_ends_when_all_who_had_locks_are_back() {
             _ => assert_eq!(locked, Err(FsError::WouldBlock), "the first has it"),
         }
     }
-    keeper.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
+    holder.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
     lock(&other, ino, 2, Wait::Forever).unwrap();
     assert!(began.elapsed() < lease / 2, "{:?}", began.elapsed());
     drop((file, server));
@@ -83,8 +83,8 @@ fn a_session_that_has_ended_claims_nothing() {
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let (mut ended, welcome) = Raw::greeted(&address, "");
-    let keeper = connect(&address);
-    let file = keeper.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let holder = connect(&address);
+    let file = holder.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
     let told: Told = ended.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
@@ -101,7 +101,7 @@ fn a_session_that_has_ended_claims_nothing() {
     let (_, slots): (u64, Vec<u32>) = ended.done(&SessionRequest::Slots { count: 4 });
     assert_eq!(slots.len(), 4);
     assert!(ended.ask(&ImmediateRequest::Goodbye {}).is_none());
-    lock(&keeper, file.attr.ino, 1, Wait::Forever).unwrap();
+    lock(&holder, file.attr.ino, 1, Wait::Forever).unwrap();
     server.stop();
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
@@ -114,7 +114,7 @@ fn a_session_that_has_ended_claims_nothing() {
         ended.done::<(u64, Vec<u32>)>(&SessionRequest::ReclaimSlots {}),
         (0, vec![])
     );
-    keeper.getattr(SYSTEM, ROOT_INO).unwrap();
+    holder.getattr(SYSTEM, ROOT_INO).unwrap();
     assert_eq!(ended.refused(&claim(false)), FsError::WouldBlock);
 }
 
@@ -241,9 +241,9 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let options = ServerOptions::default().lease(Duration::from_secs(60));
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let (mut keeper, welcome) = Raw::greeted(&address, "");
+    let (mut holder, welcome) = Raw::greeted(&address, "");
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
-    let told: Told = keeper.done(&FsRequest::Lookup {
+    let told: Told = holder.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
@@ -254,7 +254,7 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
         may_wait: false,
         is_claim,
     };
-    keeper.done::<()>(&lock(false));
+    holder.done::<()>(&lock(false));
     server.stop();
     drop(server);
     let mut server = serve_at(&address, Arc::new(engine.clone()), &options);
@@ -262,11 +262,11 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let body = leaves.body(&lock(false));
     assert!(leaves.send(&body, &[]));
     assert!(leaves.ask(&ImmediateRequest::Goodbye {}).is_none());
-    keeper = Raw::connect(&address);
-    keeper.greet("", Some(welcome.ticket)).unwrap();
-    keeper.done::<()>(&lock(true));
-    keeper.done::<()>(&ImmediateRequest::Reclaimed {});
-    assert!(keeper.ask(&ImmediateRequest::Goodbye {}).is_none());
+    holder = Raw::connect(&address);
+    holder.greet("", Some(welcome.ticket)).unwrap();
+    holder.done::<()>(&lock(true));
+    holder.done::<()>(&ImmediateRequest::Reclaimed {});
+    assert!(holder.ask(&ImmediateRequest::Goodbye {}).is_none());
     server.stop();
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);

@@ -17,7 +17,7 @@ const SLACK: Duration = Duration::from_secs(5);
 
 struct Two {
     _server: ferrite_server::Server,
-    keeper: Client,
+    holder: Client,
     other: Client,
     attr: Attr,
 }
@@ -26,7 +26,7 @@ impl Two {
     fn new() -> Two {
         let options = ServerOptions::default().cache_term(TERM);
         let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options);
-        let (keeper, other) = (connect_leased(&address, 1 << 20), connect(&address));
+        let (holder, other) = (connect_leased(&address, 1 << 20), connect(&address));
         let new = NewFile {
             mode: 0o644,
             open: OpenMode::read_write(),
@@ -35,26 +35,26 @@ impl Two {
         let attr = other.create(SYSTEM, ROOT_INO, b"file", &new).unwrap().attr;
         Two {
             _server: server,
-            keeper,
+            holder,
             other,
             attr,
         }
     }
 
     fn vouching(&self) -> &dyn Vouching {
-        self.keeper.vouching().expect("it keeps something")
+        self.holder.vouching().expect("it keeps something")
     }
 
     /// Makes calls as a kernel does, and returns how long the answers may be cached: attributes, the name, and another
     /// that is absent.
     fn asked(&self) -> [Duration; 3] {
-        let keeper = &self.keeper;
-        let attr = keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
-        let missing = keeper.lookup(SYSTEM, ROOT_INO, b"missing");
+        let holder = &self.holder;
+        let attr = holder.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
+        let missing = holder.lookup(SYSTEM, ROOT_INO, b"missing");
         assert_eq!(missing, Err(FsError::NotFound));
         let vouching = self.vouching();
         [
-            vouching.attr(&keeper.getattr(SYSTEM, attr.ino).unwrap()),
+            vouching.attr(&holder.getattr(SYSTEM, attr.ino).unwrap()),
             vouching.name(ROOT_INO, b"file", Some(attr.ino)),
             vouching.name(ROOT_INO, b"missing", None),
         ]
@@ -112,12 +112,12 @@ fn a_change_waits_until_what_was_told_is_taken_back() {
     assert!(took >= SLOW, "{took:?}");
     assert_eq!(taken.try_recv(), Ok(two.attr.ino));
     // Its own changes revoke nothing.
-    two.keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
+    two.holder.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
     let set = SetAttr {
         mode: Some(0o640),
         ..SetAttr::default()
     };
-    two.keeper.setattr(SYSTEM, two.attr.ino, &set).unwrap();
+    two.holder.setattr(SYSTEM, two.attr.ino, &set).unwrap();
     assert!(taken.try_recv().is_err());
 }
 
@@ -146,10 +146,10 @@ fn what_was_told_holds_over_a_broken_connection() {
         let began = Instant::now();
         let vouched = two.asked()[0];
         assert!(vouched > Duration::ZERO);
-        two.keeper.disconnect();
+        two.holder.disconnect();
         if connects_first {
-            two.keeper.statfs(SYSTEM).unwrap();
-            assert_eq!(two.keeper.reconnects(), 1);
+            two.holder.statfs(SYSTEM).unwrap();
+            assert_eq!(two.holder.reconnects(), 1);
         }
         two.change();
         assert!(
@@ -177,7 +177,7 @@ fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
             true
         }));
     }
-    two.keeper.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
+    two.holder.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
     let ends = start + Duration::from_secs(2);
     let (mut looks, mut changes) = (0, 0);
     std::thread::scope(|scope| {
@@ -185,7 +185,7 @@ fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
             let mut count = 0;
             while Instant::now() < ends {
                 let version = versions.load(Ordering::SeqCst);
-                let attr = two.keeper.getattr(SYSTEM, two.attr.ino).unwrap();
+                let attr = two.holder.getattr(SYSTEM, two.attr.ino).unwrap();
                 let vouched = two.vouching().attr(&attr);
                 let mut kept = kept.lock();
                 if versions.load(Ordering::SeqCst) == version {

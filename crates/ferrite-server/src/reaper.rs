@@ -23,16 +23,16 @@ use super::session::Session;
 /// Connections that are being drained before their sessions end, by session, with the number of the drain.
 type Drained = FxHashMap<(usize, u64), (Link, u64)>;
 
-/// How often the keeper checks for expired terms while changes wait for them, or for drained connections.
+/// How often the reaper checks for expired terms while changes wait for them, or for drained connections.
 const TERM_TICK: Duration = Duration::from_millis(10);
-/// After so many ticks without a turn of the keeper, of at least ten in a lease, the process has stood still, or the
-/// keeper has worked long, which does no harm. Clients send a sign of life twice in a lease, so that this much of it
+/// After so many ticks without a turn of the reaper, of at least ten in a lease, the process has stood still, or the
+/// reaper has worked long, which does no harm. Clients send a sign of life twice in a lease, so that this much of it
 /// can be missed.
 const TICKS_MAX: u32 = 3;
 
 impl Inner {
     /// Ends sessions whose clients are gone, and grace periods.
-    pub(super) fn keep(self: &Arc<Inner>) {
+    pub(super) fn reap(self: &Arc<Inner>) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let mut turn = Instant::now();
         let mut drained = Drained::default();
