@@ -8,11 +8,11 @@ use ferrite_vfs::{
     RenameMode, Result, SetAttr, Start, StatFs, Vouching, XattrMode,
 };
 
-use super::book::OpenedAs;
 use super::cache::{Asker, Cache, Changed};
 use super::file::RemoteFile;
 use super::link::{Link, Repeats};
 use super::message::Answer;
+use super::reclaim_state::OpenedAs;
 use super::unsynced::Era;
 use super::untrusted::{FileSeal, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
@@ -20,7 +20,7 @@ use ferrite_proto::{FsRequest, Node, OpenedFile, Request, Told};
 
 impl Client {
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
-        self.link.book.node(ino)
+        self.link.reclaim_state.node(ino)
     }
 
     pub(super) fn ask<'r>(&self, ctx: &Ctx, request: impl Into<Request<'r>>) -> Result<Answer> {
@@ -40,9 +40,9 @@ impl Client {
         };
         if ctx.pins && node.ino != ferrite_vfs::ROOT_INO {
             // Only the server gives the first pin.
-            self.link.book.pin_again(node.ino, node.generation)?.ok()?;
+            self.link.reclaim_state.pin_again(node.ino, node.generation)?.ok()?;
         } else {
-            self.link.book.learn_node(node);
+            self.link.reclaim_state.learn_node(node);
         }
         Some(Ok(attr))
     }
@@ -57,13 +57,13 @@ impl Client {
 
     fn told(&self, answer: &Answer) -> Result<Attr> {
         let told: Told = answer.result()?;
-        self.link.book.learn(&told);
+        self.link.reclaim_state.learn(&told);
         Ok(told.attr)
     }
 
     fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
         let opened: OpenedFile = answer.result()?;
-        self.link.book.learn(&opened.told);
+        self.link.reclaim_state.learn(&opened.told);
         let file = self.record_open(opened.told.node(), mode, opened.seal, number);
         Ok(Opened {
             attr: opened.told.attr,
@@ -100,7 +100,7 @@ impl Client {
             seal,
             is_stale: false,
         };
-        self.link.book.opened(number, opened);
+        self.link.reclaim_state.opened(number, opened);
         Arc::new(RemoteFile {
             link: Arc::clone(&self.link),
             node,
@@ -165,7 +165,7 @@ impl FileSystem for Client {
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
         let dir = self.node(dir)?;
         let node: Node = self.ask(ctx, FsRequest::Parent { dir })?.result()?;
-        self.link.book.learn_node(node);
+        self.link.reclaim_state.learn_node(node);
         Ok(node.ino)
     }
 
@@ -184,7 +184,7 @@ impl FileSystem for Client {
         if ino == ferrite_vfs::ROOT_INO {
             return Ok(());
         }
-        if let Some(pinned) = self.link.book.pin_again(ino, generation) {
+        if let Some(pinned) = self.link.reclaim_state.pin_again(ino, generation) {
             return pinned;
         }
         let node = self.node(ino)?;
@@ -192,12 +192,12 @@ impl FileSystem for Client {
             return Err(FsError::Stale);
         }
         self.ask(ctx, FsRequest::Pin { node })?.result::<()>()?;
-        self.link.book.pinned(node);
+        self.link.reclaim_state.pinned(node);
         Ok(())
     }
 
     fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
-        match self.link.book.unpin(ino, count) {
+        match self.link.reclaim_state.unpin(ino, count) {
             None | Some(0) => {}
             Some(granted) => self.link.post(FsRequest::Release {
                 pins: vec![(ino, granted)],

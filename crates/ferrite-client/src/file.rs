@@ -67,7 +67,7 @@ impl RemoteFile {
 /// to know that; it would see [`FsError::Stale`] on the next call.
 fn stale_if_lost(link: &Link, number: u64, error: FsError) -> FsError {
     match error {
-        FsError::Disconnected if link.book.is_stale(number) => FsError::Stale,
+        FsError::Disconnected if link.reclaim_state.is_stale(number) => FsError::Stale,
         error => error,
     }
 }
@@ -275,7 +275,7 @@ impl OpenFile for RemoteFile {
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
-        self.link.book.closed(self.number);
+        self.link.reclaim_state.closed(self.number);
         self.link.post(FileRequest::Close {
             files: vec![self.number],
         });

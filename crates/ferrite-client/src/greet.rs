@@ -9,8 +9,8 @@ use ferrite_fabric::secure::Credentials;
 use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 
-use super::book::Book;
 use super::message::{Answer, encode};
+use super::reclaim_state::ReclaimState;
 use super::slots::Slots;
 use super::unsynced::Unsynced;
 use super::untrusted::{LeaseTerm, SlotsTold};
@@ -29,7 +29,7 @@ pub(super) struct Greeting<'c> {
     pub(super) export: &'c str,
     pub(super) credentials: &'c Credentials,
     pub(super) fabric: Option<&'c Fabric>,
-    pub(super) book: &'c Book,
+    pub(super) reclaim_state: &'c ReclaimState,
     pub(super) slots: &'c Slots,
     pub(super) unsynced: &'c Unsynced,
     /// Whether the client caches under leases.
@@ -59,7 +59,7 @@ impl Greeting<'_> {
             ends: Instant::now() + limit,
         };
         let welcome = dialogue.hello(ticket)?;
-        self.book.set_root(welcome.root);
+        self.reclaim_state.set_root(welcome.root);
         self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
         self.unsynced.greeted(welcome.instance, welcome.state);
         dialogue.restore(&welcome, ticket.is_some())?;
@@ -132,7 +132,10 @@ impl Dialogue<'_> {
     /// Brings the session to the state that the client relies on, as far as the server has lost it.
     fn restore(&mut self, welcome: &Welcome, had_session: bool) -> Result<(), ConnectError> {
         let Greeting {
-            address, book, slots, ..
+            address,
+            reclaim_state,
+            slots,
+            ..
         } = self.greeting;
         match welcome.state {
             SessionState::Alive => Ok(()),
@@ -146,7 +149,7 @@ impl Dialogue<'_> {
             }
             SessionState::New => {
                 // A session that had no state ends with its connection, and its loss does no harm.
-                if had_session && book.has_any() {
+                if had_session && reclaim_state.has_any() {
                     tracing::warn!(
                         "the session on {address} has ended; locks were lost, and what others removed may be gone"
                     );
@@ -172,13 +175,16 @@ impl Dialogue<'_> {
     /// Files first: an inode without a name is freed with its last pin, and a claim of a lock pins it only for its own
     /// duration. Pins of unlocked inodes last: there may be very many, and the time for claims of locks is short.
     fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
-        let book = self.greeting.book;
+        let reclaim_state = self.greeting.reclaim_state;
         if !may_claim_locks {
-            for (_, node, _) in book.locks() {
+            for (_, node, _) in reclaim_state.locks() {
                 self.lock_is_lost(node.ino, &FsError::Stale)?;
             }
         }
-        let (stale, files): (Vec<_>, Vec<_>) = book.files().into_iter().partition(|(_, opened)| opened.is_stale);
+        let (stale, files): (Vec<_>, Vec<_>) = reclaim_state
+            .files()
+            .into_iter()
+            .partition(|(_, opened)| opened.is_stale);
         // An earlier connection may have opened them before it broke.
         self.close(&stale.into_iter().map(|(file, _)| file).collect::<Vec<_>>())?;
         for (file, opened) in files {
@@ -191,13 +197,16 @@ impl Dialogue<'_> {
             if let Err(error) = answer.result::<()>() {
                 tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
                 if error == FsError::Stale {
-                    book.file_is_gone(file);
+                    reclaim_state.file_is_gone(file);
                 }
             }
         }
-        let locks = book.locks();
+        let locks = reclaim_state.locks();
         let locked: FxHashSet<Ino> = locks.iter().map(|(_, node, _)| node.ino).collect();
-        let (first, last): (Vec<_>, Vec<_>) = book.pins().into_iter().partition(|node| locked.contains(&node.ino));
+        let (first, last): (Vec<_>, Vec<_>) = reclaim_state
+            .pins()
+            .into_iter()
+            .partition(|node| locked.contains(&node.ino));
         self.pin(first)?;
         for (key, node, held) in locks {
             for lock in held {
@@ -220,14 +229,16 @@ impl Dialogue<'_> {
     /// Recorded at once: if this connection breaks, the next must not get the lock after all.
     fn lock_is_lost(&mut self, ino: Ino, why: &FsError) -> Result<(), ConnectError> {
         tracing::warn!("a lock was lost: inode {ino}: {why}");
-        let stale = self.greeting.book.locks_are_lost(ino);
+        let stale = self.greeting.reclaim_state.locks_are_lost(ino);
         self.close(&stale)
     }
 
     fn pin(&mut self, nodes: Vec<Node>) -> Result<(), ConnectError> {
         for node in nodes {
             let answer = self.ask(FsRequest::Pin { node })?;
-            self.greeting.book.pinned_again(node.ino, answer.result::<()>().is_ok());
+            self.greeting
+                .reclaim_state
+                .pinned_again(node.ino, answer.result::<()>().is_ok());
         }
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! The client: an engine that lives on a server.
 //!
 //! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is remade when it
-//! breaks (`link`, `greet`); the session state that the client keeps for that (`book`); the slots of tokens (`slots`);
-//! an export as a volume that mount, library and program open ([`volume`]). The design is that of RUFS, section 2.3.3
-//! (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::once`]) that make a change happen
-//! once though its answer is lost.
+//! breaks (`link`, `greet`); the session state that the client keeps for that (`reclaim_state`); the slots of tokens
+//! (`slots`); an export as a volume that mount, library and program open ([`volume`]). The design is that of RUFS,
+//! section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::once`]) that make a
+//! change happen once though its answer is lost.
 //!
 //! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]). Messages travel by
 //! `ferrite-fabric`. This crate names no engine and no server.
@@ -14,7 +14,6 @@
 //! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 #![forbid(unsafe_code)]
 
-mod book;
 mod cache;
 mod calls;
 mod ending;
@@ -34,6 +33,7 @@ mod pace;
 mod pieces;
 #[cfg(feature = "rdma")]
 pub mod rdma;
+mod reclaim_state;
 mod requests;
 mod slots;
 mod submit;

@@ -22,7 +22,6 @@ use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result, Waits};
 
-use super::book::Book;
 use super::cache::Cache;
 use super::greet::Greeting;
 use super::groups::GroupCache;
@@ -30,6 +29,7 @@ use super::limit::Limit;
 use super::message::{Answer, State, Waiter, check_length, encode};
 use super::outgoing::Outgoing;
 use super::pace::Pace;
+use super::reclaim_state::ReclaimState;
 use super::requests::{Completion, Pending, Requests};
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
@@ -86,7 +86,7 @@ pub(super) struct Link {
     pub(super) parking: Parking,
     reconnects: AtomicU64,
     pace: Pace,
-    pub(super) book: Book,
+    pub(super) reclaim_state: ReclaimState,
     pub(super) cache: Option<Cache>,
     /// Recalls to answer.
     pub(super) recalls: Mutex<lock_order::Recalls, Vec<u64>>,
@@ -124,7 +124,7 @@ impl Link {
             parking: Parking::default(),
             reconnects: AtomicU64::new(0),
             pace: Pace::default(),
-            book: Book::default(),
+            reclaim_state: ReclaimState::default(),
             cache: options.cache_bytes.map(Cache::new),
             recalls: Mutex::default(),
             taking_back: TakingBack::default(),
@@ -585,7 +585,7 @@ impl Link {
             export: &self.export,
             credentials: &self.options.credentials,
             fabric: self.options.fabric.as_ref(),
-            book: &self.book,
+            reclaim_state: &self.reclaim_state,
             slots: &self.slots,
             unsynced: &self.unsynced,
             wants_leases: self.cache.is_some(),

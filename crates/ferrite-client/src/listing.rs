@@ -92,11 +92,11 @@ impl Client {
                 progress.entry(&entry)?;
                 let (attr, pinned) = match entry.told {
                     EntryTold::Attributes(told) => {
-                        self.link.book.learn(&told);
+                        self.link.reclaim_state.learn(&told);
                         (Ok(told.attr), told.is_pinned.then_some(told.attr.ino))
                     }
                     EntryTold::Node(node) => {
-                        self.link.book.learn_node(node);
+                        self.link.reclaim_state.learn_node(node);
                         (Err(FsError::Stale), None)
                     }
                     EntryTold::Nothing(error) => (Err(error), None),

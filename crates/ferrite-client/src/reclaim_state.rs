@@ -82,7 +82,7 @@ pub(super) struct LockKey {
 }
 
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct ReclaimState {
     root: Mutex<lock_order::Root, Option<Node>>,
     nodes: Mutex<lock_order::Nodes, Nodes>,
     pins: Mutex<lock_order::Pins, FxHashMap<Ino, Pinned>>,
@@ -90,7 +90,7 @@ pub(super) struct Book {
     locks: Mutex<lock_order::Locks, FxHashMap<LockKey, (Node, Held)>>,
 }
 
-impl Book {
+impl ReclaimState {
     pub(super) fn set_root(&self, node: Node) {
         *self.root.lock() = Some(node);
     }
