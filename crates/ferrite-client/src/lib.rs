@@ -1,10 +1,10 @@
 //! The client: an engine that lives on a server.
 //!
 //! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is remade when it
-//! breaks (`link`, `greet`); the session state that the client keeps for that (`reclaim_state`); the slots of tokens
-//! (`slots`); an export as a volume that mount, library and program open ([`volume`]). The design is that of RUFS,
-//! section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::once`]) that make a
-//! change happen once though its answer is lost.
+//! breaks (`link`, `session_setup`); the session state that the client keeps for that (`reclaim_state`); the slots of
+//! tokens (`slots`); an export as a volume that mount, library and program open ([`volume`]). The design is that of
+//! RUFS, section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::once`]) that
+//! make a change happen once though its answer is lost.
 //!
 //! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]). Messages travel by
 //! `ferrite-fabric`. This crate names no engine and no server.
@@ -18,7 +18,6 @@ mod cache;
 mod calls;
 mod ending;
 mod file;
-mod greet;
 mod groups;
 mod later;
 mod leased;
@@ -35,6 +34,7 @@ mod pieces;
 pub mod rdma;
 mod reclaim_state;
 mod requests;
+mod session_setup;
 mod slots;
 mod submit;
 mod taking_back;

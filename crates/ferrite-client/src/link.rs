@@ -23,7 +23,6 @@ use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result, Waits};
 
 use super::cache::Cache;
-use super::greet::Greeting;
 use super::groups::GroupCache;
 use super::limit::Limit;
 use super::message::{Answer, State, Waiter, check_length, encode};
@@ -31,6 +30,7 @@ use super::outgoing::Outgoing;
 use super::pace::Pace;
 use super::reclaim_state::ReclaimState;
 use super::requests::{Completion, Pending, Requests};
+use super::session_setup::SessionSetup;
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
 use super::taking_back::TakingBack;
@@ -134,7 +134,7 @@ impl Link {
             watcher: Mutex::default(),
             wake_watcher: Wake::new()?,
         });
-        let up = link.greet(None, options.connect)?;
+        let up = link.set_up_session(None, options.connect)?;
         link.line.lock().up = Some(Arc::new(up));
         let watcher = {
             let link = Arc::downgrade(&link);
@@ -523,7 +523,7 @@ impl Link {
         let mut backoff = BACKOFF.0;
         self.pace.wait();
         loop {
-            match self.greet(ticket, ATTEMPT) {
+            match self.set_up_session(ticket, ATTEMPT) {
                 Ok(up) => {
                     self.reconnects.fetch_add(1, Ordering::Relaxed);
                     self.take_up(Arc::new(up));
@@ -579,8 +579,8 @@ impl Link {
     }
 
     /// Connects, and begins a session or resumes the one of a ticket.
-    fn greet(&self, ticket: Option<Ticket>, limit: Duration) -> std::result::Result<Up, ConnectError> {
-        let greeting = Greeting {
+    fn set_up_session(&self, ticket: Option<Ticket>, limit: Duration) -> std::result::Result<Up, ConnectError> {
+        let setup = SessionSetup {
             address: &self.address,
             export: &self.export,
             credentials: &self.options.credentials,
@@ -593,7 +593,7 @@ impl Link {
             are_leases_relied_on: self.taking_back.is_on(),
             numbers: self.requests.numbers(),
         };
-        let (connection, receiver, welcome, term) = greeting.greet(ticket, limit)?;
+        let (connection, receiver, welcome, term) = setup.set_up_session(ticket, limit)?;
         if let Some(cache) = &self.cache {
             cache.connected(term);
         }

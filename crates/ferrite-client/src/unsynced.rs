@@ -56,7 +56,7 @@ impl Unsynced {
 
     /// Notes a connection. A new run that knows nothing of the session follows a loss of power, or comes so late that
     /// the client cannot tell.
-    pub(super) fn greeted(&self, instance: u64, session: SessionState) {
+    pub(super) fn session_set_up(&self, instance: u64, session: SessionState) {
         let mut state = self.state.lock();
         let before = state.instance.replace(instance);
         if session == SessionState::New && before.is_some_and(|before| before != instance) {
@@ -112,21 +112,21 @@ mod tests {
     #[test]
     fn a_loss_is_told_once_and_only_of_what_was_not_synced() {
         let unsynced = Unsynced::default();
-        unsynced.greeted(1, SessionState::New);
+        unsynced.session_set_up(1, SessionState::New);
         unsynced.changed(unsynced.era());
         assert!(syncs(&unsynced) && unsynced.has_none());
-        unsynced.greeted(2, SessionState::New);
+        unsynced.session_set_up(2, SessionState::New);
         assert!(syncs(&unsynced), "nothing was lost");
         unsynced.changed(unsynced.era());
-        unsynced.greeted(2, SessionState::New);
+        unsynced.session_set_up(2, SessionState::New);
         assert!(syncs(&unsynced), "the same run of the server has it still");
         unsynced.changed(unsynced.era());
-        unsynced.greeted(3, SessionState::ToReclaim);
+        unsynced.session_set_up(3, SessionState::ToReclaim);
         assert!(
             !unsynced.has_none(),
             "the kernel of the server has it still, and nothing was synced"
         );
-        unsynced.greeted(4, SessionState::New);
+        unsynced.session_set_up(4, SessionState::New);
         assert!(!syncs(&unsynced));
         assert!(syncs(&unsynced));
     }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_sync_settles_what_was_answered_before_it_in_the_same_session() {
         let unsynced = Unsynced::default();
-        unsynced.greeted(1, SessionState::New);
+        unsynced.session_set_up(1, SessionState::New);
         unsynced.changed(unsynced.era());
         let synced = unsynced.sync(|| {
             unsynced.changed(unsynced.era());
@@ -143,12 +143,12 @@ mod tests {
         assert!(synced.is_ok() && !unsynced.has_none(), "one came meanwhile");
         assert!(unsynced.sync(|| Err(FsError::Disconnected)).is_err() && !unsynced.has_none());
         let synced = unsynced.sync(|| {
-            unsynced.greeted(2, SessionState::New);
+            unsynced.session_set_up(2, SessionState::New);
             Ok(())
         });
         assert!(synced.is_err(), "the one that synced knew nothing of the changes");
         let before = unsynced.era();
-        unsynced.greeted(3, SessionState::New);
+        unsynced.session_set_up(3, SessionState::New);
         unsynced.changed(before);
         assert!(!syncs(&unsynced), "the one that answered is gone");
     }

@@ -279,7 +279,7 @@ impl Service for Front {
 
     fn data_bytes_max(&self, peer: &Peer) -> usize {
         match peer {
-            // A connection that has not greeted gets no buffers.
+            // A connection that has no session yet gets no buffers.
             Peer::Stranger { .. } => 0,
             Peer::Client { .. } => ferrite_fabric::frame::DATA_BYTES_MAX,
         }
@@ -308,8 +308,8 @@ impl Service for Front {
                 account,
                 address,
             } => {
-                let (session, welcome) = match inner.greet(&request, *account) {
-                    Ok(greeted) => greeted,
+                let (session, welcome) = match inner.set_up_session(&request, *account) {
+                    Ok(set_up) => set_up,
                     Err(error) => {
                         // Report the reason; the client may retry.
                         put::<()>(out, head.id, Err(error));
@@ -395,7 +395,7 @@ impl Inner {
     }
 
     /// Handles the first message of a connection, which selects its session.
-    fn greet(&self, request: &Request<'_>, account: Account) -> Result<(Arc<Session>, Welcome)> {
+    fn set_up_session(&self, request: &Request<'_>, account: Account) -> Result<(Arc<Session>, Welcome)> {
         let &Request::Immediate(ImmediateRequest::Hello {
             magic,
             version,
@@ -403,7 +403,7 @@ impl Inner {
             resume,
         }) = request
         else {
-            return Err(FsError::Io("the first message must be a greeting".into()));
+            return Err(FsError::Io("the first message must be a Hello".into()));
         };
         if magic != MAGIC {
             return Err(FsError::Io(

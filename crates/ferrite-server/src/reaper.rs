@@ -2,7 +2,7 @@
 //!
 //! Invariant: no session ends for silence while bytes of its client lie unread, because the server was busy. One with a
 //! connection ends only when the connection was found drained after the lease had run out ([`Link::drain`]). One
-//! without is excused while a thread is busy for long: its client may wait to be accepted, or to be greeted.
+//! without is excused while a thread is busy for long: its client may wait to be accepted, or to set up a session.
 //!
 //! Invariant: a session loses the locks of an earlier run that it did not claim in time, in the pool too, before others
 //! get them.

@@ -2,7 +2,7 @@
 //!
 //! Contents: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; one more closes
 //! the oldest. So sessions and strangers together bound the connections of a source: one that opens connections without
-//! greeting closes its own.
+//! setting up a session closes its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ impl Strangers {
         number
     }
 
-    /// Removes a connection that has greeted, or is gone.
+    /// Removes a connection that has set up a session, or is gone.
     pub(super) fn leave(&self, number: u64) {
         self.kept.lock().remove(number);
     }

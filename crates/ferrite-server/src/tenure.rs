@@ -1,8 +1,8 @@
 //! How sessions begin, are found again, and end; and how the server revokes their unused slots.
 //!
 //! Invariants: a session is found from when it begins until it ends, by one connection at a time. One without state
-//! that its client would miss ends with its connection: a client that connects, greets and leaves costs nothing
-//! afterwards.
+//! that its client would miss ends with its connection: a client that connects, sets up a session and leaves costs
+//! nothing afterwards.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;

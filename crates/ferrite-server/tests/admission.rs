@@ -51,10 +51,10 @@ fn create(parent: Node) -> FsRequest<'static> {
 
 /// Once each left 1.4 KB for a lease, and one thread began 5,600 a second.
 #[test]
-fn what_greets_and_goes_leaves_nothing() {
+fn a_session_that_is_set_up_and_left_leaves_nothing() {
     let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
     for round in 0..300 {
-        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let (mut raw, welcome) = Raw::with_session(&address, "");
         match round % 3 {
             0 => {}
             1 => raw.done::<()>(&ImmediateRequest::Ping {}),
@@ -63,17 +63,20 @@ fn what_greets_and_goes_leaves_nothing() {
     }
     until("sessions that had nothing are gone", || server.sessions() == 0);
     // A session that its client would miss stays.
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let _: OpenedFile = raw.done(&create(welcome.root));
     drop(raw);
     let mut raw = Raw::connect(&address);
-    let again = raw.greet("", Some(welcome.ticket)).unwrap();
+    let again = raw.set_up_session("", Some(welcome.ticket)).unwrap();
     assert_eq!((again.state, again.ticket), (SessionState::Alive, welcome.ticket));
     raw.done::<()>(&FileRequest::Close { files: vec![1] });
     drop(raw);
     until("it has closed its file", || server.sessions() == 0);
     let mut raw = Raw::connect(&address);
-    assert_eq!(raw.greet("", Some(welcome.ticket)).unwrap().state, SessionState::New);
+    assert_eq!(
+        raw.set_up_session("", Some(welcome.ticket)).unwrap().state,
+        SessionState::New
+    );
 }
 
 /// The server reports to a client that exceeds a limit why, and accepts it later; others keep their sessions.
@@ -92,22 +95,25 @@ fn sessions_of_an_export_a_key_and_an_address_have_bounds() {
     ] {
         let (server, address) = serve_with(exports_max, &options);
         let bystander = Bystander::at(&address, "");
-        let mut others: Vec<(Raw, _)> = (0..4).map(|_| Raw::greeted(&address, "")).collect();
+        let mut others: Vec<(Raw, _)> = (0..4).map(|_| Raw::with_session(&address, "")).collect();
         let mut late = Raw::connect(&address);
         for _ in 0..3 {
-            assert_eq!(late.greet("", None).unwrap_err(), FsError::TooManySessions(of));
+            assert_eq!(late.set_up_session("", None).unwrap_err(), FsError::TooManySessions(of));
         }
         // A client that has a session comes back to it.
         let (mut back, welcome) = others.pop().unwrap();
         let _: OpenedFile = back.done(&create(welcome.root));
         drop(back);
         let mut back = Raw::connect(&address);
-        assert_eq!(back.greet("", Some(welcome.ticket)).unwrap().state, SessionState::Alive);
+        assert_eq!(
+            back.set_up_session("", Some(welcome.ticket)).unwrap().state,
+            SessionState::Alive
+        );
         bystander.goes_on();
-        assert!(late.greet("", None).is_err());
+        assert!(late.set_up_session("", None).is_err());
         drop(others.pop());
         let began = Instant::now();
-        while late.greet("", None).is_err() {
+        while late.set_up_session("", None).is_err() {
             assert!(began.elapsed() < LIMIT, "it stays out");
         }
         bystander.goes_on();
@@ -127,7 +133,7 @@ fn sessions_of_an_export_a_key_and_an_address_have_bounds() {
         other => panic!("{:?}", other.map(drop)),
     }
     // Other clients are not affected.
-    assert_eq!(Raw::greeted(&address, "").1.state, SessionState::New);
+    assert_eq!(Raw::with_session(&address, "").1.state, SessionState::New);
     drop(clients.pop());
     until("one has left", || open().map(|client| clients.push(client)).is_ok());
     assert!(server.sessions() >= 3);
@@ -143,7 +149,7 @@ fn a_client_that_comes_back_waits_for_a_place() {
     let client = Client::connect(&network.address, "", &patience).unwrap();
     network.silence(true);
     until("its session has ended", || server.sessions() == 0);
-    let (mut other, _) = Raw::greeted(&address, "");
+    let (mut other, _) = Raw::with_session(&address, "");
     network.silence(false);
     network.cut();
     std::thread::scope(|scope| {
@@ -160,7 +166,7 @@ fn a_client_that_comes_back_waits_for_a_place() {
     });
 }
 
-/// A client that goes through the handshake and never greets loses its own oldest connections.
+/// A client that goes through the handshake and never sets up a session loses its own oldest connections.
 #[test]
 fn connections_without_a_session_have_a_bound() {
     let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
@@ -173,8 +179,14 @@ fn connections_without_a_session_have_a_bound() {
             "the oldest are closed"
         );
     }
-    assert_eq!(strangers[299].greet("", None).unwrap().state, SessionState::New);
-    assert_eq!(strangers[200].greet("", None).unwrap().state, SessionState::New);
+    assert_eq!(
+        strangers[299].set_up_session("", None).unwrap().state,
+        SessionState::New
+    );
+    assert_eq!(
+        strangers[200].set_up_session("", None).unwrap().state,
+        SessionState::New
+    );
     bystander.goes_on();
 }
 
@@ -304,8 +316,8 @@ fn all_that_a_client_makes_the_server_keep_has_a_bound() {
     let (server, address) = serve(fs, vec![export("")], &options);
     for resource in Resource::ALL {
         for round in 0..3 {
-            let (mut one, welcome) = Raw::greeted(&address, "");
-            let (mut two, _) = Raw::greeted(&address, "");
+            let (mut one, welcome) = Raw::with_session(&address, "");
+            let (mut two, _) = Raw::with_session(&address, "");
             let root = welcome.root;
             // Earlier sessions return their resources a moment after they have left.
             for n in 0..3 {
@@ -353,7 +365,7 @@ fn slots_that_nobody_uses_are_taken_back() {
     let slots_of = |raw: &mut Raw| raw.done::<(u64, Vec<u32>)>(&SessionRequest::Slots { count: 64 });
     let mut idle = Vec::new();
     loop {
-        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let (mut raw, welcome) = Raw::with_session(&address, "");
         let (number, slots) = slots_of(&mut raw);
         if slots.is_empty() {
             break;
@@ -369,7 +381,7 @@ fn slots_that_nobody_uses_are_taken_back() {
         seq: *number << 32 | 1,
     });
     let _: Told = raw.done(&mkdir(welcome.root, "unsettled"));
-    let (mut late, _) = Raw::greeted(&address, "");
+    let (mut late, _) = Raw::with_session(&address, "");
     let began = Instant::now();
     let (_, got) = loop {
         for (raw, ..) in &mut idle {

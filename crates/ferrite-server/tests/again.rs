@@ -32,7 +32,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
     let options = ServerOptions::default().lease(lease);
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let file: OpenedFile = raw.done(&FsRequest::Create {
         parent: welcome.root,
         name: b"file",
@@ -48,7 +48,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
         let number = raw.number();
         raw = Raw::connect(&address);
         raw.next_is(number);
-        let again = raw.greet("", Some(welcome.ticket)).unwrap();
+        let again = raw.set_up_session("", Some(welcome.ticket)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim, "restart {restart}");
         raw.done::<()>(&lock(node, true));
         // Grace ends while it still claims: its time is used up.
@@ -59,7 +59,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
             std::thread::sleep(lease / 20);
         }
         raw.done::<()>(&ImmediateRequest::Reclaimed {});
-        let (mut other, _) = Raw::greeted(&address, "");
+        let (mut other, _) = Raw::with_session(&address, "");
         let refused = other.refused(&lock(node, false));
         assert_eq!(refused, FsError::WouldBlock, "restart {restart}: it is still locked");
     }
@@ -71,8 +71,8 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     let fs = Arc::new(MemFs::new());
     let options = ServerOptions::default().cache_term(Duration::from_secs(5));
     let (_server, address) = serve(fs.clone(), vec![export("")], &options);
-    let (mut reader, reader_welcome) = Raw::greeted(&address, "");
-    let (mut writer, welcome) = Raw::greeted(&address, "");
+    let (mut reader, reader_welcome) = Raw::with_session(&address, "");
+    let (mut writer, welcome) = Raw::with_session(&address, "");
     let file: OpenedFile = writer.done(&FsRequest::Create {
         parent: welcome.root,
         name: b"file",
@@ -107,7 +107,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
         writer = Raw::connect(&address);
         writer.next_is(number);
         assert_eq!(
-            writer.greet("", Some(welcome.ticket)).unwrap().state,
+            writer.set_up_session("", Some(welcome.ticket)).unwrap().state,
             SessionState::Alive
         );
         assert!(writer.send(&body, b"x"));

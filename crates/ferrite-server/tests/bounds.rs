@@ -79,7 +79,7 @@ impl World {
         fs.symlink(SYSTEM, chain[chain.len() - 1301], b"down", down.as_bytes())
             .unwrap();
         let (server, address) = serve(Arc::clone(&fs), vec![export("")], &ServerOptions::default());
-        let (raw, welcome) = Raw::greeted(&address, "");
+        let (raw, welcome) = Raw::with_session(&address, "");
         let mut world = World {
             fs,
             server,
@@ -188,7 +188,7 @@ impl World {
         let (_, node) = self.small_file();
         let whole = record(1, LockKind::Exclusive, 0, 0);
         self.lock(node, 2, LockRequest::Record(whole)).unwrap();
-        let (mut others, _) = Raw::greeted(&self.address, "");
+        let (mut others, _) = Raw::with_session(&self.address, "");
         for owner in 0..4000 {
             let body = others.body(&ImmediateRequest::Lock {
                 node,
@@ -236,7 +236,7 @@ fn of_session(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
             measured(&mut raw, common::raw::hello("", None).into());
         }
         "Goodbye" => {
-            let (mut raw, _) = Raw::greeted(&world.address, "");
+            let (mut raw, _) = Raw::with_session(&world.address, "");
             for file in 0..5000 {
                 let (node, mode) = (world.large.0, OpenMode::read_only());
                 raw.done::<u64>(&FsRequest::Open { node, mode, file });
@@ -612,7 +612,7 @@ fn no_request_holds_the_thread_that_received_it() {
     let mut world = World::new(&pool);
     let observer = world.server.observer();
     let turns = || observer.look().expect("it runs").turns;
-    let (mut pinger, _) = Raw::greeted(&world.address, "");
+    let (mut pinger, _) = Raw::with_session(&world.address, "");
     let mut late = Vec::new();
     for kind in (0..REQUEST_NUMBERS as u16).filter_map(Request::name_of) {
         assert!(

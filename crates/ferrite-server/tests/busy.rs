@@ -47,7 +47,7 @@ fn server() -> (Server, String, Arc<Slow>) {
 
 /// A client with an open file and a lock on it.
 fn client(address: &str, name: &[u8]) -> (Raw, ferrite_proto::Welcome) {
-    let (mut raw, welcome) = Raw::greeted(address, "");
+    let (mut raw, welcome) = Raw::with_session(address, "");
     let created: OpenedFile = raw.done(&FsRequest::Create {
         parent: welcome.root,
         name,
@@ -78,7 +78,7 @@ fn signs_of_life_that_lie_unread_count() {
     let (server, address, slow) = server();
     let (mut honest, _) = client(&address, b"honest");
     let (away, welcome) = client(&address, b"away");
-    let (mut other, _) = Raw::greeted(&address, "");
+    let (mut other, _) = Raw::with_session(&address, "");
     slow.ms.store(BUSY.as_millis() as u64, Ordering::Relaxed);
     let request = other.body(&FsRequest::Statfs {});
     let began = Instant::now();
@@ -89,7 +89,7 @@ fn signs_of_life_that_lie_unread_count() {
         let address = address.clone();
         std::thread::spawn(move || {
             let mut back = Raw::connect(&address);
-            let welcome = back.greet("", Some(welcome.ticket)).unwrap();
+            let welcome = back.set_up_session("", Some(welcome.ticket)).unwrap();
             (back, welcome)
         })
     };

@@ -22,7 +22,7 @@ fn a_thousand_idle_sessions() {
     let fs = Arc::new(MemFs::new());
     let (server, address) = serve(fs, vec![export("")], &ServerOptions::default());
     let bystander = Bystander::at(&address, "");
-    let mut idle: Vec<Raw> = (0..1000).map(|_| Raw::greeted(&address, "").0).collect();
+    let mut idle: Vec<Raw> = (0..1000).map(|_| Raw::with_session(&address, "").0).collect();
     assert_eq!(server.sessions(), 1001);
     bystander.goes_on();
     for raw in &mut idle {
@@ -118,12 +118,12 @@ fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
     drop(fs.create(SYSTEM, ROOT_INO, b"file", &new_file(true)).unwrap());
     let options = ServerOptions::default().rdma(Some(slow.clone()));
     let (_server, address) = serve(fs, vec![export("")], &options);
-    let (mut binds, welcome) = Raw::greeted(&address, "");
+    let (mut binds, welcome) = Raw::with_session(&address, "");
     let told: Told = binds.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    let (mut leaves, mut stays) = (Raw::greeted(&address, "").0, Raw::greeted(&address, "").0);
+    let (mut leaves, mut stays) = (Raw::with_session(&address, "").0, Raw::with_session(&address, "").0);
     let bind = binds.body(&RdmaRequest::Bind {
         node: told.node(),
         writable: false,
@@ -173,7 +173,7 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
         let lease = Duration::from_secs(2);
         let options = ServerOptions::default().lease(lease).rdma(Some(slow.clone()));
         let (_server, address) = serve(fs, vec![export("")], &options);
-        let (mut first, welcome) = Raw::greeted(&address, "");
+        let (mut first, welcome) = Raw::with_session(&address, "");
         let told: Told = first.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: b"file",
@@ -187,7 +187,7 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
             false => drop(first),
         }
         slow.wait_until_it_is_at_it();
-        let (mut second, _) = Raw::greeted(&address, "");
+        let (mut second, _) = Raw::with_session(&address, "");
         let began = Instant::now();
         assert_eq!(
             second.refused(&exclusive(node)),
@@ -217,7 +217,7 @@ fn nobody_waits_for_a_key_that_another_gives_back() {
     });
     let options = ServerOptions::default().rdma(Some(slow.clone()));
     let (_server, address) = serve(fs, vec![export("")], &options);
-    let (mut first, welcome) = Raw::greeted(&address, "");
+    let (mut first, welcome) = Raw::with_session(&address, "");
     let told: Told = first.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
@@ -226,7 +226,7 @@ fn nobody_waits_for_a_key_that_another_gives_back() {
     let release = first.body(&RdmaRequest::ReleaseKey { key });
     assert!(first.send(&release, &[]));
     slow.wait_until_it_is_at_it();
-    let (mut second, _) = Raw::greeted(&address, "");
+    let (mut second, _) = Raw::with_session(&address, "");
     let began = Instant::now();
     second.done::<()>(&ImmediateRequest::Ping {});
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());

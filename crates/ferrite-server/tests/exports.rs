@@ -30,7 +30,7 @@ fn tickets_of_others_are_worth_nothing() {
     fs.mkdir(SYSTEM, ROOT_INO, b"sub", 0o777).unwrap();
     let exports = vec![export(""), export("sub").path("/sub")];
     let (server, address) = serve(fs, exports, &ServerOptions::default());
-    let (mut mine, welcome) = Raw::greeted(&address, "");
+    let (mut mine, welcome) = Raw::with_session(&address, "");
     // Of another export, forged, with another number.
     let Ticket { session, seal } = welcome.ticket;
     let others = [
@@ -58,14 +58,14 @@ fn tickets_of_others_are_worth_nothing() {
         ),
     ];
     for (name, ticket) in others {
-        let given = Raw::connect(&address).greet(name, Some(ticket)).unwrap();
+        let given = Raw::connect(&address).set_up_session(name, Some(ticket)).unwrap();
         assert_eq!(given.state, SessionState::New);
         assert_ne!(given.ticket.session, session);
     }
     mine.done::<()>(&ImmediateRequest::Ping {});
     // The client's own ticket selects its session: the older connection is closed.
     let mut again = Raw::connect(&address);
-    let given = again.greet("", Some(welcome.ticket)).unwrap();
+    let given = again.set_up_session("", Some(welcome.ticket)).unwrap();
     assert_eq!((given.state, given.ticket), (SessionState::Alive, welcome.ticket));
     assert!(is_closed(&mut mine));
     again.done::<()>(&ImmediateRequest::Ping {});
@@ -85,8 +85,8 @@ fn seals_tokens_and_numbers_of_others() {
     let exports = vec![export(""), export("sub").path("/sub")];
     let (_server, address) = serve(Arc::new(engine.clone()), exports, &ServerOptions::default());
     let bystander = Bystander::at(&address, "");
-    let (mut all, root) = Raw::greeted(&address, "");
-    let (mut sub, sub_root) = Raw::greeted(&address, "sub");
+    let (mut all, root) = Raw::with_session(&address, "");
+    let (mut sub, sub_root) = Raw::with_session(&address, "sub");
     let mkdir = |parent, name: &'static str| FsRequest::Mkdir {
         parent,
         name: name.as_bytes(),
@@ -294,7 +294,7 @@ fn subtree(options: impl Fn(ExportOptions) -> ExportOptions) -> (Arc<MemFs>, Ser
 #[test]
 fn nothing_leads_out_of_a_subtree() {
     let (fs, _server, address) = subtree(|options| options);
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     let root = welcome.root;
     let resolve = |base, path: &'static str| FsRequest::Resolve {
         root,
@@ -386,7 +386,7 @@ fn nothing_leads_out_of_a_subtree() {
 fn a_read_only_export_changes_nothing() {
     let (fs, _server, address) = subtree(|options| options.read_only(true));
     let bystander = Bystander::at(&address, "all");
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     let root = welcome.root;
     let sub = fs.resolve(SYSTEM, &Start::default(), b"/sub", true).unwrap();
     fs.mknod(SYSTEM, sub.ino, b"file", &node(FileKind::File, 0o666))
@@ -534,7 +534,7 @@ fn root_is_nobody_unless_it_may_be() {
     private(b"roots", 0o600, 0);
     private(b"wheels", 0o060, 0);
     private(b"groups", 0o060, 5);
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     let root = welcome.root;
     // `check` is off: the server does not trust that.
     let made: Told = raw.done(&FsRequest::Mkdir {
@@ -605,7 +605,7 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
         fs.mknod(SYSTEM, made.ino, b"secret", &node(FileKind::File, 0o600))
             .unwrap();
     }
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     raw.pins = true;
     let mut list = |uid, name: &'static str, with_attributes| {
         raw.uid = uid;
@@ -654,7 +654,7 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
 fn where_root_is_nobody_a_program_is_read_to_run_it() {
     let (fs, _server, address) = subtree(|options| options.root_squash(true));
     let sub = fs.resolve(SYSTEM, &Start::default(), b"/sub", true).unwrap();
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     (raw.uid, raw.gid) = (1000, 1000);
     for (name, mode) in [("program", 0o711), ("private", 0o700)] {
         fs.mknod(SYSTEM, sub.ino, name.as_bytes(), &node(FileKind::File, mode))

@@ -70,7 +70,7 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
     if target == "client_answers" {
         return answers_input(random);
     }
-    // Occasionally without a greeting, or even without the handshake before it.
+    // Occasionally without a hello, or even without the handshake before it.
     let manners = random.below(16);
     let mut input = vec![if manners < 4 { manners as u8 } else { 0 }];
     for _ in 0..random.below(12) {
@@ -116,13 +116,13 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
     input
 }
 
-/// Mostly one small change of an answer, and occasionally one of the greeting.
+/// Mostly one small change of an answer, and occasionally one of the hello.
 fn answers_input(random: &mut Rng) -> Vec<u8> {
     let mut input = vec![random.below(2) as u8];
     for _ in 0..1 + random.below(4) {
-        let (is_long, is_greeting) = (random.chance(20), random.chance(10));
+        let (is_long, is_hello) = (random.chance(20), random.chance(10));
         let len = 1 + random.below(if is_long { 60 } else { 10 });
-        let to = random.below(if is_greeting { 4 } else { 64 }) as u8;
+        let to = random.below(if is_hello { 4 } else { 64 }) as u8;
         input.extend([to, random.below(8) as u8, len as u8]);
         input.extend(bytes(random, len));
     }

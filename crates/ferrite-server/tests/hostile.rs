@@ -107,7 +107,7 @@ fn frames_that_never_end_hold_nobody_up() {
     bystander.goes_on();
     // Clients that have a session lose it with their lease.
     for _ in 0..40 {
-        let (mut raw, _) = Raw::greeted(&address, "");
+        let (mut raw, _) = Raw::with_session(&address, "");
         let body = raw.body(&FileRequest::Write {
             file: 1,
             mode: ferrite_vfs::WriteMode {
@@ -126,7 +126,7 @@ fn frames_that_never_end_hold_nobody_up() {
 }
 
 #[test]
-fn greetings_that_are_none() {
+fn hellos_that_are_none() {
     let (_server, address) = start();
     let bystander = Bystander::at(&address, "");
     let mut raw = Raw::connect(&address);
@@ -153,7 +153,7 @@ fn greetings_that_are_none() {
     }
     let long = "x".repeat(100_000);
     assert!(matches!(raw.refused(&hello(&long, None)), FsError::Io(_)));
-    let welcome = raw.greet("", None).unwrap();
+    let welcome = raw.set_up_session("", None).unwrap();
     assert_eq!(welcome.state, SessionState::New);
     // A second hello.
     assert!(raw.ask(&hello("", None)).is_none());
@@ -169,7 +169,7 @@ fn arguments_that_no_client_of_ours_sends() {
     for fs in engines {
         let (_server, address) = serve(fs, vec![export("")], &ServerOptions::default());
         let bystander = Bystander::at(&address, "");
-        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let (mut raw, welcome) = Raw::with_session(&address, "");
         let root = welcome.root;
         let made: OpenedFile = raw.done(&FsRequest::Create {
             parent: root,
@@ -361,10 +361,10 @@ fn requests_with_wrong_bytes() {
         (None, Some(_)) => 200_000,
         (None, None) => 3000,
     };
-    let mut greeted = None;
+    let mut connected = None;
     for _ in 0..rounds {
-        let (raw, root) = greeted.get_or_insert_with(|| {
-            let (raw, welcome) = Raw::greeted(&address, "");
+        let (raw, root) = connected.get_or_insert_with(|| {
+            let (raw, welcome) = Raw::with_session(&address, "");
             (raw, welcome.root)
         });
         raw.pins = random.chance(50);
@@ -381,11 +381,11 @@ fn requests_with_wrong_bytes() {
                 break;
             }
         }
-        // Malformed requests close the connection, and so do goodbye and a greeting. An answer may have any number.
+        // Malformed requests close the connection, and so do goodbye and a hello. An answer may have any number.
         let data = vec![0; random.below(3) as usize * 100];
         let is_lost = !raw.send(&body, &data) || !raw.send_ping();
         if is_lost || !raw.comes_back() {
-            greeted = None;
+            connected = None;
         }
     }
     bystander.goes_on();
@@ -576,7 +576,7 @@ fn who_never_reads_is_not_read_from() {
     let before = resident_bytes();
     let mut greedy = Vec::new();
     for _ in 0..4 {
-        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let (mut raw, welcome) = Raw::with_session(&address, "");
         let flags = OpenFlags {
             read: true,
             ..OpenFlags::default()
@@ -621,7 +621,7 @@ fn who_never_reads_is_not_read_from() {
 fn what_a_session_keeps_is_bounded() {
     let (_server, address) = start();
     let bystander = Bystander::at(&address, "");
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let root = welcome.root;
     let made: OpenedFile = raw.done(&FsRequest::Create {
         parent: root,

@@ -40,10 +40,10 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
         raw.done::<()>(&ImmediateRequest::Ping {});
     };
     // Memory that the server allocates once, for the first clients, is not any client's.
-    let mut first: Vec<Raw> = (0..8).map(|_| Raw::greeted(&site.address, "").0).collect();
+    let mut first: Vec<Raw> = (0..8).map(|_| Raw::with_session(&site.address, "").0).collect();
     first.iter_mut().for_each(work);
     let before = site.memory_bytes();
-    let mut idle: Vec<Raw> = (0..CLIENTS).map(|_| Raw::greeted(&site.address, "").0).collect();
+    let mut idle: Vec<Raw> = (0..CLIENTS).map(|_| Raw::with_session(&site.address, "").0).collect();
     idle.iter_mut().for_each(work);
     // The server frees the space after the answer, not before it.
     let began = Instant::now();

@@ -509,7 +509,7 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
 #[test]
 fn a_handshake_comes_once() {
     let (_server, address, one, _) = house();
-    let (mut raw, _) = Raw::greeted(&address, "open");
+    let (mut raw, _) = Raw::with_session(&address, "open");
     raw.stream.write_all(&opening(&one, one.id())).unwrap();
     assert!(raw.receive().is_none());
 }

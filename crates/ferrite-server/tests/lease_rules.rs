@@ -43,7 +43,7 @@ struct Holder {
 impl Holder {
     /// One that has no leases yet.
     fn new(address: &str, export: &str) -> Holder {
-        let (raw, welcome) = Raw::greeted(address, export);
+        let (raw, welcome) = Raw::with_session(address, export);
         let root = welcome.root;
         Holder { raw, root }
     }

@@ -236,7 +236,7 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options());
     let other = connect(&address);
     let (attr, file) = make(&other, b"file");
-    let (mut mute, welcome) = Raw::greeted(&address, "");
+    let (mut mute, welcome) = Raw::with_session(&address, "");
     assert_eq!(
         mute.done::<u32>(&SessionRequest::Leases { relied_on: false }),
         TERM.as_millis() as u32

@@ -338,7 +338,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     let ino = file(&holder, b"file");
     try_lock(&holder, ino, &flock(1, Exclusive)).unwrap();
     // A client that has a lock, and does not come back for it.
-    let (mut gone, welcome) = Raw::greeted(&address, "");
+    let (mut gone, welcome) = Raw::with_session(&address, "");
     let mine: ferrite_proto::Told = gone.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
@@ -380,7 +380,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     );
     // A request that wanted no wait, and whose client lost its patience. Once this one was granted to no owner, too.
     let third = file(&cancels, b"third");
-    let (mut impatient, welcome) = Raw::greeted(&address, "");
+    let (mut impatient, welcome) = Raw::with_session(&address, "");
     let theirs: ferrite_proto::Told = impatient.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"third",
@@ -416,7 +416,7 @@ fn requests_that_come_twice_are_answered_once() {
     let a = connect(&address);
     let ino = file(&a, b"file");
     try_lock(&a, ino, &flock(1, Exclusive)).unwrap();
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let told: ferrite_proto::Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",

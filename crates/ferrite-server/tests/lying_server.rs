@@ -259,9 +259,9 @@ fn a_server_that_breaks_connections_costs_little() {
     assert!((2..80).contains(&reconnects), "{reconnects} in a second");
 }
 
-/// The greeting: a session that ends at once would make the client reconnect for ever.
+/// The welcome: a session that ends at once would make the client reconnect for ever.
 #[test]
-fn a_greeting_that_cannot_be_is_refused() {
+fn a_welcome_that_cannot_be_is_refused() {
     for lease_at in [HEAD_BYTES + 2 + 8 + 16 + 1, HEAD_BYTES] {
         let liar = Liar::new(honest(), move |asked, mut frame| {
             if asked == number_of("Hello") {
@@ -270,7 +270,7 @@ fn a_greeting_that_cannot_be_is_refused() {
             vec![frame]
         });
         let refused = Client::connect(&liar.address, "", &ClientOptions::default());
-        let said = refused.err().expect("a greeting that is believed").to_string();
+        let said = refused.err().expect("a welcome that is believed").to_string();
         assert!(said.contains(&liar.address) && said.contains("version"), "{said}");
     }
 }

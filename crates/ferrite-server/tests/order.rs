@@ -23,7 +23,7 @@ fn a_release_that_is_repeated_gives_back_one_pin() {
     };
     let ino = fs.mknod(SYSTEM, ROOT_INO, b"file", &node).unwrap().ino;
     let (_server, address) = serve(Arc::clone(&fs) as _, vec![export("")], &ServerOptions::default());
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     raw.pins = true;
     let lookup = FsRequest::Lookup {
         parent: welcome.root,
@@ -86,7 +86,7 @@ fn what_an_old_connection_still_brings_is_not_done() {
         fs.has_begun.store(false, Ordering::Release);
         fs.may_end.store(false, Ordering::Release);
         // Connections go to the threads in turn.
-        let (mut old, welcome) = Raw::greeted(&address, "");
+        let (mut old, welcome) = Raw::with_session(&address, "");
         let mut new = Raw::connect(&address);
         let mut bytes = Vec::new();
         let mkdir = FsRequest::Mkdir {
@@ -101,7 +101,7 @@ fn what_an_old_connection_still_brings_is_not_done() {
         }
         std::io::Write::write_all(&mut old.stream, &bytes).unwrap();
         spin_until(&fs.has_begun);
-        let again = new.greet("", Some(welcome.ticket)).unwrap();
+        let again = new.set_up_session("", Some(welcome.ticket)).unwrap();
         assert_eq!(again.state, SessionState::Alive);
         if round == 0 {
             std::thread::sleep(Duration::from_millis(50));
@@ -110,7 +110,7 @@ fn what_an_old_connection_still_brings_is_not_done() {
         while old.receive().is_some() {}
         // Each thread serves one of these, and has got past all that the old connection brought.
         for _ in 0..2 {
-            Raw::greeted(&address, "");
+            Raw::with_session(&address, "");
         }
         let lookup = FsRequest::Lookup {
             parent: welcome.root,

@@ -234,7 +234,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
     // The first read sets the access time, to a later one than that of the last change.
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(file.read_at(SYSTEM, 0, &mut [0; 8]), Ok(8));
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let open = FsRequest::OpenPath {
         root: welcome.root,
         base: welcome.root,
@@ -290,7 +290,7 @@ fn what_is_sent_late_is_what_was_asked_for() {
 #[test]
 fn pieces_of_other_lengths_and_files_are_refused() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let create = FsRequest::Create {
         parent: welcome.root,
         name: b"file",

@@ -52,7 +52,7 @@ struct User {
 
 impl User {
     fn at(address: &str, export: &str, uid: u32) -> User {
-        let (mut raw, welcome) = Raw::greeted(address, export);
+        let (mut raw, welcome) = Raw::with_session(address, export);
         (raw.uid, raw.gid, raw.check) = (uid, uid, export == "squashed");
         User {
             raw,

@@ -82,7 +82,7 @@ fn a_session_that_has_ended_claims_nothing() {
     let options = ServerOptions::default().lease(Duration::from_secs(30));
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let (mut ended, welcome) = Raw::greeted(&address, "");
+    let (mut ended, welcome) = Raw::with_session(&address, "");
     let holder = connect(&address);
     let file = holder.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
     let told: Told = ended.done(&FsRequest::Lookup {
@@ -107,7 +107,7 @@ fn a_session_that_has_ended_claims_nothing() {
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
     let mut ended = Raw::connect(&address);
     // The ticket is valid, and the server does not know that the session has ended: only its rights matter.
-    let again = ended.greet("", Some(welcome.ticket)).unwrap();
+    let again = ended.set_up_session("", Some(welcome.ticket)).unwrap();
     assert_eq!(again.state, SessionState::ToReclaim);
     assert_eq!(ended.refused(&claim(true)), FsError::Stale);
     assert_eq!(
@@ -127,7 +127,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     let options = ServerOptions::default().lease(lease);
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
     let told: Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
@@ -149,7 +149,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     };
     let back = || {
         let mut raw = Raw::connect(&address);
-        let welcome = raw.greet("", Some(welcome.ticket)).unwrap();
+        let welcome = raw.set_up_session("", Some(welcome.ticket)).unwrap();
         assert_eq!(welcome.state, SessionState::ToReclaim);
         raw
     };
@@ -206,7 +206,7 @@ fn what_is_claimed_twice_is_pinned_once() {
     let options = ServerOptions::default().lease(Duration::from_secs(30));
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let before = engine.statfs(SYSTEM).unwrap().inodes_free;
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
     raw.pins = true;
@@ -220,7 +220,7 @@ fn what_is_claimed_twice_is_pinned_once() {
     for round in 1..4 {
         raw = Raw::connect(&address);
         raw.next_is(1000 * round);
-        let again = raw.greet("", Some(welcome.ticket)).unwrap();
+        let again = raw.set_up_session("", Some(welcome.ticket)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim);
         raw.done::<()>(&FsRequest::Pin { node: told.node() });
     }
@@ -241,7 +241,7 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let options = ServerOptions::default().lease(Duration::from_secs(60));
     let engine = mount(&path);
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-    let (mut holder, welcome) = Raw::greeted(&address, "");
+    let (mut holder, welcome) = Raw::with_session(&address, "");
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
     let told: Told = holder.done(&FsRequest::Lookup {
         parent: welcome.root,
@@ -258,12 +258,12 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     server.stop();
     drop(server);
     let mut server = serve_at(&address, Arc::new(engine.clone()), &options);
-    let (mut leaves, _) = Raw::greeted(&address, "");
+    let (mut leaves, _) = Raw::with_session(&address, "");
     let body = leaves.body(&lock(false));
     assert!(leaves.send(&body, &[]));
     assert!(leaves.ask(&ImmediateRequest::Goodbye {}).is_none());
     holder = Raw::connect(&address);
-    holder.greet("", Some(welcome.ticket)).unwrap();
+    holder.set_up_session("", Some(welcome.ticket)).unwrap();
     holder.done::<()>(&lock(true));
     holder.done::<()>(&ImmediateRequest::Reclaimed {});
     assert!(holder.ask(&ImmediateRequest::Goodbye {}).is_none());
@@ -271,7 +271,7 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
     // Waits no longer than for an answer, which is less than the grace period.
-    Raw::greeted(&address, "").0.done::<()>(&lock(false));
+    Raw::with_session(&address, "").0.done::<()>(&lock(false));
 }
 
 /// A client that was away for longer than its lease had a lock, and another has changed the file since.
@@ -466,7 +466,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 fn what_comes_again_meanwhile_is_not_done_twice() {
     let engine = Slow::new();
     let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let body = raw.body(&FsRequest::Create {
         parent: welcome.root,
         name: b"file",
@@ -479,7 +479,7 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
     for round in 1..4 {
         raw = Raw::connect(&address);
         raw.next_is(number + 1000 * round);
-        raw.greet("", Some(welcome.ticket)).unwrap();
+        raw.set_up_session("", Some(welcome.ticket)).unwrap();
         assert!(raw.send(&body, &[]));
         raw.done::<()>(&ImmediateRequest::Ping {});
     }
@@ -500,7 +500,7 @@ fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
         engine.create(SYSTEM, ROOT_INO, name, &new_file()).unwrap();
     }
     let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let open = raw.body(&FsRequest::OpenPath {
         root: welcome.root,
         base: welcome.root,
@@ -557,7 +557,7 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
     (options.workers, options.buffers_bytes) = (1, DATA_BYTES_MAX);
     let (_server, address) = serve(engine, vec![export("")], &options);
     let open = || {
-        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let (mut raw, welcome) = Raw::with_session(&address, "");
         let path = FsRequest::Lookup {
             parent: welcome.root,
             name: b"file",
@@ -609,7 +609,7 @@ fn a_client_that_the_server_does_not_read_keeps_its_session() {
     drop(engine.below.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
     let lease = Duration::from_secs(2);
     let (server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default().lease(lease));
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let told: Told = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
@@ -652,7 +652,7 @@ fn the_root_of_a_subtree_is_not_pinned_for_clients() {
     let fs = Arc::new(MemFs::new());
     fs.mkdir(SYSTEM, ROOT_INO, b"sub", 0o755).unwrap();
     let (_server, address) = serve(fs, vec![export("sub").path("/sub")], &ServerOptions::default());
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     raw.pins = true;
     let told: Told = raw.done(&FsRequest::Resolve {
         root: welcome.root,

@@ -166,10 +166,10 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
         let fs = tree();
         let exports = vec![export("sub").path("/sub"), export("all")];
         let (_server, address) = serve(fs.clone(), exports, &ServerOptions::default());
-        let (mut all, welcome) = Raw::greeted(&address, "all");
+        let (mut all, welcome) = Raw::with_session(&address, "all");
         let top = welcome.root;
         let (sub, other) = (find(&mut all, top, "sub"), find(&mut all, top, "other"));
-        let (mut raw, welcome) = Raw::greeted(&address, "sub");
+        let (mut raw, welcome) = Raw::with_session(&address, "sub");
         let root = welcome.root;
         raw.pins = pins;
         let (dir, deep) = (find(&mut raw, root, "dir"), find(&mut raw, root, "dir/deep"));
@@ -220,7 +220,7 @@ fn a_file_that_was_moved_out_stays_known_to_who_knew_it() {
     let fs = tree();
     let exports = vec![export("sub").path("/sub"), export("all")];
     let (_server, address) = serve(fs.clone(), exports, &ServerOptions::default());
-    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    let (mut raw, welcome) = Raw::with_session(&address, "sub");
     let file = find(&mut raw, welcome.root, "dir/file");
     let at = |path: &[u8]| {
         fs.resolve(SYSTEM, &ferrite_vfs::Start::default(), path, true)
@@ -275,7 +275,7 @@ fn a_changed_path_or_epoch_ends_all_handles() {
     drop(listener);
     let first = || export("").path("/sub");
     let mut server = serve_again(&address, &fs, first());
-    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let (mut raw, welcome) = Raw::with_session(&address, "");
     let (dir, deep) = (
         find(&mut raw, welcome.root, "dir"),
         find(&mut raw, welcome.root, "dir/deep"),
@@ -305,7 +305,7 @@ fn a_changed_path_or_epoch_ends_all_handles() {
         drop(server);
         server = serve_again(&address, &fs, changed.clone());
         let mut raw = Raw::connect(&address);
-        let state = raw.greet("", Some(welcome.ticket)).unwrap().state;
+        let state = raw.set_up_session("", Some(welcome.ticket)).unwrap().state;
         let expected = if stays {
             SessionState::ToReclaim
         } else {
@@ -324,7 +324,7 @@ fn a_changed_path_or_epoch_ends_all_handles() {
         );
     }
     let _: OpenedFile = {
-        let (mut raw, welcome) = Raw::greeted(&address, "");
+        let (mut raw, welcome) = Raw::with_session(&address, "");
         raw.done(&FsRequest::Create {
             parent: welcome.root,
             name: b"new",

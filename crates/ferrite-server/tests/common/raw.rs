@@ -52,13 +52,13 @@ impl Raw {
     }
 
     /// Connects and says hello, correctly.
-    pub(crate) fn greeted(address: &str, export: &str) -> (Raw, Welcome) {
+    pub(crate) fn with_session(address: &str, export: &str) -> (Raw, Welcome) {
         let mut raw = Raw::connect(address);
-        let welcome = raw.greet(export, None).unwrap();
+        let welcome = raw.set_up_session(export, None).unwrap();
         (raw, welcome)
     }
 
-    pub(crate) fn greet(&mut self, export: &str, resume: Option<Ticket>) -> Result<Welcome, FsError> {
+    pub(crate) fn set_up_session(&mut self, export: &str, resume: Option<Ticket>) -> Result<Welcome, FsError> {
         let (body, _) = self.ask(&hello(export, resume)).expect("an answer")?;
         Ok(Reader::new(&body).last().unwrap())
     }

@@ -24,7 +24,7 @@ use ferrite_proto::{
 const CLOSED_AT_ONCE: usize = 4096;
 
 /// A connecting client.
-pub(super) struct Greeting<'c> {
+pub(super) struct SessionSetup<'c> {
     pub(super) address: &'c str,
     pub(super) export: &'c str,
     pub(super) credentials: &'c Credentials,
@@ -42,10 +42,10 @@ pub(super) struct Greeting<'c> {
     pub(super) numbers: &'c AtomicU64,
 }
 
-impl Greeting<'_> {
+impl SessionSetup<'_> {
     /// Connects, and begins a session or resumes the one of a ticket; also returns the term of its leases. Blocks, up
     /// to about `limit`.
-    pub(super) fn greet(
+    pub(super) fn set_up_session(
         &self,
         ticket: Option<Ticket>,
         limit: Duration,
@@ -53,7 +53,7 @@ impl Greeting<'_> {
         let (connection, mut receiver) = self.connect(limit)?;
         receiver.set_spin(self.spin);
         let mut dialogue = Dialogue {
-            greeting: self,
+            setup: self,
             connection: &connection,
             receiver: &mut receiver,
             ends: Instant::now() + limit,
@@ -61,7 +61,7 @@ impl Greeting<'_> {
         let welcome = dialogue.hello(ticket)?;
         self.reclaim_state.set_root(welcome.root);
         self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
-        self.unsynced.greeted(welcome.instance, welcome.state);
+        self.unsynced.session_set_up(welcome.instance, welcome.state);
         dialogue.restore(&welcome, ticket.is_some())?;
         let term = match self.wants_leases {
             true => dialogue.ask_for_leases()?,
@@ -85,7 +85,7 @@ impl Greeting<'_> {
 
 /// Requests on a connection that no other thread uses yet, one at a time.
 struct Dialogue<'d> {
-    greeting: &'d Greeting<'d>,
+    setup: &'d SessionSetup<'d>,
     connection: &'d Connection,
     receiver: &'d mut Receiver,
     ends: Instant,
@@ -93,7 +93,7 @@ struct Dialogue<'d> {
 
 impl Dialogue<'_> {
     fn ask<'r>(&mut self, request: impl Into<Request<'r>>) -> Result<Answer, ConnectError> {
-        let head = own_head(self.greeting.numbers.fetch_add(1, Ordering::Relaxed));
+        let head = own_head(self.setup.numbers.fetch_add(1, Ordering::Relaxed));
         self.connection.send(&encode(&head, &request.into()), &[])?;
         loop {
             match Answer::receive(self.receiver)? {
@@ -101,7 +101,7 @@ impl Dialogue<'_> {
                 // Nor do unrequested answers extend the time.
                 _ if Instant::now() >= self.ends => {
                     return Err(ConnectError::Foreign {
-                        address: self.greeting.address.to_owned(),
+                        address: self.setup.address.to_owned(),
                         why: "it does not answer".into(),
                     });
                 }
@@ -115,10 +115,10 @@ impl Dialogue<'_> {
         let answer = self.ask(ImmediateRequest::Hello {
             magic: MAGIC,
             version: VERSION,
-            export: self.greeting.export.as_bytes(),
+            export: self.setup.export.as_bytes(),
             resume: ticket,
         })?;
-        let address = self.greeting.address.to_owned();
+        let address = self.setup.address.to_owned();
         match answer.result::<Welcome>() {
             Ok(welcome) => Ok(welcome),
             Err(why) if !answer.is_ok() => Err(ConnectError::Refused { address, why }),
@@ -131,12 +131,12 @@ impl Dialogue<'_> {
 
     /// Brings the session to the state that the client relies on, as far as the server has lost it.
     fn restore(&mut self, welcome: &Welcome, had_session: bool) -> Result<(), ConnectError> {
-        let Greeting {
+        let SessionSetup {
             address,
             reclaim_state,
             slots,
             ..
-        } = self.greeting;
+        } = self.setup;
         match welcome.state {
             SessionState::Alive => Ok(()),
             SessionState::ToReclaim => {
@@ -163,7 +163,7 @@ impl Dialogue<'_> {
     /// Asks for leases, and returns their term: zero if the server gives none.
     fn ask_for_leases(&mut self) -> Result<Duration, ConnectError> {
         let answer = self.ask(SessionRequest::Leases {
-            relied_on: self.greeting.are_leases_relied_on,
+            relied_on: self.setup.are_leases_relied_on,
         })?;
         let term_ms = answer.result().map_or(0, |LeaseTerm(term_ms)| term_ms);
         Ok(Duration::from_millis(u64::from(term_ms)))
@@ -175,7 +175,7 @@ impl Dialogue<'_> {
     /// Files first: an inode without a name is freed with its last pin, and a claim of a lock pins it only for its own
     /// duration. Pins of unlocked inodes last: there may be very many, and the time for claims of locks is short.
     fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
-        let reclaim_state = self.greeting.reclaim_state;
+        let reclaim_state = self.setup.reclaim_state;
         if !may_claim_locks {
             for (_, node, _) in reclaim_state.locks() {
                 self.lock_is_lost(node.ino, &FsError::Stale)?;
@@ -229,14 +229,14 @@ impl Dialogue<'_> {
     /// Recorded at once: if this connection breaks, the next must not get the lock after all.
     fn lock_is_lost(&mut self, ino: Ino, why: &FsError) -> Result<(), ConnectError> {
         tracing::warn!("a lock was lost: inode {ino}: {why}");
-        let stale = self.greeting.reclaim_state.locks_are_lost(ino);
+        let stale = self.setup.reclaim_state.locks_are_lost(ino);
         self.close(&stale)
     }
 
     fn pin(&mut self, nodes: Vec<Node>) -> Result<(), ConnectError> {
         for node in nodes {
             let answer = self.ask(FsRequest::Pin { node })?;
-            self.greeting
+            self.setup
                 .reclaim_state
                 .pinned_again(node.ino, answer.result::<()>().is_ok());
         }
