@@ -225,7 +225,7 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
         (
             "ferrite_connections_without_session",
             "Connections that have not said yet what they are for.",
-            metrics.strangers,
+            metrics.pending_connections,
         ),
         (
             "ferrite_buffers_bytes",

@@ -16,22 +16,22 @@ use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread
 /// A program that prints the user that it runs as.
 const PROGRAM: &str = "/usr/bin/id";
 /// A caller who owns nothing.
-const STRANGER: u32 = 1234;
+const OTHER_USER: u32 = 1234;
 const CAPABILITY: &str = "security.capability";
 /// `cap_setuid+ep`, as `struct vfs_cap_data` has it.
 const SETUID_CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const PRIVILEGED: u32 = 0o6000;
 
-/// Runs `work` on a thread that is the stranger's: on Linux each thread has credentials of its own.
-fn as_stranger(work: impl FnOnce() + Send + 'static) {
+/// Runs `work` on a thread that is another user's: on Linux each thread has credentials of its own.
+fn as_other_user(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
-        let (uid, gid) = (Uid::from_raw(STRANGER), Gid::from_raw(STRANGER));
+        let (uid, gid) = (Uid::from_raw(OTHER_USER), Gid::from_raw(OTHER_USER));
         set_thread_groups(&[]).unwrap();
         set_thread_res_gid(gid, gid, gid).unwrap();
         set_thread_res_uid(uid, uid, uid).unwrap();
         work();
     });
-    thread.join().expect("the stranger's change");
+    thread.join().expect("the other user's change");
 }
 
 /// The mode that a kernel reports: the call requests nothing else, so that the kernel may answer from its cache.
@@ -49,10 +49,10 @@ fn has_capability(path: &Path) -> bool {
     }
 }
 
-/// The user that the program runs as if the stranger starts it. A process that another test has just forked has the
+/// The user that the program runs as if the other user starts it. A process that another test has just forked has the
 /// descriptors of this one, until it runs its program.
 fn runs_as(path: &Path) -> u32 {
-    let id = STRANGER.to_string();
+    let id = OTHER_USER.to_string();
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         let mut command = Command::new("setpriv");
@@ -71,14 +71,15 @@ fn runs_as(path: &Path) -> u32 {
     }
 }
 
-/// A change by the stranger to the file at this path, or through a descriptor opened before the file became privileged.
+/// A change by the other user to the file at this path, or through a descriptor opened before the file became
+/// privileged.
 type Change = fn(&Path, &File);
 
 fn opened(path: &Path) -> File {
     OpenOptions::new().write(true).open(path).unwrap()
 }
 
-const BY_STRANGER: [(&str, Change); 9] = [
+const BY_OTHER_USER: [(&str, Change); 9] = [
     ("a write", |path, _| {
         opened(path).write_all_at(&fs::read(PROGRAM).unwrap(), 0).unwrap();
     }),
@@ -128,7 +129,7 @@ fn check(dir: &Path, others: &[PathBuf], what: &str) {
     fs::copy(PROGRAM, dir.join("source")).unwrap();
     make_privileged(&dir.join("source"));
     assert_eq!(runs_as(&dir.join("source")), 0, "{what}: the mount honours setuid");
-    for (change, make) in BY_STRANGER {
+    for (change, make) in BY_OTHER_USER {
         let path = dir.join("program");
         let _ = fs::remove_file(&path);
         fs::copy(PROGRAM, &path).unwrap();
@@ -141,10 +142,10 @@ fn check(dir: &Path, others: &[PathBuf], what: &str) {
         seen.iter()
             .for_each(|path| assert_eq!(mode(path), 0o777 | PRIVILEGED, "{what}"));
         let changed = path.clone();
-        as_stranger(move || make(&changed, &old));
+        as_other_user(move || make(&changed, &old));
         for path in seen.iter().chain([&path]) {
             // First: it needs only permission, and reads.
-            assert_eq!(runs_as(path), STRANGER, "{what}: {change} on {}", path.display());
+            assert_eq!(runs_as(path), OTHER_USER, "{what}: {change} on {}", path.display());
             let (mode, has_capability) = (mode(path), has_capability(path));
             assert_eq!(mode & PRIVILEGED, 0, "{what}: {change}: {mode:o} on {}", path.display());
             assert!(!has_capability, "{what}: {change}: capability on {}", path.display());
@@ -168,10 +169,10 @@ fn by_root(path: &Path, what: &str) {
     chown(path, Some(0), Some(0)).unwrap();
     assert_eq!(mode(path) & PRIVILEGED, 0, "{what}: chown");
     assert!(!has_capability(path), "{what}: chown");
-    assert_eq!(runs_as(path), STRANGER, "{what}: chown");
+    assert_eq!(runs_as(path), OTHER_USER, "{what}: chown");
 }
 
-/// The mount points lie where a stranger may go.
+/// The mount points lie where the other user may go.
 fn open_for_all(test: &TestPool) {
     let base = test.dir.parent().unwrap();
     fs::set_permissions(base, Permissions::from_mode(0o755)).unwrap();

@@ -199,9 +199,9 @@ fn a_file_that_others_may_store_into_gives_no_rights() {
     remote.region.unbind().unwrap();
     let change = engine.getattr(SYSTEM, ino).unwrap().change;
     let adapter = Arc::<common::remote::Checked>::default();
-    let stranger = &Ctx::checked(Cred::new(1000, 1000));
+    let other_user = &Ctx::checked(Cred::new(1000, 1000));
     let bound = engine
-        .bind(stranger, ino, WRITABLE, adapter as Arc<dyn Adapter>)
+        .bind(other_user, ino, WRITABLE, adapter as Arc<dyn Adapter>)
         .unwrap();
     let attr = engine.getattr(SYSTEM, ino).unwrap();
     assert_eq!((attr.mode, has(&engine, ino)), (0o777, false));

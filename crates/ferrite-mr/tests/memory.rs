@@ -257,7 +257,7 @@ fn a_file_is_bound_once_and_unbound_with_its_last_key() {
 fn permissions_that_go_take_keys_along() {
     let fixture = fixture(MIB, Options::default());
     let (binder, memory) = (&fixture.binder, &mut fixture.binder.memory());
-    let stranger = Ctx::checked(Cred::new(5, 5));
+    let other_user = Ctx::checked(Cred::new(5, 5));
     let bind = |rights, writable| {
         let binding = Binding {
             writable,
@@ -265,7 +265,7 @@ fn permissions_that_go_take_keys_along() {
             whole: false,
         };
         binder
-            .bind(&fixture.shared, &stranger, 10, binding, SESSION, rights)
+            .bind(&fixture.shared, &other_user, 10, binding, SESSION, rights)
             .map(|granted| granted.key)
     };
     let (reads, writes) = (bind(Rights::READ, false).unwrap(), bind(Rights::ALL, true).unwrap());
@@ -289,11 +289,11 @@ fn permissions_that_go_take_keys_along() {
 fn a_file_that_cannot_be_finalized_is_nothing_to_another() {
     let fixture = fixture(MIB, Options::default());
     fixture.binder.release(SESSION, fixture.key).unwrap();
-    let stranger = Ctx::checked(Cred::new(5, 5));
+    let other_user = Ctx::checked(Cred::new(5, 5));
     let bind = |ino| {
         fixture
             .binder
-            .bind(&fixture.shared, &stranger, ino, WRITABLE, SESSION, Rights::ALL)
+            .bind(&fixture.shared, &other_user, ino, WRITABLE, SESSION, Rights::ALL)
     };
     bind(10).unwrap();
     let other = fixture.engine.file(11, MIB);

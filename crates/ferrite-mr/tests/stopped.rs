@@ -41,10 +41,10 @@ const TAKERS: [Taker; 6] = [
 fn prepared() -> (Arc<Fixture>, u32) {
     let fixture = fixture(SIZE, Options::default());
     fixture.file.write(0, &pattern(1, SIZE as usize));
-    let stranger = Ctx::checked(Cred::new(5, 5));
+    let other_user = Ctx::checked(Cred::new(5, 5));
     let granted = fixture
         .binder
-        .bind(&fixture.shared, &stranger, 10, WRITABLE, SESSION, Rights::ALL)
+        .bind(&fixture.shared, &other_user, 10, WRITABLE, SESSION, Rights::ALL)
         .unwrap();
     (Arc::new(fixture), granted.key)
 }
@@ -132,10 +132,10 @@ fn permissions_that_go_while_a_key_is_given_take_it_along() {
     let (fixture, _) = prepared();
     let file = Arc::clone(&fixture.file);
     fixture.file.stop_at("attr", move || file.chmod(0o600));
-    let stranger = Ctx::checked(Cred::new(5, 5));
+    let other_user = Ctx::checked(Cred::new(5, 5));
     let given = fixture.binder.bind(
         &fixture.shared,
-        &stranger,
+        &other_user,
         10,
         Binding::default(),
         SESSION,

@@ -125,13 +125,13 @@ fn a_peer_that_died_in_a_message_leaves_nothing_half_done() {
 }
 
 #[test]
-fn strangers_and_nonsense_do_nothing() {
+fn foreign_hosts_and_nonsense_do_nothing() {
     let files = Files::with(4_096);
     let rnic = start("127.0.0.1:0", 2, &files);
     let server = rnic.addresses()[0];
     let (mut initiator, qpn) = connect(&rnic, server, asking());
-    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let source = stranger.local_addr().unwrap();
+    let foreign = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let source = foreign.local_addr().unwrap();
     let mut sent = 0;
     for psn in 0..50 {
         let mut packet = Repr::new(Opcode::WriteOnly, qpn, Psn::new(initiator.offer().psn.value() + psn));
@@ -151,7 +151,7 @@ fn strangers_and_nonsense_do_nothing() {
             &mut bytes,
         );
         for bytes in [&bytes[..], &bytes[..20], &[7; 3_000], &[], &[9; 60_000]] {
-            sent += u64::from(stranger.send_to(bytes, server).is_ok());
+            sent += u64::from(foreign.send_to(bytes, server).is_ok());
         }
     }
     initiator.write(KEY, 8, b"good").unwrap();

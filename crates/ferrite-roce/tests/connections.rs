@@ -349,8 +349,8 @@ fn a_request_that_is_given_up_is_one_no_more() {
         private: [0; REJ_PRIVATE_BYTES],
     }));
     let (local, datagram) = (two.addresses[1], given_up.emit(1));
-    let stranger: IpAddr = "10.0.0.9".parse().unwrap();
-    let heard = two.managers[1].handle(two.now_ns, local, stranger, &datagram);
+    let foreign: IpAddr = "10.0.0.9".parse().unwrap();
+    let heard = two.managers[1].handle(two.now_ns, local, foreign, &datagram);
     assert_eq!(heard, Err(Ignored::Unknown));
     let peer = two.addresses[0].ip();
     assert_eq!(two.managers[1].handle(two.now_ns, local, peer, &datagram), Ok(()));
@@ -406,22 +406,22 @@ fn only_the_peer_is_heard() {
     let Event::Requested { id: theirs, .. } = two.events[1][0] else {
         panic!("{:?}", two.events[1]);
     };
-    let stranger: IpAddr = "10.0.0.9".parse().unwrap();
+    let foreign: IpAddr = "10.0.0.9".parse().unwrap();
     let names = Names {
         local: id,
         remote: theirs,
     };
     for (message, peer, names_both) in [
-        (Repr::Dreq { names, remote_qpn: 12 }, stranger, true),
-        (Repr::Rtu(names), stranger, true),
-        (Repr::Drep(names), stranger, true),
+        (Repr::Dreq { names, remote_qpn: 12 }, foreign, true),
+        (Repr::Rtu(names), foreign, true),
+        (Repr::Drep(names), foreign, true),
         (
             Repr::Mra {
                 names,
                 answered: 1,
                 timeout: 31,
             },
-            stranger,
+            foreign,
             true,
         ),
         (
@@ -446,8 +446,8 @@ fn only_the_peer_is_heard() {
             peer
         })
         .collect();
-    assert_eq!(answers, [stranger, two.addresses[0].ip()]);
-    let heard = two.managers[1].handle(0, two.addresses[1], stranger, &[0; mad::BYTES]);
+    assert_eq!(answers, [foreign, two.addresses[0].ip()]);
+    let heard = two.managers[1].handle(0, two.addresses[1], foreign, &[0; mad::BYTES]);
     assert!(matches!(heard, Err(Ignored::Malformed(_))));
     // The peer lost its state and uses the same name for another connection.
     let (_, request) = two.last.iter().find(|(end, _)| *end == 0).unwrap();

@@ -82,13 +82,13 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
     let [_, qpn] = hosts.connect(Mtu::B1024, [5, 6]);
     let ours = flow(&hosts);
     let right = with_icrc(&ours, &write(qpn, 5));
-    let stranger: SocketAddr = "[fd00::9]:4791".parse().unwrap();
-    let from_stranger = Flow {
-        source: stranger,
+    let foreign: SocketAddr = "[fd00::9]:4791".parse().unwrap();
+    let from_foreign = Flow {
+        source: foreign,
         ..ours
     };
     let to_other = Flow {
-        destination: stranger,
+        destination: foreign,
         ..ours
     };
     let mut partition = write(qpn, 5);
@@ -98,9 +98,9 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
     let cut = &right[..right.len() - 4];
     let cases: Vec<(&str, Flow, Vec<u8>, Dropped)> = vec![
         (
-            "of a stranger",
-            from_stranger,
-            with_icrc(&from_stranger, &write(qpn, 5)),
+            "of a foreign host",
+            from_foreign,
+            with_icrc(&from_foreign, &write(qpn, 5)),
             Dropped::ForeignAddress,
         ),
         (
@@ -109,7 +109,7 @@ fn what_is_not_meant_for_a_queue_pair_does_not_reach_it() {
             with_icrc(&to_other, &write(qpn, 5)),
             Dropped::ForeignAddress,
         ),
-        ("replayed by a stranger", from_stranger, right.clone(), Dropped::Icrc),
+        ("replayed by a foreign host", from_foreign, right.clone(), Dropped::Icrc),
         (
             "of another partition",
             ours,

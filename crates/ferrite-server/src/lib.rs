@@ -31,13 +31,13 @@ mod lock_order;
 mod meter;
 mod observe;
 mod options;
+mod pending;
 pub mod rdma;
 mod reaper;
 mod reply;
 mod seal;
 mod session;
 mod state;
-mod strangers;
 mod subtree;
 mod tenure;
 mod unresponsive;
@@ -66,11 +66,11 @@ use export::{Export, Store};
 use grace::Grace;
 use leases::Leases;
 use meter::Received;
+use pending::PendingConnections;
 use reaper::drop_orphans;
 use reply::put;
 use session::Session;
 use state::State;
-use strangers::Strangers;
 use subtree::Borders;
 use verbs::Verbs;
 
@@ -89,7 +89,7 @@ struct Inner {
     /// By store and number. Under it a thread takes locks of a session and of the admission, and no others.
     sessions: Mutex<lock_order::Sessions, FxHashMap<(usize, u64), Arc<Session>>>,
     admission: Arc<Admission>,
-    strangers: Strangers,
+    pending_connections: PendingConnections,
     /// When slots were last revoked, as [`Inner::now_ms`] counts.
     slots_taken_ms: AtomicU64,
     /// Throttles log lines about sessions that have ended.
@@ -247,7 +247,7 @@ fn gate_of(exports: &[Arc<Export>]) -> Result<Gate> {
 
 /// A connection: without a session yet, or of one.
 enum Peer {
-    Stranger {
+    Pending {
         link: Link,
         number: u64,
         account: Account,
@@ -266,8 +266,8 @@ impl Service for Front {
 
     fn connected(&self, link: Link, origin: Origin) -> Peer {
         let source = Source::of(origin.address.ip());
-        Peer::Stranger {
-            number: self.0.strangers.come(link.clone(), source),
+        Peer::Pending {
+            number: self.0.pending_connections.come(link.clone(), source),
             link,
             account: Account {
                 key: origin.key,
@@ -280,14 +280,14 @@ impl Service for Front {
     fn data_bytes_max(&self, peer: &Peer) -> usize {
         match peer {
             // A connection that has no session yet gets no buffers.
-            Peer::Stranger { .. } => 0,
+            Peer::Pending { .. } => 0,
             Peer::Client { .. } => ferrite_fabric::frame::DATA_BYTES_MAX,
         }
     }
 
     fn is_ready(&self, peer: &Peer) -> bool {
         match peer {
-            Peer::Stranger { .. } => true,
+            Peer::Pending { .. } => true,
             Peer::Client { session, .. } => !session.is_busy(),
         }
     }
@@ -302,7 +302,7 @@ impl Service for Front {
         let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
         let inner = &self.0;
         match peer {
-            Peer::Stranger {
+            Peer::Pending {
                 link,
                 number,
                 account,
@@ -316,7 +316,7 @@ impl Service for Front {
                         return Ok(Served::Yes);
                     }
                 };
-                inner.strangers.leave(*number);
+                inner.pending_connections.leave(*number);
                 session.meter.comes_from(*address);
                 let attachment = session.attach(link.clone());
                 put(out, head.id, Ok(welcome));
@@ -343,7 +343,7 @@ impl Service for Front {
 
     fn disconnected(&self, peer: Peer) {
         match peer {
-            Peer::Stranger { number, .. } => self.0.strangers.leave(number),
+            Peer::Pending { number, .. } => self.0.pending_connections.leave(number),
             Peer::Client { session, attachment } => self.0.end_if_idle(&session, attachment),
         }
     }
@@ -362,7 +362,7 @@ impl Inner {
             stores,
             sessions: Mutex::default(),
             admission: Admission::new(options.bounds.clone()),
-            strangers: Strangers::new(),
+            pending_connections: PendingConnections::new(),
             slots_taken_ms: AtomicU64::new(0),
             endings: Throttle::new(),
             grace,

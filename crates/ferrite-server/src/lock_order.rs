@@ -26,7 +26,7 @@ ferrite_checks::ranks! {
     /// The part of the server's state that the pool keeps.
     Content = 100;
     /// Connections that have not proved anything yet.
-    Strangers = 110;
+    PendingConnections = 110;
     /// Shares of the server's capacity.
     Admission = 120;
     /// Directories below which exports end.

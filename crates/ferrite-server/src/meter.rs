@@ -244,7 +244,7 @@ pub struct Metrics {
     /// Connections of sessions.
     pub connections: u64,
     /// Connections that have not selected a session yet.
-    pub strangers: u64,
+    pub pending_connections: u64,
     /// Memory for data in flight.
     pub buffers_bytes: u64,
     /// How much of it is in use.

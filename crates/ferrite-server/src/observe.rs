@@ -82,7 +82,7 @@ impl Inner {
         Metrics {
             uptime: self.began.elapsed(),
             connections: clients.filter(|client| client.is_connected).count() as u64,
-            strangers: self.strangers.len() as u64,
+            pending_connections: self.pending_connections.len() as u64,
             buffers_bytes: self.pool.len_bytes() as u64,
             buffers_used_bytes: (self.pool.len_bytes() - self.pool.free_bytes()) as u64,
             turns: self.turns.counts(),

@@ -64,7 +64,7 @@ impl Inner {
                     false => self.let_go(&session),
                 }
             }
-            self.strangers.close_older(self.lease);
+            self.pending_connections.close_older(self.lease);
             self.note_ends();
             for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
                 self.end_grace(store);

@@ -171,22 +171,18 @@ fn a_client_that_comes_back_waits_for_a_place() {
 fn connections_without_a_session_have_a_bound() {
     let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
     let bystander = Bystander::at(&address, "");
-    let mut strangers: Vec<Raw> = (0..300).map(|_| Raw::connect(&address)).collect();
-    until("the bound holds", || server.observer().look().unwrap().strangers <= 256);
-    for stranger in &mut strangers[..44] {
+    let mut pending: Vec<Raw> = (0..300).map(|_| Raw::connect(&address)).collect();
+    until("the bound holds", || {
+        server.observer().look().unwrap().pending_connections <= 256
+    });
+    for pending_one in &mut pending[..44] {
         assert!(
-            !matches!(stranger.stream.read(&mut [0]), Ok(1..)),
+            !matches!(pending_one.stream.read(&mut [0]), Ok(1..)),
             "the oldest are closed"
         );
     }
-    assert_eq!(
-        strangers[299].set_up_session("", None).unwrap().state,
-        SessionState::New
-    );
-    assert_eq!(
-        strangers[200].set_up_session("", None).unwrap().state,
-        SessionState::New
-    );
+    assert_eq!(pending[299].set_up_session("", None).unwrap().state, SessionState::New);
+    assert_eq!(pending[200].set_up_session("", None).unwrap().state, SessionState::New);
     bystander.goes_on();
 }
 

@@ -90,19 +90,19 @@ fn frames_that_never_end_hold_nobody_up() {
     let options = ServerOptions::default().lease(Duration::from_secs(6));
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options);
     let bystander = Bystander::at(&address, "");
-    let mut strangers = Vec::new();
+    let mut pending = Vec::new();
     for _ in 0..40 {
         let mut raw = Raw::connect(&address);
         raw.stream.write_all(&prefix(10, DATA_BYTES_MAX)).unwrap();
         // The connection may be closed already.
         let _ = raw.stream.write_all(&[0; 20]);
-        strangers.push(raw);
+        pending.push(raw);
     }
     for count in [1, 7, 8, 100] {
         let mut raw = Raw::connect(&address);
         raw.stream.write_all(&prefix(1000, 0)[..count.min(8)]).unwrap();
         raw.stream.write_all(&vec![0; count.saturating_sub(8)]).unwrap();
-        strangers.push(raw);
+        pending.push(raw);
     }
     bystander.goes_on();
     // Clients that have a session lose it with their lease.
@@ -117,10 +117,10 @@ fn frames_that_never_end_hold_nobody_up() {
         });
         raw.stream.write_all(&prefix(body.len(), DATA_BYTES_MAX)).unwrap();
         raw.stream.write_all(&body).unwrap();
-        strangers.push(raw);
+        pending.push(raw);
     }
     bystander.goes_on();
-    for mut raw in strangers {
+    for mut raw in pending {
         assert!(is_closed(&mut raw.stream), "a connection that says nothing is kept");
     }
 }

@@ -102,20 +102,20 @@ fn a_key_opens_its_exports_and_no_others() {
 fn a_key_that_no_export_has_learns_nothing_else() {
     let (_server, address, one, _) = house();
     let bystander = Bystander::at(&address, "open");
-    let stranger = new_key();
+    let unknown_key = new_key();
     for name in ["one", "open", "missing", ""] {
-        let error = refused(&address, name, &with(&stranger));
+        let error = refused(&address, name, &with(&unknown_key));
         let said = error.to_string();
         assert!(
             said.contains("does not accept this key") && said.contains(&address),
             "{said}"
         );
-        assert!(matches!(handshake_error(error), HandshakeError::KeyRefused { key } if key == stranger.id()));
+        assert!(matches!(handshake_error(error), HandshakeError::KeyRefused { key } if key == unknown_key.id()));
     }
     // A sender that names an existing key without having it gets the same answer as any other.
     let answers = [
-        opening_answered(&address, &opening(&stranger, stranger.id())),
-        opening_answered(&address, &opening(&stranger, one.id())),
+        opening_answered(&address, &opening(&unknown_key, unknown_key.id())),
+        opening_answered(&address, &opening(&unknown_key, one.id())),
     ];
     assert_eq!(answers[0], answers[1]);
     assert_eq!(answers[0].len(), VERDICT_BYTES);

@@ -426,14 +426,14 @@ fn nobody_gets_a_key_for_what_is_not_his() {
     ];
     let place = Place::with(Double::default(), exports, ServerOptions::default());
     let connect = |name: &str| common::connect_export(&place.address, name);
-    let stranger = Ctx::checked(Cred::new(1_000, 1_000));
+    let other_user = Ctx::checked(Cred::new(1_000, 1_000));
     let all = connect("all");
     let ino = look(&all, b"file");
     assert!(matches!(
-        all.bind(&stranger, ino, READABLE, false),
+        all.bind(&other_user, ino, READABLE, false),
         Err(FsError::AccessDenied)
     ));
-    assert!(matches!(all.unbind(&stranger, ino), Err(FsError::AccessDenied)));
+    assert!(matches!(all.unbind(&other_user, ino), Err(FsError::AccessDenied)));
     let read = connect("read");
     let there = look(&read, b"file");
     assert!(matches!(

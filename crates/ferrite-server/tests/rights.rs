@@ -16,7 +16,7 @@ use ferrite_vfs::{
 use LockKind::{Exclusive, Shared};
 
 const OWNER: u32 = 1000;
-const STRANGER: u32 = 2000;
+const OTHER_USER: u32 = 2000;
 const NONE: u32 = u32::MAX;
 
 fn server() -> (Server, String, Arc<MemFs>) {
@@ -107,12 +107,12 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     for is_flock in [true, false] {
         for (export, uid, name, shared, exclusive) in [
             ("squashed", OWNER, "private", Ok(()), Ok(())),
-            ("squashed", STRANGER, "private", refused.clone(), refused.clone()),
+            ("squashed", OTHER_USER, "private", refused.clone(), refused.clone()),
             ("squashed", 0, "private", refused.clone(), refused.clone()),
-            ("squashed", STRANGER, "readable", Ok(()), refused.clone()),
-            ("squashed", STRANGER, "public", Ok(()), Ok(())),
+            ("squashed", OTHER_USER, "readable", Ok(()), refused.clone()),
+            ("squashed", OTHER_USER, "public", Ok(()), Ok(())),
             // A client that is trusted with permissions is trusted with locks.
-            ("trusted", STRANGER, "private", Ok(()), Ok(())),
+            ("trusted", OTHER_USER, "private", Ok(()), Ok(())),
             ("read-only", OWNER, "public", Ok(()), Err(FsError::ReadOnly)),
         ] {
             let mut user = User::at(&address, export, uid);
@@ -171,7 +171,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
 #[test]
 fn nobody_learns_of_the_locks_on_what_is_not_theirs() {
     let (_server, address, _) = server();
-    for (uid, is_told) in [(OWNER, true), (STRANGER, false)] {
+    for (uid, is_told) in [(OWNER, true), (OTHER_USER, false)] {
         let mut user = User::at(&address, "squashed", uid);
         let node = user.found("private").node();
         let LockRequest::Record(lock) = LockRequest::Record(RecordLock {

@@ -98,13 +98,17 @@ pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> Inherited
 }
 
 /// Permission bits after an unprivileged change of content or owner: without setuid, and without setgid where the group
-/// may execute or (`by_stranger`) the caller is not in the group. Elsewhere the bit means mandatory locking, and
+/// may execute or (`outside_group`) the caller is not in the group. Elsewhere the bit means mandatory locking, and
 /// members keep it, as on Linux since 6.2. Directories keep both.
-pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
+pub fn kill_priv(kind: FileKind, mode: u32, outside_group: bool) -> u32 {
     if kind == FileKind::Directory {
         return mode;
     }
-    let setgid = if by_stranger || mode & S_IXGRP != 0 { S_ISGID } else { 0 };
+    let setgid = if outside_group || mode & S_IXGRP != 0 {
+        S_ISGID
+    } else {
+        0
+    };
     mode & !(S_ISUID | setgid)
 }
 
@@ -112,8 +116,8 @@ pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
 /// depends on them.
 pub fn kill_priv_by(cred: &Cred, kind: FileKind, mode: u32, gid: u32) -> u32 {
     let depends = kind != FileKind::Directory && mode & (S_ISGID | S_IXGRP) == S_ISGID;
-    let by_stranger = depends && !cred.is_root() && !cred.in_group(gid);
-    kill_priv(kind, mode, by_stranger)
+    let outside_group = depends && !cred.is_root() && !cred.in_group(gid);
+    kill_priv(kind, mode, outside_group)
 }
 
 /// Whether a change of attributes removes the file's capabilities ([`CAPABILITY`]; directories keep them): a new size

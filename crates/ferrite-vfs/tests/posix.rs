@@ -76,7 +76,11 @@ fn privileges_are_killed_but_not_those_of_directories() {
         (File, 0o6755, 0o755),
         (Directory, 0o2755, 0o2755),
     ] {
-        assert_eq!(kill_priv(kind, mode, true), expected, "{kind:?} {mode:o} by a stranger");
+        assert_eq!(
+            kill_priv(kind, mode, true),
+            expected,
+            "{kind:?} {mode:o} by another user"
+        );
     }
 }
 

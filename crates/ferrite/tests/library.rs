@@ -131,7 +131,7 @@ fn a_symbolic_link_goes_and_not_what_it_leads_to() {
 /// Where the group may not execute, setgid is a mark of the group's own; a user outside the group leaves none on a file
 /// that it changes.
 #[test]
-fn a_stranger_to_the_group_clears_setgid() {
+fn a_user_outside_the_group_clears_setgid() {
     const GROUP: u32 = 50;
     type Change = fn(&Fs);
     let changes: [(&str, Change); 4] = [

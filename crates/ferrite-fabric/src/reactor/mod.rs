@@ -1,8 +1,8 @@
 //! The server's end: many connections, served by few threads.
 //!
 //! Contents: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every message.
-//! Other threads answer later, through a [`Link`]. A connection is first a newcomer (`newcomer`), until it passes the
-//! handshake, and then a served one (`connection`).
+//! Other threads answer later, through a [`Link`]. A connection is first unauthenticated (`unauthenticated`), until it
+//! passes the handshake, and then a served one (`connection`).
 //!
 //! The thread that received a message serves it: handing it to another costs more than most operations. Deferred
 //! answers go through the connection's mailbox.
@@ -13,8 +13,8 @@
 //! one and does not fill it is closed.
 
 mod connection;
-mod newcomer;
 mod turns;
+mod unauthenticated;
 #[cfg(not(feature = "fabric"))]
 #[path = "unwired.rs"]
 mod wired;
@@ -46,8 +46,8 @@ use crate::source::{Crowd, Source, Throttle};
 use crate::spin::{SPIN, Spin};
 
 use connection::Connection;
-use newcomer::{Newcomer, Turn};
 use turns::Clock;
+use unauthenticated::{Turn, Unauthenticated};
 
 use wired::Fabrics;
 
@@ -68,10 +68,10 @@ const STALLED: Duration = Duration::from_secs(1);
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often an idle thread wakes up to check.
 const IDLE: Duration = Duration::from_secs(1);
-/// Newcomers of a thread ([`Crowd`]).
-const NEWCOMERS_MAX: usize = 1024;
+/// Unauthenticated connections of a thread ([`Crowd`]).
+const UNAUTHENTICATED_MAX: usize = 1024;
 /// Those that come from one source.
-const NEWCOMERS_OF_SOURCE_MAX: usize = 256;
+const UNAUTHENTICATED_OF_SOURCE_MAX: usize = 256;
 
 /// Event number of the waker.
 const WAKER: u64 = u64::MAX;
@@ -287,7 +287,7 @@ struct Reactor<S: Service> {
     epoll: OwnedFd,
     listeners: Vec<TcpListener>,
     connections: HashMap<u64, Connection<S::Peer>>,
-    newcomers: Crowd<Newcomer>,
+    unauthenticated: Crowd<Unauthenticated>,
     next_number: u64,
     /// Connections that wait for a buffer, or whose turn was cut short.
     waiting: Vec<u64>,
@@ -322,7 +322,7 @@ impl<S: Service> Reactor<S> {
             epoll,
             listeners,
             connections: HashMap::new(),
-            newcomers: Crowd::new(NEWCOMERS_MAX, NEWCOMERS_OF_SOURCE_MAX),
+            unauthenticated: Crowd::new(UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_SOURCE_MAX),
             next_number: 0,
             waiting: Vec::new(),
             buf: vec![0; TURN_BYTES],
@@ -377,12 +377,12 @@ impl<S: Service> Reactor<S> {
                     false => self.drop_which(Connection::is_stuck),
                 }
             }
-            self.drop_late_newcomers();
+            self.drop_late_unauthenticated();
         }
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.drop_connection(number));
-        while let Some((oldest, _)) = self.newcomers.oldest() {
-            self.drop_newcomer(oldest);
+        while let Some((oldest, _)) = self.unauthenticated.oldest() {
+            self.drop_unauthenticated(oldest);
         }
     }
 
@@ -439,13 +439,13 @@ impl<S: Service> Reactor<S> {
                 Ok((stream, address)) => {
                     let shared = &self.shared;
                     let is_full = shared.connections.fetch_add(1, Ordering::Relaxed) >= shared.connections_max;
-                    // A newcomer that has said nothing yet gives up its place.
-                    let is_refused = is_full && self.newcomers.remove_of_largest().is_none();
+                    // An unauthenticated connection that has said nothing yet gives up its place.
+                    let is_refused = is_full && self.unauthenticated.remove_of_largest().is_none();
                     if is_full {
                         shared.connections.fetch_sub(1, Ordering::Relaxed);
                     }
                     if is_refused {
-                        newcomer::refuse_full(&stream);
+                        unauthenticated::refuse_full(&stream);
                         if let Some(more) = shared.refusals.admit() {
                             tracing::warn!(
                                 "{address} was refused, and {more} others before it: there are {} connections",
@@ -515,57 +515,57 @@ impl<S: Service> Reactor<S> {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let newcomer = Newcomer::new(stream, address);
+        let unauthenticated = Unauthenticated::new(stream, address);
         if self
-            .newcomers
-            .insert(number, Source::of(address.ip()), newcomer)
+            .unauthenticated
+            .insert(number, Source::of(address.ip()), unauthenticated)
             .is_some()
         {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// A turn of a newcomer: takes the next part of the handshake, and answers.
+    /// A turn of an unauthenticated connection: takes the next part of the handshake, and answers.
     fn meet(&mut self, number: u64) {
-        let Some(newcomer) = self.newcomers.get_mut(number) else {
+        let Some(unauthenticated) = self.unauthenticated.get_mut(number) else {
             return;
         };
-        match newcomer.turn(&self.shared.gate) {
+        match unauthenticated.turn(&self.shared.gate) {
             Turn::More => {}
-            Turn::Over => self.drop_newcomer(number),
+            Turn::Over => self.drop_unauthenticated(number),
             Turn::Admitted(admitted) => {
-                if let Some(newcomer) = self.newcomers.remove(number) {
-                    self.welcome(number, newcomer, *admitted);
+                if let Some(unauthenticated) = self.unauthenticated.remove(number) {
+                    self.welcome(number, unauthenticated, *admitted);
                 }
             }
         }
     }
 
-    fn welcome(&mut self, number: u64, newcomer: Newcomer, admitted: Admitted) {
+    fn welcome(&mut self, number: u64, unauthenticated: Unauthenticated, admitted: Admitted) {
         let link = Link::new(number, &self.waker);
         let origin = Origin {
-            address: newcomer.address,
+            address: unauthenticated.address,
             key: admitted.key,
         };
         let peer = self.service.connected(link.clone(), origin);
         if admitted.records.is_some() {
             self.sealed_buf.resize(TURN_BYTES, 0);
         }
-        let connection = Connection::new(newcomer.stream, link, peer, admitted.records);
+        let connection = Connection::new(unauthenticated.stream, link, peer, admitted.records);
         self.connections.insert(number, connection);
     }
 
-    fn drop_newcomer(&mut self, number: u64) {
-        if self.newcomers.remove(number).is_some() {
+    fn drop_unauthenticated(&mut self, number: u64) {
+        if self.unauthenticated.remove(number).is_some() {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn drop_late_newcomers(&mut self) {
-        while let Some((oldest, newcomer)) = self.newcomers.oldest()
-            && newcomer.is_late()
+    fn drop_late_unauthenticated(&mut self) {
+        while let Some((oldest, unauthenticated)) = self.unauthenticated.oldest()
+            && unauthenticated.is_late()
         {
-            self.drop_newcomer(oldest);
+            self.drop_unauthenticated(oldest);
         }
     }
 

@@ -287,9 +287,9 @@ mod tests {
         assert_eq!(entry.trailer, trailer);
         assert_eq!(entry.read(&region, &mut buffer).unwrap(), &[5; 60]);
         assert_eq!(entry.previous(&region).unwrap(), None);
-        let stranger = Entry::load(&region, PageId::from_raw(7, 8), Unit(66)).unwrap();
-        assert!(stranger.read(&region, &mut buffer).is_err(), "another page's entry");
-        assert!(stranger.previous(&region).is_err(), "another page's segment");
+        let foreign = Entry::load(&region, PageId::from_raw(7, 8), Unit(66)).unwrap();
+        assert!(foreign.read(&region, &mut buffer).is_err(), "another page's entry");
+        assert!(foreign.previous(&region).is_err(), "another page's segment");
         region.store(66 * 64, region.load(66 * 64) ^ 1);
         assert!(entry.read(&region, &mut buffer).is_err(), "a flipped bit");
         assert!(Entry::load(&region, page, Unit(65)).is_err(), "no trailer there");

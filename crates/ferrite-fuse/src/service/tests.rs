@@ -54,7 +54,7 @@ fn a_create_that_meets_a_file_truncates_it() {
         assert_eq!(
             attr_of_file(&fs).mode,
             mode,
-            "a stranger's truncation clears setuid and setgid"
+            "another user's truncation clears setuid and setgid"
         );
         service.release(opened.fh);
     }

@@ -1,6 +1,6 @@
 //! Permissions when the context asks the engine to check: a table of operations, each tried by root, by the owner of
-//! the file in question, and by a stranger. A refused operation changes nothing, and without checks all operations are
-//! allowed.
+//! the file in question, and by another user. A refused operation changes nothing, and without checks all operations
+//! are allowed.
 
 use ferrite_vfs::{
     Cred, Ctx, FileKind, FileSystem, Ino, NewFile, NewNode, OpenMode, RenameMode, Result, SYSTEM, SetAttr, SetTime,

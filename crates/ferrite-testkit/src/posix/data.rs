@@ -282,14 +282,14 @@ fn kill_priv(h: &Harness<'_>) {
     kill_priv_by(h, true);
 }
 
-fn kill_priv_by(h: &Harness<'_>, by_stranger: bool) {
+fn kill_priv_by(h: &Harness<'_>, outside_group: bool) {
     // All files here are in group 0.
-    let caller = Cred::new(1000, if by_stranger { 1000 } else { 0 });
+    let caller = Cred::new(1000, if outside_group { 1000 } else { 0 });
     let unprivileged = &Ctx::checked(caller.clone());
     let kernel = &Ctx::trusted(caller);
     let set_by_kernel = |ino, set: &SetAttr| h.fs().setattr(kernel, ino, set).expect("setattr").mode;
     // A change by a member of the group keeps setgid if the group may not execute: there it means mandatory locking.
-    let lock = if by_stranger { 0 } else { 0o2000 };
+    let lock = if outside_group { 0 } else { 0o2000 };
     for (mode, expected) in [
         (0o6755, 0o755),
         (0o4755, 0o755),

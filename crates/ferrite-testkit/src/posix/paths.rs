@@ -235,7 +235,7 @@ fn checked(h: &Harness<'_>) {
         .symlink(SYSTEM, ROOT_INO, b"way in", b"open/shut/in")
         .expect("symlink");
     h.chmod(shut, 0o700);
-    let stranger = Ctx::checked(Cred::new(1000, 100));
+    let other_user = Ctx::checked(Cred::new(1000, 100));
     let root = Ctx::checked(Cred::root());
     let create = OpenFlags {
         create: true,
@@ -244,15 +244,21 @@ fn checked(h: &Harness<'_>) {
     };
     for path in ["open/shut/in/f", "way in/f", "open/shut/../shut/in/./f"] {
         let path = path.as_bytes();
-        refused!(h.fs().resolve(&stranger, &start, path, true), AccessDenied);
-        refused!(h.fs().open_path(&stranger, &start, path, &READ), AccessDenied);
-        refused!(h.fs().open_path(&stranger, &start, path, &create), AccessDenied);
+        refused!(h.fs().resolve(&other_user, &start, path, true), AccessDenied);
+        refused!(h.fs().open_path(&other_user, &start, path, &READ), AccessDenied);
+        refused!(h.fs().open_path(&other_user, &start, path, &create), AccessDenied);
         for ctx in [&root, SYSTEM, &Ctx::trusted(Cred::new(1000, 100))] {
             assert_eq!(h.fs().resolve(ctx, &start, path, true).expect("resolve").ino, file);
         }
     }
-    refused!(h.fs().resolve(&stranger, &start, b"open/shut/none", true), AccessDenied);
-    refused!(h.fs().resolve(&stranger, &start, b"open/shut/.", true), AccessDenied);
-    let found = h.fs().resolve(&stranger, &start, b"open/shut", true).expect("resolve");
+    refused!(
+        h.fs().resolve(&other_user, &start, b"open/shut/none", true),
+        AccessDenied
+    );
+    refused!(h.fs().resolve(&other_user, &start, b"open/shut/.", true), AccessDenied);
+    let found = h
+        .fs()
+        .resolve(&other_user, &start, b"open/shut", true)
+        .expect("resolve");
     assert_eq!(found.ino, shut, "its name is no secret");
 }

@@ -273,7 +273,7 @@ const TAKING: [(&str, Change); 13] = [
 /// a change of something else removes nothing.
 fn capability(h: &Harness<'_>) {
     const VALUE: &[u8] = b"\x01\0\0\x02\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-    let stranger = Ctx::checked(Cred::new(1000, 1000));
+    let other_user = Ctx::checked(Cred::new(1000, 1000));
     let contents = [
         &b"program"[..],
         &pattern(2, 3000),
@@ -282,7 +282,7 @@ fn capability(h: &Harness<'_>) {
     ];
     for (index, content) in contents.into_iter().enumerate() {
         for (what, change) in TAKING {
-            for (ctx, others) in [(SYSTEM, true), (SYSTEM, false), (&stranger, true)] {
+            for (ctx, others) in [(SYSTEM, true), (SYSTEM, false), (&other_user, true)] {
                 let ino = h.write("f", content);
                 h.chmod(ino, 0o666);
                 let file = h.open(ino);

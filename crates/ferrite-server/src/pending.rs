@@ -1,8 +1,8 @@
 //! Connections that have not selected a session yet.
 //!
-//! Contents: [`Strangers`]. There are at most [`STRANGERS_MAX`], and of one source [`OF_SOURCE_MAX`]; one more closes
-//! the oldest. So sessions and strangers together bound the connections of a source: one that opens connections without
-//! setting up a session closes its own.
+//! Contents: [`PendingConnections`]. There are at most [`PENDING_MAX`], and of one source [`OF_SOURCE_MAX`]; one more
+//! closes the oldest. So sessions and pending connections together bound the connections of a source: one that opens
+//! connections without setting up a session closes its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use ferrite_fabric::source::{Crowd, Source};
 use crate::lock_order;
 
 /// Most of them.
-const STRANGERS_MAX: usize = 4096;
+const PENDING_MAX: usize = 4096;
 /// Most of one source.
 const OF_SOURCE_MAX: usize = 256;
 
 /// See the head of this module.
-pub(super) struct Strangers {
+pub(super) struct PendingConnections {
     next: AtomicU64,
     /// Each with its arrival time.
-    kept: Mutex<lock_order::Strangers, Crowd<(Link, Instant)>>,
+    kept: Mutex<lock_order::PendingConnections, Crowd<(Link, Instant)>>,
 }
 
-impl Strangers {
-    pub(super) fn new() -> Strangers {
-        Strangers {
+impl PendingConnections {
+    pub(super) fn new() -> PendingConnections {
+        PendingConnections {
             next: AtomicU64::new(0),
-            kept: Mutex::new(Crowd::new(STRANGERS_MAX, OF_SOURCE_MAX)),
+            kept: Mutex::new(Crowd::new(PENDING_MAX, OF_SOURCE_MAX)),
         }
     }
 

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// How much a refused client may send before it closes the connection.
 const REFUSED_BYTES_MAX: usize = 4096;
 
-pub(super) struct Newcomer {
+pub(super) struct Unauthenticated {
     pub(super) stream: TcpStream,
     pub(super) address: SocketAddr,
     since: Instant,
@@ -42,9 +42,9 @@ pub(super) fn refuse_full(mut stream: &TcpStream) {
         .and_then(|_| stream.shutdown(Shutdown::Write));
 }
 
-impl Newcomer {
-    pub(super) fn new(stream: TcpStream, address: SocketAddr) -> Newcomer {
-        Newcomer {
+impl Unauthenticated {
+    pub(super) fn new(stream: TcpStream, address: SocketAddr) -> Unauthenticated {
+        Unauthenticated {
             stream,
             address,
             since: Instant::now(),
