@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ferrite_checks::ranked::Mutex;
 use rustc_hash::FxHashSet;
 
-use super::state::Heritage;
+use super::state::RecoveredState;
 use crate::lock_order;
 
 /// Work to run once all locks of an earlier run have been reclaimed.
@@ -27,11 +27,11 @@ pub(super) struct Grace(Mutex<lock_order::Grace, Option<Kept>>);
 
 impl Grace {
     /// Begins the grace period, unless an earlier run left no sessions.
-    pub(super) fn new(heritage: Heritage, lease: Duration) -> Grace {
-        Grace(Mutex::new(heritage.has_sessions.then(|| Kept {
+    pub(super) fn new(recovered: RecoveredState, lease: Duration) -> Grace {
+        Grace(Mutex::new(recovered.has_sessions.then(|| Kept {
             ends: Instant::now() + lease,
             is_ending: false,
-            lockers: heritage.lockers.into_iter().collect(),
+            lockers: recovered.lockers.into_iter().collect(),
             deferred: Vec::new(),
         })))
     }

@@ -206,8 +206,8 @@ impl Opened {
     fn open(engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>, options: &ServerOptions) -> Result<Opened> {
         let (mut stores, mut exports, mut grace) = (Vec::new(), Vec::new(), Vec::new());
         for (number, (fs, wanted)) in engines.into_iter().enumerate() {
-            let (state, heritage) = State::load(&*fs)?;
-            if !heritage.has_sessions {
+            let (state, recovered) = State::load(&*fs)?;
+            if !recovered.has_sessions {
                 drop_orphans(&*fs);
             }
             let store = Arc::new(Store {
@@ -223,7 +223,7 @@ impl Opened {
                 exports.push(Arc::new(Export::open(&store, export)?));
             }
             stores.push(store);
-            grace.push(Grace::new(heritage, options.lease));
+            grace.push(Grace::new(recovered, options.lease));
         }
         Ok(Opened { stores, exports, grace })
     }

@@ -131,7 +131,7 @@ struct Kept {
 
 /// The state recovered from an earlier run.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Heritage {
+pub(super) struct RecoveredState {
     /// Sessions may come back.
     pub(super) has_sessions: bool,
     /// Those among them that have locks.
@@ -143,14 +143,14 @@ impl State {
     ///
     /// # Errors
     /// If the state was written by a later version.
-    pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, Heritage), FsError> {
+    pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, RecoveredState), FsError> {
         let limits = fs.limits();
         let may_lose = !limits.durable_operations || limits.durability != Durability::Power;
         State::load_in(fs, boot_number(), may_lose)
     }
 
     /// The same in a boot of this number; `may_lose`: whether a loss of power may lose operations.
-    fn load_in(fs: &dyn FileSystem, this_boot: u64, may_lose: bool) -> Result<(State, Heritage), FsError> {
+    fn load_in(fs: &dyn FileSystem, this_boot: u64, may_lose: bool) -> Result<(State, RecoveredState), FsError> {
         let boot = if may_lose { this_boot } else { 0 };
         let stored = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
             Ok(stored) => Some(stored),
@@ -184,7 +184,7 @@ impl State {
                 lockers: Vec::new(),
             },
         };
-        let heritage = Heritage {
+        let recovered = RecoveredState {
             has_sessions: content.has_sessions,
             lockers: content.lockers.iter().map(|&session| u64::from(session)).collect(),
         };
@@ -206,7 +206,7 @@ impl State {
         let state = State {
             content: Mutex::new(kept),
         };
-        Ok((state, heritage))
+        Ok((state, recovered))
     }
 
     pub(super) fn secret(&self) -> [u8; 16] {
@@ -486,15 +486,15 @@ mod tests {
     fn a_restart_waits_for_sessions_while_one_lives() {
         let fs = MemFs::new();
         let has_sessions = || State::load(&fs).unwrap().1.has_sessions;
-        let (state, heritage) = State::load(&fs).unwrap();
-        assert!(!heritage.has_sessions);
+        let (state, recovered) = State::load(&fs).unwrap();
+        assert!(!recovered.has_sessions);
         let first = state.new_session(&fs);
         let second = state.new_session(&fs);
         assert!(first < second);
         state.session_ends(&fs, first);
         state.note_end(&fs);
-        let (again, heritage) = State::load(&fs).unwrap();
-        assert!(heritage.has_sessions);
+        let (again, recovered) = State::load(&fs).unwrap();
+        assert!(recovered.has_sessions);
         again.session_is_back(&fs);
         again.note_end(&fs);
         assert!(has_sessions());
@@ -552,8 +552,8 @@ mod tests {
         // A request for a lock that saw it alive, and sees now that it has ended.
         state.add_locker(&fs, sessions[1], account(1)).unwrap();
         state.forget_locker(&fs, sessions[1]);
-        let (state, heritage) = State::load(&fs).unwrap();
-        assert_eq!(heritage.lockers, [sessions[0], sessions[2]]);
+        let (state, recovered) = State::load(&fs).unwrap();
+        assert_eq!(recovered.lockers, [sessions[0], sessions[2]]);
         state.free_inherited(&fs, &sessions[2..3]);
         assert_eq!(State::load(&fs).unwrap().1.lockers, [sessions[0]]);
     }
@@ -566,18 +566,18 @@ mod tests {
         let session = state.new_session(&fs);
         state.add_locker(&fs, session, account(session as u8)).unwrap();
         let secret = state.secret();
-        let (state, heritage) = State::load_in(&fs, 7, true).unwrap();
+        let (state, recovered) = State::load_in(&fs, 7, true).unwrap();
         assert_eq!(state.secret(), secret, "the process was killed, and no more");
-        assert!(heritage.has_sessions && heritage.lockers == [session]);
+        assert!(recovered.has_sessions && recovered.lockers == [session]);
         let (state, _) = State::load_in(&fs, 7, false).unwrap();
         assert_eq!(state.secret(), secret, "it goes on with another durability");
         State::load_in(&fs, 7, true).unwrap().0.note_stop(&fs);
-        let (state, heritage) = State::load_in(&fs, 9, true).unwrap();
+        let (state, recovered) = State::load_in(&fs, 9, true).unwrap();
         assert_eq!(state.secret(), secret, "it was stopped before the machine was");
-        assert!(heritage.has_sessions);
-        let (state, heritage) = State::load_in(&fs, 11, true).unwrap();
+        assert!(recovered.has_sessions);
+        let (state, recovered) = State::load_in(&fs, 11, true).unwrap();
         assert_ne!(state.secret(), secret);
-        assert!(!heritage.has_sessions && heritage.lockers.is_empty());
+        assert!(!recovered.has_sessions && recovered.lockers.is_empty());
         assert!(state.new_session(&fs) > session);
     }
 
@@ -593,8 +593,8 @@ mod tests {
         assert!(State::load(&fs).is_err(), "its first bytes are a large number");
         fs.setxattr(SYSTEM, ROOT_INO, NAME, &[FORMAT as u8, 0, 0, 0, 1], XattrMode::Any)
             .unwrap();
-        let (state, heritage) = State::load(&fs).unwrap();
-        assert!(!heritage.has_sessions && state.new_session(&fs) > before);
+        let (state, recovered) = State::load(&fs).unwrap();
+        assert!(!recovered.has_sessions && state.new_session(&fs) > before);
     }
 
     #[test]
