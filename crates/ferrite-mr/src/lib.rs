@@ -1,8 +1,8 @@
 //! Files as RDMA memory regions: the adapter's half of FileMR (Yang, Izraelevitz, Swanson, NSDI 2020).
 //!
-//! Contents: [`Binder`], which binds files of any engine with [`ferrite_vfs::regions`] and grants *filekeys* for them;
-//! and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a call of
-//! the file system. `docs/filemr.md` describes the guarantees of each.
+//! Contents: [`Registrar`], which binds files of any engine with [`ferrite_vfs::regions`] and grants *filekeys* for
+//! them; and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a
+//! call of the file system. `docs/filemr.md` describes the guarantees of each.
 //!
 //! Below that, two methods to translate pages of files, which know no files: FileMR's ([`RangeMtt`], a tree of runs for
 //! each file, behind a [`RangeCache`]) and the usual one of adapters ([`PageMtt`], an array of pages, behind a
@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod appends;
-mod binder;
 pub mod compare;
 mod counters;
 mod faults;
@@ -31,13 +30,13 @@ mod page_cache;
 mod page_mtt;
 mod range_cache;
 mod range_mtt;
+mod registrar;
 mod run;
 mod sets;
 mod shared;
 mod sync;
 mod translate;
 
-pub use binder::{Binder, Granted, Listed, Options};
 pub use counters::Counters;
 pub use file::{FileMr, FileStatus};
 pub use key::{Holder, KeyCheck, Rights, SessionId, may_keep};
@@ -47,6 +46,7 @@ pub use page_cache::PageCache;
 pub use page_mtt::PageMtt;
 pub use range_cache::RangeCache;
 pub use range_mtt::RangeMtt;
+pub use registrar::{Granted, Listed, Options, Registrar};
 pub use run::{OutOfRange, Placed, Run};
 pub use sets::{ENTRIES, WAYS};
 pub use translate::{Pages, Ranges, RegionId, Translation};

@@ -35,7 +35,7 @@ fn registration_and_guards() {
         );
     }
     let fixture = fixture(1 << 20, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     write(memory, 1, fixture.key, 0, &[1; 4096]).unwrap();
     read(memory, 1, fixture.key, 0, 1).unwrap();
     // A READ's check is everything that a packet does except the copy and the fence.

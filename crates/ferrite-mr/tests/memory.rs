@@ -25,7 +25,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 #[test]
 fn what_is_written_is_read_here_and_there() {
     let fixture = fixture(MIB, Options::default());
-    let (memory, key) = (&mut fixture.binder.memory(), fixture.key);
+    let (memory, key) = (&mut fixture.registrar.memory(), fixture.key);
     let data = pattern(1, 10_000);
     write(memory, 1, key, 5_000, &data).unwrap();
     assert_eq!(fixture.file.read(5_000, data.len()), data);
@@ -39,7 +39,7 @@ fn what_is_written_is_read_here_and_there() {
     // And unknown.
     fixture.file.forget();
     assert_eq!(read(memory, 1, key, 5_000, data.len()).unwrap(), both);
-    let counts = fixture.binder.list()[0].status.total;
+    let counts = fixture.registrar.list()[0].status.total;
     assert_eq!((counts.bytes_written, counts.packets_written), (10_000, 10));
     assert_eq!(counts.bytes_read, 30_000);
     assert!(counts.faults > 0 && counts.hit_rate() > 0.0);
@@ -49,7 +49,7 @@ fn what_is_written_is_read_here_and_there() {
 fn holes_read_as_zeros_and_stay_holes() {
     let fixture = fixture(MIB, Options::default());
     let free = fixture.engine.arena.free_pages();
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     assert_eq!(read(memory, 1, fixture.key, 3, 50_000), Ok(vec![0; 50_000]));
     assert_eq!(fixture.file.faults.load(SeqCst), 0, "holes were told when it was bound");
     fixture.file.forget();
@@ -77,13 +77,13 @@ fn an_engine_may_tell_the_rest_of_a_file_later() {
     let [_, key] = [20, 21].map(|ino| {
         let bind = |session| {
             fixture
-                .binder
+                .registrar
                 .bind(&fixture.shared, SYSTEM, ino, WRITABLE, session, Rights::ALL)
         };
         bind(SESSION).unwrap().key
     });
     let known = |index: usize| {
-        let status = &fixture.binder.list()[1 + index].status;
+        let status = &fixture.registrar.list()[1 + index].status;
         (status.ranges, status.holes)
     };
     wait_until("all is known", || known(0) == (1, 1));
@@ -92,27 +92,27 @@ fn an_engine_may_tell_the_rest_of_a_file_later() {
     wait_until("it was asked", || frozen.faults.load(SeqCst) == 1);
     assert_eq!(known(1), (0, 1));
     frozen.is_frozen.store(false, SeqCst);
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     let read = read(memory, 1, key, 9_999 * PAGE as u64, 100);
     assert_eq!(read, Ok(pattern(1, 100)));
     assert_eq!((known(1), frozen.faults.load(SeqCst)), ((1, 2), 2));
     // The neighbours came with it.
     assert!(memory.may_read(&message(1, key, 9_990 * PAGE as u64, PAGE)).is_ok());
     // The binding ends during a request to the engine.
-    fixture.binder.unbind_all().unwrap();
+    fixture.registrar.unbind_all().unwrap();
     for _ in 0..50 {
         let session = SessionId(2);
         let bound = fixture
-            .binder
+            .registrar
             .bind(&fixture.shared, SYSTEM, 20, WRITABLE, session, Rights::ALL);
-        fixture.binder.release(session, bound.unwrap().key).unwrap();
+        fixture.registrar.release(session, bound.unwrap().key).unwrap();
     }
 }
 
 #[test]
 fn nothing_beyond_the_end_is_touched() {
     let fixture = fixture(10_000, Options::default());
-    let (memory, key) = (&mut fixture.binder.memory(), fixture.key);
+    let (memory, key) = (&mut fixture.registrar.memory(), fixture.key);
     write(memory, 1, key, 9_000, &pattern(1, 1_000)).unwrap();
     for (at, len) in [
         (9_000, 1_001),
@@ -150,22 +150,22 @@ fn nothing_beyond_the_end_is_touched() {
     assert_eq!(memory.read(&begun, 4_096, &mut bytes), Err(Fault::Access));
     fixture.file.truncate(9_999);
     assert_eq!(read(memory, 1, key, 5_000, 4_999), Ok(vec![0; 4_999]));
-    assert!(fixture.binder.list()[0].status.total.refused >= 20);
+    assert!(fixture.registrar.list()[0].status.total.refused >= 20);
 }
 
 #[test]
 fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     let other = SessionId(2);
     let bind = |session, rights| {
         fixture
-            .binder
+            .registrar
             .bind(&fixture.shared, SYSTEM, 10, WRITABLE, session, rights)
             .unwrap()
             .key
     };
-    fixture.binder.attach(other, 20);
+    fixture.registrar.attach(other, 20);
     let reads = bind(other, Rights::READ);
     let appends = bind(
         other,
@@ -199,64 +199,68 @@ fn keys_are_good_on_queue_pairs_of_their_session_and_for_what_they_allow() {
     assert_eq!(read(memory, 20, appends, 0, 8), Err(Fault::Access));
     assert_eq!(write(memory, 20, appends, 0, &[1]), Err(Fault::Access));
     // Remembered keys do not outlive a queue pair or a key.
-    fixture.binder.detach(20);
+    fixture.registrar.detach(20);
     assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
-    fixture.binder.attach(SESSION, 20);
+    fixture.registrar.attach(SESSION, 20);
     assert_eq!(read(memory, 20, reads, 0, 8), Err(Fault::Access));
     assert_eq!(read(memory, 20, fixture.key, 0, 8), Ok(vec![0; 8]));
     assert!(matches!(
-        fixture.binder.release(other, fixture.key),
+        fixture.registrar.release(other, fixture.key),
         Err(FsError::NotFound)
     ));
-    fixture.binder.release(SESSION, fixture.key).unwrap();
+    fixture.registrar.release(SESSION, fixture.key).unwrap();
     assert_eq!(read(memory, 20, fixture.key, 0, 8), Err(Fault::Access));
 }
 
 #[test]
 fn a_file_is_bound_once_and_unbound_with_its_last_key() {
     let fixture = fixture(MIB, Options::default());
-    let binder = &fixture.binder;
-    let bind = |session, rights| binder.bind(&fixture.shared, SYSTEM, 10, WRITABLE, session, rights);
+    let registrar = &fixture.registrar;
+    let bind = |session, rights| registrar.bind(&fixture.shared, SYSTEM, 10, WRITABLE, session, rights);
     let second = bind(SessionId(2), Rights::READ).unwrap().key;
     let third = bind(SessionId(2), Rights::ALL).unwrap().key;
     assert!(second != third && second != fixture.key);
     assert_eq!(
-        (binder.list().len(), binder.list()[0].holders.len(), binder.keys()),
+        (
+            registrar.list().len(),
+            registrar.list()[0].holders.len(),
+            registrar.keys()
+        ),
         (1, 3, 3)
     );
-    binder.release(SESSION, fixture.key).unwrap();
-    binder.release(SessionId(2), second).unwrap();
+    registrar.release(SESSION, fixture.key).unwrap();
+    registrar.release(SessionId(2), second).unwrap();
     assert!(fixture.file.is_bound());
-    binder.end_session(SessionId(2)).unwrap();
-    assert!(!fixture.file.is_bound() && binder.list().is_empty() && binder.keys() == 0);
+    registrar.end_session(SessionId(2)).unwrap();
+    assert!(!fixture.file.is_bound() && registrar.list().is_empty() && registrar.keys() == 0);
     // And again, for reading.
     let reading = Binding::default();
-    let key = binder
+    let key = registrar
         .bind(&fixture.shared, SYSTEM, 10, reading, SESSION, Rights::READ)
         .unwrap()
         .key;
     assert!(matches!(bind(SessionId(3), Rights::ALL), Err(FsError::Busy)));
-    let refused = binder.bind(&fixture.shared, SYSTEM, 10, reading, SESSION, Rights::ALL);
+    let refused = registrar.bind(&fixture.shared, SYSTEM, 10, reading, SESSION, Rights::ALL);
     assert!(matches!(refused, Err(FsError::Invalid(_))));
-    binder.unbind_file(&fixture.shared, 10).unwrap();
-    assert_eq!(read(&mut binder.memory(), 1, key, 0, 8), Err(Fault::Access));
+    registrar.unbind_file(&fixture.shared, 10).unwrap();
+    assert_eq!(read(&mut registrar.memory(), 1, key, 0, 8), Err(Fault::Access));
     assert!(matches!(
-        binder.unbind_file(&fixture.shared, 10),
+        registrar.unbind_file(&fixture.shared, 10),
         Err(FsError::NotFound)
     ));
     assert!(matches!(bind(SESSION, Rights::ALL), Ok(granted) if granted.size == MIB));
     assert!(matches!(
-        binder.bind(&fixture.shared, SYSTEM, 11, WRITABLE, SESSION, Rights::ALL),
+        registrar.bind(&fixture.shared, SYSTEM, 11, WRITABLE, SESSION, Rights::ALL),
         Err(FsError::NotFound)
     ));
-    drop(fixture.binder);
+    drop(fixture.registrar);
     assert!(!fixture.file.is_bound(), "who goes unbinds");
 }
 
 #[test]
 fn permissions_that_go_take_keys_along() {
     let fixture = fixture(MIB, Options::default());
-    let (binder, memory) = (&fixture.binder, &mut fixture.binder.memory());
+    let (registrar, memory) = (&fixture.registrar, &mut fixture.registrar.memory());
     let other_user = Ctx::checked(Cred::new(5, 5));
     let bind = |rights, writable| {
         let binding = Binding {
@@ -264,7 +268,7 @@ fn permissions_that_go_take_keys_along() {
             arrange: false,
             whole: false,
         };
-        binder
+        registrar
             .bind(&fixture.shared, &other_user, 10, binding, SESSION, rights)
             .map(|granted| granted.key)
     };
@@ -279,8 +283,8 @@ fn permissions_that_go_take_keys_along() {
     assert_eq!(read(memory, 1, reads, 0, 1), Err(Fault::Access));
     // The program's own key stands for no user.
     assert_eq!(read(memory, 1, fixture.key, 0, 1), Ok(vec![1]));
-    binder.sweep().unwrap();
-    assert_eq!(binder.keys(), 1);
+    registrar.sweep().unwrap();
+    assert_eq!(registrar.keys(), 1);
 }
 
 /// A file lost its last key with a change of permissions, and cannot be finalized. The caller that binds another gets
@@ -288,11 +292,11 @@ fn permissions_that_go_take_keys_along() {
 #[test]
 fn a_file_that_cannot_be_finalized_is_nothing_to_another() {
     let fixture = fixture(MIB, Options::default());
-    fixture.binder.release(SESSION, fixture.key).unwrap();
+    fixture.registrar.release(SESSION, fixture.key).unwrap();
     let other_user = Ctx::checked(Cred::new(5, 5));
     let bind = |ino| {
         fixture
-            .binder
+            .registrar
             .bind(&fixture.shared, &other_user, ino, WRITABLE, SESSION, Rights::ALL)
     };
     bind(10).unwrap();
@@ -306,7 +310,7 @@ fn a_file_that_cannot_be_finalized_is_nothing_to_another() {
 #[test]
 fn faults_that_fail_are_told_and_asked_for_again() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     fixture.file.is_full.store(true, SeqCst);
     assert_eq!(write(memory, 1, fixture.key, 0, &[1]), Err(Fault::Operational));
     assert_eq!(
@@ -315,14 +319,14 @@ fn faults_that_fail_are_told_and_asked_for_again() {
     );
     fixture.file.is_full.store(false, SeqCst);
     assert_eq!(write(memory, 1, fixture.key, 0, &[1]), Ok(()));
-    assert_eq!(fixture.binder.list()[0].status.total.failed, 1);
+    assert_eq!(fixture.registrar.list()[0].status.total.failed, 1);
 }
 
 /// Packets wait for the thaw, and their connections survive.
 #[test]
 fn a_frozen_engine_puts_packets_off() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     let served = || fixture.file.faults.load(SeqCst);
     fixture.file.forget();
     fixture.file.is_frozen.store(true, SeqCst);
@@ -334,13 +338,13 @@ fn a_frozen_engine_puts_packets_off() {
     fixture.file.is_frozen.store(false, SeqCst);
     assert_eq!(write(memory, 1, fixture.key, 0, &[1; 8]), Ok(()));
     assert_eq!(read(memory, 1, fixture.key, 0, 8), Ok(vec![1; 8]));
-    assert_eq!(fixture.binder.list()[0].status.total.failed, 0);
+    assert_eq!(fixture.registrar.list()[0].status.total.failed, 0);
 }
 
 #[test]
 fn a_packet_that_is_put_off_has_done_nothing() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     // The first page is there, the second is a hole; a packet covers both.
     write(memory, 1, fixture.key, 0, &pattern(1, PAGE)).unwrap();
     fixture.file.forget();
@@ -370,13 +374,13 @@ fn a_packet_that_is_put_off_has_done_nothing() {
 #[test]
 fn atomics_change_eight_bytes() {
     let fixture = fixture(MIB, Options::default());
-    let (memory, key) = (&mut fixture.binder.memory(), fixture.key);
+    let (memory, key) = (&mut fixture.registrar.memory(), fixture.key);
     assert_eq!(patiently(|| memory.fetch_add(1, key, 4_096, 7)), Ok(0));
     assert_eq!(memory.fetch_add(1, key, 4_096, u64::MAX), Ok(7));
     assert_eq!(memory.compare_swap(1, key, 4_096, 5, 1), Ok(6));
     assert_eq!(memory.compare_swap(1, key, 4_096, 6, 1), Ok(6));
     assert_eq!(fixture.file.read(4_096, 8), 1u64.to_le_bytes());
-    assert_eq!(fixture.binder.list()[0].status.total.atomics, 4);
+    assert_eq!(fixture.registrar.list()[0].status.total.atomics, 4);
 }
 
 #[test]
@@ -386,7 +390,7 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
         ..Options::default()
     };
     let fixture = fixture(5, options);
-    let (memory, other) = (&mut fixture.binder.memory(), &mut fixture.binder.memory());
+    let (memory, other) = (&mut fixture.registrar.memory(), &mut fixture.registrar.memory());
     let key = fixture.key;
     let first = message(1, key, APPEND_AT, 6_000);
     let second = message(2, key, APPEND_AT, 6_000);
@@ -401,10 +405,10 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
         (6_005, pattern(2, 6_000))
     );
     assert_eq!(memory.begin(&message(1, key, APPEND_AT, 9_000)), Ok(Delivery::Whole));
-    assert_eq!(fixture.binder.assembled_bytes(), 9_000);
-    let gone = std::mem::replace(memory, fixture.binder.memory());
+    assert_eq!(fixture.registrar.assembled_bytes(), 9_000);
+    let gone = std::mem::replace(memory, fixture.registrar.memory());
     drop(gone);
-    assert_eq!(fixture.binder.assembled_bytes(), 0);
+    assert_eq!(fixture.registrar.assembled_bytes(), 0);
     // Bytes behind the end are writable once they are reserved.
     assert_eq!(memory.fetch_add(1, key, RESERVE_AT, 100), Ok(6_005));
     write(memory, 1, key, 6_055, &[7; 50]).unwrap();
@@ -418,7 +422,7 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
         memory.compare_swap(1, key, RESERVE_AT, 6_205, 6_204),
         Err(Fault::Access)
     );
-    let total = fixture.binder.list()[0].status.total;
+    let total = fixture.registrar.list()[0].status.total;
     assert_eq!(
         (total.appends, total.bytes_appended, total.reservations, total.put_off),
         (1, 6_000, 3, 1)
@@ -429,7 +433,7 @@ fn appends_are_whole_and_what_is_assembled_has_a_bound() {
 #[test]
 fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     let other = fixture.engine.file(11, 10);
     let rights = Rights {
         atomic_writes: true,
@@ -437,7 +441,7 @@ fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
     };
     let bind = |ino, rights| {
         fixture
-            .binder
+            .registrar
             .bind(&fixture.shared, SYSTEM, ino, WRITABLE, SESSION, rights)
     };
     let atomic = bind(10, rights).unwrap().key;
@@ -466,7 +470,7 @@ fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
         }
         assert_eq!(write(memory, 1, free, APPEND_AT, b"now"), Ok(()));
     }
-    assert_eq!((fixture.binder.assembled_bytes(), other.size()), (0, 19));
+    assert_eq!((fixture.registrar.assembled_bytes(), other.size()), (0, 19));
     assert_eq!(fixture.file.size(), MIB);
     fixture.file.is_frozen.store(false, SeqCst);
     for change in &changes {
@@ -480,13 +484,13 @@ fn while_the_engine_is_frozen_changes_are_put_off_and_others_go_on() {
 #[test]
 fn atomic_writes_are_the_engines() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     let rights = Rights {
         atomic_writes: true,
         ..Rights::ALL
     };
     let granted = fixture
-        .binder
+        .registrar
         .bind(&fixture.shared, SYSTEM, 10, WRITABLE, SESSION, rights)
         .unwrap();
     assert_eq!(granted.atomic_bytes_max, 64 << 10);
@@ -499,24 +503,24 @@ fn atomic_writes_are_the_engines() {
         Err(Fault::Access)
     );
     assert_eq!(write(memory, 1, granted.key, MIB - 1, &[1, 2]), Err(Fault::Access));
-    assert_eq!(fixture.binder.assembled_bytes(), 0);
-    assert_eq!(fixture.binder.list()[0].status.total.atomic_writes, 1);
+    assert_eq!(fixture.registrar.assembled_bytes(), 0);
+    assert_eq!(fixture.registrar.list()[0].status.total.atomic_writes, 1);
 }
 
 #[test]
 fn an_engine_that_unbinds_by_itself_leaves_nothing() {
     let fixture = fixture(MIB, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     write(memory, 1, fixture.key, 0, &[1]).unwrap();
     ferrite_vfs::regions::Region::unbind(&*fixture.file).unwrap();
     assert_eq!(write(memory, 1, fixture.key, 0, &[1]), Err(Fault::Access));
     assert_eq!(write(memory, 1, fixture.key, APPEND_AT, &[1]), Err(Fault::Access));
-    assert!(fixture.binder.list().is_empty());
+    assert!(fixture.registrar.list().is_empty());
     let again = fixture
-        .binder
+        .registrar
         .bind(&fixture.shared, SYSTEM, 10, WRITABLE, SESSION, Rights::ALL)
         .unwrap();
     assert_eq!(read(memory, 1, again.key, 0, 1), Ok(vec![1]));
-    assert_eq!(fixture.binder.keys(), 1);
+    assert_eq!(fixture.registrar.keys(), 1);
     assert!(Arc::strong_count(&fixture.file) > 1);
 }

@@ -29,10 +29,10 @@ const TAKERS: [Taker; 6] = [
     ("a truncation", |fixture, _| fixture.file.truncate(4_100)),
     ("permissions", |fixture, _| fixture.file.chmod(0o600)),
     ("a release", |fixture, key| {
-        fixture.binder.release(SESSION, key).unwrap()
+        fixture.registrar.release(SESSION, key).unwrap()
     }),
     ("the end of a session", |fixture, _| {
-        fixture.binder.end_session(SESSION).unwrap()
+        fixture.registrar.end_session(SESSION).unwrap()
     }),
     ("the engine", |fixture, _| fixture.file.unbind().unwrap()),
 ];
@@ -43,7 +43,7 @@ fn prepared() -> (Arc<Fixture>, u32) {
     fixture.file.write(0, &pattern(1, SIZE as usize));
     let other_user = Ctx::checked(Cred::new(5, 5));
     let granted = fixture
-        .binder
+        .registrar
         .bind(&fixture.shared, &other_user, 10, WRITABLE, SESSION, Rights::ALL)
         .unwrap();
     (Arc::new(fixture), granted.key)
@@ -90,7 +90,7 @@ fn who_takes_something_back_waits_for_the_packet_that_uses_it() {
             let (fixture, key) = prepared();
             let told = take_back_at(call, &fixture, key, taker);
             // In two pages, one of which the local calls replace.
-            assert_eq!(write(&mut fixture.binder.memory(), 1, key, 4_090, &[9; 8]), Ok(()));
+            assert_eq!(write(&mut fixture.registrar.memory(), 1, key, 4_090, &[9; 8]), Ok(()));
             waited(&told, taker.0);
             assert_eq!(
                 fixture.file.read(4_090, 8)[..6],
@@ -101,7 +101,7 @@ fn who_takes_something_back_waits_for_the_packet_that_uses_it() {
             let (fixture, key) = prepared();
             let told = take_back_at(call, &fixture, key, taker);
             assert_eq!(
-                read(&mut fixture.binder.memory(), 1, key, 100, 8),
+                read(&mut fixture.registrar.memory(), 1, key, 100, 8),
                 Ok(pattern(1, 108)[100..].to_vec())
             );
             waited(&told, taker.0);
@@ -117,7 +117,7 @@ fn who_takes_a_key_back_waits_for_the_append_under_way() {
     {
         let (fixture, key) = prepared();
         let told = take_back_at("append", &fixture, key, taker);
-        let memory = &mut fixture.binder.memory();
+        let memory = &mut fixture.registrar.memory();
         // It was allowed when it began.
         assert_eq!(write(memory, 1, key, APPEND_AT, &[7; 100]), Ok(()));
         waited(&told, taker.0);
@@ -133,7 +133,7 @@ fn permissions_that_go_while_a_key_is_given_take_it_along() {
     let file = Arc::clone(&fixture.file);
     fixture.file.stop_at("attr", move || file.chmod(0o600));
     let other_user = Ctx::checked(Cred::new(5, 5));
-    let given = fixture.binder.bind(
+    let given = fixture.registrar.bind(
         &fixture.shared,
         &other_user,
         10,
@@ -143,7 +143,7 @@ fn permissions_that_go_while_a_key_is_given_take_it_along() {
     );
     if let Ok(granted) = given {
         assert_eq!(
-            read(&mut fixture.binder.memory(), 1, granted.key, 0, 1),
+            read(&mut fixture.registrar.memory(), 1, granted.key, 0, 1),
             Err(Fault::Access)
         );
     }
@@ -152,7 +152,7 @@ fn permissions_that_go_while_a_key_is_given_take_it_along() {
 #[test]
 fn a_message_that_ends_past_the_end_does_nothing() {
     let (fixture, key) = prepared();
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     // Its first packets would fit.
     let at = SIZE - 5_000;
     assert_eq!(write(memory, 1, key, at, &[9; 5_001]), Err(Fault::Access));
@@ -164,7 +164,7 @@ fn a_message_that_ends_past_the_end_does_nothing() {
 #[test]
 fn atomics_need_both_rights() {
     let (fixture, _) = prepared();
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     let keys = [(true, false), (false, true)].map(|(reads, writes)| {
         let rights = Rights {
             read: reads,
@@ -173,7 +173,7 @@ fn atomics_need_both_rights() {
             atomic_writes: false,
         };
         let bind = fixture
-            .binder
+            .registrar
             .bind(&fixture.shared, SYSTEM, 10, WRITABLE, SESSION, rights);
         bind.unwrap().key
     });
@@ -189,12 +189,12 @@ fn atomics_need_both_rights() {
 #[test]
 fn a_queue_pair_that_changes_hands_forgets_what_it_could() {
     let (fixture, key) = prepared();
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     assert!(read(memory, 1, key, 0, 8).is_ok());
-    fixture.binder.attach(SessionId(2), 1);
+    fixture.registrar.attach(SessionId(2), 1);
     assert_eq!(read(memory, 1, key, 0, 8), Err(Fault::Access));
     assert_eq!(write(memory, 1, key, 0, &[1]), Err(Fault::Access));
-    fixture.binder.attach(SESSION, 1);
+    fixture.registrar.attach(SESSION, 1);
     assert!(read(memory, 1, key, 0, 8).is_ok());
 }
 
@@ -202,7 +202,7 @@ fn a_queue_pair_that_changes_hands_forgets_what_it_could() {
 #[test]
 fn a_hole_that_is_filled_is_no_hole() {
     let fixture = fixture(SIZE, Options::default());
-    let memory = &mut fixture.binder.memory();
+    let memory = &mut fixture.registrar.memory();
     assert_eq!(read(memory, 1, fixture.key, 0, 9_000), Ok(vec![0; 9_000]));
     fixture.file.publishes.store(false, SeqCst);
     fixture.file.write(5_000, &[8; 10]);

@@ -31,7 +31,7 @@ fn no_write_of_either_side_is_lost() {
                 let fixture = &fixture;
                 scope.spawn(move || {
                     let random = &mut Rng::new(seed << 8 | thread);
-                    let mut memory = fixture.binder.memory();
+                    let mut memory = fixture.registrar.memory();
                     let mut mine = vec![0u64; (WORDS / all) as usize];
                     for round in 1..=1_500u64 {
                         let which = random.below(mine.len() as u64);
@@ -65,7 +65,7 @@ fn no_write_of_either_side_is_lost() {
         let wanted = ends[thread as usize][which as usize];
         assert_eq!(u64::from_le_bytes(found.try_into().unwrap()), wanted, "word {word}");
     }
-    let status = &fixture.binder.list()[0].status;
+    let status = &fixture.registrar.list()[0].status;
     assert!(status.revocations > 1_000 && status.total.faults > 0);
     assert_eq!(status.by_thread.len() as u64, REMOTE);
 }
@@ -79,7 +79,7 @@ fn sums_and_appends_of_many_threads_are_exact() {
         for thread in 0..threads {
             let fixture = &fixture;
             scope.spawn(move || {
-                let mut memory = fixture.binder.memory();
+                let mut memory = fixture.registrar.memory();
                 for round in 0..rounds {
                     let qpn = 1 + thread;
                     patiently(|| memory.fetch_add(qpn, fixture.key, 0, u64::from(round))).unwrap();
@@ -121,7 +121,7 @@ fn a_key_that_was_released_changes_nothing_any_more() {
             for qpn in 1..3 {
                 let (fixture, is_over) = (&fixture, &is_over);
                 scope.spawn(move || {
-                    let mut memory = fixture.binder.memory();
+                    let mut memory = fixture.registrar.memory();
                     loop {
                         let was_over = is_over.load(SeqCst);
                         let added = patiently(|| memory.fetch_add(qpn, fixture.key, 0, 1));
@@ -136,7 +136,7 @@ fn a_key_that_was_released_changes_nothing_any_more() {
             while fixture.file.read(0, 8) == [0; 8] {
                 std::thread::yield_now();
             }
-            fixture.binder.release(SESSION, fixture.key).unwrap();
+            fixture.registrar.release(SESSION, fixture.key).unwrap();
             let (bytes, size) = (fixture.file.read(0, 8), fixture.file.size());
             is_over.store(true, SeqCst);
             std::thread::yield_now();

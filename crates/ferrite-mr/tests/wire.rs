@@ -19,12 +19,12 @@ const BAD: Weather = Weather {
 };
 
 fn hosts(fixture: &Fixture, seed: u64, pairs: usize) -> (Hosts<FileMemory>, Vec<[Qpn; 2]>) {
-    let memories = [fixture.binder.memory(), fixture.binder.memory()];
+    let memories = [fixture.registrar.memory(), fixture.registrar.memory()];
     let mut hosts = Hosts::with(memories, seed, true);
     hosts.weather = BAD;
     let connect = |number: usize| {
         let pair = hosts.connect(Mtu::ALL[(seed as usize + number) % 5], [0xff_fff0, 0xff_fffe]);
-        fixture.binder.attach(SESSION, pair[1]);
+        fixture.registrar.attach(SESSION, pair[1]);
         pair
     };
     let pairs = (0..pairs).map(connect).collect();
@@ -108,7 +108,7 @@ fn what_a_bad_network_carries_is_exact() {
         found.sort_unstable();
         appended.sort_unstable();
         assert!(found == appended, "each append is there once");
-        assert_eq!(fixture.binder.assembled_bytes(), 0);
+        assert_eq!(fixture.registrar.assembled_bytes(), 0);
         assert!(hosts.corrupted > 0);
     }
 }
@@ -121,7 +121,7 @@ fn what_is_not_allowed_is_refused_on_the_wire() {
         let fixture = fixture(10_000, Options::default());
         let (mut hosts, pairs) = hosts(&fixture, seed, 7);
         let key = fixture.key;
-        fixture.binder.detach(pairs[6][1]);
+        fixture.registrar.detach(pairs[6][1]);
         let word = || vec![1; 8];
         let requests = [
             put(key ^ 1, 0, word()),
@@ -166,7 +166,7 @@ fn a_message_ends_where_its_key_does() {
         while fixture.file.read(1_000, 8) != data[1_000..1_008] {
             assert!(hosts.step());
         }
-        fixture.binder.release(SESSION, fixture.key).unwrap();
+        fixture.registrar.release(SESSION, fixture.key).unwrap();
         let kept = fixture.file.read(0, len);
         let arrived = kept.iter().zip(&data).take_while(|(kept, sent)| kept == sent).count();
         assert!((1_008..len).contains(&arrived) && kept[arrived..].iter().all(|byte| *byte == 0));

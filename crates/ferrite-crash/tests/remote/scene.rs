@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferrite_fs::{Engine, number_thread};
-use ferrite_mr::{Binder, FileMemory};
+use ferrite_mr::{FileMemory, Registrar};
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
 use ferrite_testkit::rng::Rng;
@@ -102,7 +102,7 @@ pub(crate) struct Scene {
     pub(crate) engine: Arc<Engine>,
     pub(crate) book: Book,
     pub(crate) random: Mutex<Rng>,
-    pub(crate) binder: OnceLock<Arc<Binder>>,
+    pub(crate) registrar: OnceLock<Arc<Registrar>>,
     /// The bound file.
     pub(crate) ino: AtomicU64,
     pub(crate) other: AtomicU64,
@@ -136,7 +136,7 @@ impl Scene {
             engine,
             book,
             random: Mutex::new(Rng::new(seed)),
-            binder: OnceLock::new(),
+            registrar: OnceLock::new(),
             ino: AtomicU64::new(0),
             other: AtomicU64::new(0),
             region: Mutex::new(None),
@@ -305,9 +305,9 @@ impl Scene {
 
     /// Waits for range faults.
     pub(crate) fn settle(&self) {
-        let binder = self.binder.get().unwrap();
+        let registrar = self.registrar.get().unwrap();
         let start = Instant::now();
-        while binder.list().iter().any(|file| file.status.faults > 0) {
+        while registrar.list().iter().any(|file| file.status.faults > 0) {
             assert!(start.elapsed() < HANGS, "a fault hangs");
             std::thread::yield_now();
         }

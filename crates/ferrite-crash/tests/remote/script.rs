@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, mkfs};
-use ferrite_mr::{Binder, Options, Rights, SessionId};
+use ferrite_mr::{Options, Registrar, Rights, SessionId};
 use ferrite_pm::{Log, Recorder, Region as Pool};
 use ferrite_roce::memory::{APPEND_AT, RESERVE_AT};
 use ferrite_roce::requester::Request;
@@ -79,10 +79,10 @@ pub(crate) fn record(options: &MkfsOptions, seed: u64, steps: u64, is_checked: b
         fault_threads: 1,
         ..Options::default()
     };
-    let binder = Arc::new(Binder::new(options).unwrap());
-    scene.binder.set(Arc::clone(&binder)).ok().unwrap();
+    let registrar = Arc::new(Registrar::new(options).unwrap());
+    scene.registrar.set(Arc::clone(&registrar)).ok().unwrap();
     let hosts = |seed| {
-        let memories = [binder.memory(), binder.memory()];
+        let memories = [registrar.memory(), registrar.memory()];
         let mut hosts = Hosts::with(memories.map(|memory| Watched::new(&scene, memory)), seed, true);
         hosts.weather = weather();
         hosts
@@ -117,7 +117,7 @@ pub(crate) fn record(options: &MkfsOptions, seed: u64, steps: u64, is_checked: b
     drop(script);
     *scene.second.lock() = None;
     *scene.region.lock() = None;
-    drop(binder);
+    drop(registrar);
     recorded
 }
 
@@ -155,7 +155,7 @@ impl Script {
     }
 
     fn connect(&mut self, number: usize) {
-        let binder = Arc::clone(self.scene.binder.get().unwrap());
+        let registrar = Arc::clone(self.scene.registrar.get().unwrap());
         let mut second = self.scene.second.lock();
         let hosts = match number {
             0 => &mut self.first,
@@ -164,16 +164,16 @@ impl Script {
         let [ours, theirs] = self.pairs[number];
         hosts.ends[0].remove(ours, &mut hosts.memories[0]);
         hosts.ends[1].remove(theirs, &mut hosts.memories[1]);
-        // Queue pairs of both have numbers of their own, for the binder.
+        // Queue pairs of both have numbers of their own, for the registrar.
         while hosts.ends[1].allocate() % 2 != number as u32 {}
-        binder.detach(theirs);
+        registrar.detach(theirs);
         let mut pair = hosts.connect(self.mtu, [7, 0xff_fffe]);
         while pair[1] % 2 != number as u32 {
             hosts.ends[0].remove(pair[0], &mut hosts.memories[0]);
             hosts.ends[1].remove(pair[1], &mut hosts.memories[1]);
             pair = hosts.connect(self.mtu, [7, 0xff_fffe]);
         }
-        binder.attach(SESSION, pair[1]);
+        registrar.attach(SESSION, pair[1]);
         self.pairs[number] = pair;
         self.posted[number] = 0;
     }
@@ -190,10 +190,10 @@ impl Script {
             atomic_writes: true,
             ..Rights::ALL
         };
-        let binder = self.scene.binder.get().unwrap();
+        let registrar = self.scene.registrar.get().unwrap();
         let ino = self.scene.ino.load(SeqCst);
         let keys = [Rights::ALL, atomic].map(|rights| {
-            let granted = binder.bind(&self.shared, SYSTEM, ino, binding, SESSION, rights);
+            let granted = registrar.bind(&self.shared, SYSTEM, ino, binding, SESSION, rights);
             granted.unwrap().key
         });
         *self.scene.region.lock() = self.seam.take_region();
@@ -205,7 +205,7 @@ impl Script {
         let id = self.scene.book.begin(Effect::Nothing("unbind_file"));
         let ino = self.scene.ino.load(SeqCst);
         // The binding may have ended on its own.
-        let _ = self.scene.binder.get().unwrap().unbind_file(&self.shared, ino);
+        let _ = self.scene.registrar.get().unwrap().unbind_file(&self.shared, ino);
         *self.scene.region.lock() = None;
         self.keys = None;
         self.scene.book.end(id, true);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
-use ferrite_mr::{Binder, FileMemory, Options, Rights, SessionId};
+use ferrite_mr::{FileMemory, Options, Registrar, Rights, SessionId};
 use ferrite_rnic::{Initiator, InitiatorOptions, NoService, Peer, QueuePair, Rnic};
 use ferrite_roce::requester::Request;
 use ferrite_roce::wire::Qpn;
@@ -27,7 +27,7 @@ const SESSION: SessionId = SessionId(1);
 pub struct Served {
     // In this order: the adapter's threads use the fields below.
     rnic: Rnic,
-    binder: Binder,
+    registrar: Registrar,
     engine: Engine,
     ino: Ino,
     key: u32,
@@ -47,23 +47,23 @@ impl Served {
             &MountOptions::default(),
         )?;
         let ino = layout::written(&engine, "data", file_bytes)?;
-        let binder = Binder::new(Options::default())?;
+        let registrar = Registrar::new(Options::default())?;
         let fs: Arc<dyn FileSystem> = Arc::new(engine.clone());
         let binding = Binding {
             writable: true,
             arrange: false,
             whole: true,
         };
-        let key = binder.bind(&fs, SYSTEM, ino, binding, SESSION, Rights::ALL)?.key;
+        let key = registrar.bind(&fs, SYSTEM, ino, binding, SESSION, Rights::ALL)?.key;
         let options = ferrite_rnic::Options {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             spin: SPIN,
             ..ferrite_rnic::Options::default()
         };
-        let rnic = Rnic::start(&options, Arc::new(NoService), |_| binder.memory()).map_err(failed)?;
+        let rnic = Rnic::start(&options, Arc::new(NoService), |_| registrar.memory()).map_err(failed)?;
         Ok(Served {
             rnic,
-            binder,
+            registrar,
             engine,
             ino,
             key,
@@ -98,13 +98,13 @@ impl Served {
 
     /// A queue pair that may use the key.
     pub(super) fn open(&self, peer: &Peer) -> Result<QueuePair, LabError> {
-        let attach = |qpn| self.binder.attach(SESSION, qpn);
+        let attach = |qpn| self.registrar.attach(SESSION, qpn);
         self.rnic.open(peer, attach).map_err(failed)
     }
 
     pub(super) fn close(&self, qpn: Qpn) {
         self.rnic.close(qpn);
-        self.binder.detach(qpn);
+        self.registrar.detach(qpn);
     }
 
     /// The file memory of the adapter's threads, for callers that use it directly, and a queue pair that may use the
@@ -112,8 +112,8 @@ impl Served {
     pub fn memory(&self) -> (FileMemory, Qpn) {
         // The adapter never assigns a number of more than 24 bits.
         let qpn = 1 << 24;
-        self.binder.attach(SESSION, qpn);
-        (self.binder.memory(), qpn)
+        self.registrar.attach(SESSION, qpn);
+        (self.registrar.memory(), qpn)
     }
 
     /// A client with a queue pair.

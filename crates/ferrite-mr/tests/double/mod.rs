@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use ferrite_mr::{Binder, FileMemory, Granted, Options, Rights, SessionId};
+use ferrite_mr::{FileMemory, Granted, Options, Registrar, Rights, SessionId};
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, PageRun, Region, Regions};
@@ -543,11 +543,11 @@ pub(crate) const WRITABLE: Binding = Binding {
 /// The session of tests that need one.
 pub(crate) const SESSION: SessionId = SessionId(1);
 
-/// An engine, a binder, and a key for one file with all rights, usable on queue pairs 1 to 9.
+/// An engine, a registrar, and a key for one file with all rights, usable on queue pairs 1 to 9.
 pub(crate) struct Fixture {
     pub(crate) engine: Arc<Double>,
     pub(crate) shared: Arc<dyn FileSystem>,
-    pub(crate) binder: Binder,
+    pub(crate) registrar: Registrar,
     pub(crate) file: Arc<File>,
     pub(crate) key: u32,
 }
@@ -556,17 +556,17 @@ pub(crate) fn fixture(size: u64, options: Options) -> Fixture {
     let engine = Double::new(4000);
     let file = engine.file(10, size);
     let shared: Arc<dyn FileSystem> = Arc::clone(&engine) as _;
-    let binder = Binder::new(options).unwrap();
-    let granted: Granted = binder
+    let registrar = Registrar::new(options).unwrap();
+    let granted: Granted = registrar
         .bind(&shared, SYSTEM, 10, WRITABLE, SESSION, Rights::ALL)
         .unwrap();
     assert_eq!(granted.size, size);
-    (1..10).for_each(|qpn| binder.attach(SESSION, qpn));
+    (1..10).for_each(|qpn| registrar.attach(SESSION, qpn));
     let key = granted.key;
     Fixture {
         engine,
         shared,
-        binder,
+        registrar,
         file,
         key,
     }

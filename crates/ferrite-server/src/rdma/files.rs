@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use ferrite_mr::{Binder, FileMemory, Listed, Options, Rights, SessionId};
+use ferrite_mr::{FileMemory, Listed, Options, Registrar, Rights, SessionId};
 use ferrite_roce::wire::Qpn;
 use ferrite_vfs::{FileSystem, FsError, Ino, Result, SYSTEM, posix};
 
@@ -12,7 +12,7 @@ use ferrite_proto::BoundTold;
 
 /// Bound files of any number of engines, and their keys.
 pub struct BoundFiles {
-    binder: Binder,
+    registrar: Registrar,
 }
 
 impl BoundFiles {
@@ -22,7 +22,7 @@ impl BoundFiles {
     /// If the system gives no threads.
     pub fn new() -> std::io::Result<BoundFiles> {
         Ok(BoundFiles {
-            binder: Binder::new(Options::default())?,
+            registrar: Registrar::new(Options::default())?,
         })
     }
 }
@@ -43,15 +43,15 @@ impl Files for BoundFiles {
     type Memory = FileMemory;
 
     fn memory(&self) -> FileMemory {
-        self.binder.memory()
+        self.registrar.memory()
     }
 
     fn attach(&self, session: u64, qpn: Qpn) {
-        self.binder.attach(SessionId(session), qpn);
+        self.registrar.attach(SessionId(session), qpn);
     }
 
     fn detach(&self, qpn: Qpn) {
-        self.binder.detach(qpn);
+        self.registrar.detach(qpn);
     }
 
     fn bind(&self, wanted: &KeyWanted<'_>) -> Result<Key> {
@@ -70,7 +70,7 @@ impl Files for BoundFiles {
             },
             false => Rights::READ,
         };
-        let bind = || self.binder.bind(fs, ctx, ino, binding, SessionId(session), rights);
+        let bind = || self.registrar.bind(fs, ctx, ino, binding, SessionId(session), rights);
         let granted = match bind() {
             // Bound for reading alone. Its readers get other keys when they ask again.
             Err(FsError::Busy) if binding.writable => {
@@ -78,7 +78,7 @@ impl Files for BoundFiles {
                     let attr = fs.getattr(ctx, ino)?;
                     posix::may_access(&attr, &ctx.cred, rights.access())?;
                 }
-                note("a file could not be sealed", self.binder.unbind_file(fs, ino));
+                note("a file could not be sealed", self.registrar.unbind_file(fs, ino));
                 bind()?
             }
             granted => granted?,
@@ -95,19 +95,19 @@ impl Keys for BoundFiles {
     fn release(&self, session: u64, key: u32) {
         note(
             "a file could not be sealed",
-            self.binder.release(SessionId(session), key),
+            self.registrar.release(SessionId(session), key),
         );
     }
 
     fn end_session(&self, session: u64) {
         note(
             "a file could not be sealed",
-            self.binder.end_session(SessionId(session)),
+            self.registrar.end_session(SessionId(session)),
         );
     }
 
     fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()> {
-        match self.binder.unbind_file(fs, ino) {
+        match self.registrar.unbind_file(fs, ino) {
             // A file that was still bound when the server ended, if any.
             Err(FsError::NotFound) => fs.regions().map_or(Ok(()), |regions| regions.finalize(SYSTEM, ino)),
             result => result,
@@ -115,7 +115,7 @@ impl Keys for BoundFiles {
     }
 
     fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
-        let listed = self.binder.list();
+        let listed = self.registrar.list();
         let bound = fs.regions().map(|regions| regions.bound()).unwrap_or_default();
         let told = bound.into_iter().map(|file| {
             let Some(known) = listed.iter().find(|one| one.ino == file.ino && is_of(one, fs)) else {

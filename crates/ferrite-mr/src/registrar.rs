@@ -20,7 +20,7 @@ use crate::memory::FileMemory;
 use crate::shared::Shared;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
-/// Options of a binder.
+/// Options of a registrar.
 #[derive(Clone)]
 pub struct Options {
     /// Threads that request pages from engines.
@@ -78,7 +78,7 @@ struct Slot {
 }
 
 /// All bound files of a server.
-pub struct Binder {
+pub struct Registrar {
     shared: Arc<Shared>,
     check: Arc<KeyCheck>,
     files: Mutex<lock_order::Slots, HashMap<FileId, Arc<Slot>>>,
@@ -90,13 +90,13 @@ fn id_of(engine: &Arc<dyn FileSystem>, ino: Ino) -> FileId {
     FileId { engine, ino }
 }
 
-impl Binder {
-    /// A binder without files.
+impl Registrar {
+    /// A registrar without files.
     ///
     /// # Errors
     /// If no threads are available.
-    pub fn new(options: Options) -> std::io::Result<Binder> {
-        Ok(Binder {
+    pub fn new(options: Options) -> std::io::Result<Registrar> {
+        Ok(Registrar {
             shared: Arc::new(Shared::new(options.fault_threads, options.assembled_bytes_max)?),
             check: options.check,
             files: Mutex::default(),
@@ -351,7 +351,7 @@ impl Binder {
     }
 }
 
-impl Drop for Binder {
+impl Drop for Registrar {
     fn drop(&mut self) {
         // No caller is left to report to. A file that could not be finalized is finalized after the next start.
         let _ = self.unbind_all();
