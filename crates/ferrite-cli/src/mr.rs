@@ -81,7 +81,7 @@ struct Bind {
     read_only: bool,
     /// First move the file's pages into runs, so that the adapter needs fewer entries for them
     #[arg(long)]
-    arrange: bool,
+    defragment: bool,
     /// Make each message one atomic step, like a local write; slower
     #[arg(long)]
     atomic: bool,
@@ -536,7 +536,7 @@ impl Bind {
         let ino = opened.find(path, false)?;
         let binding = Binding {
             writable: !self.read_only,
-            arrange: self.arrange,
+            defragment: self.defragment,
             whole: false,
         };
         // Before the key exists, so that a signal from now on makes the command give it back.

@@ -52,7 +52,7 @@ impl Client {
         let request = RdmaRequest::Bind {
             node: self.node(ino)?,
             writable: binding.writable,
-            arrange: binding.arrange,
+            defragment: binding.defragment,
             atomic,
         };
         self.ask(ctx, request)?.result()

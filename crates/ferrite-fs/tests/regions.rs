@@ -440,7 +440,7 @@ fn a_frozen_pool_does_not_change() {
 
 /// Adapters have space for runs.
 #[test]
-fn a_scattered_file_is_arranged_if_that_is_asked_for() {
+fn a_scattered_file_is_defragmented_if_that_is_asked_for() {
     for &mapping in Mapping::ALL {
         let (engine, recorder) = pool(&options(mapping, true));
         let (ino, other) = (make(&engine, ROOT_INO, "file"), make(&engine, ROOT_INO, "other"));
@@ -452,13 +452,13 @@ fn a_scattered_file_is_arranged_if_that_is_asked_for() {
             write(&engine, other, n * 4096, &[2; 4096]);
         }
         truncate(&engine, ino, 200 * 4096);
-        let bind = |arrange: bool| {
-            let how = Binding { arrange, ..WRITABLE };
+        let bind = |defragment: bool| {
+            let how = Binding { defragment, ..WRITABLE };
             let remote = Remote::bind_as(&engine, ino, how).unwrap();
             assert_eq!(remote.read(0, content.len()).unwrap(), content);
             let runs = engine.bound()[0].runs;
             remote.region.unbind().unwrap();
-            remote.adapter.check("arranged");
+            remote.adapter.check("defragmented");
             runs
         };
         let (before, after) = (bind(false), bind(true));

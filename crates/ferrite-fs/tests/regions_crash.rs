@@ -112,7 +112,7 @@ fn step(engine: &Engine, ino: Ino, remote: &mut Option<Remote>, content: &mut Ve
         }
         (7.., None) => {
             let how = Binding {
-                arrange: random.random(),
+                defragment: random.random(),
                 ..WRITABLE
             };
             *remote = Some(Remote::bind_as(engine, ino, how).unwrap());

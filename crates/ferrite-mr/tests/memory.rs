@@ -265,7 +265,7 @@ fn permissions_that_go_take_keys_along() {
     let bind = |rights, writable| {
         let binding = Binding {
             writable,
-            arrange: false,
+            defragment: false,
             whole: false,
         };
         registrar

@@ -229,7 +229,7 @@ requests! {
         56 CloseQueuePair { qpn: u32 }
         /// Gives a key of a regular file, for queue pairs of the session; answered with a `GrantedKey`. `atomic`: each
         /// WRITE is one step, as a local write is.
-        57 Bind { node: Node, writable: bool, arrange: bool, atomic: bool }
+        57 Bind { node: Node, writable: bool, defragment: bool, atomic: bool }
         /// A key is invalid once this is answered.
         58 ReleaseKey { key: u32 }
         /// All keys of a file are invalid, and it is an ordinary file again.

@@ -151,7 +151,7 @@ impl Lender for Player {
         )?;
         let binding = Binding {
             writable: true,
-            arrange: false,
+            defragment: false,
             whole: false,
         };
         let granted = self.game.adapter.bind(&KeyWanted {

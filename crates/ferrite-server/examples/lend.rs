@@ -28,7 +28,7 @@ use exchange::{Lender, Line, Result};
 
 const WRITABLE: Binding = Binding {
     writable: true,
-    arrange: false,
+    defragment: false,
     whole: false,
 };
 

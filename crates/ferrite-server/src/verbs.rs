@@ -92,12 +92,12 @@ pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, reque
         RdmaRequest::Bind {
             node,
             writable,
-            arrange,
+            defragment,
             atomic,
         } => {
             let binding = Binding {
                 writable,
-                arrange,
+                defragment,
                 whole: false,
             };
             let bound = verbs.bind(session, head, node, binding, atomic);

@@ -283,7 +283,7 @@ fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
             let bind = RdmaRequest::Bind {
                 node,
                 writable: false,
-                arrange: false,
+                defragment: false,
                 atomic: false,
             };
             (bind.into(), FsError::NoSpace(SpaceOf::MapEntries))

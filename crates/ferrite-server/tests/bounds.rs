@@ -274,7 +274,7 @@ fn of_session(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
             let request = RdmaRequest::Bind {
                 node: world.large.0,
                 writable: true,
-                arrange: true,
+                defragment: true,
                 atomic: true,
             };
             measured(&mut world.raw, request.into());

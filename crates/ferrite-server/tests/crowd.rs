@@ -127,7 +127,7 @@ fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
     let bind = binds.body(&RdmaRequest::Bind {
         node: told.node(),
         writable: false,
-        arrange: false,
+        defragment: false,
         atomic: false,
     });
     assert!(binds.send(&bind, &[]));
@@ -144,7 +144,7 @@ fn bind(node: Node) -> RdmaRequest {
     RdmaRequest::Bind {
         node,
         writable: true,
-        arrange: false,
+        defragment: false,
         atomic: false,
     }
 }

@@ -25,12 +25,12 @@ use ferrite_vfs::{
 
 const WRITABLE: Binding = Binding {
     writable: true,
-    arrange: false,
+    defragment: false,
     whole: false,
 };
 const READABLE: Binding = Binding {
     writable: false,
-    arrange: false,
+    defragment: false,
     whole: false,
 };
 

@@ -30,7 +30,7 @@ pub struct Binding {
     pub writable: bool,
     /// First move the file's pages so that they follow each other, as far as space allows: fewer entries for the
     /// adapter. Takes time in proportion to the file.
-    pub arrange: bool,
+    pub defragment: bool,
     /// Publish all runs before the call returns, for an adapter that cannot ask for them later. Takes time in
     /// proportion to the part of the mapping that the engine must read.
     pub whole: bool,

@@ -39,7 +39,7 @@ pub struct RemoteOptions {
     /// Also write, not only read.
     pub writable: bool,
     /// First make the file's pages contiguous.
-    pub arrange: bool,
+    pub defragment: bool,
     /// Each message is one step, as a local write is.
     pub atomic: bool,
     /// Never use verbs.
@@ -54,7 +54,7 @@ impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
         RemoteOptions {
             writable: true,
-            arrange: false,
+            defragment: false,
             atomic: false,
             only_requests: false,
             patience: Duration::from_secs(60),
@@ -70,10 +70,10 @@ impl RemoteOptions {
         RemoteOptions { writable, ..self }
     }
 
-    /// Sets [`Self::arrange`].
+    /// Sets [`Self::defragment`].
     #[must_use]
-    pub fn arrange(self, arrange: bool) -> Self {
-        RemoteOptions { arrange, ..self }
+    pub fn defragment(self, defragment: bool) -> Self {
+        RemoteOptions { defragment, ..self }
     }
 
     /// Sets [`Self::atomic`].
@@ -567,7 +567,7 @@ impl RemoteFile {
         };
         let binding = Binding {
             writable: self.options.writable,
-            arrange: self.options.arrange && is_first,
+            defragment: self.options.defragment && is_first,
             whole: false,
         };
         match self.client.bind(&self.ctx, self.ino, binding, self.options.atomic) {

@@ -180,10 +180,10 @@ impl Script {
 
     fn bind(&mut self) {
         let id = self.scene.book.begin(Effect::Nothing("bind"));
-        let arrange = self.below(4) == 0;
+        let defragment = self.below(4) == 0;
         let binding = Binding {
             writable: true,
-            arrange,
+            defragment,
             whole: false,
         };
         let atomic = Rights {

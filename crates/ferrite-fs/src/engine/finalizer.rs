@@ -102,7 +102,7 @@ mod tests {
         let ino = engine.mknod(SYSTEM, ROOT_INO, b"one", &node).unwrap().ino;
         let how = Binding {
             writable: true,
-            arrange: false,
+            defragment: false,
             whole: false,
         };
         let bound = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();
@@ -144,7 +144,7 @@ mod tests {
             let ino = engine.mknod(SYSTEM, ROOT_INO, name, &node).unwrap().ino;
             let how = Binding {
                 writable: true,
-                arrange: false,
+                defragment: false,
                 whole: false,
             };
             let region = engine.bind(SYSTEM, ino, how, Arc::new(Deaf)).unwrap();

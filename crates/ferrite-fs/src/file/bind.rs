@@ -18,7 +18,7 @@ use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
 use super::truncate;
-use super::{arrange, bound, inline, rights};
+use super::{bound, defragment, inline, rights};
 use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
@@ -74,8 +74,8 @@ pub(crate) fn bind(
             true => inode,
             false => make_bound(core, mem, inode)?,
         };
-        if how.arrange {
-            arrange::arrange(core, mem, &inode, &truncate::mapped_pages(core, mem, &inode, 0))
+        if how.defragment {
+            defragment::defragment(core, mem, &inode, &truncate::mapped_pages(core, mem, &inode, 0))
                 .inspect_err(|_| core.bindings.note_left(mem.ino))?;
         }
         let file = Arc::new(Attached::new(mem.ino, how, Arc::clone(adapter)));

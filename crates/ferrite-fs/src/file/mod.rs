@@ -2,10 +2,10 @@
 //!
 //! Contents: functions on one inode. The open handle that calls them is on the engine's floor.
 
-mod arrange;
 pub(crate) mod atime;
 pub(crate) mod bind;
 pub(crate) mod bound;
+mod defragment;
 mod inline;
 mod lend;
 pub(crate) mod read;

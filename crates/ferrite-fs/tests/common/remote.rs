@@ -127,7 +127,7 @@ pub(crate) struct Remote {
 
 pub(crate) const WRITABLE: Binding = Binding {
     writable: true,
-    arrange: false,
+    defragment: false,
     whole: false,
 };
 

@@ -56,7 +56,7 @@ impl Bound {
 /// For writing; the engine reports all runs that it knows at once.
 pub const WHOLE: Binding = Binding {
     writable: true,
-    arrange: false,
+    defragment: false,
     whole: true,
 };
 

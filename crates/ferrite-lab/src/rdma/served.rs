@@ -51,7 +51,7 @@ impl Served {
         let fs: Arc<dyn FileSystem> = Arc::new(engine.clone());
         let binding = Binding {
             writable: true,
-            arrange: false,
+            defragment: false,
             whole: true,
         };
         let key = registrar.bind(&fs, SYSTEM, ino, binding, SESSION, Rights::ALL)?.key;

@@ -44,8 +44,8 @@ pub struct Workload {
     pub name: &'static str,
     /// The placement of each file's pages.
     pub files: Vec<Vec<Run>>,
-    /// The same after arranging them contiguously as far as space allows; not for large files.
-    pub arranged: Vec<Vec<Run>>,
+    /// The same after defragmenting them as far as space allows; not for large files.
+    pub defragmented: Vec<Vec<Run>>,
     /// In their order.
     pub accesses: Vec<Access>,
 }
@@ -57,9 +57,9 @@ fn engine(bytes: u64) -> Result<Engine, LabError> {
 }
 
 /// The placement of files' pages; omits files without pages.
-fn layouts(engine: &Engine, files: &[Ino], arrange: bool) -> Result<Vec<Vec<Run>>, LabError> {
+fn layouts(engine: &Engine, files: &[Ino], defragment: bool) -> Result<Vec<Vec<Run>>, LabError> {
     let binding = Binding {
-        arrange,
+        defragment,
         ..layout::WHOLE
     };
     let layouts = files.iter().map(|&ino| Ok(layout::bind(engine, ino, binding)?.pages()));
@@ -95,7 +95,7 @@ pub fn large(bytes: u64, is_aged: bool, accesses: u32, seed: u64) -> Result<Work
         } else {
             "large file, young pool"
         },
-        arranged: Vec::new(),
+        defragmented: Vec::new(),
         files,
         accesses: (0..accesses).map(|_| (0, rng.below(pages.max(1)) as u32)).collect(),
     })
@@ -142,7 +142,7 @@ pub(crate) fn mix(mix: Mix, files: u32, accesses: u32, seed: u64) -> Result<Work
     }
     Ok(Workload {
         name: if mix == Mix::Varmail { "varmail" } else { "fileserver" },
-        arranged: layouts(store.engine(), &inodes, true)?,
+        defragmented: layouts(store.engine(), &inodes, true)?,
         files,
         accesses: trace,
     })
@@ -179,7 +179,7 @@ pub(crate) fn redis(log_bytes: u64, seed: u64) -> Result<Workload, LabError> {
     Ok(Workload {
         name: "redis",
         files: layouts(&engine, &[log_ino, dump_ino], false)?,
-        arranged: layouts(&engine, &[log_ino, dump_ino], true)?,
+        defragmented: layouts(&engine, &[log_ino, dump_ino], true)?,
         accesses: trace,
     })
 }
@@ -217,7 +217,7 @@ pub(crate) fn sqlite() -> Result<Workload, LabError> {
     }
     Ok(Workload {
         name: "sqlite",
-        arranged: layouts(&left.engine, &inodes, true)?,
+        defragmented: layouts(&left.engine, &inodes, true)?,
         files,
         accesses: trace,
     })

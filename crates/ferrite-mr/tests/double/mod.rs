@@ -537,7 +537,7 @@ impl Layer for Double {
 /// A writable binding.
 pub(crate) const WRITABLE: Binding = Binding {
     writable: true,
-    arrange: false,
+    defragment: false,
     whole: false,
 };
 /// The session of tests that need one.

@@ -20,7 +20,7 @@ mod run;
 const PAGES_4K: &str = "pages of 4 KiB";
 const PAGES_2M: &str = "pages of 2 MiB";
 const RANGES: &str = "ranges";
-const ARRANGED: &str = "ranges, pages moved together";
+const DEFRAGMENTED: &str = "ranges, pages moved together";
 const BOUND: &str = "a file bound by the engine";
 const TIME_PANEL: &str = "Time to register";
 const ENTRIES_PANEL: &str = "Entries";
@@ -180,7 +180,7 @@ fn check_fragmentation(data: &FigureData) -> Verdict {
     for (label, (less, faster)) in PROGRAMS.into_iter().zip(wanted) {
         judge.at_least(&entries, label, PAGES_4K, RANGES, less);
         judge.at_least(&time, label, PAGES_4K, RANGES, faster);
-        judge.at_least(&entries, label, PAGES_4K, ARRANGED, less);
+        judge.at_least(&entries, label, PAGES_4K, DEFRAGMENTED, less);
     }
     judge.verdict(
         "the mixes' files are small, 32 pages of a file server's on average, and have at least one range each. The \

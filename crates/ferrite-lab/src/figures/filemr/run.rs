@@ -12,7 +12,7 @@ use ferrite_vfs::regions::{Adapter, PageRun};
 use ferrite_vfs::{Attr, FileSystem, ROOT_INO, SYSTEM};
 
 use super::{
-    ARRANGED, BOUND, ENTRIES_PANEL, FILEMR, HITS_PANEL, LARGE, LATENCY_PANEL, LOCAL, LOG_PANEL, ONE, PAGES_2M,
+    BOUND, DEFRAGMENTED, ENTRIES_PANEL, FILEMR, HITS_PANEL, LARGE, LATENCY_PANEL, LOCAL, LOG_PANEL, ONE, PAGES_2M,
     PAGES_4K, PARTS, PARTS_PANEL, PROGRAMS, RANGES, RAW, REQUESTS, SIZES, TIME_PANEL,
 };
 use crate::data::{FigureData, Panel, point};
@@ -134,14 +134,14 @@ pub(super) fn fragmentation(plan: &Plan, progress: &mut dyn Progress) -> Result<
         time.push(RANGES, point(x, label, &mut ranges[1..]));
         time.push(PAGES_4K, point(x, label, &mut pages[1..]));
         let both = compare::registration(&work.files).map_err(out_of_range)?;
-        let arranged = compare::registration(&work.arranged).map_err(out_of_range)?;
+        let defragmented = compare::registration(&work.defragmented).map_err(out_of_range)?;
         entries.push(RANGES, point(x, label, &mut [both.ranges.entries as f64]));
-        entries.push(ARRANGED, point(x, label, &mut [arranged.ranges.entries as f64]));
+        entries.push(DEFRAGMENTED, point(x, label, &mut [defragmented.ranges.entries as f64]));
         entries.push(PAGES_4K, point(x, label, &mut [both.pages.entries as f64]));
         notes.push(format!("{label}: {} files.", work.files.len()));
     }
     notes.push(format!(
-        "The files are bound on the mapping extent when the program is done; {ARRANGED}: bound with the wish that \
+        "The files are bound on the mapping extent when the program is done; {DEFRAGMENTED}: bound with the wish that \
          their pages be moved together first, which the paper's file system does not offer."
     ));
     Ok(FigureData {

@@ -1,6 +1,6 @@
 //! Moving the pages of a file so that they follow each other.
 //!
-//! Contents: [`arrange`], for a file that is about to be bound: adapters keep an entry per run. It goes through the
+//! Contents: [`defragment`], for a file that is about to be bound: adapters keep an entry per run. It goes through the
 //! file in order and puts each page after the one before it, where that block is free.
 //!
 //! Crash argument: each record moves some pages, as an overwrite with the same content would, so a crash leaves each of
@@ -28,7 +28,7 @@ const RUN_PAGES: usize = 64;
 
 /// Moves those of `pages` that do not follow the page before them, as far as space allows. They have no logs; the
 /// caller has the inode's exclusive lock, and no adapter has the file. `inode` is as stored, and stays so.
-pub(super) fn arrange(core: &Core, mem: &Arc<InodeMem>, inode: &Inode, pages: &[Lblk]) -> Result<()> {
+pub(super) fn defragment(core: &Core, mem: &Arc<InodeMem>, inode: &Inode, pages: &[Lblk]) -> Result<()> {
     let written: Vec<Lblk> = pages
         .iter()
         .copied()
