@@ -121,7 +121,7 @@ fn framed(bytes: &[u8], data_bytes: usize) -> Vec<u8> {
     [&lengths.encode()[..], bytes].concat()
 }
 
-/// The answer to the hello: the root of the export, behind the head of the answer, has seals that requests need.
+/// The answer to the hello: the root of the export, behind the head of the answer, has MACs that requests need.
 fn root(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut prefix = [0; PREFIX_BYTES];
     stream.read_exact(&mut prefix).ok()?;

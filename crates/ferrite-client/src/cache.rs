@@ -441,7 +441,7 @@ impl Kept {
         let node = Node {
             ino,
             generation,
-            seal: 0,
+            mac: 0,
         };
         if self.record(node).is_none() {
             let record = Record {

@@ -14,7 +14,7 @@ use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::reclaim_state::OpenedAs;
 use super::unsynced::Era;
-use super::untrusted::{FileSeal, LinkTarget, XattrNames, XattrValue};
+use super::untrusted::{FileMac, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
 use ferrite_proto::{FsRequest, Node, OpenedFile, Request, Told};
 
@@ -64,7 +64,7 @@ impl Client {
     fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
         let opened: OpenedFile = answer.result()?;
         self.link.reclaim_state.learn(&opened.told);
-        let file = self.record_open(opened.told.node(), mode, opened.seal, number);
+        let file = self.record_open(opened.told.node(), mode, opened.mac, number);
         Ok(Opened {
             attr: opened.told.attr,
             file,
@@ -93,11 +93,11 @@ impl Client {
         }
     }
 
-    fn record_open(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
+    fn record_open(&self, node: Node, mode: OpenMode, mac: u64, number: u64) -> Arc<dyn OpenFile> {
         let opened = OpenedAs {
             node,
             mode,
-            seal,
+            mac,
             is_stale: false,
         };
         self.link.reclaim_state.opened(number, opened);
@@ -290,8 +290,8 @@ impl FileSystem for Client {
             true => self.change(ctx, request)?,
             false => self.ask(ctx, request)?,
         };
-        let FileSeal(seal) = answer.result()?;
-        Ok(self.record_open(node, mode, seal, file))
+        let FileMac(mac) = answer.result()?;
+        Ok(self.record_open(node, mode, mac, file))
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {

@@ -227,7 +227,7 @@ impl Client {
             mode: OpenMode::read_write(),
             file: self.link.fresh_number(),
         };
-        match self.ask(SYSTEM, request)?.result::<untrusted::FileSeal>() {
+        match self.ask(SYSTEM, request)?.result::<untrusted::FileMac>() {
             Err(FsError::ReadOnly) => Ok(true),
             _ => Ok(false),
         }

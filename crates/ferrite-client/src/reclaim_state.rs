@@ -51,7 +51,7 @@ struct Pinned {
 pub(super) struct OpenedAs {
     pub(super) node: Node,
     pub(super) mode: OpenMode,
-    pub(super) seal: u64,
+    pub(super) mac: u64,
     /// A lock on its inode was lost, or the inode is gone: it is stale for its owner from then on, whatever the server
     /// says.
     pub(super) is_stale: bool,

@@ -191,7 +191,7 @@ impl Dialogue<'_> {
             let answer = self.ask(FsRequest::Reopen {
                 node: opened.node,
                 mode: opened.mode,
-                seal: opened.seal,
+                mac: opened.mac,
                 file,
             })?;
             if let Err(error) = answer.result::<()>() {

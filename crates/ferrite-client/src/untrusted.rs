@@ -165,7 +165,7 @@ meanings! {
         only_if(names.iter().all(is_name), "no extended attribute has such a name")
     };
     /// The handle MAC of an opened file, which only the server reads.
-    FileSeal(u64): |_seal| Ok(());
+    FileMac(u64): |_mac| Ok(());
     /// The term of leases, in milliseconds. Zero: no leases.
     LeaseTerm(u32): |_term| Ok(());
     /// The number of a recall, and the inode.

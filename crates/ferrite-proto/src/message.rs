@@ -12,24 +12,24 @@ pub struct Node {
     pub ino: Ino,
     /// Its generation.
     pub generation: u32,
-    /// The server's seal on both, valid for one export.
-    pub seal: u64,
+    /// The server's MAC on both, valid for one export.
+    pub mac: u64,
 }
 
-fields!(Node { ino, generation, seal });
+fields!(Node { ino, generation, mac });
 
 /// An inode's attributes, and how to name it in requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told {
     /// The attributes.
     pub attr: Attr,
-    /// See [`Node::seal`].
-    pub seal: u64,
+    /// See [`Node::mac`].
+    pub mac: u64,
     /// The session has pinned the inode once for this answer.
     pub is_pinned: bool,
 }
 
-fields!(Told { attr, seal, is_pinned });
+fields!(Told { attr, mac, is_pinned });
 
 impl Told {
     /// How requests name it.
@@ -37,7 +37,7 @@ impl Told {
         Node {
             ino: self.attr.ino,
             generation: self.attr.generation,
-            seal: self.seal,
+            mac: self.mac,
         }
     }
 }
@@ -47,11 +47,11 @@ impl Told {
 pub struct Ticket {
     /// The session.
     pub session: u64,
-    /// The server's seal on session and export.
-    pub seal: u64,
+    /// The server's MAC on session and export.
+    pub mac: u64,
 }
 
-fields!(Ticket { session, seal });
+fields!(Ticket { session, mac });
 
 /// A server's promises, of [`ferrite_vfs::Limits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,11 +132,11 @@ pub struct OpenedFile {
     pub told: Told,
     /// The call created it.
     pub created: bool,
-    /// The server's seal on inode and mode, with which the client reopens it after a restart.
-    pub seal: u64,
+    /// The server's MAC on inode and mode, with which the client reopens it after a restart.
+    pub mac: u64,
 }
 
-fields!(OpenedFile { told, created, seal });
+fields!(OpenedFile { told, created, mac });
 
 /// The answer to one part of a read in several requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -269,8 +269,8 @@ requests! {
         32 Listxattr { node: Node }
         33 Removexattr { node: Node, name: &'m [u8] }
         34 Sync {}
-        /// Reopens a file after a restart of the server; the seal is that of [`OpenedFile`](super::OpenedFile).
-        49 Reopen { node: Node, mode: OpenMode, seal: u64, file: u64 }
+        /// Reopens a file after a restart of the server; the MAC is that of [`OpenedFile`](super::OpenedFile).
+        49 Reopen { node: Node, mode: OpenMode, mac: u64, file: u64 }
     }
 
     /// Calls of [`ferrite_vfs::OpenFile`]; see there. `file` is the number under which the client has opened it.

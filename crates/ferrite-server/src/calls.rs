@@ -114,7 +114,7 @@ impl<'s> Answering<'s> {
             FsRequest::Listxattr { node } => put(out, id, self.listxattr(node)),
             FsRequest::Removexattr { node, name } => put(out, id, self.removexattr(node, name)),
             FsRequest::Sync {} => put(out, id, self.fs().sync(&self.ctx)),
-            FsRequest::Reopen { node, mode, seal, file } => put(out, id, self.reopen(node, mode, seal, file)),
+            FsRequest::Reopen { node, mode, mac, file } => put(out, id, self.reopen(node, mode, mac, file)),
         }
     }
 
@@ -140,7 +140,7 @@ impl<'s> Answering<'s> {
         }
         Told {
             attr: export.shown_attr(attr),
-            seal: export.node(attr.ino, attr.generation).seal,
+            mac: export.node(attr.ino, attr.generation).mac,
             is_pinned,
         }
     }
@@ -156,13 +156,13 @@ impl<'s> Answering<'s> {
         Ok(OpenedFile {
             told,
             created: opened.created,
-            seal: self.file_seal(attr.ino, attr.generation, mode),
+            mac: self.file_mac(attr.ino, attr.generation, mode),
         })
     }
 
-    fn file_seal(&self, ino: Ino, generation: u32, mode: OpenMode) -> u64 {
+    fn file_mac(&self, ino: Ino, generation: u32, mode: OpenMode) -> u64 {
         let export = &self.session.export;
-        export.sealer.file(export.shown(ino), generation, mode)
+        export.authenticator.file(export.shown(ino), generation, mode)
     }
 
     /// Attributes, as clients see them.
@@ -321,7 +321,7 @@ impl<'s> Answering<'s> {
             opened => opened?,
         };
         self.session.keep_file(number, file, mode)?;
-        Ok(self.file_seal(held.ino, node.generation, mode))
+        Ok(self.file_mac(held.ino, node.generation, mode))
     }
 
     /// Whether the caller may execute a file. A kernel reads a program for a caller that may only execute it, and does
@@ -333,9 +333,9 @@ impl<'s> Answering<'s> {
 
     /// Reopens a file. The client opened it before the restart of the server, and may have lost the permission, or the
     /// name, since.
-    fn reopen(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Result<()> {
+    fn reopen(&self, node: Node, mode: OpenMode, mac: u64, number: u64) -> Result<()> {
         let held = self.session.hold(node)?;
-        if self.file_seal(held.ino, node.generation, mode) != seal {
+        if self.file_mac(held.ino, node.generation, mode) != mac {
             return Err(FsError::Stale);
         }
         let mode = OpenMode {
@@ -359,7 +359,7 @@ impl<'s> Answering<'s> {
             root: root.ino,
             base: base.ino,
         };
-        // The client's root lies within the export, or its seal would be wrong.
+        // The client's root lies within the export, or its MAC would be wrong.
         let attr = self.fs().resolve(&self.ctx, &start, path, follow)?;
         Ok(self.told(attr))
     }

@@ -4,7 +4,7 @@
 //! rules of access.
 //!
 //! Invariant: the server never names an inode outside of the subtree to a client: walks begin at the root of the export
-//! and cannot leave it, and other inodes are accepted only with this export's seal.
+//! and cannot leave it, and other inodes are accepted only with this export's MAC.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -13,9 +13,9 @@ use ferrite_fabric::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
 use super::admission::Attendance;
+use super::handle_mac::{HandleAuthenticator, MacScope};
 use super::leases::Leases;
 use super::meter::{Comings, Meter};
-use super::seal::{Sealed, Sealer};
 use super::state::State;
 use super::subtree::{Borders, Subtree};
 use ferrite_proto::{Caller, Node};
@@ -151,7 +151,7 @@ pub(super) struct Export {
     /// Its root in the engine, pinned as long as the server runs.
     root: Ino,
     root_generation: u32,
-    pub(super) sealer: Sealer,
+    pub(super) authenticator: HandleAuthenticator,
     pub(super) subtree: Arc<Subtree>,
     /// The counters of ended sessions.
     pub(super) past: Meter,
@@ -167,14 +167,14 @@ impl Export {
         if attr.kind != ferrite_vfs::FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
-        let sealed = Sealed {
+        let sealed = MacScope {
             name: &options.name,
             root: attr.ino,
             root_generation: attr.generation,
             epoch: options.handle_epoch,
         };
         Ok(Export {
-            sealer: Sealer::new(store.state.secret(), sealed),
+            authenticator: HandleAuthenticator::new(store.state.secret(), sealed),
             subtree: store.borders.add(attr.ino),
             attendance: Attendance::new(options.sessions_max),
             store: Arc::clone(store),
@@ -196,7 +196,7 @@ impl Export {
 
     /// The client's name of an inode of the engine.
     pub(super) fn node(&self, ino: Ino, generation: u32) -> Node {
-        self.sealer.node(self.shown(ino), generation)
+        self.authenticator.node(self.shown(ino), generation)
     }
 
     pub(super) fn root_node(&self) -> Node {
@@ -210,7 +210,7 @@ impl Export {
 
     /// The inode that a client names, if it may.
     pub(super) fn meant(&self, node: Node) -> Result<Ino> {
-        if self.sealer.node(node.ino, node.generation) != node {
+        if self.authenticator.node(node.ino, node.generation) != node {
             return Err(FsError::Stale);
         }
         Ok(if node.ino == ROOT_INO { self.root } else { node.ino })

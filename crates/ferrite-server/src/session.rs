@@ -193,7 +193,7 @@ impl Session {
         };
         coming.fetch_add(1, Ordering::Relaxed);
         Session {
-            ticket: export.sealer.ticket(number),
+            ticket: export.authenticator.ticket(number),
             export: Arc::clone(export),
             account: place.account(),
             budget: Arc::clone(&place.budget),

@@ -31,7 +31,7 @@ impl Inner {
         resume: Option<Ticket>,
     ) -> Result<(Arc<Session>, SessionState)> {
         if let Some(ticket) = resume
-            && export.sealer.ticket(ticket.session) == ticket
+            && export.authenticator.ticket(ticket.session) == ticket
             && let Some(session) = self.find(export, account, ticket)?
         {
             let state = match session.is_reclaiming() {

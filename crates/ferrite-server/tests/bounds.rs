@@ -460,9 +460,9 @@ fn of_inodes(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
         }
         "Reopen" => {
             let mode = OpenMode::read_only();
-            let seal = world.raw.done::<u64>(&FsRequest::Open { node, mode, file });
+            let mac = world.raw.done::<u64>(&FsRequest::Open { node, mode, file });
             let file = world.fresh();
-            let request = FsRequest::Reopen { node, mode, seal, file };
+            let request = FsRequest::Reopen { node, mode, mac, file };
             measured(&mut world.raw, request.into());
         }
         _ => return false,

@@ -1,4 +1,4 @@
-//! The limits of an export against adversarial clients: seals, tickets and tokens of other clients, ways out of a
+//! The limits of an export against adversarial clients: MACs, tickets and tokens of other clients, ways out of a
 //! subtree, changes of read-only exports, and root.
 
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::bystander::{Bystander, new_file, node};
-use crate::common::raw::{Raw, invented, unsealed_root};
+use crate::common::raw::{Raw, invented, root_without_mac};
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
     ENTRY_FOLLOWS, Entry, EntryTold, FileRequest, FsRequest, ImmediateRequest, LISTING_ENDS, Node, OpenedFile, Reader,
@@ -32,28 +32,22 @@ fn tickets_of_others_are_worth_nothing() {
     let (server, address) = serve(fs, exports, &ServerOptions::default());
     let (mut mine, welcome) = Raw::with_session(&address, "");
     // Of another export, forged, with another number.
-    let Ticket { session, seal } = welcome.ticket;
+    let Ticket { session, mac } = welcome.ticket;
     let others = [
         ("sub", welcome.ticket),
-        (
-            "",
-            Ticket {
-                session,
-                seal: seal ^ 1,
-            },
-        ),
+        ("", Ticket { session, mac: mac ^ 1 }),
         (
             "",
             Ticket {
                 session: session + 1,
-                seal,
+                mac,
             },
         ),
         (
             "",
             Ticket {
                 session: u64::MAX,
-                seal: 0,
+                mac: 0,
             },
         ),
     ];
@@ -78,7 +72,7 @@ fn tickets_of_others_are_worth_nothing() {
 }
 
 #[test]
-fn seals_tokens_and_numbers_of_others() {
+fn macs_tokens_and_numbers_of_others() {
     let path = make_pool(16 << 20, 1000);
     let engine = mount(&path);
     engine.mkdir(SYSTEM, ROOT_INO, b"sub", 0o777).unwrap();
@@ -95,7 +89,7 @@ fn seals_tokens_and_numbers_of_others() {
     let outside: Told = all.done(&mkdir(root.root, "outside"));
     let inside: Told = sub.done(&mkdir(sub_root.root, "inside"));
     let mut flipped = inside.node();
-    flipped.seal ^= 1 << 40;
+    flipped.mac ^= 1 << 40;
     let mut renumbered = inside.node();
     renumbered.ino = outside.attr.ino;
     let mut aged = inside.node();
@@ -108,7 +102,7 @@ fn seals_tokens_and_numbers_of_others() {
         aged,
         invented(2),
         invented(u64::MAX),
-        unsealed_root(),
+        root_without_mac(),
     ];
     for node in foreign {
         for request in [
@@ -151,7 +145,7 @@ fn seals_tokens_and_numbers_of_others() {
             FsRequest::Reopen {
                 node,
                 mode: OpenMode::read_only(),
-                seal: 7,
+                mac: 7,
                 file: 1,
             },
             FsRequest::Setxattr {
@@ -220,17 +214,17 @@ fn seals_tokens_and_numbers_of_others() {
         });
     }
     all.done::<()>(&FileRequest::Fsync { file: 77 });
-    // A seal of an open file for reading does not open it for writing.
+    // A MAC of an open file for reading does not open it for writing.
     let read: u64 = all.done(&FsRequest::Open {
         node: opened.told.node(),
         mode: OpenMode::read_only(),
         file: 78,
     });
-    for (mode, seal) in [(OpenMode::read_write(), read), (OpenMode::read_only(), opened.seal)] {
+    for (mode, mac) in [(OpenMode::read_write(), read), (OpenMode::read_only(), opened.mac)] {
         let request = FsRequest::Reopen {
             node: opened.told.node(),
             mode,
-            seal,
+            mac,
             file: 79,
         };
         assert_eq!(all.refused(&request), FsError::Stale);
@@ -493,12 +487,12 @@ fn a_read_only_export_changes_nothing() {
         },
     ];
     requests.extend(opens.map(path));
-    let seal: u64 = raw.done(&FsRequest::Open {
+    let mac: u64 = raw.done(&FsRequest::Open {
         node: file.node(),
         mode: OpenMode::read_only(),
         file: 1,
     });
-    assert_ne!(seal, 0);
+    assert_ne!(mac, 0);
     for request in requests {
         assert_eq!(raw.refused(&request), FsError::ReadOnly, "{request:?}");
     }

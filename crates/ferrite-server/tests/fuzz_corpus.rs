@@ -177,14 +177,14 @@ fn random_inputs_are_survived() {
 
 /// Valid requests reach the engine: the attack is not one on the first check alone.
 #[test]
-fn requests_with_a_seal_are_carried_out() {
+fn requests_with_a_mac_are_carried_out() {
     let name = format!("made-{}", std::process::id());
     let mut request = Vec::new();
     let mkdir = FsRequest::Mkdir {
         parent: ferrite_proto::Node {
             ino: 0,
             generation: 0,
-            seal: 0,
+            mac: 0,
         },
         name: name.as_bytes(),
         mode: 0o755,

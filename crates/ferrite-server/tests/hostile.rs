@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::bystander::{Bystander, new_file, node};
-use common::raw::{Raw, hello, prefix, unsealed_root};
+use common::raw::{Raw, hello, prefix, root_without_mac};
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX};
 use ferrite_proto::{
@@ -134,7 +134,10 @@ fn hellos_that_are_none() {
     for request in [
         Request::from(ImmediateRequest::Ping {}),
         FsRequest::Statfs {}.into(),
-        FsRequest::Getattr { node: unsealed_root() }.into(),
+        FsRequest::Getattr {
+            node: root_without_mac(),
+        }
+        .into(),
     ] {
         assert!(matches!(raw.refused(&request), FsError::Io(_)));
     }

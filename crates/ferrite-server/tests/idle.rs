@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::child::{Site, serve_if_child};
 use common::make_pool;
-use common::raw::{Raw, unsealed_root};
+use common::raw::{Raw, root_without_mac};
 use ferrite_proto::{FsRequest, ImmediateRequest};
 
 /// Not a test: the work of the measured process.
@@ -34,7 +34,7 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
         // Refused, which is an answer too; the space for the request was taken.
         let name = vec![b'n'; NAME_BYTES];
         let _ = raw.refused(&FsRequest::Lookup {
-            parent: unsealed_root(),
+            parent: root_without_mac(),
             name: &name,
         });
         raw.done::<()>(&ImmediateRequest::Ping {});

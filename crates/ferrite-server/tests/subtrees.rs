@@ -282,7 +282,7 @@ fn a_changed_path_or_epoch_ends_all_handles() {
     );
     let file = find(&mut raw, welcome.root, "dir/deep/file");
     let mode = OpenMode::read_only();
-    let seal: u64 = raw.done(&FsRequest::Open {
+    let mac: u64 = raw.done(&FsRequest::Open {
         node: file,
         mode,
         file: 1,
@@ -290,7 +290,7 @@ fn a_changed_path_or_epoch_ends_all_handles() {
     let reopen = FsRequest::Reopen {
         node: file,
         mode,
-        seal,
+        mac,
         file: 1,
     };
     for (changed, stays) in [

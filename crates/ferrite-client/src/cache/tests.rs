@@ -15,7 +15,7 @@ fn node(attr: &Attr) -> Node {
     Node {
         ino: attr.ino,
         generation: attr.generation,
-        seal: 0,
+        mac: 0,
     }
 }
 

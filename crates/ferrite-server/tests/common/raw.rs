@@ -178,16 +178,16 @@ pub(crate) fn hello(export: &str, resume: Option<Ticket>) -> ImmediateRequest<'_
     }
 }
 
-/// A node with a forged seal.
+/// A node with a forged MAC.
 pub(crate) fn invented(ino: u64) -> Node {
     Node {
         ino,
         generation: 0,
-        seal: 0x1234_5678_9abc_def0 ^ ino,
+        mac: 0x1234_5678_9abc_def0 ^ ino,
     }
 }
 
-/// The root without a valid seal.
-pub(crate) fn unsealed_root() -> Node {
+/// The root without a valid MAC.
+pub(crate) fn root_without_mac() -> Node {
     invented(ROOT_INO)
 }

@@ -1,7 +1,7 @@
-//! Seals: handle MACs that only this server can make, by which it recognizes what it has sent to a client.
+//! MACs of handles, which only this server can make, by which it recognizes what it has sent to a client.
 //!
-//! A seal is SipHash-2-4 with the pool's secret. A forged one is right once in 2^64 tries, each of which is a request.
-//! It covers the export: its name, its root inode, and its epoch. So an export's seals become invalid once its `path`
+//! A MAC is SipHash-2-4 with the pool's secret. A forged one is right once in 2^64 tries, each of which is a request.
+//! It covers the export: its name, its root inode, and its epoch. So an export's MACs become invalid once its `path`
 //! leads elsewhere, or the administrator has changed its epoch.
 
 use std::hash::Hasher;
@@ -11,24 +11,24 @@ use siphasher::sip::SipHasher24;
 
 use ferrite_proto::{Node, Ticket};
 
-/// The maker of seals. An export has one.
+/// The maker of MACs. An export has one.
 #[derive(Clone)]
-pub(super) struct Sealer {
+pub(super) struct HandleAuthenticator {
     keys: (u64, u64),
-    /// The part that every seal of the export covers.
+    /// The part that every MAC of the export covers.
     label: Vec<u8>,
 }
 
-/// An export, as its seals cover it.
+/// An export, as its MACs cover it.
 #[derive(Clone, Copy)]
-pub(super) struct Sealed<'e> {
+pub(super) struct MacScope<'e> {
     pub(super) name: &'e str,
     pub(super) root: Ino,
     pub(super) root_generation: u32,
     pub(super) epoch: u64,
 }
 
-/// The kind of the sealed object; no two kinds can be confused.
+/// The kind of the authenticated object; no two kinds can be confused.
 #[derive(Clone, Copy)]
 enum Kind {
     Node = 1,
@@ -36,20 +36,20 @@ enum Kind {
     Session = 3,
 }
 
-impl Sealer {
-    pub(super) fn new(secret: [u8; 16], export: Sealed<'_>) -> Sealer {
+impl HandleAuthenticator {
+    pub(super) fn new(secret: [u8; 16], export: MacScope<'_>) -> HandleAuthenticator {
         let secret = u128::from_le_bytes(secret);
         let numbers = [export.root, u64::from(export.root_generation), export.epoch];
         let mut label: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         // Last: only the name has no fixed length.
         label.extend_from_slice(export.name.as_bytes());
-        Sealer {
+        HandleAuthenticator {
             keys: (secret as u64, (secret >> 64) as u64),
             label,
         }
     }
 
-    fn seal(&self, kind: Kind, numbers: [u64; 3]) -> u64 {
+    fn mac(&self, kind: Kind, numbers: [u64; 3]) -> u64 {
         let mut hasher = SipHasher24::new_with_keys(self.keys.0, self.keys.1);
         hasher.write_u8(kind as u8);
         numbers.into_iter().for_each(|number| hasher.write_u64(number));
@@ -61,20 +61,20 @@ impl Sealer {
         Node {
             ino,
             generation,
-            seal: self.seal(Kind::Node, [ino, u64::from(generation), 0]),
+            mac: self.mac(Kind::Node, [ino, u64::from(generation), 0]),
         }
     }
 
     pub(super) fn file(&self, ino: Ino, generation: u32, mode: OpenMode) -> u64 {
         // The truncation at its opening is done.
         let mode = u64::from(mode.read) | u64::from(mode.write) << 1 | u64::from(mode.no_atime) << 2;
-        self.seal(Kind::File, [ino, u64::from(generation), mode])
+        self.mac(Kind::File, [ino, u64::from(generation), mode])
     }
 
     pub(super) fn ticket(&self, session: u64) -> Ticket {
         Ticket {
             session,
-            seal: self.seal(Kind::Session, [session, 0, 0]),
+            mac: self.mac(Kind::Session, [session, 0, 0]),
         }
     }
 }
@@ -83,7 +83,7 @@ impl Sealer {
 mod tests {
     use super::*;
 
-    const SEALED: Sealed<'_> = Sealed {
+    const SCOPE: MacScope<'_> = MacScope {
         name: "data",
         root: 7,
         root_generation: 3,
@@ -91,27 +91,27 @@ mod tests {
     };
 
     #[test]
-    fn every_seal_covers_all_that_an_export_is() {
-        let seals = |export: Sealed<'_>| {
-            let sealer = Sealer::new([9; 16], export);
+    fn every_mac_covers_all_that_an_export_is() {
+        let macs = |export: MacScope<'_>| {
+            let authenticator = HandleAuthenticator::new([9; 16], export);
             [
-                sealer.node(5, 6).seal,
-                sealer.file(5, 6, OpenMode::read_only()),
-                sealer.ticket(5).seal,
+                authenticator.node(5, 6).mac,
+                authenticator.file(5, 6, OpenMode::read_only()),
+                authenticator.ticket(5).mac,
             ]
         };
         let others = [
-            Sealed { name: "date", ..SEALED },
-            Sealed { root: 8, ..SEALED },
-            Sealed {
+            MacScope { name: "date", ..SCOPE },
+            MacScope { root: 8, ..SCOPE },
+            MacScope {
                 root_generation: 4,
-                ..SEALED
+                ..SCOPE
             },
-            Sealed { epoch: 1, ..SEALED },
+            MacScope { epoch: 1, ..SCOPE },
         ];
-        let first = seals(SEALED);
-        assert_eq!(first, seals(SEALED));
-        for other in others.map(seals) {
+        let first = macs(SCOPE);
+        assert_eq!(first, macs(SCOPE));
+        for other in others.map(macs) {
             assert!(first.iter().zip(&other).all(|(one, other)| one != other));
         }
     }
