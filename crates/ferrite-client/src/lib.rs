@@ -16,7 +16,7 @@
 
 mod cache;
 mod calls;
-mod ending;
+mod close;
 mod file;
 mod groups;
 mod later;

@@ -93,7 +93,9 @@ impl Aside {
         match length(session, request) {
             Length::Long(ino) => Some(self.mark(session, ino)),
             // It must find pending closes done.
-            Length::Short if session.has_given() && session.ends.latest().is_some() => Some(self.mark(session, None)),
+            Length::Short if session.has_given() && session.close_barrier.latest().is_some() => {
+                Some(self.mark(session, None))
+            }
             Length::Short => None,
         }
     }

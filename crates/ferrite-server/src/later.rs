@@ -11,7 +11,7 @@ use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, Served};
 
 use super::Inner;
-use super::ends::End;
+use super::close_barrier::PendingClose;
 use super::lane::Holds;
 use super::meter::{Asked, Received};
 use super::reply::{begin_reply, put};
@@ -96,8 +96,8 @@ impl Inner {
             return;
         }
         let given = Given {
-            before: session.ends.latest().filter(|_| !is_end),
-            end: is_end.then(|| End::begin(&session.ends)),
+            before: session.close_barrier.latest().filter(|_| !is_end),
+            end: is_end.then(|| PendingClose::begin(&session.close_barrier)),
             inner: Arc::clone(self),
             session: Arc::clone(session),
             id,
@@ -145,7 +145,7 @@ struct Given {
     asked: Asked,
     /// The last pending end when it came.
     before: Option<u64>,
-    end: Option<End>,
+    end: Option<PendingClose>,
     holds: Holds,
     /// When it last found no buffer for its answer.
     starved: Option<Instant>,
@@ -154,7 +154,7 @@ struct Given {
 impl Given {
     fn answer(mut self) {
         if let Some(before) = self.before.take() {
-            self.session.ends.wait_for(before);
+            self.session.close_barrier.wait_for(before);
         }
         if let Some(starved) = self.starved {
             std::thread::sleep(BUFFER_WAIT.saturating_sub(starved.elapsed()));

@@ -19,7 +19,7 @@ mod admission;
 mod aside;
 mod calls;
 mod change;
-mod ends;
+mod close_barrier;
 mod export;
 mod grace;
 mod handle_mac;
@@ -93,7 +93,7 @@ struct Inner {
     /// When slots were last revoked, as [`Inner::now_ms`] counts.
     slots_taken_ms: AtomicU64,
     /// Throttles log lines about sessions that have ended.
-    endings: Throttle,
+    end_log: Throttle,
     /// By store.
     grace: Vec<Grace>,
     instance: u64,
@@ -168,7 +168,7 @@ impl Server {
             // A panic of it was reported when it happened.
             let _ = reaper.join();
         }
-        self.inner.note_ends();
+        self.inner.note_session_ends();
         self.inner
             .stores
             .iter()
@@ -364,7 +364,7 @@ impl Inner {
             admission: Admission::new(options.bounds.clone()),
             pending_connections: PendingConnections::new(),
             slots_taken_ms: AtomicU64::new(0),
-            endings: Throttle::new(),
+            end_log: Throttle::new(),
             grace,
             instance: u64::from_le_bytes(ferrite_vfs::random()?),
             began: Instant::now(),

@@ -34,7 +34,7 @@ ferrite_checks::ranks! {
     /// Inodes with changes under way.
     Lane = 140;
     /// Requests under way that an end waits for.
-    Ends = 150;
+    CloseBarrier = 150;
     /// The address of the metrics.
     Address = 160;
 }

@@ -52,7 +52,7 @@ impl Inner {
             }
             let gone = self.take_gone(now_ms, &mut drained);
             for session in gone {
-                if let Some(more) = self.endings.admit() {
+                if let Some(more) = self.end_log.admit() {
                     let session = session.ticket.session;
                     tracing::info!("session {session} has ended, and {more} before it: its client is gone");
                 }
@@ -65,7 +65,7 @@ impl Inner {
                 }
             }
             self.pending_connections.close_older(self.lease);
-            self.note_ends();
+            self.note_session_ends();
             for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
                 self.end_grace(store);
             }

@@ -31,7 +31,7 @@ use locks::Waiting;
 use opened::Opened;
 
 use super::admission::{Account, Budget, Place, Resource};
-use super::ends::Ends;
+use super::close_barrier::CloseBarrier;
 use super::export::Export;
 use super::meter::Meter;
 use crate::lock_order;
@@ -148,7 +148,7 @@ pub(super) struct Session {
     done: Condvar,
     /// Requests that wait for a worker, or that one works on.
     given: AtomicUsize,
-    pub(super) ends: Arc<Ends>,
+    pub(super) close_barrier: Arc<CloseBarrier>,
     /// Changes that wait for others' leases to end, or at least go through the table of leases.
     parked: AtomicUsize,
     /// The client caches under leases.
@@ -204,7 +204,7 @@ impl Session {
             }),
             done: Condvar::new(),
             given: AtomicUsize::new(0),
-            ends: Arc::default(),
+            close_barrier: Arc::default(),
             parked: AtomicUsize::new(0),
             has_leases: AtomicBool::new(false),
             getting_slots: Mutex::default(),

@@ -138,7 +138,7 @@ impl Inner {
     }
 
     /// Records in the pools that a restart has no sessions to wait for, where that is so.
-    pub(super) fn note_ends(&self) {
+    pub(super) fn note_session_ends(&self) {
         for store in self.stores.iter().filter(|store| !self.grace(store).is_on()) {
             store.state.note_end(&*store.fs);
         }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ferrite_rnic::{Asked, End, Options, Peer, Rnic, Service, StartError};
+use ferrite_rnic::{Asked, Options, Peer, PendingClose, Rnic, Service, StartError};
 use ferrite_roce::memory::{APPEND_AT, Memory, RESERVE_AT};
 use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
@@ -86,7 +86,7 @@ impl<F: Files> Service for Inside<F> {
         Ok(Vec::new())
     }
 
-    fn ended(&self, qpn: Qpn, end: End) {
+    fn ended(&self, qpn: Qpn, end: PendingClose) {
         tracing::info!(qpn, ?end, "an RDMA queue pair ended");
         let mut sessions = self.sessions.lock();
         for of_session in sessions.sessions.values_mut() {

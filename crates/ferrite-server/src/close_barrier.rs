@@ -17,14 +17,14 @@ struct State {
     under_way: BTreeSet<u64>,
 }
 
-/// The pending ends of a session.
+/// The pending closes of a session.
 #[derive(Default)]
-pub(super) struct Ends {
-    state: Mutex<lock_order::Ends, State>,
+pub(super) struct CloseBarrier {
+    state: Mutex<lock_order::CloseBarrier, State>,
     changed: Condvar,
 }
 
-impl Ends {
+impl CloseBarrier {
     /// The last pending one.
     pub(super) fn latest(&self) -> Option<u64> {
         self.state.lock().under_way.last().copied()
@@ -39,26 +39,26 @@ impl Ends {
     }
 }
 
-/// A pending end, until it is dropped.
-pub(super) struct End {
-    of: Arc<Ends>,
+/// A pending close, until it is dropped.
+pub(super) struct PendingClose {
+    of: Arc<CloseBarrier>,
     number: u64,
 }
 
-impl End {
-    pub(super) fn begin(of: &Arc<Ends>) -> End {
+impl PendingClose {
+    pub(super) fn begin(of: &Arc<CloseBarrier>) -> PendingClose {
         let mut state = of.state.lock();
         let number = state.next;
         state.next += 1;
         state.under_way.insert(number);
-        End {
+        PendingClose {
             of: Arc::clone(of),
             number,
         }
     }
 }
 
-impl Drop for End {
+impl Drop for PendingClose {
     fn drop(&mut self) {
         self.of.state.lock().under_way.remove(&self.number);
         self.of.changed.notify_all();
