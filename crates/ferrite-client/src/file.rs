@@ -10,7 +10,7 @@ use ferrite_vfs::{
 };
 
 use super::cache::{Cache, Changed, READ_BYTES_MAX};
-use super::leased::may_be_made_later;
+use super::leased::may_take_effect_later;
 use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::pieces;
@@ -221,7 +221,7 @@ impl OpenFile for RemoteFile {
             if has_cache
                 && let Some(link) = link.upgrade()
                 && let Some(cache) = &link.cache
-                && !may_be_made_later(&answer)
+                && !may_take_effect_later(&answer)
             {
                 cache.has_changed(changed);
             }

@@ -65,7 +65,7 @@ impl Client {
 }
 
 /// Whether a failed change may still take effect, because the client does not know what the server does with it.
-pub(super) fn may_be_made_later(answer: &Result<Answer>) -> bool {
+pub(super) fn may_take_effect_later(answer: &Result<Answer>) -> bool {
     matches!(answer, Err(FsError::TimedOut | FsError::Disconnected))
 }
 
@@ -74,7 +74,7 @@ impl Link {
     pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Answer> {
         let changing = self.cache.as_ref().map(|cache| cache.change(changed));
         let answer = self.call(ctx, request, Repeats::WithToken, data, &mut []);
-        if may_be_made_later(&answer) {
+        if may_take_effect_later(&answer) {
             std::mem::forget(changing);
         }
         answer

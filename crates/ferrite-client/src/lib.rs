@@ -17,9 +17,9 @@
 mod cache;
 mod calls;
 mod close;
+mod deferred;
 mod file;
 mod groups;
-mod later;
 mod leased;
 mod limit;
 mod link;

@@ -393,8 +393,8 @@ impl Link {
                         has_completions = true;
                         self.note_recall(&answer).map(|()| None)
                     }
-                    _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_later| {
-                        has_completions |= is_later;
+                    _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_deferred| {
+                        has_completions |= is_deferred;
                         None
                     }),
                 },
@@ -456,7 +456,7 @@ impl Link {
 
     /// Makes another waiting thread receive, if there is one.
     fn call_another(&self, but: u64) {
-        if !self.requests.call_another(but) && self.requests.await_later() {
+        if !self.requests.call_another(but) && self.requests.awaits_deferred() {
             self.wake_watcher.ring();
         }
     }
@@ -559,8 +559,8 @@ impl Link {
         let mut sent_below = 0;
         loop {
             let mut line = self.line.lock();
-            // Changes of an ended session may have taken effect. Under the lock, because `send_later` compares new ones
-            // with the session's slots under it.
+            // Changes of an ended session may have taken effect. Under the lock, because `send_deferred` compares new
+            // ones with the session's slots under it.
             self.requests.expire(Instant::now(), |once| !self.slots.has(once));
             let unsent = self.requests.unanswered(sent_below);
             if unsent.is_empty() {
@@ -623,7 +623,7 @@ impl Link {
         let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
         self.look_after_submitted();
         // Recalls come at any time.
-        let waits = self.cache.is_some() || self.requests.await_later();
+        let waits = self.cache.is_some() || self.requests.awaits_deferred();
         let Some(up) = up else {
             // Another thread may be connecting; if none waits, the watcher has to.
             if self.up(&Limit::until(Some(Instant::now() + ATTEMPT))).is_err() {

@@ -56,7 +56,7 @@ pub(super) fn lock(
     }
     let number = {
         let weak = Arc::downgrade(link);
-        link.call_later(
+        link.call_deferred(
             ctx,
             &request,
             Box::new(move |answer, _| {
@@ -110,7 +110,7 @@ pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -
 
 /// See [`ferrite_vfs::FileSystem::cancel_lock`].
 pub(super) fn cancel(link: &Link, ticket: LockTicket) {
-    link.cancel_later(ticket.0);
+    link.cancel_deferred(ticket.0);
 }
 
 /// See [`ferrite_vfs::FileSystem::release_client`].

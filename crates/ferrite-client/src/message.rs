@@ -160,7 +160,7 @@ impl Waiter {
     }
 
     /// A thread that works before it waits, so that no other asks it to receive.
-    pub(super) fn waiting_later() -> Waiter {
+    pub(super) fn deferred() -> Waiter {
         Waiter {
             state: Mutex::new(State::Called),
             changed: Condvar::new(),

@@ -87,7 +87,7 @@ impl Link {
 
     fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, answer_bytes: usize) -> Option<Asked<'_>> {
         let mut head = head(ctx, &self.groups);
-        let waiter = Arc::new(Waiter::waiting_later());
+        let waiter = Arc::new(Waiter::deferred());
         self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
         let asked = Asked {
             link: self,

@@ -26,7 +26,7 @@ use ferrite_proto::Head;
 pub(super) type Then = Box<dyn FnOnce(Result<Answer>, Option<Buffer>) + Send>;
 
 /// A request whose answer goes to a completion.
-pub(super) struct Later {
+pub(super) struct Deferred {
     pub(super) body: Vec<u8>,
     /// Data that goes with the request, or space for that of the answer.
     pub(super) buffer: Option<Buffer>,
@@ -38,7 +38,7 @@ pub(super) struct Later {
     pub(super) then: Then,
 }
 
-impl Later {
+impl Deferred {
     /// The data that the request carries.
     pub(super) fn data(&self) -> &[u8] {
         match &self.buffer {
@@ -86,7 +86,7 @@ pub(super) enum Pending {
     /// No thread waits, but it must arrive.
     Posted(Vec<u8>),
     /// Its answer may come at any time.
-    Later(Box<Later>),
+    Deferred(Box<Deferred>),
     /// Cancels another request, for a lock. It is sent again as long as that one is in flight: a server that has
     /// answered this one may be gone before it has answered the other, and the next server knows nothing of either.
     Cancels(u64, Vec<u8>),
@@ -96,7 +96,7 @@ impl Pending {
     /// Whether its effects are remembered until it is settled. A lock may be waited for without limit: repeating the
     /// request has no effect. Nor has repeating reads, writes or a cancellation.
     fn is_counted(&self) -> bool {
-        !matches!(self, Pending::Later(..) | Pending::Cancels(..))
+        !matches!(self, Pending::Deferred(..) | Pending::Cancels(..))
     }
 
     /// Its size in memory, if no thread waits for it.
@@ -152,7 +152,7 @@ pub(super) struct Requests {
     all: Mutex<lock_order::Requests, All>,
     next_number: AtomicU64,
     /// How many are for completions.
-    later: AtomicU64,
+    deferred: AtomicU64,
     /// How many cancel other requests.
     cancels: AtomicU64,
     /// Completions to call.
@@ -164,7 +164,7 @@ impl Default for Requests {
         Requests {
             all: Mutex::default(),
             next_number: AtomicU64::new(1),
-            later: AtomicU64::new(0),
+            deferred: AtomicU64::new(0),
             cancels: AtomicU64::new(0),
             completed: Mutex::default(),
         }
@@ -201,9 +201,9 @@ impl Requests {
     }
 
     /// As [`Self::enter`], for a request with a completion. True if there was none before.
-    pub(super) fn enter_later(&self, head: &mut Head, later: impl FnOnce(&Head) -> Later) -> bool {
-        let is_first = self.later.fetch_add(1, Ordering::AcqRel) == 0;
-        self.enter(head, |head| Pending::Later(Box::new(later(head))));
+    pub(super) fn enter_deferred(&self, head: &mut Head, deferred: impl FnOnce(&Head) -> Deferred) -> bool {
+        let is_first = self.deferred.fetch_add(1, Ordering::AcqRel) == 0;
+        self.enter(head, |head| Pending::Deferred(Box::new(deferred(head))));
         is_first
     }
 
@@ -213,8 +213,8 @@ impl Requests {
     }
 
     /// Whether completions wait for answers.
-    pub(super) fn await_later(&self) -> bool {
-        self.later.load(Ordering::Acquire) > 0
+    pub(super) fn awaits_deferred(&self) -> bool {
+        self.deferred.load(Ordering::Acquire) > 0
     }
 
     /// Takes the data of an answer off the connection and delivers both. True if it is for a completion, which
@@ -230,16 +230,16 @@ impl Requests {
                 answer.keep_data(receiver, data_bytes)?;
                 waiter.set(State::Answered(answer));
             }
-            Some(Pending::Later(mut later)) => {
-                if let Some(buffer) = &mut later.buffer
-                    && !later.buffer_is_sent
+            Some(Pending::Deferred(mut deferred)) => {
+                if let Some(buffer) = &mut deferred.buffer
+                    && !deferred.buffer_is_sent
                     && let Err(error) = answer.take_data(receiver, data_bytes, buffer)
                 {
                     // It is sent again.
-                    self.all.lock().insert(answer.id(), Pending::Later(later));
+                    self.all.lock().insert(answer.id(), Pending::Deferred(deferred));
                     return Err(error);
                 }
-                self.is_done(later.with(Ok(answer)));
+                self.is_done(deferred.with(Ok(answer)));
                 return Ok(true);
             }
             Some(Pending::Posted(_) | Pending::Cancels(..)) | None => {}
@@ -253,7 +253,7 @@ impl Requests {
         let pending = match all.by_number.get(&number) {
             // The waiting thread removes itself.
             Some(Pending::Thread(waiter)) => Some(Pending::Thread(Arc::clone(waiter))),
-            Some(Pending::Posted(_) | Pending::Later(_)) => all.remove(number),
+            Some(Pending::Posted(_) | Pending::Deferred(_)) => all.remove(number),
             // If absent, its thread has given up.
             Some(Pending::Cancels(..)) | None => None,
         };
@@ -288,7 +288,7 @@ impl Requests {
     }
 
     fn is_done(&self, completion: Completion) {
-        self.later.fetch_sub(1, Ordering::AcqRel);
+        self.deferred.fetch_sub(1, Ordering::AcqRel);
         self.completed.lock().push(completion);
     }
 
@@ -306,17 +306,19 @@ impl Requests {
             .by_number
             .iter()
             .filter_map(|(&number, pending)| match pending {
-                Pending::Later(later) if later.deadline.is_some_and(|deadline| now >= deadline) => {
+                Pending::Deferred(deferred) if deferred.deadline.is_some_and(|deadline| now >= deadline) => {
                     late.push(number);
                     Some((number, FsError::TimedOut))
                 }
-                Pending::Later(later) if later.once.is_some_and(&is_void) => Some((number, FsError::Disconnected)),
+                Pending::Deferred(deferred) if deferred.once.is_some_and(&is_void) => {
+                    Some((number, FsError::Disconnected))
+                }
                 _ => None,
             })
             .collect();
         for (number, error) in ended {
-            if let Some(Pending::Later(later)) = all.remove(number) {
-                self.is_done(later.with(Err(error)));
+            if let Some(Pending::Deferred(deferred)) = all.remove(number) {
+                self.is_done(deferred.with(Err(error)));
             }
         }
         late
@@ -338,7 +340,7 @@ impl Requests {
             match pending {
                 Pending::Thread(waiter) => waiter.set(State::Broken),
                 Pending::Posted(_) | Pending::Cancels(..) => {}
-                Pending::Later(later) => self.is_done(later.with(Err(FsError::Disconnected))),
+                Pending::Deferred(deferred) => self.is_done(deferred.with(Err(FsError::Disconnected))),
             }
         }
     }
@@ -360,7 +362,7 @@ impl Requests {
             .range(from..)
             .filter_map(|(&number, pending)| match pending {
                 Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
-                Pending::Later(later) => Some((number, later.body.clone(), later.data().to_vec())),
+                Pending::Deferred(deferred) => Some((number, deferred.body.clone(), deferred.data().to_vec())),
                 Pending::Thread(_) => None,
             });
         open.collect()
@@ -402,7 +404,7 @@ mod tests {
     fn the_end_of_a_wait_is_said_again_with_the_wait() {
         let requests = Requests::default();
         let mut head = own_head(0);
-        requests.enter_later(&mut head, |_| Later {
+        requests.enter_deferred(&mut head, |_| Deferred {
             body: b"lock".to_vec(),
             buffer: None,
             buffer_is_sent: false,
@@ -414,7 +416,7 @@ mod tests {
         assert!(requests.enter_cancel(&mut head, lock, |_| b"cancel".to_vec()));
         assert!(requests.settle(head.id).is_none(), "nobody waits for this");
         assert_eq!(bodies(&requests), [b"lock".to_vec(), b"cancel".to_vec()]);
-        assert!(matches!(requests.settle(lock), Some(Pending::Later(_))));
+        assert!(matches!(requests.settle(lock), Some(Pending::Deferred(_))));
         assert!(bodies(&requests).is_empty(), "nothing is left to end");
         let mut late = own_head(0);
         assert!(!requests.enter_cancel(&mut late, lock, |_| b"cancel".to_vec()));

@@ -17,7 +17,7 @@ use ferrite_fabric::outbox::Outbox;
 use ferrite_vfs::{Ino, SYSTEM};
 
 use super::Inner;
-use super::later::Owned;
+use super::deferred_reply::Owned;
 use super::leases::{Holder, Touched};
 use super::meter::{Asked, Received};
 use super::reply::begin_reply;

@@ -1,7 +1,7 @@
 //! Marks of inodes on which a request is at work aside, and the state that such a request holds until it is done.
 //!
-//! [`Busy`] has the marks of all stores. [`super::aside`] makes them, on receiving threads; [`super::later`] holds them
-//! while a worker has the request.
+//! [`Busy`] has the marks of all stores. [`super::aside`] makes them, on receiving threads; [`super::deferred_reply`]
+//! holds them while a worker has the request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

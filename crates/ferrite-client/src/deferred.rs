@@ -10,15 +10,15 @@ use ferrite_vfs::{Ctx, FsError, Waits};
 
 use super::link::Link;
 use super::message::encode;
-use super::requests::{Later, Then};
+use super::requests::{Deferred, Then};
 use super::submit::Parked;
 use super::{head, own_head};
 use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
 
 impl Link {
     /// Makes a request and passes its answer to `then`, at any time, on any thread. Returns its number.
-    pub(super) fn call_later(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
-        let later = |body| Later {
+    pub(super) fn call_deferred(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
+        let deferred = |body| Deferred {
             body,
             buffer: None,
             buffer_is_sent: false,
@@ -26,7 +26,7 @@ impl Link {
             deadline: None,
             then,
         };
-        self.send_later(head(ctx, &self.groups), request, later)
+        self.send_deferred(head(ctx, &self.groups), request, deferred)
     }
 
     /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Waits only for space in the
@@ -63,7 +63,7 @@ impl Link {
         }) {
             parked.head.once = once;
             let is_change = parked.is_change();
-            let later = |body| Later {
+            let deferred = |body| Deferred {
                 body,
                 buffer: Some(parked.buffer),
                 buffer_is_sent: is_change,
@@ -71,14 +71,14 @@ impl Link {
                 deadline: parked.deadline,
                 then: parked.then,
             };
-            self.send_later(parked.head, &parked.request, later);
+            self.send_deferred(parked.head, &parked.request, deferred);
         }
         if wants_slots {
             self.wake_watcher.ring();
         }
     }
 
-    fn send_later(&self, mut head: Head, request: &Request<'_>, later: impl FnOnce(Vec<u8>) -> Later) -> u64 {
+    fn send_deferred(&self, mut head: Head, request: &Request<'_>, deferred: impl FnOnce(Vec<u8>) -> Deferred) -> u64 {
         let (mut body, mut data) = (Vec::new(), Vec::new());
         let (up, is_first) = {
             let line = self.line.lock();
@@ -86,15 +86,15 @@ impl Link {
             let is_void = head.once.is_some_and(|once| !self.slots.has(once));
             if line.is_over || is_void {
                 drop(line);
-                let Later { then, buffer, .. } = later(body);
+                let Deferred { then, buffer, .. } = deferred(body);
                 then(Err(FsError::Disconnected), buffer);
                 return 0;
             }
-            let is_first = self.requests.enter_later(&mut head, |head| {
+            let is_first = self.requests.enter_deferred(&mut head, |head| {
                 body = encode(head, request);
-                let later = later(body.clone());
-                data.extend_from_slice(later.data());
-                later
+                let deferred = deferred(body.clone());
+                data.extend_from_slice(deferred.data());
+                deferred
             });
             (line.up.clone(), is_first)
         };
@@ -110,7 +110,7 @@ impl Link {
     }
 
     /// Cancels a waiting request for a lock: its answer comes soon.
-    pub(super) fn cancel_later(&self, number: u64) {
+    pub(super) fn cancel_deferred(&self, number: u64) {
         let (mut head, mut body) = (own_head(0), Vec::new());
         let up = {
             // As in `post`.
