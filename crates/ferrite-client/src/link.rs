@@ -38,7 +38,7 @@ use super::unsynced::Unsynced;
 use super::untrusted::SlotsTold;
 use super::{ClientOptions, ConnectError, head, own_head};
 use crate::lock_order;
-use ferrite_proto::{Head, ImmediateRequest, Promises, RECALL_ID, Request, SessionRequest, Ticket};
+use ferrite_proto::{Head, ImmediateRequest, Promises, RECALL_ID, Request, ResumeToken, SessionRequest};
 
 /// The first wait between attempts to connect, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
@@ -66,7 +66,7 @@ pub(super) struct Up {
 pub(super) struct Line {
     pub(super) up: Option<Arc<Up>>,
     is_connecting: bool,
-    ticket: Option<Ticket>,
+    resume_token: Option<ResumeToken>,
     promises: Option<Promises>,
     lease: Duration,
     /// The client is closed.
@@ -302,7 +302,11 @@ impl Link {
     }
 
     pub(super) fn ask_for_slots(&self, waits: Waits) -> Result<()> {
-        let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
+        let session = self
+            .line
+            .lock()
+            .resume_token
+            .map_or(0, |resume_token| resume_token.session);
         let request = Request::from(SessionRequest::Slots {
             count: self.options.slots,
         });
@@ -494,9 +498,9 @@ impl Link {
             }
             if !line.is_connecting && !limit.is_short() {
                 line.is_connecting = true;
-                let ticket = line.ticket;
+                let resume_token = line.resume_token;
                 drop(line);
-                let made = self.connect_again(ticket, limit.deadline());
+                let made = self.connect_again(resume_token, limit.deadline());
                 line = self.line.lock();
                 line.is_connecting = false;
                 if let Err(why) = &made
@@ -519,11 +523,11 @@ impl Link {
         }
     }
 
-    fn connect_again(&self, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<()> {
+    fn connect_again(&self, resume_token: Option<ResumeToken>, deadline: Option<Instant>) -> Result<()> {
         let mut backoff = BACKOFF.0;
         self.pace.wait();
         loop {
-            match self.set_up_session(ticket, ATTEMPT) {
+            match self.set_up_session(resume_token, ATTEMPT) {
                 Ok(up) => {
                     self.reconnects.fetch_add(1, Ordering::Relaxed);
                     self.take_up(Arc::new(up));
@@ -578,8 +582,12 @@ impl Link {
         }
     }
 
-    /// Connects, and begins a session or resumes the one of a ticket.
-    fn set_up_session(&self, ticket: Option<Ticket>, limit: Duration) -> std::result::Result<Up, ConnectError> {
+    /// Connects, and begins a session or resumes the one of a resume token.
+    fn set_up_session(
+        &self,
+        resume_token: Option<ResumeToken>,
+        limit: Duration,
+    ) -> std::result::Result<Up, ConnectError> {
         let setup = SessionSetup {
             address: &self.address,
             export: &self.export,
@@ -593,12 +601,12 @@ impl Link {
             are_leases_relied_on: self.taking_back.is_on(),
             numbers: self.requests.numbers(),
         };
-        let (connection, receiver, welcome, term) = setup.set_up_session(ticket, limit)?;
+        let (connection, receiver, welcome, term) = setup.set_up_session(resume_token, limit)?;
         if let Some(cache) = &self.cache {
             cache.connected(term);
         }
         let mut line = self.line.lock();
-        line.ticket = Some(welcome.ticket);
+        line.resume_token = Some(welcome.resume_token);
         line.promises = Some(welcome.promises);
         line.lease = Duration::from_millis(u64::from(welcome.lease_ms)).min(LEASE_MAX);
         drop(line);

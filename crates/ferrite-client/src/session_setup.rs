@@ -16,7 +16,7 @@ use super::unsynced::Unsynced;
 use super::untrusted::{LeaseTerm, SlotsTold};
 use super::{ConnectError, own_head};
 use ferrite_proto::{
-    FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, SessionRequest, SessionState, Ticket, VERSION,
+    FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, ResumeToken, SessionRequest, SessionState, VERSION,
     Welcome,
 };
 
@@ -43,11 +43,11 @@ pub(super) struct SessionSetup<'c> {
 }
 
 impl SessionSetup<'_> {
-    /// Connects, and begins a session or resumes the one of a ticket; also returns the term of its leases. Blocks, up
-    /// to about `limit`.
+    /// Connects, and begins a session or resumes the one of a resume token; also returns the term of its leases.
+    /// Blocks, up to about `limit`.
     pub(super) fn set_up_session(
         &self,
-        ticket: Option<Ticket>,
+        resume_token: Option<ResumeToken>,
         limit: Duration,
     ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
         let (connection, mut receiver) = self.connect(limit)?;
@@ -58,11 +58,11 @@ impl SessionSetup<'_> {
             receiver: &mut receiver,
             ends: Instant::now() + limit,
         };
-        let welcome = dialogue.hello(ticket)?;
+        let welcome = dialogue.hello(resume_token)?;
         self.reclaim_state.set_root(welcome.root);
         self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
         self.unsynced.session_set_up(welcome.instance, welcome.state);
-        dialogue.restore(&welcome, ticket.is_some())?;
+        dialogue.restore(&welcome, resume_token.is_some())?;
         let term = match self.wants_leases {
             true => dialogue.ask_for_leases()?,
             false => Duration::ZERO,
@@ -111,12 +111,12 @@ impl Dialogue<'_> {
     }
 
     /// Selects the session.
-    fn hello(&mut self, ticket: Option<Ticket>) -> Result<Welcome, ConnectError> {
+    fn hello(&mut self, resume_token: Option<ResumeToken>) -> Result<Welcome, ConnectError> {
         let answer = self.ask(ImmediateRequest::Hello {
             magic: MAGIC,
             version: VERSION,
             export: self.setup.export.as_bytes(),
-            resume: ticket,
+            resume: resume_token,
         })?;
         let address = self.setup.address.to_owned();
         match answer.result::<Welcome>() {
@@ -154,7 +154,7 @@ impl Dialogue<'_> {
                         "the session on {address} has ended; locks were lost, and what others removed may be gone"
                     );
                 }
-                slots.begin(welcome.ticket.session);
+                slots.begin(welcome.resume_token.session);
                 self.reclaim(false)
             }
         }

@@ -44,14 +44,14 @@ impl Told {
 
 /// A proof of its session, for a client that reconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ticket {
+pub struct ResumeToken {
     /// The session.
     pub session: u64,
     /// The server's MAC on session and export.
     pub mac: u64,
 }
 
-fields!(Ticket { session, mac });
+fields!(ResumeToken { session, mac });
 
 /// A server's promises, of [`ferrite_vfs::Limits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub struct Welcome {
     /// A number of this run of the server.
     pub instance: u64,
     /// The session.
-    pub ticket: Ticket,
+    pub resume_token: ResumeToken,
     /// How much the server knows of the session that the client wants to resume.
     pub state: SessionState,
     /// A session without a sign of life for so long ends, in milliseconds.
@@ -101,7 +101,7 @@ pub struct Welcome {
 fields!(Welcome {
     version,
     instance,
-    ticket,
+    resume_token,
     state,
     lease_ms,
     root,

@@ -10,7 +10,7 @@ use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{FallocateMode, NewFile, NewNode, OpenFlags, OpenMode, RenameMode, SetAttr, WriteMode, XattrMode};
 
 use super::codec::{Encode, Malformed, Reader, Wire};
-use super::message::{Node, Ticket};
+use super::message::{Node, ResumeToken};
 use super::rdma::QueuePairTold;
 
 /// All numbers of requests are smaller.
@@ -178,7 +178,7 @@ requests! {
     /// Requests that the receiving thread handles, about the connection and what the session waits for.
     ImmediateRequest<'m> {
         /// The first request of a connection.
-        1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<Ticket> }
+        1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<ResumeToken> }
         /// A sign of life.
         2 Ping {}
         /// The session ends.

@@ -9,7 +9,7 @@ use std::hash::Hasher;
 use ferrite_vfs::{Ino, OpenMode};
 use siphasher::sip::SipHasher24;
 
-use ferrite_proto::{Node, Ticket};
+use ferrite_proto::{Node, ResumeToken};
 
 /// The maker of MACs. An export has one.
 #[derive(Clone)]
@@ -71,8 +71,8 @@ impl HandleAuthenticator {
         self.mac(Kind::File, [ino, u64::from(generation), mode])
     }
 
-    pub(super) fn ticket(&self, session: u64) -> Ticket {
-        Ticket {
+    pub(super) fn resume_token(&self, session: u64) -> ResumeToken {
+        ResumeToken {
             session,
             mac: self.mac(Kind::Session, [session, 0, 0]),
         }
@@ -97,7 +97,7 @@ mod tests {
             [
                 authenticator.node(5, 6).mac,
                 authenticator.file(5, 6, OpenMode::read_only()),
-                authenticator.ticket(5).mac,
+                authenticator.resume_token(5).mac,
             ]
         };
         let others = [

@@ -99,7 +99,7 @@ impl Inner {
     ) -> Result<()> {
         let store = &session.export.store;
         let grace = self.grace(store);
-        if is_claim && !(session.is_reclaiming() && grace.takes_claims_of(session.ticket.session)) {
+        if is_claim && !(session.is_reclaiming() && grace.takes_claims_of(session.resume_token.session)) {
             return Err(FsError::Stale);
         }
         let is_deferred = !is_claim && grace.awaits_locks();

@@ -5,7 +5,7 @@
 //! The type of a request ([`Request`]) says which part of the server answers it. The design is that of RUFS, section
 //! 2.3.2 (handles and their state) and 2.3.3 (messages and bulk data).
 //!
-//! A session outlives its connection, and a restart of the server: the client comes back with its ticket. After a
+//! A session outlives its connection, and a restart of the server: the client comes back with its resume token. After a
 //! restart it reclaims its open files, pins and locks. Until all sessions that had locks have done so, for at most a
 //! lease, no other session gets locks.
 //!
@@ -435,7 +435,7 @@ impl Inner {
         let welcome = Welcome {
             version: VERSION,
             instance: self.instance,
-            ticket: session.ticket,
+            resume_token: session.resume_token,
             state,
             lease_ms: self.lease.as_millis() as u32,
             root: export.root_node(),
@@ -459,7 +459,7 @@ impl Inner {
     /// theirs.
     fn locks_are_back(&self, session: &Session) {
         let store = &session.export.store;
-        for work in self.grace(store).locks_are_back(session.ticket.session) {
+        for work in self.grace(store).locks_are_back(session.resume_token.session) {
             match store.limits.may_block {
                 true => self.work(store, work),
                 // There may be many.

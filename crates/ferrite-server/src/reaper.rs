@@ -53,7 +53,7 @@ impl Inner {
             let gone = self.take_gone(now_ms, &mut drained);
             for session in gone {
                 if let Some(more) = self.end_log.admit() {
-                    let session = session.ticket.session;
+                    let session = session.resume_token.session;
                     tracing::info!("session {session} has ended, and {more} before it: its client is gone");
                 }
                 match self.has_keys(&session) {
@@ -147,7 +147,7 @@ impl Inner {
         store.state.free_inherited(&*store.fs, &late);
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let is_late = |session: &&Arc<Session>| {
-            session.export.store.number == store.number && late.contains(&session.ticket.session)
+            session.export.store.number == store.number && late.contains(&session.resume_token.session)
         };
         sessions
             .iter()

@@ -35,7 +35,7 @@ use super::close_barrier::CloseBarrier;
 use super::export::Export;
 use super::meter::Meter;
 use crate::lock_order;
-use ferrite_proto::{ClientActivity, Ticket};
+use ferrite_proto::{ClientActivity, ResumeToken};
 
 /// Most open files of a session.
 const FILES_MAX: usize = 1 << 16;
@@ -138,7 +138,7 @@ impl Recipient {
 
 /// A session.
 pub(super) struct Session {
-    pub(super) ticket: Ticket,
+    pub(super) resume_token: ResumeToken,
     pub(super) export: Arc<Export>,
     /// The account it is charged to, and the resources of its client in all.
     pub(super) account: Account,
@@ -193,7 +193,7 @@ impl Session {
         };
         coming.fetch_add(1, Ordering::Relaxed);
         Session {
-            ticket: export.authenticator.ticket(number),
+            resume_token: export.authenticator.resume_token(number),
             export: Arc::clone(export),
             account: place.account(),
             budget: Arc::clone(&place.budget),
@@ -279,7 +279,7 @@ impl Session {
         let is_connected = self.is_connected();
         let kept = self.kept.lock();
         ClientActivity {
-            session: self.ticket.session,
+            session: self.resume_token.session,
             address: self
                 .meter
                 .address()

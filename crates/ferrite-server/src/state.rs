@@ -199,8 +199,8 @@ impl State {
         };
         kept.reserve(kept.next);
         if !kept.save(fs) {
-            // Session numbers will come again in the next run, so this one's tickets must not be valid there, nor an
-            // earlier run's here.
+            // Session numbers will come again in the next run, so this one's resume tokens must not be valid there, nor
+            // an earlier run's here.
             kept.content.secret = ferrite_vfs::random()?;
         }
         let state = State {

@@ -14,13 +14,13 @@ use super::Inner;
 use super::admission::Account;
 use super::export::{Export, Store};
 use super::session::Session;
-use ferrite_proto::{SessionState, Ticket};
+use ferrite_proto::{ResumeToken, SessionState};
 
 /// The shortest time between two searches for unused slots.
 const SLOTS_LOOK_MS: u64 = 100;
 
 impl Inner {
-    /// The session that a ticket is for, or a new one.
+    /// The session that a resume token is for, or a new one.
     ///
     /// # Errors
     /// If the limit is reached.
@@ -28,11 +28,11 @@ impl Inner {
         &self,
         export: &Arc<Export>,
         account: Account,
-        resume: Option<Ticket>,
+        resume: Option<ResumeToken>,
     ) -> Result<(Arc<Session>, SessionState)> {
-        if let Some(ticket) = resume
-            && export.authenticator.ticket(ticket.session) == ticket
-            && let Some(session) = self.find(export, account, ticket)?
+        if let Some(resume_token) = resume
+            && export.authenticator.resume_token(resume_token.session) == resume_token
+            && let Some(session) = self.find(export, account, resume_token)?
         {
             let state = match session.is_reclaiming() {
                 true => SessionState::ToReclaim,
@@ -50,8 +50,8 @@ impl Inner {
         Ok((session, SessionState::New))
     }
 
-    /// The session of a valid ticket. In the grace period one of an earlier run begins again.
-    fn find(&self, export: &Arc<Export>, account: Account, ticket: Ticket) -> Result<Option<Arc<Session>>> {
+    /// The session of a valid resume token. In the grace period one of an earlier run begins again.
+    fn find(&self, export: &Arc<Export>, account: Account, resume_token: ResumeToken) -> Result<Option<Arc<Session>>> {
         let store = &export.store;
         let is_in_grace = self.grace(store).is_on();
         if is_in_grace {
@@ -60,7 +60,7 @@ impl Inner {
         }
         let found = {
             let mut sessions = self.sessions.lock();
-            match sessions.entry((store.number, ticket.session)) {
+            match sessions.entry((store.number, resume_token.session)) {
                 Entry::Occupied(entry) => {
                     // Under the lock, or it might be taken for gone at this moment.
                     entry.get().seen(self.now_ms());
@@ -68,8 +68,8 @@ impl Inner {
                     Ok((Some(Arc::clone(entry.get())), false))
                 }
                 Entry::Vacant(entry) if is_in_grace => self.admission.admit(&export.attendance, account).map(|place| {
-                    let session = Session::new(export, ticket.session, true, place, self.now_ms());
-                    if self.grace(store).takes_claims_of(ticket.session) {
+                    let session = Session::new(export, resume_token.session, true, place, self.now_ms());
+                    if self.grace(store).takes_claims_of(resume_token.session) {
                         session.was_locker();
                     }
                     (Some(Arc::clone(entry.insert(Arc::new(session)))), true)
@@ -104,7 +104,7 @@ impl Inner {
                 return;
             }
             session.leave_counts();
-            sessions.remove(&(store.number, session.ticket.session))
+            sessions.remove(&(store.number, session.resume_token.session))
         };
         if was_there.is_some() {
             self.let_go(session);
@@ -118,7 +118,7 @@ impl Inner {
         let was_there = {
             let mut sessions = self.sessions.lock();
             session.leave_counts();
-            sessions.remove(&(store.number, session.ticket.session))
+            sessions.remove(&(store.number, session.resume_token.session))
         };
         if was_there.is_some() {
             self.let_go(session);
@@ -131,7 +131,7 @@ impl Inner {
         // First: a request that is about to get a lock sees that the session has ended, or the pool forgets both.
         session.begin_to_end();
         // Before another session gets its locks: it must not come back for them.
-        store.state.session_ends(&*store.fs, session.ticket.session);
+        store.state.session_ends(&*store.fs, session.resume_token.session);
         self.close(session);
         store.leases.is_over(&*session.recipient);
         self.locks_are_back(session);

@@ -64,7 +64,7 @@ pub(super) struct Verbs {
 }
 
 fn owner(session: &Session) -> Owner {
-    (session.export.store.number, session.ticket.session)
+    (session.export.store.number, session.resume_token.session)
 }
 
 /// Answers a request about RDMA.

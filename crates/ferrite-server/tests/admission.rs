@@ -67,14 +67,17 @@ fn a_session_that_is_set_up_and_left_leaves_nothing() {
     let _: OpenedFile = raw.done(&create(welcome.root));
     drop(raw);
     let mut raw = Raw::connect(&address);
-    let again = raw.set_up_session("", Some(welcome.ticket)).unwrap();
-    assert_eq!((again.state, again.ticket), (SessionState::Alive, welcome.ticket));
+    let again = raw.set_up_session("", Some(welcome.resume_token)).unwrap();
+    assert_eq!(
+        (again.state, again.resume_token),
+        (SessionState::Alive, welcome.resume_token)
+    );
     raw.done::<()>(&FileRequest::Close { files: vec![1] });
     drop(raw);
     until("it has closed its file", || server.sessions() == 0);
     let mut raw = Raw::connect(&address);
     assert_eq!(
-        raw.set_up_session("", Some(welcome.ticket)).unwrap().state,
+        raw.set_up_session("", Some(welcome.resume_token)).unwrap().state,
         SessionState::New
     );
 }
@@ -106,7 +109,7 @@ fn sessions_of_an_export_a_key_and_an_address_have_bounds() {
         drop(back);
         let mut back = Raw::connect(&address);
         assert_eq!(
-            back.set_up_session("", Some(welcome.ticket)).unwrap().state,
+            back.set_up_session("", Some(welcome.resume_token)).unwrap().state,
             SessionState::Alive
         );
         bystander.goes_on();

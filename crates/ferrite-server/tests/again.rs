@@ -48,7 +48,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
         let number = raw.number();
         raw = Raw::connect(&address);
         raw.next_is(number);
-        let again = raw.set_up_session("", Some(welcome.ticket)).unwrap();
+        let again = raw.set_up_session("", Some(welcome.resume_token)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim, "restart {restart}");
         raw.done::<()>(&lock(node, true));
         // Grace ends while it still claims: its time is used up.
@@ -107,7 +107,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
         writer = Raw::connect(&address);
         writer.next_is(number);
         assert_eq!(
-            writer.set_up_session("", Some(welcome.ticket)).unwrap().state,
+            writer.set_up_session("", Some(welcome.resume_token)).unwrap().state,
             SessionState::Alive
         );
         assert!(writer.send(&body, b"x"));

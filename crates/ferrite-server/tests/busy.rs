@@ -89,7 +89,7 @@ fn signs_of_life_that_lie_unread_count() {
         let address = address.clone();
         std::thread::spawn(move || {
             let mut back = Raw::connect(&address);
-            let welcome = back.set_up_session("", Some(welcome.ticket)).unwrap();
+            let welcome = back.set_up_session("", Some(welcome.resume_token)).unwrap();
             (back, welcome)
         })
     };

@@ -1,4 +1,4 @@
-//! The limits of an export against adversarial clients: MACs, tickets and tokens of other clients, ways out of a
+//! The limits of an export against adversarial clients: MACs, resume tokens and tokens of other clients, ways out of a
 //! subtree, changes of read-only exports, and root.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::common::raw::{Raw, invented, root_without_mac};
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
     ENTRY_FOLLOWS, Entry, EntryTold, FileRequest, FsRequest, ImmediateRequest, LISTING_ENDS, Node, OpenedFile, Reader,
-    SessionRequest, SessionState, Ticket, Told,
+    ResumeToken, SessionRequest, SessionState, Told,
 };
 use ferrite_server::{ExportOptions, NOBODY, Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
@@ -25,42 +25,45 @@ fn is_closed(raw: &mut Raw) -> bool {
 }
 
 #[test]
-fn tickets_of_others_are_worth_nothing() {
+fn resume_tokens_of_others_are_worth_nothing() {
     let fs = Arc::new(MemFs::new());
     fs.mkdir(SYSTEM, ROOT_INO, b"sub", 0o777).unwrap();
     let exports = vec![export(""), export("sub").path("/sub")];
     let (server, address) = serve(fs, exports, &ServerOptions::default());
     let (mut mine, welcome) = Raw::with_session(&address, "");
     // Of another export, forged, with another number.
-    let Ticket { session, mac } = welcome.ticket;
+    let ResumeToken { session, mac } = welcome.resume_token;
     let others = [
-        ("sub", welcome.ticket),
-        ("", Ticket { session, mac: mac ^ 1 }),
+        ("sub", welcome.resume_token),
+        ("", ResumeToken { session, mac: mac ^ 1 }),
         (
             "",
-            Ticket {
+            ResumeToken {
                 session: session + 1,
                 mac,
             },
         ),
         (
             "",
-            Ticket {
+            ResumeToken {
                 session: u64::MAX,
                 mac: 0,
             },
         ),
     ];
-    for (name, ticket) in others {
-        let given = Raw::connect(&address).set_up_session(name, Some(ticket)).unwrap();
+    for (name, resume_token) in others {
+        let given = Raw::connect(&address).set_up_session(name, Some(resume_token)).unwrap();
         assert_eq!(given.state, SessionState::New);
-        assert_ne!(given.ticket.session, session);
+        assert_ne!(given.resume_token.session, session);
     }
     mine.done::<()>(&ImmediateRequest::Ping {});
-    // The client's own ticket selects its session: the older connection is closed.
+    // The client's own resume token selects its session: the older connection is closed.
     let mut again = Raw::connect(&address);
-    let given = again.set_up_session("", Some(welcome.ticket)).unwrap();
-    assert_eq!((given.state, given.ticket), (SessionState::Alive, welcome.ticket));
+    let given = again.set_up_session("", Some(welcome.resume_token)).unwrap();
+    assert_eq!(
+        (given.state, given.resume_token),
+        (SessionState::Alive, welcome.resume_token)
+    );
     assert!(is_closed(&mut mine));
     again.done::<()>(&ImmediateRequest::Ping {});
     // Sessions that began and have no state end with their connections.

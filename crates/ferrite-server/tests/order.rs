@@ -101,7 +101,7 @@ fn what_an_old_connection_still_brings_is_not_done() {
         }
         std::io::Write::write_all(&mut old.stream, &bytes).unwrap();
         spin_until(&fs.has_begun);
-        let again = new.set_up_session("", Some(welcome.ticket)).unwrap();
+        let again = new.set_up_session("", Some(welcome.resume_token)).unwrap();
         assert_eq!(again.state, SessionState::Alive);
         if round == 0 {
             std::thread::sleep(Duration::from_millis(50));

@@ -106,8 +106,8 @@ fn a_session_that_has_ended_claims_nothing() {
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
     let mut ended = Raw::connect(&address);
-    // The ticket is valid, and the server does not know that the session has ended: only its rights matter.
-    let again = ended.set_up_session("", Some(welcome.ticket)).unwrap();
+    // The resume token is valid, and the server does not know that the session has ended: only its rights matter.
+    let again = ended.set_up_session("", Some(welcome.resume_token)).unwrap();
     assert_eq!(again.state, SessionState::ToReclaim);
     assert_eq!(ended.refused(&claim(true)), FsError::Stale);
     assert_eq!(
@@ -149,7 +149,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     };
     let back = || {
         let mut raw = Raw::connect(&address);
-        let welcome = raw.set_up_session("", Some(welcome.ticket)).unwrap();
+        let welcome = raw.set_up_session("", Some(welcome.resume_token)).unwrap();
         assert_eq!(welcome.state, SessionState::ToReclaim);
         raw
     };
@@ -220,7 +220,7 @@ fn what_is_claimed_twice_is_pinned_once() {
     for round in 1..4 {
         raw = Raw::connect(&address);
         raw.next_is(1000 * round);
-        let again = raw.set_up_session("", Some(welcome.ticket)).unwrap();
+        let again = raw.set_up_session("", Some(welcome.resume_token)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim);
         raw.done::<()>(&FsRequest::Pin { node: told.node() });
     }
@@ -263,7 +263,7 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     assert!(leaves.send(&body, &[]));
     assert!(leaves.ask(&ImmediateRequest::Goodbye {}).is_none());
     holder = Raw::connect(&address);
-    holder.set_up_session("", Some(welcome.ticket)).unwrap();
+    holder.set_up_session("", Some(welcome.resume_token)).unwrap();
     holder.done::<()>(&lock(true));
     holder.done::<()>(&ImmediateRequest::Reclaimed {});
     assert!(holder.ask(&ImmediateRequest::Goodbye {}).is_none());
@@ -479,7 +479,7 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
     for round in 1..4 {
         raw = Raw::connect(&address);
         raw.next_is(number + 1000 * round);
-        raw.set_up_session("", Some(welcome.ticket)).unwrap();
+        raw.set_up_session("", Some(welcome.resume_token)).unwrap();
         assert!(raw.send(&body, &[]));
         raw.done::<()>(&ImmediateRequest::Ping {});
     }

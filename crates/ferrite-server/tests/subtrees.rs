@@ -266,7 +266,7 @@ fn serve_again(address: &str, fs: &Arc<MemFs>, export: ExportOptions) -> Server 
     Server::start(vec![listener], engines, &options).unwrap()
 }
 
-/// Handles, tickets and open files outlive a restart, but not the administrator's changes of the export.
+/// Handles, resume tokens and open files outlive a restart, but not the administrator's changes of the export.
 #[test]
 fn a_changed_path_or_epoch_ends_all_handles() {
     let fs = tree();
@@ -305,7 +305,7 @@ fn a_changed_path_or_epoch_ends_all_handles() {
         drop(server);
         server = serve_again(&address, &fs, changed.clone());
         let mut raw = Raw::connect(&address);
-        let state = raw.set_up_session("", Some(welcome.ticket)).unwrap().state;
+        let state = raw.set_up_session("", Some(welcome.resume_token)).unwrap().state;
         let expected = if stays {
             SessionState::ToReclaim
         } else {

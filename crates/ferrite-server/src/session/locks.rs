@@ -76,7 +76,7 @@ impl Session {
         self.export
             .store
             .state
-            .add_locker(self.export.fs(), self.ticket.session, self.account)?;
+            .add_locker(self.export.fs(), self.resume_token.session, self.account)?;
         {
             let mut kept = self.kept.lock();
             kept.is_locker = !kept.is_over;
@@ -86,7 +86,7 @@ impl Session {
         }
         // It ended meanwhile, and the pool recorded that end before or after this.
         let state = &self.export.store.state;
-        state.forget_locker(self.export.fs(), self.ticket.session);
+        state.forget_locker(self.export.fs(), self.resume_token.session);
         Err(FsError::Disconnected)
     }
 

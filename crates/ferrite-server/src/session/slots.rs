@@ -19,7 +19,7 @@ impl Session {
             }
         }
         let (state, fs) = (&self.export.store.state, self.export.fs());
-        let (number, taken) = state.take_slots(fs, self.ticket.session, self.account, count);
+        let (number, taken) = state.take_slots(fs, self.resume_token.session, self.account, count);
         let mut kept = self.kept.lock();
         if kept.is_over {
             drop(kept);
@@ -75,7 +75,11 @@ impl Session {
                 return (kept.number, kept.slots.clone());
             }
         }
-        let (number, slots) = self.export.store.state.claim_slots(self.ticket.session, self.account);
+        let (number, slots) = self
+            .export
+            .store
+            .state
+            .claim_slots(self.resume_token.session, self.account);
         let mut kept = self.kept.lock();
         kept.number = number;
         kept.slots.clone_from(&slots);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
-    AnswerHead, Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, Ticket, VERSION, Welcome, Wire,
+    AnswerHead, Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, ResumeToken, VERSION, Welcome, Wire,
 };
 use ferrite_vfs::{FsError, Once, ROOT_INO};
 
@@ -58,7 +58,7 @@ impl Raw {
         (raw, welcome)
     }
 
-    pub(crate) fn set_up_session(&mut self, export: &str, resume: Option<Ticket>) -> Result<Welcome, FsError> {
+    pub(crate) fn set_up_session(&mut self, export: &str, resume: Option<ResumeToken>) -> Result<Welcome, FsError> {
         let (body, _) = self.ask(&hello(export, resume)).expect("an answer")?;
         Ok(Reader::new(&body).last().unwrap())
     }
@@ -169,7 +169,7 @@ pub(crate) fn prefix(body_bytes: usize, data_bytes: usize) -> [u8; PREFIX_BYTES]
     Lengths { body_bytes, data_bytes }.encode()
 }
 
-pub(crate) fn hello(export: &str, resume: Option<Ticket>) -> ImmediateRequest<'_> {
+pub(crate) fn hello(export: &str, resume: Option<ResumeToken>) -> ImmediateRequest<'_> {
     ImmediateRequest::Hello {
         magic: MAGIC,
         version: VERSION,
