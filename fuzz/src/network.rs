@@ -105,7 +105,7 @@ fn head(id: u64) -> Vec<u8> {
         settled_below: 0,
         pins: false,
         check: true,
-        once: None,
+        token: None,
         caller: Default::default(),
     }
     .put(&mut body);

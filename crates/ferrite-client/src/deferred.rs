@@ -22,7 +22,7 @@ impl Link {
             body,
             buffer: None,
             buffer_is_sent: false,
-            once: None,
+            token: None,
             deadline: None,
             then,
         };
@@ -49,25 +49,25 @@ impl Link {
     pub(super) fn send_parked(&self) {
         let has_slots = self.promises().has_slots;
         let mut wants_slots = false;
-        while let Some((mut parked, once)) = self.parking.pop(|parked| {
+        while let Some((mut parked, token)) = self.parking.pop(|parked| {
             if !parked.is_change() || !has_slots {
                 return Some(None);
             }
             // Asking means waiting, which only the watcher may do: this may be the receiving thread.
             wants_slots = self.slots.are_wanted();
             match self.slots.try_take() {
-                Some(once) => Some(Some(once)),
+                Some(token) => Some(Some(token)),
                 None if wants_slots || self.slots.has_any() => None,
                 None => Some(None),
             }
         }) {
-            parked.head.once = once;
+            parked.head.token = token;
             let is_change = parked.is_change();
             let deferred = |body| Deferred {
                 body,
                 buffer: Some(parked.buffer),
                 buffer_is_sent: is_change,
-                once,
+                token,
                 deadline: parked.deadline,
                 then: parked.then,
             };
@@ -83,7 +83,7 @@ impl Link {
         let (up, is_first) = {
             let line = self.line.lock();
             // The token may belong to a session that has been replaced since.
-            let is_void = head.once.is_some_and(|once| !self.slots.has(once));
+            let is_void = head.token.is_some_and(|token| !self.slots.has(token));
             if line.is_over || is_void {
                 drop(line);
                 let Deferred { then, buffer, .. } = deferred(body);

@@ -3,7 +3,7 @@
 //! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is remade when it
 //! breaks (`link`, `session_setup`); the session state that the client keeps for that (`reclaim_state`); the slots of
 //! tokens (`slots`); an export as a volume that mount, library and program open ([`volume`]). The design is that of
-//! RUFS, section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::once`]) that
+//! RUFS, section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::dedup`]) that
 //! make a change happen once though its answer is lost.
 //!
 //! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]). Messages travel by
@@ -284,7 +284,7 @@ fn head(ctx: &Ctx, known: &GroupCache) -> Head {
         settled_below: 0,
         pins: ctx.pins,
         check: ctx.check,
-        once: None,
+        token: None,
         caller: Caller {
             uid: ctx.cred.uid,
             gid: ctx.cred.gid,
@@ -300,7 +300,7 @@ fn own_head(id: u64) -> Head {
         settled_below: 0,
         pins: false,
         check: false,
-        once: None,
+        token: None,
         caller: Caller::default(),
     }
 }

@@ -236,7 +236,7 @@ impl Link {
             if !*was_sent {
                 if repeats == Repeats::WithToken {
                     slot = self.slot(limit)?;
-                    head.once = slot.as_ref().map(|slot: &Slot<'_>| slot.once);
+                    head.token = slot.as_ref().map(|slot: &Slot<'_>| slot.token);
                 }
                 body = encode(head, request);
                 check_length(&body, request)?;
@@ -272,9 +272,9 @@ impl Link {
     }
 
     fn may_repeat(&self, repeats: Repeats, head: &Head) -> bool {
-        match (repeats, head.once) {
+        match (repeats, head.token) {
             (Repeats::Yes, _) => true,
-            (Repeats::WithToken, Some(once)) => self.slots.has(once),
+            (Repeats::WithToken, Some(token)) => self.slots.has(token),
             (Repeats::WithToken, None) => false,
         }
     }
@@ -449,8 +449,8 @@ impl Link {
     }
 
     fn finish(&self, completion: Completion) {
-        if let Some(once) = completion.once {
-            self.slots.free(once);
+        if let Some(token) = completion.token {
+            self.slots.free(token);
         }
         if let Some(len_bytes) = completion.expected_bytes() {
             self.parking.landed(len_bytes);
@@ -565,7 +565,7 @@ impl Link {
             let mut line = self.line.lock();
             // Changes of an ended session may have taken effect. Under the lock, because `send_deferred` compares new
             // ones with the session's slots under it.
-            self.requests.expire(Instant::now(), |once| !self.slots.has(once));
+            self.requests.expire(Instant::now(), |token| !self.slots.has(token));
             let unsent = self.requests.unanswered(sent_below);
             if unsent.is_empty() {
                 if !line.is_over {

@@ -15,7 +15,7 @@ use ferrite_buffers::Buffer;
 use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Receiver;
-use ferrite_vfs::{FsError, Once, Result};
+use ferrite_vfs::{DedupToken, FsError, Result};
 
 use super::message::{Answer, State, Waiter};
 use super::own_head;
@@ -32,7 +32,7 @@ pub(super) struct Deferred {
     pub(super) buffer: Option<Buffer>,
     pub(super) buffer_is_sent: bool,
     /// The token, if it is a change.
-    pub(super) once: Option<Once>,
+    pub(super) token: Option<DedupToken>,
     /// It fails without an answer by then.
     pub(super) deadline: Option<Instant>,
     pub(super) then: Then,
@@ -54,7 +54,7 @@ impl Deferred {
             result,
             buffer: self.buffer,
             buffer_was_sent: self.buffer_is_sent,
-            once: self.once,
+            token: self.token,
         }
     }
 }
@@ -66,7 +66,7 @@ pub(super) struct Completion {
     buffer: Option<Buffer>,
     buffer_was_sent: bool,
     /// The token, which is free now.
-    pub(super) once: Option<Once>,
+    pub(super) token: Option<DedupToken>,
 }
 
 impl Completion {
@@ -299,7 +299,7 @@ impl Requests {
 
     /// Fails the requests with completions whose deadline is past, and those whose token `is_void`; returns the numbers
     /// of the former.
-    pub(super) fn expire(&self, now: Instant, is_void: impl Fn(Once) -> bool) -> Vec<u64> {
+    pub(super) fn expire(&self, now: Instant, is_void: impl Fn(DedupToken) -> bool) -> Vec<u64> {
         let mut late = Vec::new();
         let mut all = self.all.lock();
         let ended: Vec<(u64, FsError)> = all
@@ -310,7 +310,7 @@ impl Requests {
                     late.push(number);
                     Some((number, FsError::TimedOut))
                 }
-                Pending::Deferred(deferred) if deferred.once.is_some_and(&is_void) => {
+                Pending::Deferred(deferred) if deferred.token.is_some_and(&is_void) => {
                     Some((number, FsError::Disconnected))
                 }
                 _ => None,
@@ -408,7 +408,7 @@ mod tests {
             body: b"lock".to_vec(),
             buffer: None,
             buffer_is_sent: false,
-            once: None,
+            token: None,
             deadline: None,
             then: Box::new(|_, _| {}),
         });

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::{Condvar, Mutex};
-use ferrite_vfs::{Once, Result};
+use ferrite_vfs::{DedupToken, Result};
 
 use super::limit::Limit;
 use crate::lock_order;
@@ -41,7 +41,7 @@ pub(super) struct Slots {
 /// A slot in use. Dropping it frees the slot.
 pub(super) struct Slot<'s> {
     slots: &'s Slots,
-    pub(super) once: Once,
+    pub(super) token: DedupToken,
 }
 
 impl Slots {
@@ -117,22 +117,22 @@ impl Slots {
     }
 
     /// Whether a token belongs to a slot that the session has.
-    pub(super) fn has(&self, once: Once) -> bool {
+    pub(super) fn has(&self, token: DedupToken) -> bool {
         let kept = self.kept.lock();
         let all = kept.all.as_deref().unwrap_or_default();
-        kept.number == once.seq >> 32 && all.contains(&once.slot)
+        kept.number == token.seq >> 32 && all.contains(&token.slot)
     }
 
     /// Whether a change may be sent with this slot, or without any.
     pub(super) fn is_current(&self, slot: Option<&Slot<'_>>) -> bool {
         match slot {
-            Some(slot) => self.has(slot.once),
+            Some(slot) => self.has(slot.token),
             None => !self.has_any(),
         }
     }
 
     /// A token of a free slot, if any. [`Self::free`] frees it.
-    pub(super) fn try_take(&self) -> Option<Once> {
+    pub(super) fn try_take(&self) -> Option<DedupToken> {
         let mut kept = self.kept.lock();
         if self.are_doubtful(&kept) {
             return None;
@@ -140,17 +140,17 @@ impl Slots {
         let (slot, last) = kept.free.pop()?;
         kept.used = Some(Instant::now());
         let seq = kept.number << 32 | u64::from(last + 1);
-        Some(Once { slot, seq })
+        Some(DedupToken { slot, seq })
     }
 
     /// Notes that the change with this token is done.
-    pub(super) fn free(&self, once: Once) {
+    pub(super) fn free(&self, token: DedupToken) {
         let mut kept = self.kept.lock();
-        let last = once.seq as u32;
+        let last = token.seq as u32;
         // Once its numbers are used up, a slot is retired; that takes years.
-        let is_mine = kept.all.as_ref().is_some_and(|all| all.contains(&once.slot));
-        if is_mine && kept.number == once.seq >> 32 && last < u32::MAX {
-            kept.free.push((once.slot, last));
+        let is_mine = kept.all.as_ref().is_some_and(|all| all.contains(&token.slot));
+        if is_mine && kept.number == token.seq >> 32 && last < u32::MAX {
+            kept.free.push((token.slot, last));
             self.freed.notify_one();
         }
     }
@@ -167,7 +167,7 @@ impl Slots {
                 let seq = kept.number << 32 | u64::from(last + 1);
                 return Ok(Some(Slot {
                     slots: self,
-                    once: Once { slot, seq },
+                    token: DedupToken { slot, seq },
                 }));
             }
             match limit.next_check() {
@@ -181,7 +181,7 @@ impl Slots {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.slots.free(self.once);
+        self.slots.free(self.token);
     }
 }
 
@@ -204,17 +204,17 @@ mod tests {
         let mut last = 0;
         for _ in 0..3 {
             let slot = take(&slots).unwrap();
-            assert!(slot.once.slot == 8 && slot.once.seq > last);
-            last = slot.once.seq;
+            assert!(slot.token.slot == 8 && slot.token.seq > last);
+            last = slot.token.seq;
         }
         let old = take(&slots).unwrap();
         slots.begin(4);
-        assert!(!slots.has(old.once), "it was of a session that is over");
+        assert!(!slots.has(old.token), "it was of a session that is over");
         slots.fill(3, 5, vec![1]);
         slots.fill(4, 6, vec![8]);
         drop(old);
         let new = take(&slots).unwrap();
-        assert!(new.once.slot == 8 && new.once.seq > last + 1);
+        assert!(new.token.slot == 8 && new.token.seq > last + 1);
         drop(new);
         assert!(slots.has_any() && take(&slots).is_some());
     }
@@ -226,7 +226,7 @@ mod tests {
         slots.fill(1, 3, vec![5, 6]);
         let (one, other) = (take(&slots).unwrap(), take(&slots).unwrap());
         slots.reclaimed(3, vec![6]);
-        assert!(!slots.has(one.once) && slots.has(other.once));
+        assert!(!slots.has(one.token) && slots.has(other.token));
         drop((one, other));
         assert_eq!(slots.kept.lock().free.len(), 1);
         slots.reclaimed(0, vec![]);

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_vfs::Once;
+use ferrite_vfs::DedupToken;
 
 use crate::choices;
 use crate::explore::{Effort, Failure};
@@ -55,7 +55,7 @@ impl Failure {
         for (thread, ops) in workload.threads.iter().enumerate() {
             for (index, op) in ops.iter().enumerate() {
                 let token = match workload.token(thread, index) {
-                    Some(Once { slot, seq }) => format!(" (slot {slot}, number {seq})"),
+                    Some(DedupToken { slot, seq }) => format!(" (slot {slot}, number {seq})"),
                     None => String::new(),
                 };
                 text += &format!("  thread {thread}: {op:?}{token}\n");

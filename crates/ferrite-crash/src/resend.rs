@@ -10,7 +10,7 @@
 use ferrite_testkit::apply::CanonAttr;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::snapshot::Snapshot;
-use ferrite_vfs::{FileSystem, FsError, Once, Outcome};
+use ferrite_vfs::{DedupToken, FileSystem, FsError, Outcome};
 
 use crate::allowed::Allowed;
 use crate::record::{Tree, capture};
@@ -56,15 +56,15 @@ pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed:
             continue;
         }
         let before = sent.change(fs);
-        let Some(again) = sent.again(fs, sent.once) else {
+        let Some(again) = sent.again(fs, sent.token) else {
             continue;
         };
         count += 1;
         let about = |what: &str| {
             Err(format!(
                 "slot {}, number {} sent again: {what} {again:?}, the first time {:?}",
-                sent.once.slot,
-                sent.once.seq,
+                sent.token.slot,
+                sent.token.seq,
                 expected.unwrap_or(&sent.told)
             ))
         };
@@ -76,10 +76,10 @@ pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed:
         }
     }
     for (resend, given) in resends.iter().zip(&given) {
-        let Once { slot, seq } = resend.sent.once;
+        let DedupToken { slot, seq } = resend.sent.token;
         // A change that was refused before the engine looked at its token is refused likewise.
         let same = given.as_ref().filter(|given| matches!(given, Outcome::Failed(_)));
-        let older = Once { slot, seq: seq - 1 };
+        let older = DedupToken { slot, seq: seq - 1 };
         match given.is_some().then(|| resend.sent.again(fs, older)).flatten() {
             None | Some(Outcome::Failed(FsError::Superseded)) => {}
             Some(told) if Some(&told) == same => {}
@@ -149,8 +149,8 @@ mod tests {
 
     fn outcomes(image: &[u8]) -> Range<usize> {
         let superblock = Superblock::find(&Region::from_image(image).unwrap()).unwrap();
-        let start = superblock.once_offset as usize;
-        start..start + 128 * superblock.once_slots as usize
+        let start = superblock.dedup_offset as usize;
+        start..start + 128 * superblock.dedup_slots as usize
     }
 
     /// Pools that have forgotten their replies make changes again, or refuse them now.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ferrite_vfs::{
-    Attr, Ctx, FallocateMode, FileLayer, FileSystem, FsError, Ino, Layer, NewNode, Once, OpenFile, OpenMode, Outcome,
-    RenameMode, Result, SYSTEM, SetAttr, WriteMode, Written, XattrMode,
+    Attr, Ctx, DedupToken, FallocateMode, FileLayer, FileSystem, FsError, Ino, Layer, NewNode, OpenFile, OpenMode,
+    Outcome, RenameMode, Result, SYSTEM, SetAttr, WriteMode, Written, XattrMode,
 };
 use parking_lot::Mutex;
 
@@ -60,12 +60,12 @@ fn is_there(fs: &dyn FileSystem, (ino, generation): Subject) -> bool {
 }
 
 /// Sends the same request with a token.
-type Send = Box<dyn Fn(&dyn FileSystem, Once) -> Outcome + std::marker::Send + Sync>;
+type Send = Box<dyn Fn(&dyn FileSystem, DedupToken) -> Outcome + std::marker::Send + Sync>;
 
 /// A change that was sent.
 pub struct Sent {
     /// Its token.
-    pub once: Once,
+    pub token: DedupToken,
     /// The reply to the sender.
     pub told: Outcome,
     subject: Subject,
@@ -75,13 +75,13 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Resends it with `once`, its own token or another; returns the reply. `None` if it needs an open file that is
+    /// Resends it with `token`, its own token or another; returns the reply. `None` if it needs an open file that is
     /// gone, like one without a name after a crash.
-    pub fn again(&self, fs: &dyn FileSystem, once: Once) -> Option<Outcome> {
+    pub fn again(&self, fs: &dyn FileSystem, token: DedupToken) -> Option<Outcome> {
         if self.needs_file && !is_there(fs, self.subject) {
             return None;
         }
-        Some((self.send)(fs, once))
+        Some((self.send)(fs, token))
     }
 
     /// Whether its subject still exists.
@@ -100,7 +100,7 @@ impl Sent {
 #[derive(Default)]
 struct Line {
     /// The token for the next call that changes something.
-    token: Mutex<Option<Once>>,
+    token: Mutex<Option<DedupToken>>,
     sent: Mutex<Option<Sent>>,
 }
 
@@ -120,7 +120,7 @@ impl<'a> Session<'a> {
     }
 
     /// The first call from now on that changes something carries this token.
-    pub fn arm(&self, token: Option<Once>) {
+    pub fn arm(&self, token: Option<DedupToken>) {
         *self.line.token.lock() = token;
     }
 
@@ -147,18 +147,18 @@ impl<'a> Session<'a> {
         needs_file: bool,
         ask: impl Fn(&dyn FileSystem, &Ctx) -> Result<T> + std::marker::Send + Sync + 'static,
     ) -> Result<T> {
-        let Some(once) = self.line.token.lock().take() else {
+        let Some(token) = self.line.token.lock().take() else {
             return ask(self.fs, ctx);
         };
         let ctx = ctx.clone();
         let generation = self.fs.getattr(SYSTEM, about).map_or(0, |attr| attr.generation);
-        let answer = ask(self.fs, &ctx.clone().once(once));
+        let answer = ask(self.fs, &ctx.clone().token(token));
         *self.line.sent.lock() = Some(Sent {
-            once,
+            token,
             told: told(&answer),
             subject: (about, generation),
             needs_file,
-            send: Box::new(move |fs, once| told(&ask(fs, &ctx.clone().once(once)))),
+            send: Box::new(move |fs, token| told(&ask(fs, &ctx.clone().token(token)))),
         });
         answer
     }
@@ -262,17 +262,17 @@ impl SessionFile {
         ctx: &Ctx,
         ask: impl Fn(&dyn OpenFile, &Ctx) -> Result<T> + std::marker::Send + Sync + 'static,
     ) -> Result<T> {
-        let Some(once) = self.line.token.lock().take() else {
+        let Some(token) = self.line.token.lock().take() else {
             return ask(&*self.file, ctx);
         };
         let (ctx, ino, mode) = (ctx.clone(), self.file.ino(), self.mode);
-        let answer = ask(&*self.file, &ctx.clone().once(once));
-        let send = move |fs: &dyn FileSystem, once: Once| match fs.open(SYSTEM, ino, mode) {
-            Ok(file) => told(&ask(&*file, &ctx.clone().once(once))),
+        let answer = ask(&*self.file, &ctx.clone().token(token));
+        let send = move |fs: &dyn FileSystem, token: DedupToken| match fs.open(SYSTEM, ino, mode) {
+            Ok(file) => told(&ask(&*file, &ctx.clone().token(token))),
             Err(error) => Outcome::Failed(error),
         };
         *self.line.sent.lock() = Some(Sent {
-            once,
+            token,
             told: told(&answer),
             subject: (ino, self.generation),
             needs_file: true,
@@ -304,7 +304,7 @@ impl FileLayer for SessionFile {
 
 /// Whether a slot keeps the reply to this change. A request that is refused early leaves nothing, but is refused again.
 fn is_kept(told: &Outcome) -> bool {
-    !matches!(told, Outcome::Failed(error) if !ferrite_vfs::once::keeps(error))
+    !matches!(told, Outcome::Failed(error) if !ferrite_vfs::dedup::keeps(error))
 }
 
 /// Whether it was refused for want of space; after a crash there may be more space, or less.
@@ -347,7 +347,7 @@ pub(crate) fn last(sent: &[Vec<Option<Sent>>], returned: impl Fn(usize) -> usize
                 in_progress: index == returned,
             };
             let is_sent = is_kept(&sent.told) && !(resend.in_progress && lacked_space(&sent.told));
-            last.insert(sent.once.slot, is_sent.then_some(resend));
+            last.insert(sent.token.slot, is_sent.then_some(resend));
         }
     }
     last.into_values().flatten().collect()

@@ -14,7 +14,7 @@ use std::fmt;
 use ferrite_testkit::generate::{OpGenerator, Profile};
 use ferrite_testkit::ops::{Op, Path, Target};
 use ferrite_testkit::rng::Rng;
-use ferrite_vfs::{FallocateMode, FileKind, NewNode, Once, RenameMode, SetAttr, XattrMode};
+use ferrite_vfs::{DedupToken, FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode};
 
 pub use name::Name;
 pub use turns::Turns;
@@ -340,7 +340,7 @@ pub struct Workload {
     /// The recorded operations of each thread.
     pub threads: Vec<Vec<Op>>,
     /// The tokens of these operations; empty for all threads if no operation carries one.
-    pub tokens: Vec<Vec<Option<Once>>>,
+    pub tokens: Vec<Vec<Option<DedupToken>>>,
     /// Which thread does which operation, if `threads` has only one sequence.
     pub turns: Turns,
     /// A read that walks this many log entries merges the page.
@@ -349,7 +349,7 @@ pub struct Workload {
 
 impl Workload {
     /// The token that an operation of a thread carries.
-    pub fn token(&self, thread: usize, index: usize) -> Option<Once> {
+    pub fn token(&self, thread: usize, index: usize) -> Option<DedupToken> {
         *self.tokens.get(thread)?.get(index)?
     }
 }

@@ -9,7 +9,7 @@ use ferrite_fs::{AtimePolicy, Engine, Mapping, MountOptions};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;
 use ferrite_testkit::whole::{Call, FILLER, State, calls, scene};
-use ferrite_vfs::{Ctx, FileSystem, FsError, Once, OpenMode, ROOT_INO, SYSTEM};
+use ferrite_vfs::{Ctx, DedupToken, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 
 const PAGE: u64 = 4096;
 const POOL_BYTES: u64 = 8 << 20;
@@ -40,8 +40,11 @@ fn with_scene(mapping: Mapping) -> Vec<u8> {
 }
 
 fn ctx(with_token: bool, seq: u64) -> Ctx {
-    let once = with_token.then_some(Once { slot: 0, seq });
-    Ctx { once, ..SYSTEM.clone() }
+    let token = with_token.then_some(DedupToken { slot: 0, seq });
+    Ctx {
+        token,
+        ..SYSTEM.clone()
+    }
 }
 
 fn outcome(image: &[u8], call: &Call) -> State {

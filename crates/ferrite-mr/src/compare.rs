@@ -98,8 +98,8 @@ mod tests {
         let files = [vec![Run { page: 7, pages: 10_000 }], vec![Run { page: 7, pages: 1 }; 2]];
         let both = registration(&files).unwrap();
         assert_eq!((both.ranges.entries, both.pages.entries), (3, 10_002));
-        let once = || (0..10_000).map(|page| (0, page));
-        let trace: Vec<_> = once().chain(once()).chain([(1, 0), (1, 1)]).collect();
+        let token = || (0..10_000).map(|page| (0, page));
+        let trace: Vec<_> = token().chain(token()).chain([(1, 0), (1, 1)]).collect();
         let both = replay(&files, &trace).unwrap();
         assert_eq!(both.ranges.counters.misses, 3);
         assert_eq!(

@@ -14,7 +14,7 @@ use ferrite_checks::ranked::{Mutex, RwLock};
 use ferrite_meta::{MetaStore, Transaction};
 use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
-use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Once, Outcome, Result, Timestamp, Unsupported, once};
+use ferrite_vfs::{BadArgument, Ctx, DedupToken, FsError, Ino, Outcome, Result, Timestamp, Unsupported, dedup};
 
 use crate::blobs::Blobs;
 use crate::format::key;
@@ -25,7 +25,7 @@ use crate::lock_order;
 use crate::table::Table;
 
 /// Slots for tokens.
-pub(crate) const ONCE_SLOTS: u32 = 1 << 16;
+pub(crate) const onceSLOTS: u32 = 1 << 16;
 /// Inode numbers are taken from the store in lots, so that a new file costs no write for its number.
 const NUMBERS_A_LOT: u64 = 4096;
 /// Times are stored only if they move by more (RUFS, section 2.4).
@@ -86,13 +86,13 @@ impl fmt::Debug for Core {
 pub(crate) struct Step<'c> {
     core: &'c Core,
     pub(crate) txn: Box<dyn Transaction + 'c>,
-    once: Option<Once>,
+    token: Option<DedupToken>,
 }
 
 impl Step<'_> {
     /// Whether its outcome has to be kept.
     pub(crate) fn has_token(&self) -> bool {
-        self.once.is_some()
+        self.token.is_some()
     }
 
     /// Refuses now what [`Self::commit`] would refuse for lack of space; the commit then no longer refuses it. For
@@ -103,8 +103,8 @@ impl Step<'_> {
 
     /// Makes it durable, with its outcome.
     pub(crate) fn commit(mut self, outcome: impl FnOnce() -> Outcome) -> Result<()> {
-        if let Some(once) = self.once {
-            self.core.put_outcome(&mut *self.txn, once, &outcome())?;
+        if let Some(token) = self.token {
+            self.core.put_outcome(&mut *self.txn, token, &outcome())?;
         }
         self.txn.commit().map_err(|error| self.core.commit_failed(error))
     }
@@ -169,7 +169,7 @@ impl Core {
         Ok(Step {
             core: self,
             txn: self.meta.begin(),
-            once: None,
+            token: None,
         })
     }
 
@@ -178,7 +178,7 @@ impl Core {
         Step {
             core: self,
             txn: self.meta.begin(),
-            once: ctx.once,
+            token: ctx.token,
         }
     }
 
@@ -192,8 +192,8 @@ impl Core {
     ) -> Result<T> {
         let _inside = self.freeze_barrier.enter();
         self.check_writable()?;
-        if let Some(once) = ctx.once
-            && let Some(outcome) = self.told(once)?
+        if let Some(token) = ctx.token
+            && let Some(outcome) = self.told(token)?
         {
             return match outcome {
                 Outcome::Failed(error) => Err(error),
@@ -201,42 +201,42 @@ impl Core {
             };
         }
         let answer = change(self.step_of(ctx));
-        if let (Some(once), Err(error)) = (ctx.once, &answer)
-            && once::keeps(error)
+        if let (Some(token), Err(error)) = (ctx.token, &answer)
+            && dedup::keeps(error)
         {
             let mut txn = self.meta.begin();
-            self.put_outcome(&mut *txn, once, &Outcome::Failed(error.clone()))?;
+            self.put_outcome(&mut *txn, token, &Outcome::Failed(error.clone()))?;
             txn.commit().map_err(|error| self.commit_failed(error))?;
         }
         answer
     }
 
     /// The outcome of an earlier change with this token, if any.
-    fn told(&self, once: Once) -> Result<Option<Outcome>> {
-        if once.seq == 0 {
+    fn told(&self, token: DedupToken) -> Result<Option<Outcome>> {
+        if token.seq == 0 {
             return Err(FsError::Invalid(BadArgument::NoToken));
         }
-        if once.slot >= ONCE_SLOTS {
-            return Err(FsError::NotSupported(Unsupported::OnceSlot));
+        if token.slot >= onceSLOTS {
+            return Err(FsError::NotSupported(Unsupported::DedupSlot));
         }
-        let Some(value) = self.meta.get(&key::slot(once.slot))? else {
+        let Some(value) = self.meta.get(&key::slot(token.slot))? else {
             return Ok(None);
         };
-        let damaged = || FsError::damaged(None, format!("the outcome of slot {} is damaged", once.slot));
+        let damaged = || FsError::damaged(None, format!("the outcome of slot {} is damaged", token.slot));
         let (seq, outcome) = decode_outcome(&value).ok_or_else(damaged)?;
         match seq {
-            seq if seq > once.seq => Err(FsError::Superseded),
-            seq if seq == once.seq => Ok(Some(outcome)),
+            seq if seq > token.seq => Err(FsError::Superseded),
+            seq if seq == token.seq => Ok(Some(outcome)),
             _ => Ok(None),
         }
     }
 
-    fn put_outcome(&self, txn: &mut dyn Transaction, once: Once, outcome: &Outcome) -> Result<()> {
+    fn put_outcome(&self, txn: &mut dyn Transaction, token: DedupToken, outcome: &Outcome) -> Result<()> {
         if let Some((kind, words)) = outcome.to_words() {
-            let mut value = once.seq.to_le_bytes().to_vec();
+            let mut value = token.seq.to_le_bytes().to_vec();
             value.push(kind);
             value.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-            txn.put(&key::slot(once.slot), &value)?;
+            txn.put(&key::slot(token.slot), &value)?;
         }
         Ok(())
     }

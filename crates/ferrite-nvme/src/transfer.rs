@@ -41,7 +41,7 @@ impl Core {
             !kills || posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid) == node.mode
         };
         // Without the record that it is ahead, times could not be stored in the blob.
-        (ctx.once.is_none() && len > 0 && is_there && state.is_ahead && keeps_rights()).then_some(offset)
+        (ctx.token.is_none() && len > 0 && is_there && state.is_ahead && keeps_rights()).then_some(offset)
     }
 
     /// Called when no reader uses the bytes about to change, and before they change.

@@ -4,8 +4,8 @@ use crate::common::Memory;
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::rng::pattern;
 use ferrite_vfs::{
-    Cred, Ctx, FallocateMode, FsError, NewFile, Once, OpenFile, OpenFlags, OpenMode, Position, ROOT_INO, RenameMode,
-    SYSTEM, SetAttr, Vfs, WriteMode,
+    Cred, Ctx, DedupToken, FallocateMode, FsError, NewFile, OpenFile, OpenFlags, OpenMode, Position, ROOT_INO,
+    RenameMode, SYSTEM, SetAttr, Vfs, WriteMode,
 };
 use std::sync::Arc;
 
@@ -163,7 +163,7 @@ fn a_write_with_a_token_happens_once() {
     let file = create(&pool, "f");
     let data = pattern(4, 3000);
     let ctx = Ctx {
-        once: Some(Once { slot: 5, seq: 1 }),
+        token: Some(DedupToken { slot: 5, seq: 1 }),
         ..SYSTEM.clone()
     };
     let append = WriteMode::from(Position::End);

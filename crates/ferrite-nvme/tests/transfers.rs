@@ -13,7 +13,7 @@ use ferrite_nvme::{NvmeFs, Options, assemble, format};
 use ferrite_testkit::rng::Rng;
 use ferrite_vfs::buffers::{Buffer, Pool};
 use ferrite_vfs::{
-    Ctx, FileSystem, FsError, NewFile, Once, OpenFile, OpenMode, Position, ROOT_INO, Result, SYSTEM, SetAttr,
+    Ctx, DedupToken, FileSystem, FsError, NewFile, OpenFile, OpenMode, Position, ROOT_INO, Result, SYSTEM, SetAttr,
 };
 
 const MIB: u64 = 1 << 20;
@@ -263,8 +263,8 @@ fn what_is_submitted_does_what_a_call_does() {
     }
     assert_eq!(read(&*file, 1 << 30, buffer(0, PAGE)).1.unwrap(), 0);
     // A token is kept on either path.
-    let once = Once { slot: 3, seq: 1 };
-    let ctx = SYSTEM.clone().once(once);
+    let token = DedupToken { slot: 3, seq: 1 };
+    let ctx = SYSTEM.clone().token(token);
     assert_eq!(write(&*file, &ctx, 0, buffer(8, PAGE)).unwrap(), PAGE);
     file.write_at(SYSTEM, 0, &[9; PAGE]).unwrap();
     assert_eq!(write(&*file, &ctx, 0, buffer(8, PAGE)).unwrap(), PAGE);

@@ -8,7 +8,7 @@ use crate::faults::pool::Pool;
 use ferrite_blob::device::{Fault, Target};
 use ferrite_nvme::NvmeFs;
 use ferrite_testkit::whole::{Call, FILLER, State, calls, scene};
-use ferrite_vfs::{Ctx, FileKind, FileSystem, FsError, NewNode, Once, OpenMode, ROOT_INO, SYSTEM, SpaceOf};
+use ferrite_vfs::{Ctx, DedupToken, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, SYSTEM, SpaceOf};
 
 /// More requests than any call makes.
 const REQUESTS_MAX: u64 = 600;
@@ -32,11 +32,14 @@ struct Caller {
 
 impl Caller {
     fn run(&self, call: &Call, fs: &NvmeFs) -> Result<(), FsError> {
-        let once = self.with_token.then(|| Once {
+        let token = self.with_token.then(|| DedupToken {
             slot: 3,
             seq: self.next.fetch_add(1, Ordering::Relaxed),
         });
-        let ctx = Ctx { once, ..SYSTEM.clone() };
+        let ctx = Ctx {
+            token,
+            ..SYSTEM.clone()
+        };
         call.run(fs, &ctx)
     }
 }

@@ -1,6 +1,6 @@
 //! The heads of messages, and the answers to requests.
 
-use ferrite_vfs::{Attr, BadArgument, Durability, FileKind, FsError, Ino, Once, posix};
+use ferrite_vfs::{Attr, BadArgument, DedupToken, Durability, FileKind, FsError, Ino, posix};
 
 use super::codec::{Encode, Malformed, Reader, Wire};
 use crate::fields;
@@ -259,21 +259,21 @@ pub struct Head {
     /// The server checks permissions. A server that does not trust its clients checks anyway.
     pub check: bool,
     /// The token of a change.
-    pub once: Option<Once>,
+    pub token: Option<DedupToken>,
     /// The caller.
     pub caller: Caller,
 }
 
-impl Encode for Once {
+impl Encode for DedupToken {
     fn put(&self, out: &mut Vec<u8>) {
         self.slot.put(out);
         self.seq.put(out);
     }
 }
 
-impl Wire<'_> for Once {
+impl Wire<'_> for DedupToken {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Once {
+        Ok(DedupToken {
             slot: from.get()?,
             seq: from.get()?,
         })
@@ -285,7 +285,7 @@ fields!(Head {
     settled_below,
     pins,
     check,
-    once,
+    token,
     caller
 });
 

@@ -38,7 +38,7 @@ impl<'s> Answering<'s> {
     /// Prepares the answer. Refuses a token that does not belong to the session.
     pub(super) fn new(session: &'s Arc<Session>, head: Head, pool: &'s Pool) -> Result<Self> {
         let mut ctx = session.export.ctx(head.caller, head.check, head.pins);
-        ctx.once = session.token(head.id, head.once)?;
+        ctx.token = session.token(head.id, head.token)?;
         let is_repeated_release = session.repeats(head.id, head.settled_below);
         Ok(Answering {
             session,

@@ -157,7 +157,7 @@ impl State {
             Err(FsError::NoAttribute | FsError::NotSupported(_)) => None,
             Err(error) => return Err(error),
         };
-        let count = fs.limits().once_slots;
+        let count = fs.limits().dedup_slots;
         let content = match stored.as_deref().map(read).transpose()?.flatten() {
             Some(content) if content.boot == 0 || content.boot == this_boot => Content { boot, ..content },
             Some(content) => {

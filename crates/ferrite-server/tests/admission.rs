@@ -21,7 +21,7 @@ use ferrite_server::{Bounds, KeyWanted, Keys, Rdma, Resource, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    FileSystem, FsError, Ino, Once, OpenMode, ROOT_INO, Result, SYSTEM, SessionsOf, SpaceOf, Unsupported,
+    DedupToken, FileSystem, FsError, Ino, OpenMode, ROOT_INO, Result, SYSTEM, SessionsOf, SpaceOf, Unsupported,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -375,7 +375,7 @@ fn slots_that_nobody_uses_are_taken_back() {
     assert!(idle.len() >= 20, "{} sessions had slots", idle.len());
     // One has made a change, and has not confirmed the answer.
     let (raw, welcome, number, slots) = &mut idle[0];
-    raw.once = Some(Once {
+    raw.token = Some(DedupToken {
         slot: slots[0],
         seq: *number << 32 | 1,
     });
@@ -397,16 +397,16 @@ fn slots_that_nobody_uses_are_taken_back() {
     let kept = idle[0].3.clone();
     assert!(got.iter().all(|slot| !kept.contains(slot)), "a change may come again");
     let (raw, welcome, number, slots) = &mut idle[1];
-    raw.once = Some(Once {
+    raw.token = Some(DedupToken {
         slot: slots[0],
         seq: *number << 32 | 1,
     });
     let refused = raw.refused(&mkdir(welcome.root, "late"));
-    assert_eq!(refused, FsError::NotSupported(Unsupported::OnceSlot));
-    raw.once = None;
+    assert_eq!(refused, FsError::NotSupported(Unsupported::DedupSlot));
+    raw.token = None;
     let (fresh, again) = slots_of(raw);
     assert!(!again.is_empty() && fresh > *number);
-    raw.once = Some(Once {
+    raw.token = Some(DedupToken {
         slot: again[0],
         seq: fresh << 32 | 1,
     });

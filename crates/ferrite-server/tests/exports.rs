@@ -16,7 +16,8 @@ use ferrite_server::{ExportOptions, NOBODY, Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    FileKind, FileSystem, FsError, Once, OpenFlags, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, Start, XattrMode,
+    DedupToken, FileKind, FileSystem, FsError, OpenFlags, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, Start,
+    XattrMode,
 };
 
 /// Whether the server closes the connection.
@@ -250,7 +251,7 @@ fn macs_tokens_and_numbers_of_others() {
         (u32::MAX, other_number),
         (other_slots[0], u64::from(u32::MAX)),
     ] {
-        sub.once = Some(Once {
+        sub.token = Some(DedupToken {
             slot,
             seq: upper << 32 | 1,
         });
@@ -259,7 +260,7 @@ fn macs_tokens_and_numbers_of_others() {
             "{slot} {upper}"
         );
     }
-    sub.once = Some(Once {
+    sub.token = Some(DedupToken {
         slot: other_slots[0],
         seq: other_number << 32 | 1,
     });

@@ -52,7 +52,7 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
                 settled_below: 0,
                 pins: false,
                 check: false,
-                once: None,
+                token: None,
                 caller: Default::default(),
             };
             head.put(&mut input);

@@ -16,8 +16,8 @@ use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Attr, Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, Once, OpenFile, OpenFlags, OpenMode, Opened, Position,
-    ROOT_INO, RenameMode, Result, SYSTEM,
+    Attr, Ctx, DedupToken, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenFile, OpenFlags, OpenMode, Opened,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -167,7 +167,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     raw.done::<()>(&ImmediateRequest::Reclaimed {});
     let (new, slots): (u64, Vec<u32>) = raw.done(&SessionRequest::Slots { count: 4 });
     assert!(new > old && slots.len() == 4);
-    raw.once = Some(Once {
+    raw.token = Some(DedupToken {
         slot: slots[0],
         seq: new << 32 | 1,
     });
@@ -176,7 +176,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
         name: b"dir",
         mode: 0o755,
     });
-    raw.once = None;
+    raw.token = None;
     // A lock that was lost stays lost over the next restart.
     restart(&mut server);
     let mut raw = back();

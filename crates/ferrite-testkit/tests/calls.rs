@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ferrite_testkit::network::{Conditions, Remote};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Cred, Ctx, FileKind, FileSystem, FsError, NewFile, NewNode, Once, OpenFlags, OpenMode, ROOT_INO, RenameMode,
+    Cred, Ctx, DedupToken, FileKind, FileSystem, FsError, NewFile, NewNode, OpenFlags, OpenMode, ROOT_INO, RenameMode,
     SYSTEM, Vfs, Written,
 };
 
@@ -200,7 +200,7 @@ fn a_change_with_a_token_is_sent_again() {
         ..Conditions::calm()
     });
     for seq in 1..=100 {
-        let ctx = SYSTEM.clone().once(Once { slot: 0, seq });
+        let ctx = SYSTEM.clone().token(DedupToken { slot: 0, seq });
         assert_eq!(file.append(&ctx, b"x"), Ok(Written::new(seq - 1, 1)));
     }
     assert!(remote.network().resent() > 50, "{}", remote.network().resent());

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Once, Waits};
+use crate::{DedupToken, Waits};
 
 /// The supplementary groups of a caller.
 #[derive(Clone, Default)]
@@ -125,7 +125,7 @@ pub struct Ctx {
     /// read-only export does; an owner asks with [`crate::OpenMode::no_atime`].
     pub no_atime: bool,
     /// The requested change happens once, however often the caller repeats the call with this token.
-    pub once: Option<Once>,
+    pub token: Option<DedupToken>,
     /// The client whose locks the call concerns.
     pub client: ClientId,
     /// How long the call may wait for something unreachable.
@@ -138,7 +138,7 @@ pub const SYSTEM: &Ctx = &Ctx {
     check: false,
     pins: false,
     no_atime: false,
-    once: None,
+    token: None,
     client: ClientId::LOCAL,
     waits: Waits::FOREVER,
 };
@@ -151,7 +151,7 @@ impl Ctx {
             check: true,
             pins: false,
             no_atime: false,
-            once: None,
+            token: None,
             client: ClientId::LOCAL,
             waits: Waits::FOREVER,
         }
@@ -164,7 +164,7 @@ impl Ctx {
             check: false,
             pins: false,
             no_atime: false,
-            once: None,
+            token: None,
             client: ClientId::LOCAL,
             waits: Waits::FOREVER,
         }
@@ -186,9 +186,9 @@ impl Ctx {
     }
 
     /// The same, for a change that carries this token.
-    pub fn once(self, once: Once) -> Ctx {
+    pub fn token(self, token: DedupToken) -> Ctx {
         Ctx {
-            once: Some(once),
+            token: Some(token),
             ..self
         }
     }

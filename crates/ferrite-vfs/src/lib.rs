@@ -2,7 +2,7 @@
 //!
 //! Contents: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path walking
 //! with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]); advisory
-//! locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]); traces
+//! locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`dedup`]); traces
 //! of writes, for any engine ([`trace`]); and cache leases of engines with other users ([`Vouching`]).
 //!
 //! Besides: files as memory regions ([`regions`]); names in messages ([`Shown`]); threads for blocking work
@@ -18,12 +18,12 @@
 #![forbid(unsafe_code)]
 
 mod ctx;
+pub mod dedup;
 mod error;
 mod fs;
 mod layer;
 pub mod locks;
 pub mod memfs;
-pub mod once;
 pub mod posix;
 mod random;
 pub mod regions;
@@ -37,11 +37,11 @@ mod waits;
 pub mod workers;
 
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
+pub use dedup::{DedupToken, Outcome};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};
 pub use ferrite_buffers as buffers;
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};
-pub use once::{Once, Outcome};
 pub use random::random;
 pub use shown::Shown;
 pub use types::*;

@@ -412,8 +412,8 @@ pub struct Limits {
     /// Submitted requests ([`crate::OpenFile::submit_read`]) continue after the call has returned; no thread waits for
     /// them.
     pub submits: bool,
-    /// Slots for which it keeps outcomes ([`crate::Once`]); 0: it takes no tokens.
-    pub once_slots: u32,
+    /// Slots for which it keeps outcomes ([`crate::DedupToken`]); 0: it takes no tokens.
+    pub dedup_slots: u32,
     /// How long a cache may trust a reply without asking again. [`Duration::MAX`]: no other client changes anything.
     pub trust: Duration,
 }
@@ -430,7 +430,7 @@ impl Limits {
             durable_operations: true,
             may_block: false,
             submits: false,
-            once_slots: 0,
+            dedup_slots: 0,
             trust: Duration::MAX,
         }
     }

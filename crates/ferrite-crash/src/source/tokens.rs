@@ -5,7 +5,7 @@
 
 use ferrite_testkit::ops::Op;
 use ferrite_testkit::rng::Rng;
-use ferrite_vfs::{Once, OpenMode};
+use ferrite_vfs::{DedupToken, OpenMode};
 
 /// Slots of each thread: so few that outcomes soon replace each other.
 const SLOTS: u64 = 3;
@@ -14,7 +14,7 @@ const SLOTS_OF_POOL: u64 = 32;
 
 /// The tokens of the operations of each thread. An even number gives one to each operation that changes something; an
 /// odd one leaves some without.
-pub(super) fn draw(threads: &[Vec<Op>], number: u64) -> Vec<Vec<Option<Once>>> {
+pub(super) fn draw(threads: &[Vec<Op>], number: u64) -> Vec<Vec<Option<DedupToken>>> {
     let mut rng = Rng::new(number ^ 0x70ce5);
     let first = rng.below(SLOTS_OF_POOL - SLOTS * threads.len() as u64 + 1);
     let of_thread = |(thread, ops): (usize, &Vec<Op>)| {
@@ -26,7 +26,7 @@ pub(super) fn draw(threads: &[Vec<Op>], number: u64) -> Vec<Vec<Option<Once>>> {
             }
             let slot = rng.below(SLOTS);
             newest[slot as usize] += 1 + u64::from(rng.below(8) == 0);
-            Some(Once {
+            Some(DedupToken {
                 slot: (first + SLOTS * thread as u64 + slot) as u32,
                 seq: newest[slot as usize],
             })

@@ -73,7 +73,7 @@ impl OpenFile for PmFile {
         let core = self.core();
         let ino = u64::from(self.inode.ino);
         let change = || core.told(attr::setattr(core, ctx, ino, set, Through::Handle));
-        self.engine.once(ctx, change)
+        self.engine.dedup(ctx, change)
     }
 
     fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -98,14 +98,14 @@ impl OpenFile for PmFile {
         }
         let core = self.core();
         self.engine
-            .once(ctx, || core.told(write::write(core, ctx, &self.inode, mode, data)))
+            .dedup(ctx, || core.told(write::write(core, ctx, &self.inode, mode, data)))
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
         let core = self.core();
         let change = || core.told(reserve::fallocate(core, ctx, &self.inode, mode, offset, len));
-        self.engine.once(ctx, change)
+        self.engine.dedup(ctx, change)
     }
 
     fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {

@@ -23,7 +23,7 @@ use crate::tree::{create, dir, permission, plus, remove, rename, xattr};
 impl Engine {
     fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
         let core = self.core();
-        self.once(ctx, || {
+        self.dedup(ctx, || {
             let made = core.told(create::create(core, ctx, parent, name, new, false))?;
             Ok(made.1)
         })
@@ -89,7 +89,7 @@ impl FileSystem for Engine {
             Medium::File | Medium::Dax => Durability::Power,
         };
         let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
-        limits.once_slots = core.superblock.once_slots as u32;
+        limits.dedup_slots = core.superblock.dedup_slots as u32;
         limits.may_block = core.region.medium() == Medium::File;
         limits.durable_operations = !core.region.defers_write_back() || core.syncs_commits;
         limits
@@ -147,7 +147,7 @@ impl FileSystem for Engine {
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let core = self.core();
-        self.once(ctx, || core.told(attr::setattr(core, ctx, ino, set, Through::Inode)))
+        self.dedup(ctx, || core.told(attr::setattr(core, ctx, ino, set, Through::Inode)))
     }
 
     fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
@@ -219,17 +219,17 @@ impl FileSystem for Engine {
 
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         let core = self.core();
-        self.once(ctx, || core.told(create::link(core, ctx, ino, parent, name)))
+        self.dedup(ctx, || core.told(create::link(core, ctx, ino, parent, name)))
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        self.once(ctx, || core.told(remove::unlink(core, ctx, parent, name, false)))
+        self.dedup(ctx, || core.told(remove::unlink(core, ctx, parent, name, false)))
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        self.once(ctx, || core.told(remove::unlink(core, ctx, parent, name, true)))
+        self.dedup(ctx, || core.told(remove::unlink(core, ctx, parent, name, true)))
     }
 
     fn rename(
@@ -242,7 +242,7 @@ impl FileSystem for Engine {
         mode: RenameMode,
     ) -> Result<()> {
         let core = self.core();
-        self.once(ctx, || {
+        self.dedup(ctx, || {
             core.told(rename::rename(core, ctx, (parent, name), (new_parent, new_name), mode))
         })
     }
@@ -279,7 +279,7 @@ impl FileSystem for Engine {
                     pins: false,
                     ..ctx.clone()
                 };
-                self.once(&unpinned, || self.core().told(self.take_existing(&unpinned, ino, mode)))?
+                self.dedup(&unpinned, || self.core().told(self.take_existing(&unpinned, ino, mode)))?
             }
             false => self.core().reading(|_| self.take_existing(ctx, ino, mode))?,
         };
@@ -289,7 +289,7 @@ impl FileSystem for Engine {
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
         let core = self.core();
         core.check_readable()?;
-        let taken = self.once(ctx, || core.told(self.take(ctx, parent, name, new)))?;
+        let taken = self.dedup(ctx, || core.told(self.take(ctx, parent, name, new)))?;
         Ok(Opened {
             attr: taken.attr,
             file: Arc::new(PmFile::new(self.clone(), taken.inode, new.open)),
@@ -303,7 +303,7 @@ impl FileSystem for Engine {
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let core = self.core();
-        self.once(ctx, || core.told(xattr::set(core, ctx, ino, name, value, mode)))
+        self.dedup(ctx, || core.told(xattr::set(core, ctx, ino, name, value, mode)))
     }
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
@@ -312,7 +312,7 @@ impl FileSystem for Engine {
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        self.once(ctx, || core.told(xattr::remove(core, ctx, ino, name)))
+        self.dedup(ctx, || core.told(xattr::remove(core, ctx, ino, name)))
     }
 
     fn drop_orphans(&self, _: &Ctx) -> Result<()> {

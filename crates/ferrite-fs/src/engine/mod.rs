@@ -3,6 +3,7 @@
 //! The implementations of the traits check arguments and delegate; the operations themselves are in [`crate::file`]
 //! and [`crate::tree`].
 
+mod dedup;
 mod deregister;
 mod describe;
 mod file;
@@ -13,7 +14,6 @@ mod handle;
 mod info;
 mod mkfs;
 mod mount;
-mod once;
 mod region;
 mod volume;
 

@@ -231,7 +231,7 @@ fn core(
         closed: AtomicBool::new(false),
         map_moves: AtomicU64::new(0),
         history,
-        slots: Slots::new(superblock.once_slots),
+        slots: Slots::new(superblock.dedup_slots),
         bindings: Bindings::default(),
         unnamed: CachePadded::default(),
         flusher: OnceLock::new(),

@@ -44,7 +44,7 @@ pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode
     }
     core.check_writable()?;
     // A change with a token is one record, so that its outcome is certain.
-    let data = match ctx.once {
+    let data = match ctx.token {
         Some(_) => &data[..data.len().min(ATOMIC_BYTES)],
         None => data,
     };

@@ -151,9 +151,9 @@ pub struct Superblock {
     /// Offset of the table of data checksums; 0 without [`FEATURE_DATA_CHECKSUM`].
     pub sum_offset: u64,
     /// Offset of the table of outcomes; 0 without [`FEATURE_OUTCOMES`].
-    pub once_offset: u64,
+    pub dedup_offset: u64,
     /// Its entries.
-    pub once_slots: u64,
+    pub dedup_slots: u64,
 }
 
 /// Encodes the checkpoint: a sequence number and, in the upper 16 bits, its checksum. A checkpoint that is too low
@@ -285,9 +285,9 @@ impl Superblock {
         let name_offset = inode_offset + inodes * INODE_BYTES;
         let map_offset = name_offset + name_slots * 8;
         // Whole blocks of entries: a slot for each 256 KiB, 4096 at most.
-        let once_slots = (size_bytes >> 18).min(4096) * ENTRY_BYTES / BLOCK_BYTES * BLOCK_BYTES / ENTRY_BYTES;
-        let once_bytes = once_slots * ENTRY_BYTES;
-        let space = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + once_bytes);
+        let dedup_slots = (size_bytes >> 18).min(4096) * ENTRY_BYTES / BLOCK_BYTES * BLOCK_BYTES / ENTRY_BYTES;
+        let dedup_bytes = dedup_slots * ENTRY_BYTES;
+        let space = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + dedup_bytes);
         let mapping = options.mapping;
         let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
         let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
@@ -306,13 +306,13 @@ impl Superblock {
             )));
         }
         let map_end = map_offset + table_bytes(blocks);
-        let once_offset = map_end + sum_bytes(blocks);
+        let dedup_offset = map_end + sum_bytes(blocks);
         let superblock = Superblock {
             version: FORMAT_VERSION,
             uuid,
             seed: mapping.seed_for(options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64)),
             size_bytes,
-            features_compat: if once_slots > 0 { FEATURE_OUTCOMES } else { 0 },
+            features_compat: if dedup_slots > 0 { FEATURE_OUTCOMES } else { 0 },
             features_ro_compat: features_of(options),
             features_incompat: KNOWN_INCOMPAT,
             mapping,
@@ -325,14 +325,14 @@ impl Superblock {
             name_slots,
             map_offset,
             map_slots: map_slots(blocks),
-            first_block: (once_offset + once_bytes) / BLOCK_BYTES,
+            first_block: (dedup_offset + dedup_bytes) / BLOCK_BYTES,
             blocks,
             // Enough for a 2 MiB overwrite and the blocks it leaves pending, but never more than a twentieth.
             reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
             created_ns,
             sum_offset: if options.data_checksum { map_end } else { 0 },
-            once_offset: if once_slots > 0 { once_offset } else { 0 },
-            once_slots,
+            dedup_offset: if dedup_slots > 0 { dedup_offset } else { 0 },
+            dedup_slots,
         };
         superblock.validate(size_bytes)?;
         Ok(superblock)
@@ -374,7 +374,7 @@ impl Superblock {
         if self.has_data_checksums() != (self.sum_offset != 0) {
             return damaged("a table of data checksums without the feature, or the feature without a table");
         }
-        if self.has_outcomes() != (self.once_offset != 0) || self.has_outcomes() != (self.once_slots != 0) {
+        if self.has_outcomes() != (self.dedup_offset != 0) || self.has_outcomes() != (self.dedup_slots != 0) {
             return damaged("a table of outcomes without the feature, or the feature without a table");
         }
         self.check_areas()
@@ -388,7 +388,7 @@ impl Superblock {
     fn check_areas(&self) -> Result<(), EngineError> {
         let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
         let outcomes = match self.has_outcomes() {
-            true => (self.once_offset, self.once_slots.checked_mul(ENTRY_BYTES)),
+            true => (self.dedup_offset, self.dedup_slots.checked_mul(ENTRY_BYTES)),
             false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
         };
         // Without the feature, an empty area where it would be.
@@ -462,8 +462,8 @@ impl Superblock {
             (160, self.reserve_blocks),
             (168, self.created_ns as u64),
             (176, self.sum_offset),
-            (184, self.once_offset),
-            (192, self.once_slots),
+            (184, self.dedup_offset),
+            (192, self.dedup_slots),
         ]
     }
 
@@ -514,8 +514,8 @@ impl Superblock {
             reserve_blocks: word(160),
             created_ns: word(168) as i64,
             sum_offset: word(176),
-            once_offset: word(184),
-            once_slots: word(192),
+            dedup_offset: word(184),
+            dedup_slots: word(192),
         })
     }
 
@@ -598,9 +598,9 @@ impl Superblock {
     }
 
     /// Offset of the outcome of slot `slot`, which is one of the table's.
-    pub(crate) fn once_slot_offset(&self, slot: u32) -> u64 {
-        debug_assert!(u64::from(slot) < self.once_slots);
-        self.once_offset + u64::from(slot) * ENTRY_BYTES
+    pub(crate) fn dedup_slot_offset(&self, slot: u32) -> u64 {
+        debug_assert!(u64::from(slot) < self.dedup_slots);
+        self.dedup_offset + u64::from(slot) * ENTRY_BYTES
     }
 
     /// Whether `block` is a data block's number.

@@ -1,4 +1,4 @@
-//! The table of outcomes: the result of the last change of each slot of tokens ([`ferrite_vfs::Once`]).
+//! The table of outcomes: the result of the last change of each slot of tokens ([`ferrite_vfs::DedupToken`]).
 //!
 //! Contents: one entry as it is stored; see `docs/format.md`. A record that makes a change sets the words of its
 //! entry as well, so the change and its outcome are one.
@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use ferrite_pm::Region;
-use ferrite_vfs::{FsError, Once, Outcome};
+use ferrite_vfs::{DedupToken, FsError, Outcome};
 use zerocopy::IntoBytes;
 
 use crate::format::checksum::crc32c_append;
@@ -26,11 +26,11 @@ fn checksum(slot: u32, words: &[u64]) -> u32 {
 }
 
 /// The words of an entry; the words after them keep their content. `None` for an error that has no number.
-pub(crate) fn encode(once: Once, outcome: &Outcome) -> Option<Vec<u64>> {
+pub(crate) fn encode(token: DedupToken, outcome: &Outcome) -> Option<Vec<u64>> {
     let (kind, content) = outcome.to_words()?;
-    let mut words = vec![once.seq, u64::from(kind) << 32 | (content.len() as u64) << 40];
+    let mut words = vec![token.seq, u64::from(kind) << 32 | (content.len() as u64) << 40];
     words.extend(content);
-    words[1] |= u64::from(checksum(once.slot, &words));
+    words[1] |= u64::from(checksum(token.slot, &words));
     Some(words)
 }
 
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn outcomes_are_read_as_they_were_written_and_flipped_bits_are_noticed() {
-        let once = Once { slot: 5, seq: 12 };
+        let token = DedupToken { slot: 5, seq: 12 };
         for outcome in [
             Outcome::Done,
             Outcome::Attr(attr()),
@@ -116,7 +116,7 @@ mod tests {
         ] {
             // A longer outcome was there before.
             let mut words = [0xabab; ENTRY_WORDS];
-            let written = encode(once, &outcome).unwrap();
+            let written = encode(token, &outcome).unwrap();
             words[..written.len()].copy_from_slice(&written);
             assert_eq!(decode(5, &words), Ok(Some((12, outcome))));
             assert!(decode(6, &words).is_err(), "another slot's");
@@ -127,6 +127,6 @@ mod tests {
             }
         }
         assert_eq!(decode(5, &[0; ENTRY_WORDS]), Ok(None));
-        assert_eq!(encode(once, &Outcome::Failed(FsError::Io("gone".into()))), None);
+        assert_eq!(encode(token, &Outcome::Failed(FsError::Io("gone".into()))), None);
     }
 }

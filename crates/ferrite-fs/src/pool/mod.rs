@@ -5,7 +5,7 @@
 
 mod buffers;
 pub(crate) mod core;
+mod dedup;
 pub(crate) mod locks;
-mod once;
 pub(crate) mod slots;
 pub(crate) mod tx;

@@ -1,7 +1,7 @@
-//! The locks of the slots of tokens ([`ferrite_vfs::once`]).
+//! The locks of the slots of tokens ([`ferrite_vfs::dedup`]).
 
 use ferrite_checks::ranked::{Mutex, MutexGuard};
-use ferrite_vfs::Once;
+use ferrite_vfs::DedupToken;
 
 use crate::lock_order;
 
@@ -16,7 +16,7 @@ impl Slots {
     }
 
     /// Waits for the slot of a token; `None` if there is no such slot.
-    pub(crate) fn lock(&self, once: Once) -> Option<MutexGuard<'_, ()>> {
-        self.0.get(once.slot as usize).map(Mutex::lock)
+    pub(crate) fn lock(&self, token: DedupToken) -> Option<MutexGuard<'_, ()>> {
+        self.0.get(token.slot as usize).map(Mutex::lock)
     }
 }

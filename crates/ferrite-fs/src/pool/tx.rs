@@ -15,7 +15,7 @@ use ferrite_map::move_lock::{Moving, SharedMoveLock};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
 use ferrite_pm::line_trace;
 use ferrite_pm::profile::{self, ProfileSpan as Spent};
-use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
+use ferrite_vfs::{DedupToken, FsError, Outcome, Result, SpaceOf, Unsupported};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::checksum::crc32c;
@@ -201,12 +201,12 @@ impl<'e> Tx<'e> {
     /// Sets the outcome of a change with a token. The caller holds the slot's lock, and the last change with the slot
     /// has committed: the record comes after all that have.
     #[cold]
-    pub(crate) fn set_outcome(&mut self, once: Once, outcome: &Outcome) {
-        let Some(words) = outcome::encode(once, outcome) else {
+    pub(crate) fn set_outcome(&mut self, token: DedupToken, outcome: &Outcome) {
+        let Some(words) = outcome::encode(token, outcome) else {
             return;
         };
         self.min_seq = self.min_seq.max(self.core.journal.newest_seq());
-        let offset = self.core.superblock.once_slot_offset(once.slot);
+        let offset = self.core.superblock.dedup_slot_offset(token.slot);
         for (index, word) in words.into_iter().enumerate() {
             self.buffers.record.set_word(offset + index as u64 * 8, word);
         }

@@ -33,13 +33,13 @@ const FREE_WITH_NAME: u32 = 64;
 pub(crate) fn unlink(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
     posix::check_name(name)?;
     core.check_writable()?;
-    match unlink_once(core, ctx, parent, name, want_dir, false) {
-        Err(FsError::NoSpace(SpaceOf::Blocks)) => unlink_once(core, ctx, parent, name, want_dir, true),
+    match unlink_attempt(core, ctx, parent, name, want_dir, false) {
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => unlink_attempt(core, ctx, parent, name, want_dir, true),
         other => other,
     }
 }
 
-fn unlink_once(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
+fn unlink_attempt(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
     loop {
         let directory = core.inode(parent).map_err(gone)?;
         let child = OnceCell::new();

@@ -32,15 +32,15 @@ pub(crate) fn rename(core: &Core, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]
     posix::check_name(to.1)?;
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {
-        match rename_once(core, ctx, from, to, mode, false) {
+        match rename_attempt(core, ctx, from, to, mode, false) {
             // As in `remove::unlink`: the source's block is removed only if the tree needs no node for that.
-            Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_once(core, ctx, from, to, mode, true),
+            Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_attempt(core, ctx, from, to, mode, true),
             other => other,
         }
     })
 }
 
-fn rename_once(
+fn rename_attempt(
     core: &Core,
     ctx: &Ctx,
     from: (Ino, &[u8]),

@@ -282,11 +282,11 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
                 *at = (*at + len as u64) % part;
                 Ok(())
             };
-            let once = (part / len as u64 / u64::from(SHORT_BATCH)).saturating_sub(1).max(2) as u32;
+            let token = (part / len as u64 / u64::from(SHORT_BATCH)).saturating_sub(1).max(2) as u32;
             let effort = if cleaned {
                 Effort::new(batches(plan), BATCH)
             } else {
-                Effort::new(batches(plan).min(once), SHORT_BATCH)
+                Effort::new(batches(plan).min(token), SHORT_BATCH)
             };
             let samples = duel(
                 effort,

@@ -228,7 +228,7 @@ fn the_verdicts_on_the_network_follow_their_numbers() {
 
     let labels = ["4 KiB", "64 KiB", "256 KiB", "1024 KiB", "4096 KiB"];
     let registered = |first: f64, last: f64, reads: f64| {
-        let once = labels.map(|label| (label, 0.1));
+        let token = labels.map(|label| (label, 0.1));
         let mut each = labels.map(|label| (label, first));
         each[4].1 = last;
         let (reused, mapped) = (labels.map(|label| (label, 100.0)), labels.map(|label| (label, reads)));
@@ -236,7 +236,7 @@ fn the_verdicts_on_the_network_follow_their_numbers() {
             "from the pool (reuse-bulk)",
             "mapped, pinned and unmapped each time (register-bulk)",
         ];
-        let alone: [(&str, &[(&str, f64)]); 2] = [(names[0], &once), (names[1], &each)];
+        let alone: [(&str, &[(&str, f64)]); 2] = [(names[0], &token), (names[1], &each)];
         let over: [(&str, &[(&str, f64)]); 2] = [(names[0], &reused), (names[1], &mapped)];
         let panels = vec![
             panel("A buffer alone", &alone),

@@ -252,7 +252,7 @@ impl Core {
                 _ => Err(FsError::NoSuchAddress),
             }
         };
-        let Some(step) = step.filter(|_| mode.truncate || ctx.once.is_some()) else {
+        let Some(step) = step.filter(|_| mode.truncate || ctx.token.is_some()) else {
             let state = pinned.read()?;
             check(&state)?;
             return Ok(self.attr(pinned, &state));

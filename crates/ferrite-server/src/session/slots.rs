@@ -3,7 +3,7 @@
 //! Invariant: the server revokes slots only if the session's client has confirmed the answer to its last change
 //! ([`Kept::is_settled`]). So no token of theirs comes again, and a change that comes with one later was never made.
 
-use ferrite_vfs::{FsError, Once, Result, Unsupported};
+use ferrite_vfs::{DedupToken, FsError, Result, Unsupported};
 
 use super::{Kept, Session};
 
@@ -33,17 +33,17 @@ impl Session {
     }
 
     /// The token of the change `request`, if the session may use it.
-    pub(crate) fn token(&self, request: u64, once: Option<Once>) -> Result<Option<Once>> {
-        let Some(once) = once else {
+    pub(crate) fn token(&self, request: u64, token: Option<DedupToken>) -> Result<Option<DedupToken>> {
+        let Some(token) = token else {
             return Ok(None);
         };
         let mut kept = self.kept.lock();
-        if once.seq >> 32 != kept.number || !kept.slots.contains(&once.slot) {
-            return Err(FsError::NotSupported(Unsupported::OnceSlot));
+        if token.seq >> 32 != kept.number || !kept.slots.contains(&token.slot) {
+            return Err(FsError::NotSupported(Unsupported::DedupSlot));
         }
         kept.last_change = kept.last_change.max(request);
         kept.changed_ms = self.last_seen_ms();
-        Ok(Some(once))
+        Ok(Some(token))
     }
 
     /// The client has the answers to all requests below this number.

@@ -10,7 +10,7 @@ use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
     AnswerHead, Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, ResumeToken, VERSION, Welcome, Wire,
 };
-use ferrite_vfs::{FsError, Once, ROOT_INO};
+use ferrite_vfs::{DedupToken, FsError, ROOT_INO};
 
 /// A connection without rules.
 pub(crate) struct Raw {
@@ -21,7 +21,7 @@ pub(crate) struct Raw {
     pub(crate) groups: Vec<u32>,
     pub(crate) check: bool,
     pub(crate) pins: bool,
-    pub(crate) once: Option<Once>,
+    pub(crate) token: Option<DedupToken>,
     /// Whether the last answer came with a lease.
     pub(crate) was_leased: bool,
 }
@@ -46,7 +46,7 @@ impl Raw {
             groups: Vec::new(),
             check: false,
             pins: false,
-            once: None,
+            token: None,
             was_leased: false,
         }
     }
@@ -80,7 +80,7 @@ impl Raw {
             settled_below: 0,
             pins: self.pins,
             check: self.check,
-            once: self.once,
+            token: self.token,
             caller: Caller {
                 uid: self.uid,
                 gid: self.gid,

@@ -19,8 +19,8 @@ use super::{Remote, Served};
 const TRUST: Duration = Duration::from_millis(1);
 
 /// Whether a change may be sent again, because the engine executes it once however often it comes.
-fn once(ctx: &Ctx) -> bool {
-    ctx.once.is_some()
+fn has_token(ctx: &Ctx) -> bool {
+    ctx.token.is_some()
 }
 
 /// An open file behind a network. Dropping it closes the engine's file.
@@ -160,7 +160,7 @@ macro_rules! calls {
     };
     (@repeats read, $ctx:ident) => { true };
     (@repeats named_read, $ctx:ident) => { true };
-    (@repeats $change:ident, $ctx:ident) => { once($ctx) };
+    (@repeats $change:ident, $ctx:ident) => { has_token($ctx) };
     (@leave named_read, $self:ident, $ctx:ident, $answer:ident) => { $self.let_go($ctx, &$answer) };
     (@leave named_change, $self:ident, $ctx:ident, $answer:ident) => { $self.let_go($ctx, &$answer) };
     (@leave $other:ident, $self:ident, $ctx:ident, $answer:ident) => { () };
@@ -266,7 +266,7 @@ impl<E: Served> FileSystem for Remote<E> {
 
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         let ctx = &ctx.clone();
-        let repeats = !mode.truncate || once(ctx);
+        let repeats = !mode.truncate || has_token(ctx);
         let file = self
             .network
             .call("open", repeats, || self.below().open(ctx, ino, mode), drop)?;
@@ -278,13 +278,13 @@ impl<E: Served> FileSystem for Remote<E> {
         let ask = || self.below().create(ctx, parent, &name, &new);
         let leave = |opened: Opened| self.let_go(ctx, &opened.attr);
         self.network
-            .call("create", once(ctx), ask, leave)
+            .call("create", has_token(ctx), ask, leave)
             .map(|opened| self.opened(opened))
     }
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
         let (ctx, start, path, flags) = (&ctx.clone(), *start, path.to_vec(), *flags);
-        let repeats = !(flags.create || flags.truncate) || once(ctx);
+        let repeats = !(flags.create || flags.truncate) || has_token(ctx);
         let ask = || self.below().open_path(ctx, &start, &path, &flags);
         let leave = |opened: Opened| self.let_go(ctx, &opened.attr);
         self.network

@@ -74,7 +74,7 @@ const UNSUPPORTED: [Unsupported; 6] = [
     Unsupported::AttributeNamespace,
     Unsupported::LinkMode,
     Unsupported::StepSize,
-    Unsupported::OnceSlot,
+    Unsupported::DedupSlot,
     Unsupported::Region,
     Unsupported::WritableRegion,
 ];
@@ -166,7 +166,7 @@ mod tests {
             (FsError::Superseded, (27, 0)),
             (FsError::NoSpace(SpaceOf::Blocks), (0x101, 0)),
             (FsError::Invalid(BadArgument::NoToken), (0x102, 18)),
-            (FsError::NotSupported(Unsupported::OnceSlot), (0x103, 3)),
+            (FsError::NotSupported(Unsupported::DedupSlot), (0x103, 3)),
         ] {
             assert_eq!(error.code(), Some(ErrorCode::new(cause, particulars)), "{error}");
         }

@@ -149,7 +149,7 @@ pub enum Unsupported {
     LinkMode,
     /// A token whose slot the engine does not have.
     #[error("a token of this slot: the pool has fewer, or none")]
-    OnceSlot,
+    DedupSlot,
     /// A step that is larger than the engine can make atomic.
     #[error("this many changes in one step")]
     StepSize,
@@ -292,7 +292,7 @@ pub enum FsError {
     /// The engine keeps no more files open for this caller.
     #[error("too many open files")]
     TooManyOpen,
-    /// A later change with the same slot has replaced this one ([`crate::Once`]).
+    /// A later change with the same slot has replaced this one ([`crate::DedupToken`]).
     #[error("a later request has taken the place of this one")]
     Superseded,
     /// The server has reached its limit of clients. The next may retry when one of them has left.

@@ -158,7 +158,7 @@ impl OpenFile for MemFile {
     }
 
     fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
-        self.fs.attr_once(ctx, || {
+        self.fs.dedup_attr(ctx, || {
             if set.size.is_some() && !self.mode.write {
                 return Err(FsError::Invalid(BadArgument::NotWritable));
             }
@@ -203,14 +203,14 @@ impl OpenFile for MemFile {
             offset: written.offset,
             len_bytes: written.len_bytes as u64,
         };
-        self.fs.once(ctx, change, keep, |outcome| match outcome {
+        self.fs.dedup(ctx, change, keep, |outcome| match outcome {
             Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
             _ => Err(FsError::Superseded),
         })
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.fs.done_once(ctx, || {
+        self.fs.dedup_done(ctx, || {
             self.with(self.mode.write, |node, now| {
                 if len == 0 {
                     return Err(FsError::Invalid(BadArgument::NoLength));

@@ -8,7 +8,7 @@
 //! order of creation, by a counter that never decreases; that counter is the listing's cookie.
 
 mod data;
-mod once;
+mod dedup;
 mod state;
 
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ impl MemFs {
 impl FileSystem for MemFs {
     fn limits(&self) -> Limits {
         let mut limits = Limits::local(u64::MAX, MAX_FILE_BYTES, Durability::None);
-        limits.once_slots = once::SLOTS;
+        limits.dedup_slots = dedup::SLOTS;
         limits
     }
 
@@ -157,7 +157,7 @@ impl FileSystem for MemFs {
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.attr_once(ctx, || self.state().setattr(ctx, ino, set, false))
+        self.dedup_attr(ctx, || self.state().setattr(ctx, ino, set, false))
     }
 
     fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
@@ -188,7 +188,7 @@ impl FileSystem for MemFs {
     }
 
     fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
-        self.attr_once(ctx, || {
+        self.dedup_attr(ctx, || {
             if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
                 return Err(FsError::Invalid(BadArgument::NodeKind));
             }
@@ -201,7 +201,7 @@ impl FileSystem for MemFs {
     }
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        self.attr_once(ctx, || {
+        self.dedup_attr(ctx, || {
             let mut state = self.state();
             let ino = state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino;
             state.give(ctx, ino)
@@ -209,7 +209,7 @@ impl FileSystem for MemFs {
     }
 
     fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
-        self.attr_once(ctx, || {
+        self.dedup_attr(ctx, || {
             if target.is_empty() {
                 return Err(FsError::Invalid(BadArgument::EmptyTarget));
             }
@@ -226,7 +226,7 @@ impl FileSystem for MemFs {
     }
 
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        self.attr_once(ctx, || {
+        self.dedup_attr(ctx, || {
             posix::check_name(name)?;
             let mut state = self.state();
             let now = state.now();
@@ -253,7 +253,7 @@ impl FileSystem for MemFs {
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        self.done_once(ctx, || {
+        self.dedup_done(ctx, || {
             let mut state = self.state();
             let ino = state.find_removable(ctx, parent, name)?;
             if state.node(ino)?.is_dir() {
@@ -266,7 +266,7 @@ impl FileSystem for MemFs {
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        self.done_once(ctx, || {
+        self.dedup_done(ctx, || {
             let mut state = self.state();
             let ino = state.find_removable(ctx, parent, name)?;
             let node = state.node(ino)?;
@@ -291,7 +291,7 @@ impl FileSystem for MemFs {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.done_once(ctx, || {
+        self.dedup_done(ctx, || {
             posix::check_name(new_name)?;
             let mut state = self.state();
             let source = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
@@ -381,11 +381,11 @@ impl FileSystem for MemFs {
                 created: false,
             })
         };
-        Ok(self.opened_once(&unpinned, mode, change)?.file)
+        Ok(self.dedup_open(&unpinned, mode, change)?.file)
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
-        self.opened_once(ctx, new.open, || {
+        self.dedup_open(ctx, new.open, || {
             let mut state = self.state();
             state.live_dir(parent)?;
             let found = state.find(ctx, parent, name)?;
@@ -414,7 +414,7 @@ impl FileSystem for MemFs {
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.done_once(ctx, || {
+        self.dedup_done(ctx, || {
             check_xattr_name(name)?;
             let mut state = self.state();
             let now = state.now();
@@ -450,7 +450,7 @@ impl FileSystem for MemFs {
     }
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
-        self.done_once(ctx, || {
+        self.dedup_done(ctx, || {
             check_xattr_name(name)?;
             let mut state = self.state();
             let now = state.now();

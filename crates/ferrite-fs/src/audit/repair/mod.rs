@@ -319,7 +319,7 @@ impl Repair {
         let superblock = self.superblock.clone();
         for wrong in outcome_rules::damaged(&region, &superblock) {
             if let Wrong::Outcome { slot } = wrong {
-                let first = superblock.once_slot_offset(slot);
+                let first = superblock.dedup_slot_offset(slot);
                 (0..ENTRY_BYTES / 8).for_each(|word| self.set(first + word * 8, 0));
                 self.mended("outcomes", wrong, "forgotten", true);
             }

@@ -9,7 +9,7 @@ use crate::format::outcome;
 /// Damaged entries. Mount and scrub do not check this: a change with a token reads its entry, and fails if that is
 /// damaged.
 pub(crate) fn damaged<'v>(region: &'v Region, superblock: &'v Superblock) -> impl Iterator<Item = Wrong> + use<'v> {
-    (0..superblock.once_slots as u32)
-        .filter(|&slot| outcome::load(region, superblock.once_slot_offset(slot), slot).is_err())
+    (0..superblock.dedup_slots as u32)
+        .filter(|&slot| outcome::load(region, superblock.dedup_slot_offset(slot), slot).is_err())
         .map(|slot| Wrong::Outcome { slot })
 }

@@ -35,7 +35,7 @@ pub(crate) const FIGURE: Figure = Figure {
 };
 
 /// Carries out one operation on the directory or file of that number.
-pub(super) fn once(
+pub(super) fn token(
     fs: &dyn FileSystem,
     dir: Ino,
     operation: &str,
@@ -77,7 +77,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     let mut data = vec![0; 4096];
     for round in 0..=plan.rounds {
         for ((_, operation, _), samples) in OPERATIONS.iter().zip(&mut samples) {
-            let ours = timed(0, count, &mut |n| once(&remote.client, dir, operation, n, &mut data))?;
+            let ours = timed(0, count, &mut |n| token(&remote.client, dir, operation, n, &mut data))?;
             let theirs = peer.sample(operation, count, 1)?;
             if round > 0 {
                 samples[0].push(ours);

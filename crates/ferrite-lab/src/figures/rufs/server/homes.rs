@@ -7,7 +7,7 @@ use super::{BLOBS_GROUP, BLOBS_SYNC, FS_GROUP, FS_SYNC, HOMES_PANEL};
 use crate::data::{FigureData, point};
 use crate::error::LabError;
 use crate::figures::bars;
-use crate::figures::rufs::metadata::{OPERATIONS, once};
+use crate::figures::rufs::metadata::{OPERATIONS, token};
 use crate::figures::rufs::{count, timed};
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -37,7 +37,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData
     for round in 0..=plan.rounds {
         for (index, (_, operation, _)) in OPERATIONS.iter().enumerate() {
             for (_, server, dir, samples) in &mut sides {
-                let us = timed(0, count, &mut |n| once(&server.fs, *dir, operation, n, &mut data))?;
+                let us = timed(0, count, &mut |n| token(&server.fs, *dir, operation, n, &mut data))?;
                 if round > 0 {
                     samples[index].push(1e6 / us);
                 }

@@ -12,8 +12,8 @@ use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, Image, Recorder, Region};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Attr, BadArgument, Cred, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, Once, OpenMode,
-    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, Unsupported, WriteMode, Written, XattrMode,
+    Attr, BadArgument, Cred, Ctx, DedupToken, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode,
+    OpenMode, Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, Unsupported, WriteMode, Written, XattrMode,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -269,7 +269,7 @@ fn subject(fs: &dyn FileSystem, change: &Change) -> Option<Result<Ino>> {
 }
 
 fn with_token(slot: u32, seq: u64) -> Ctx {
-    Ctx::trusted(Cred::root()).once(Once { slot, seq })
+    Ctx::trusted(Cred::root()).token(DedupToken { slot, seq })
 }
 
 /// Times differ between engines; so do blocks that are allocated without being written.
@@ -390,29 +390,29 @@ fn what_is_sent_again_is_told_again() {
         &common::mount(&common::empty_pool(8 << 20, &options())) as &dyn FileSystem,
         &MemFs::new(),
     ] {
-        let once = MemFs::new();
+        let token = MemFs::new();
         let mut random = StdRng::seed_from_u64(1);
         for seq in 1..=3000 {
             let (change, ino) = next_change(engine, &mut random);
-            let expected = ask(&once, SYSTEM, &change);
+            let expected = ask(&token, SYSTEM, &change);
             let ctx = with_token(seq as u32 % 7, seq);
             assert_eq!(ask(engine, &ctx, &change), expected, "{seq}: {change:?}");
             for _ in 0..2 {
                 assert_eq!(resend(engine, &ctx, &change, ino), expected, "{seq}: {change:?} again");
             }
         }
-        assert_eq!(tree(engine), tree(&once));
+        assert_eq!(tree(engine), tree(&token));
     }
 }
 
 #[test]
 fn tokens_have_rules() {
     let engine = common::mount(&common::empty_pool(8 << 20, &options()));
-    let slots = engine.limits().once_slots;
+    let slots = engine.limits().dedup_slots;
     assert!(slots >= 32, "{slots} slots");
     let make = |slot, seq, name: &[u8]| engine.mkdir(&with_token(slot, seq), ROOT_INO, name, 0o755);
     assert_eq!(make(0, 0, b"a"), Err(FsError::Invalid(BadArgument::NoToken)));
-    assert_eq!(make(slots, 1, b"a"), Err(FsError::NotSupported(Unsupported::OnceSlot)));
+    assert_eq!(make(slots, 1, b"a"), Err(FsError::NotSupported(Unsupported::DedupSlot)));
     let made = make(slots - 1, 5, b"a").unwrap();
     assert_eq!(make(slots - 1, 5, b"a").map(|attr| attr.ino), Ok(made.ino));
     assert_eq!(make(slots - 1, 4, b"b"), Err(FsError::Superseded));
@@ -456,7 +456,7 @@ fn a_damaged_outcome_is_found_and_forgotten() {
     let superblock = ferrite_fs::Superblock::find(&Region::from_image(&image).unwrap()).unwrap();
     engine.unmount().unwrap();
     let mut image = recorder.log().final_image();
-    image[superblock.once_offset as usize + 3 * 128 + 40] ^= 4;
+    image[superblock.dedup_offset as usize + 3 * 128 + 40] ^= 4;
     let engine = common::mount(&image);
     let again = engine.mkdir(&with_token(3, 9), ROOT_INO, b"a", 0o755);
     assert!(matches!(again, Err(FsError::Damaged(_))), "{again:?}");

@@ -12,8 +12,8 @@ use crate::{Attr, ErrorCode, FileKind, FsError, Timestamp};
 
 /// A token: names one change of one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Once {
-    /// Which of the engine's slots: 0 to [`crate::Limits::once_slots`] - 1. The server that hands out slots makes sure
+pub struct DedupToken {
+    /// Which of the engine's slots: 0 to [`crate::Limits::dedup_slots`] - 1. The server that hands out slots makes sure
     /// that no two clients use the same.
     pub slot: u32,
     /// Larger than that of every earlier change with this slot. Never 0.

@@ -1,12 +1,12 @@
 //! Changes with tokens: each happens once, however often it is requested.
 //!
-//! Contents: [`Engine::once`], through which the traits call every operation that changes something. One with a token
+//! Contents: [`Engine::dedup`], through which the traits call every operation that changes something. One with a token
 //! stores its outcome in its own record ([`crate::pool`]); a change that was refused, or found nothing to do, is
 //! recorded here.
 
 use std::sync::Arc;
 
-use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, Written, once};
+use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, Written, dedup};
 
 use super::handle::Engine;
 use crate::cache::inodes::InodeMem;
@@ -88,8 +88,8 @@ impl Answer for Taken {
 
 impl Engine {
     /// Makes a change, unless one with the same token was made: then it returns the first result again.
-    pub(super) fn once<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        match ctx.once {
+    pub(super) fn dedup<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        match ctx.token {
             None => change(),
             Some(_) => self.with_token(ctx, change),
         }
@@ -97,13 +97,13 @@ impl Engine {
 
     #[cold]
     fn with_token<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        let Some(once) = ctx.once else {
+        let Some(token) = ctx.token else {
             return change();
         };
         let core = self.core();
         core.check_readable()?;
-        let _turn = core.slots.lock(once);
-        match core.told(core.find_outcome(once))? {
+        let _turn = core.slots.lock(token);
+        match core.told(core.find_outcome(token))? {
             Some(Outcome::Failed(error)) => return Err(error),
             Some(outcome) => return T::again(core, ctx, outcome)?.ok_or(FsError::Superseded),
             None => {}
@@ -111,11 +111,11 @@ impl Engine {
         let answer = change();
         let outcome = match &answer {
             Ok(answer) => answer.outcome(),
-            Err(error) if once::keeps(error) => Outcome::Failed(error.clone()),
+            Err(error) if dedup::keeps(error) => Outcome::Failed(error.clone()),
             Err(_) => return answer,
         };
-        if core.find_outcome(once)?.is_none() {
-            core.record_outcome(once, &outcome)?;
+        if core.find_outcome(token)?.is_none() {
+            core.record_outcome(token, &outcome)?;
         }
         answer
     }

@@ -1,7 +1,7 @@
 //! Changes with tokens in the reference engine: one table, and one lock for all of them.
 
 use super::MemFs;
-use crate::{Attr, BadArgument, Ctx, FileSystem, FsError, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM, once};
+use crate::{Attr, BadArgument, Ctx, FileSystem, FsError, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM, dedup};
 
 /// Number of slots it reports.
 pub(super) const SLOTS: u32 = 1024;
@@ -9,31 +9,31 @@ pub(super) const SLOTS: u32 = 1024;
 impl MemFs {
     /// Makes a change, unless one with the same token was made: then it returns that outcome again. `keep` turns a
     /// reply into an outcome, `again` an outcome into a reply.
-    pub(super) fn once<T>(
+    pub(super) fn dedup<T>(
         &self,
         ctx: &Ctx,
         change: impl FnOnce() -> Result<T>,
         keep: impl FnOnce(&T) -> Outcome,
         again: impl FnOnce(Outcome) -> Result<T>,
     ) -> Result<T> {
-        let Some(once) = ctx.once else {
+        let Some(token) = ctx.token else {
             return change();
         };
-        if once.seq == 0 {
+        if token.seq == 0 {
             return Err(FsError::Invalid(BadArgument::NoToken));
         }
         let mut kept = self.kept.lock();
-        match kept.get(&once.slot) {
-            Some((seq, _)) if *seq > once.seq => return Err(FsError::Superseded),
-            Some((seq, Outcome::Failed(error))) if *seq == once.seq => return Err(error.clone()),
-            Some((seq, outcome)) if *seq == once.seq => return again(outcome.clone()),
+        match kept.get(&token.slot) {
+            Some((seq, _)) if *seq > token.seq => return Err(FsError::Superseded),
+            Some((seq, Outcome::Failed(error))) if *seq == token.seq => return Err(error.clone()),
+            Some((seq, outcome)) if *seq == token.seq => return again(outcome.clone()),
             _ => {}
         }
         let answer = change();
         match &answer {
-            Ok(answer) => drop(kept.insert(once.slot, (once.seq, keep(answer)))),
-            Err(error) if once::keeps(error) => {
-                kept.insert(once.slot, (once.seq, Outcome::Failed(error.clone())));
+            Ok(answer) => drop(kept.insert(token.slot, (token.seq, keep(answer)))),
+            Err(error) if dedup::keeps(error) => {
+                kept.insert(token.slot, (token.seq, Outcome::Failed(error.clone())));
             }
             Err(_) => {}
         }
@@ -41,8 +41,8 @@ impl MemFs {
     }
 
     /// The same for a change that returns nothing.
-    pub(super) fn done_once(&self, ctx: &Ctx, change: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.once(
+    pub(super) fn dedup_done(&self, ctx: &Ctx, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.dedup(
             ctx,
             change,
             |()| Outcome::Done,
@@ -54,7 +54,7 @@ impl MemFs {
     }
 
     /// The same for a change that returns attributes.
-    pub(super) fn attr_once(&self, ctx: &Ctx, change: impl FnOnce() -> Result<Attr>) -> Result<Attr> {
+    pub(super) fn dedup_attr(&self, ctx: &Ctx, change: impl FnOnce() -> Result<Attr>) -> Result<Attr> {
         let again = |outcome| match outcome {
             Outcome::Attr(attr) if ctx.pins && attr.ino != ROOT_INO => {
                 self.pin(ctx, attr.ino, attr.generation).map(|()| attr)
@@ -63,11 +63,11 @@ impl MemFs {
             _ => Err(FsError::Superseded),
         };
         let keep = |attr: &Attr| Outcome::Attr(Attr { change: 0, ..*attr });
-        self.once(ctx, change, keep, again)
+        self.dedup(ctx, change, keep, again)
     }
 
     /// The same for a change that opens a file.
-    pub(super) fn opened_once(
+    pub(super) fn dedup_open(
         &self,
         ctx: &Ctx,
         mode: OpenMode,
@@ -97,6 +97,6 @@ impl MemFs {
             },
             created: opened.created,
         };
-        self.once(ctx, change, keep, again)
+        self.dedup(ctx, change, keep, again)
     }
 }
