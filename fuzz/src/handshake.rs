@@ -16,7 +16,7 @@ use ferrite_fabric::secure::handshake::{
     Admitted, MESSAGE_BYTES, PREAMBLE_BYTES, Progress, Responder, VERDICT_BYTES, introduce,
 };
 use ferrite_fabric::secure::record::{Opener, Sealer};
-use ferrite_fabric::secure::{Credentials, Encrypt, Encryption, Gate, Key};
+use ferrite_fabric::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
 
 /// Length of the record that ends a handshake.
 const PROOF_BYTES: usize = 18;
@@ -31,7 +31,7 @@ fn key(byte: &str) -> Key {
 /// What the first two bytes say: who the client is, and what the server demands.
 struct Scene {
     is_raw: bool,
-    gate: Gate,
+    policy: AdmissionPolicy,
     has_open: bool,
     knows_key: bool,
     server_insists: bool,
@@ -44,21 +44,21 @@ impl Scene {
     fn of(who: u8, demands: u8) -> Scene {
         let is = |flags: u8, bit: u8| flags >> bit & 1 == 1;
         let (has_open, knows_key, server_insists) = (is(demands, 0), is(demands, 1), is(demands, 2));
-        let mut gate = Gate::new(has_open);
+        let mut policy = AdmissionPolicy::new(has_open);
         let encryption = match server_insists {
             true => Encryption::Always,
             false => Encryption::Offered,
         };
         if is(demands, 3) {
-            gate.admit(&key("c3"), Encryption::Always);
+            policy.admit(&key("c3"), Encryption::Always);
         }
         if knows_key {
-            gate.admit(&key("5a"), encryption);
+            policy.admit(&key("5a"), encryption);
         }
         let client_insists = is(who, 2);
         Scene {
             is_raw: is(who, 0),
-            gate,
+            policy,
             has_open,
             knows_key,
             server_insists,
@@ -89,7 +89,7 @@ fn give(responder: &mut Responder, scene: &Scene, bytes: &[u8], step: usize, out
         let count = buf.len().min(step).min(bytes.len() - taken);
         buf[..count].copy_from_slice(&bytes[taken..taken + count]);
         taken += count;
-        match responder.received(count, &scene.gate, scene.address, out) {
+        match responder.received(count, &scene.policy, scene.address, out) {
             Progress::More => {}
             progress => return (progress, taken),
         }

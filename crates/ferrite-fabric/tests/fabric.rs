@@ -11,7 +11,7 @@ use ferrite_buffers::Pool;
 use ferrite_fabric::connection::{Connection, Fabric, Receiver, upgrade};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
-use ferrite_fabric::secure::{Credentials, Encrypt, Encryption, Gate, Key};
+use ferrite_fabric::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
 use ferrite_fabric::{FabricError, Provider};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -79,10 +79,10 @@ fn key() -> Key {
 }
 
 fn options(fabric: Option<FabricOptions>) -> Options {
-    let mut gate = Gate::new(true);
-    gate.admit(&key(), Encryption::Offered);
+    let mut policy = AdmissionPolicy::new(true);
+    policy.admit(&key(), Encryption::Offered);
     Options {
-        gate: Arc::new(gate),
+        policy: Arc::new(policy),
         fabric,
         ..Options::default()
     }

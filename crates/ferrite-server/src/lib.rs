@@ -53,7 +53,7 @@ use ferrite_buffers::Pool;
 use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
-use ferrite_fabric::secure::Gate;
+use ferrite_fabric::secure::AdmissionPolicy;
 use ferrite_fabric::source::{Source, Throttle};
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
@@ -135,14 +135,14 @@ impl Server {
         options: &ServerOptions,
     ) -> Result<Server> {
         let opened = Opened::open(engines, options)?;
-        let gate = gate_of(&opened.exports)?;
+        let policy = policy_of(&opened.exports)?;
         let pool = Pool::new(options.buffers_bytes).ok_or_else(|| cannot_start("no memory for buffers"))?;
         let inner = Arc::new(Inner::new(opened, &pool, options)?);
         let service = Arc::new(Front(Arc::clone(&inner)));
         let reactor_options = reactor::Options {
             threads: options.threads,
             busy: options.busy,
-            gate: Arc::new(gate),
+            policy: Arc::new(policy),
             fabric: options.fabric.clone(),
             turns: Arc::clone(&inner.turns),
             ..reactor::Options::default()
@@ -230,9 +230,9 @@ impl Opened {
 }
 
 /// The exports' demands on clients.
-fn gate_of(exports: &[Arc<Export>]) -> Result<Gate> {
+fn policy_of(exports: &[Arc<Export>]) -> Result<AdmissionPolicy> {
     let mut names = std::collections::HashSet::new();
-    let mut gate = Gate::new(exports.iter().any(|export| export.options.keys.is_empty()));
+    let mut policy = AdmissionPolicy::new(exports.iter().any(|export| export.options.keys.is_empty()));
     for options in exports.iter().map(|export| &export.options) {
         if !names.insert(&options.name) {
             let name = &options.name;
@@ -240,9 +240,12 @@ fn gate_of(exports: &[Arc<Export>]) -> Result<Gate> {
                 "two exports have the name `{name}`; give them different ones"
             )));
         }
-        options.keys.iter().for_each(|key| gate.admit(key, options.encryption));
+        options
+            .keys
+            .iter()
+            .for_each(|key| policy.admit(key, options.encryption));
     }
-    Ok(gate)
+    Ok(policy)
 }
 
 /// A connection: without a session yet, or of one.

@@ -40,7 +40,7 @@ use crate::frame::DATA_BYTES_MAX;
 use crate::link::{Inbox, Waker};
 use crate::outbox::Outbox;
 use crate::secure::handshake::Admitted;
-use crate::secure::{Gate, KeyId};
+use crate::secure::{AdmissionPolicy, KeyId};
 use crate::socket;
 use crate::source::{Crowd, Source, Throttle};
 use crate::spin::{SPIN, Spin};
@@ -142,7 +142,7 @@ pub trait Service: Send + Sync + 'static {
     /// Its state of a connection.
     type Peer: Send;
 
-    /// A client has connected, and the gate has admitted it.
+    /// A client has connected, and the policy has admitted it.
     fn connected(&self, link: Link, origin: Origin) -> Self::Peer;
 
     /// Most data that a message of this client may carry now.
@@ -175,7 +175,7 @@ pub struct Options {
     /// Most connections.
     pub connections_max: usize,
     /// Admission rules for clients.
-    pub gate: Arc<Gate>,
+    pub policy: Arc<AdmissionPolicy>,
     /// Lets clients move to a fabric.
     pub fabric: Option<FabricOptions>,
     /// Where threads record how long they work.
@@ -188,7 +188,7 @@ impl Default for Options {
             threads: 1,
             busy: SPIN,
             connections_max: 16_384,
-            gate: Arc::new(Gate::new(true)),
+            policy: Arc::new(AdmissionPolicy::new(true)),
             fabric: None,
             turns: Arc::default(),
         }
@@ -200,7 +200,7 @@ struct Shared {
     next: AtomicUsize,
     connections: AtomicUsize,
     connections_max: usize,
-    gate: Arc<Gate>,
+    policy: Arc<AdmissionPolicy>,
     busy: Duration,
     stop: AtomicBool,
     pool: Pool,
@@ -234,7 +234,7 @@ impl Reactors {
             next: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             connections_max: options.connections_max,
-            gate: Arc::clone(&options.gate),
+            policy: Arc::clone(&options.policy),
             busy: options.busy,
             stop: AtomicBool::new(false),
             pool: pool.clone(),
@@ -530,7 +530,7 @@ impl<S: Service> Reactor<S> {
         let Some(unauthenticated) = self.unauthenticated.get_mut(number) else {
             return;
         };
-        match unauthenticated.turn(&self.shared.gate) {
+        match unauthenticated.turn(&self.shared.policy) {
             Turn::More => {}
             Turn::Over => self.drop_unauthenticated(number),
             Turn::Admitted(admitted) => {

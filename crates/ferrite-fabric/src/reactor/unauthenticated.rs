@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::secure::Gate;
+use crate::secure::AdmissionPolicy;
 use crate::secure::handshake::{Admitted, FULL, Progress, Responder};
 
 /// How long a handshake may take.
@@ -59,7 +59,7 @@ impl Unauthenticated {
     }
 
     /// Takes the bytes of the handshake, and nothing behind them.
-    pub(super) fn turn(&mut self, gate: &Gate) -> Turn {
+    pub(super) fn turn(&mut self, policy: &AdmissionPolicy) -> Turn {
         loop {
             let Some(responder) = &mut self.responder else {
                 return self.ignore();
@@ -74,7 +74,7 @@ impl Unauthenticated {
                 },
             };
             let mut out = Vec::new();
-            let progress = responder.received(count, gate, self.address.ip(), &mut out);
+            let progress = responder.received(count, policy, self.address.ip(), &mut out);
             // A connection on which nothing was sent takes so few bytes at once.
             if !out.is_empty() && (&self.stream).write(&out).ok() != Some(out.len()) {
                 return Turn::Over;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, Progress, Responder, VERDICT_BYTES, introduce, noise};
 use super::record::{Opener, Sealer};
-use super::{Credentials, Encrypt, Encryption, Gate, Key};
+use super::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
 use crate::HandshakeError;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -71,8 +71,8 @@ fn a_client_that_wants_encryption_goes_on_with_nothing_else() {
 /// Both ends of an encrypted connection: the sealers and openers of the client and the server.
 fn both_ends() -> ((Sealer, Opener), (Sealer, Opener)) {
     let key = Key::generate().unwrap();
-    let mut gate = Gate::new(false);
-    gate.admit(&key, Encryption::Always);
+    let mut policy = AdmissionPolicy::new(false);
+    policy.admit(&key, Encryption::Always);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut accepted, _) = listener.accept().unwrap();
@@ -82,7 +82,7 @@ fn both_ends() -> ((Sealer, Opener), (Sealer, Opener)) {
         loop {
             let count = accepted.read(responder.buf()).unwrap();
             let mut out = Vec::new();
-            let progress = responder.received(count, &gate, client, &mut out);
+            let progress = responder.received(count, &policy, client, &mut out);
             accepted.write_all(&out).unwrap();
             match progress {
                 Progress::More => {}

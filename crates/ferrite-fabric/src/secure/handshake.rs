@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use snow::{Builder, HandshakeState};
 
 use super::record::{HEAD_BYTES, Opener, Sealer, TAG_BYTES, split};
-use super::{Credentials, Gate, Key, KeyId};
+use super::{AdmissionPolicy, Credentials, Key, KeyId};
 use crate::error::HandshakeError;
 
 const MAGIC: [u8; 8] = *b"\xf3errite\n";
@@ -225,7 +225,7 @@ impl Responder {
     }
 
     /// Processes `count` bytes put into the buffer. Appends the answer to the client to `out`.
-    pub fn received(&mut self, count: usize, gate: &Gate, client: IpAddr, out: &mut Vec<u8>) -> Progress {
+    pub fn received(&mut self, count: usize, policy: &AdmissionPolicy, client: IpAddr, out: &mut Vec<u8>) -> Progress {
         self.filled += count;
         let known = self.filled.min(MAGIC.len());
         if matches!(self.phase, Phase::Preamble) && self.got[..known] != MAGIC[..known] {
@@ -236,7 +236,7 @@ impl Responder {
         }
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Preamble if self.got[8] != VERSION => refuse(Verdict::OtherVersion, out),
-            Phase::Preamble if self.got[9] == PLAIN && !gate.admits_without_key(client) => {
+            Phase::Preamble if self.got[9] == PLAIN && !policy.admits_without_key(client) => {
                 refuse(Verdict::KeyWanted, out)
             }
             Phase::Preamble if self.got[9] == PLAIN => {
@@ -252,7 +252,7 @@ impl Responder {
                 Progress::More
             }
             Phase::Preamble | Phase::Over => Progress::Foreign,
-            Phase::Message => match self.answer(gate, client) {
+            Phase::Message => match self.answer(policy, client) {
                 Some((message, established)) => {
                     say(Verdict::Welcome, out);
                     out.extend_from_slice(&message);
@@ -284,11 +284,11 @@ impl Responder {
     }
 
     /// Whether the client knows the key that it names; the answer to it then.
-    fn answer(&self, gate: &Gate, client: IpAddr) -> Option<([u8; MESSAGE_BYTES], Established)> {
+    fn answer(&self, policy: &AdmissionPolicy, client: IpAddr) -> Option<([u8; MESSAGE_BYTES], Established)> {
         let (preamble, message) = self.got.split_at(PREAMBLE_BYTES);
         let mut id = KeyId([0; KeyId::BYTES]);
         id.0.copy_from_slice(&preamble[12..]);
-        let known = gate.key(id);
+        let known = policy.key(id);
         // An unknown key costs as much work as a known one, and then it fails as well.
         let secret = known.map_or(&[0; 32], |(key, _): (&Key, _)| key.secret());
         let mut noise: HandshakeState = noise(secret, preamble).ok()?.build_responder().ok()?;

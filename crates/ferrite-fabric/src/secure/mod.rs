@@ -1,8 +1,8 @@
 //! Admission of clients, and encryption of their traffic.
 //!
 //! Contents: [`Key`], a secret that both ends have; the handshake that opens every connection ([`handshake`]), in which
-//! both prove that they have it; [`Gate`], a server's demands on its clients; the records that carry encrypted bytes
-//! ([`record`]).
+//! both prove that they have it; [`AdmissionPolicy`], a server's demands on its clients; the records that carry
+//! encrypted bytes ([`record`]).
 //!
 //! The handshake is `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`: two messages, and a record by which the client proves that
 //! it has not merely replayed another's message. The keys of a connection are its own, and are gone when it ends: an
@@ -84,15 +84,15 @@ pub struct Credentials {
 
 /// A server's demands on its clients.
 #[derive(Debug, Clone, Default)]
-pub struct Gate {
+pub struct AdmissionPolicy {
     keys: Vec<(Key, Encryption)>,
     has_open: bool,
 }
 
-impl Gate {
+impl AdmissionPolicy {
     /// `has_open`: some export can be reached without a key, from this host; with `false`, none can.
-    pub fn new(has_open: bool) -> Gate {
-        Gate {
+    pub fn new(has_open: bool) -> AdmissionPolicy {
+        AdmissionPolicy {
             keys: Vec::new(),
             has_open,
         }
@@ -136,13 +136,13 @@ mod tests {
     #[test]
     fn the_strictest_rule_of_a_key_counts() {
         let key = Key::generate().unwrap();
-        let mut gate = Gate::new(false);
-        gate.admit(&key, Encryption::Always);
-        gate.admit(&key, Encryption::Offered);
-        assert_eq!(gate.key(key.id()).map(|(_, rule)| rule), Some(Encryption::Always));
-        assert!(gate.key(Key::generate().unwrap().id()).is_none());
-        assert!(!gate.admits_without_key("127.0.0.1".parse().unwrap()));
-        let open = Gate::new(true);
+        let mut policy = AdmissionPolicy::new(false);
+        policy.admit(&key, Encryption::Always);
+        policy.admit(&key, Encryption::Offered);
+        assert_eq!(policy.key(key.id()).map(|(_, rule)| rule), Some(Encryption::Always));
+        assert!(policy.key(Key::generate().unwrap().id()).is_none());
+        assert!(!policy.admits_without_key("127.0.0.1".parse().unwrap()));
+        let open = AdmissionPolicy::new(true);
         assert!(open.admits_without_key("127.0.0.1".parse().unwrap()));
         assert!(!open.admits_without_key("192.0.2.1".parse().unwrap()));
     }
