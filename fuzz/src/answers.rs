@@ -363,8 +363,9 @@ pub(crate) fn client_answers(data: &[u8]) {
     if let Ok(client) = Client::connect(&liar.address, "", &options) {
         use_names(&client);
         change_names(&client);
-        let _ = client.activity().map(|told| {
-            told.clients
+        let _ = client.activity().map(|reported| {
+            reported
+                .clients
                 .iter()
                 .map(|client| client.total())
                 .max_by_key(|c| c.requests)

@@ -171,7 +171,7 @@ struct Met {
 
 /// The server, and who changes what is sent.
 fn serve(mut stream: TcpStream, scene: &Scene, edits: &mut [Edits<'_>; 2], step: usize) -> Met {
-    let (mut responder, mut told) = (Responder::default(), 0);
+    let (mut responder, mut reported) = (Responder::default(), 0);
     let mut met = Met {
         progress: Progress::More,
         is_changed: false,
@@ -187,13 +187,13 @@ fn serve(mut stream: TcpStream, scene: &Scene, edits: &mut [Edits<'_>; 2], step:
         met.is_changed |= edits[0].apply(&mut bytes, 0..0);
         let (progress, _) = give(&mut responder, scene, &bytes, step, &mut out);
         check_said(&progress, &out);
-        let mut answer = out[told..].to_vec();
-        told = out.len();
+        let mut answer = out[reported..].to_vec();
+        reported = out.len();
         met.answer_is_changed |= edits[1].apply(&mut answer, RESERVED);
-        let is_told = stream.write_all(&answer).is_ok();
+        let is_sent = stream.write_all(&answer).is_ok();
         met.progress = progress;
         // Without an answer the client has nothing more to say.
-        if !is_told || answer.is_empty() || !matches!(met.progress, Progress::More) {
+        if !is_sent || answer.is_empty() || !matches!(met.progress, Progress::More) {
             break;
         }
     }

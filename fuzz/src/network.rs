@@ -15,7 +15,7 @@ use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
-    Activity, AnswerHead, Encode, Entry, Head, ImmediateRequest, MAGIC, OpenedFile, Reader, Request, Told, VERSION,
+    Activity, AnswerHead, Encode, Entry, Head, ImmediateRequest, MAGIC, NodeAttr, OpenedFile, Reader, Request, VERSION,
     Welcome, Wire,
 };
 use ferrite_server::{ExportOptions, Server, ServerOptions};
@@ -58,7 +58,7 @@ pub(crate) fn wire_message(data: &[u8]) {
     let mut again = Vec::new();
     match kind % 12 {
         0 => there_and_back::<Welcome>(bytes),
-        1 => there_and_back::<Told>(bytes),
+        1 => there_and_back::<NodeAttr>(bytes),
         2 => there_and_back::<OpenedFile>(bytes),
         3 => understood_again::<Entry<'_>>(bytes, &mut again),
         4 => there_and_back::<StatFs>(bytes),

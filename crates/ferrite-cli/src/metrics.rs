@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ferrite_proto::{BoundTold, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
+use ferrite_proto::{BoundFileInfo, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
 use ferrite_server::{Metrics, Observer};
 use prometheus::TextEncoder;
 use prometheus::proto::{self, MetricFamily, MetricType};
@@ -343,7 +343,7 @@ fn rdma(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
 }
 
 fn bound_files(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
-    type Value = fn(&BoundTold) -> u64;
+    type Value = fn(&BoundFileInfo) -> u64;
     let kinds: [(&str, MetricType, &str, Value); 4] = [
         (
             "ferrite_rdma_file_keys",

@@ -24,7 +24,7 @@ use ferrite_vfs::{Attr, FsError, Ino, Result};
 use rustc_hash::FxHashMap;
 
 use crate::lock_order;
-use ferrite_proto::{Caller, Node, Told};
+use ferrite_proto::{Caller, Node, NodeAttr};
 
 /// Data is kept by pages of this length.
 pub(super) const PAGE_BYTES: usize = 4096;
@@ -319,11 +319,11 @@ impl Cache {
 
     /// Keeps the inode behind a name, which came with leases on the directory and on the inode; or that the name is
     /// absent.
-    pub(super) fn keep_name(&self, asked: &Asked, dir: Node, name: &[u8], asker: Asker, told: Option<&Told>) {
+    pub(super) fn keep_name(&self, asked: &Asked, dir: Node, name: &[u8], asker: Asker, node_attr: Option<&NodeAttr>) {
         let mut kept = self.kept.lock();
-        let node = told.map(Told::node);
-        if let Some(told) = told {
-            kept.put_attr(asked, &told.attr);
+        let node = node_attr.map(NodeAttr::node);
+        if let Some(node_attr) = node_attr {
+            kept.put_attr(asked, &node_attr.attr);
         }
         let bytes = name.len() + RECORD_BYTES / 2;
         if let Some(record) = kept.renew(asked, dir.ino, dir.generation)

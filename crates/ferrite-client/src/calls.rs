@@ -16,7 +16,7 @@ use super::reclaim_state::OpenedAs;
 use super::unsynced::Era;
 use super::untrusted::{FileMac, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
-use ferrite_proto::{FsRequest, Node, OpenedFile, Request, Told};
+use ferrite_proto::{FsRequest, Node, NodeAttr, OpenedFile, Request};
 
 impl Client {
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
@@ -55,18 +55,18 @@ impl Client {
         }
     }
 
-    fn told(&self, answer: &Answer) -> Result<Attr> {
-        let told: Told = answer.result()?;
-        self.link.reclaim_state.learn(&told);
-        Ok(told.attr)
+    fn node_attr(&self, answer: &Answer) -> Result<Attr> {
+        let node_attr: NodeAttr = answer.result()?;
+        self.link.reclaim_state.learn(&node_attr);
+        Ok(node_attr.attr)
     }
 
     fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
         let opened: OpenedFile = answer.result()?;
-        self.link.reclaim_state.learn(&opened.told);
-        let file = self.record_open(opened.told.node(), mode, opened.mac, number);
+        self.link.reclaim_state.learn(&opened.node_attr);
+        let file = self.record_open(opened.node_attr.node(), mode, opened.mac, number);
         Ok(Opened {
-            attr: opened.told.attr,
+            attr: opened.node_attr.attr,
             file,
             created: opened.created,
         })
@@ -156,10 +156,10 @@ impl FileSystem for Client {
         let asked = self.link.cache.as_ref().map(Cache::ask);
         let answer = self.ask(ctx, FsRequest::Lookup { parent, name })?;
         if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased()) {
-            let told = answer.result::<Told>().ok();
-            cache.keep_name(&asked, parent, name, self.asker(ctx), told.as_ref());
+            let node_attr = answer.result::<NodeAttr>().ok();
+            cache.keep_name(&asked, parent, name, self.asker(ctx), node_attr.as_ref());
         }
-        self.told(&answer)
+        self.node_attr(&answer)
     }
 
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
@@ -214,7 +214,7 @@ impl FileSystem for Client {
 
     fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
         let parent = self.node(parent)?;
-        self.told(&self.change(
+        self.node_attr(&self.change(
             ctx,
             FsRequest::Mknod {
                 parent,
@@ -226,17 +226,17 @@ impl FileSystem for Client {
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         let parent = self.node(parent)?;
-        self.told(&self.change(ctx, FsRequest::Mkdir { parent, name, mode })?)
+        self.node_attr(&self.change(ctx, FsRequest::Mkdir { parent, name, mode })?)
     }
 
     fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         let parent = self.node(parent)?;
-        self.told(&self.change(ctx, FsRequest::Symlink { parent, name, target })?)
+        self.node_attr(&self.change(ctx, FsRequest::Symlink { parent, name, target })?)
     }
 
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         let (node, parent) = (self.node(ino)?, self.node(parent)?);
-        self.told(&self.change(ctx, FsRequest::Link { node, parent, name })?)
+        self.node_attr(&self.change(ctx, FsRequest::Link { node, parent, name })?)
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
@@ -312,7 +312,7 @@ impl FileSystem for Client {
             path,
             follow,
         };
-        self.told(&self.ask(ctx, request)?)
+        self.node_attr(&self.ask(ctx, request)?)
     }
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {

@@ -15,7 +15,7 @@ use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::pieces;
 use super::submit::TRANSFER_BYTES_MAX;
-use super::untrusted::{FileOffset, WrittenTold, of_inode};
+use super::untrusted::{FileOffset, WriteReply, of_inode};
 use ferrite_proto::{FileRequest, Node};
 
 /// Writes are not cut into smaller parts, however little an engine promises.
@@ -58,8 +58,8 @@ impl RemoteFile {
             file: self.number,
             mode,
         };
-        let told: WrittenTold = self.change(ctx, request, data)?.result()?;
-        told.of(mode, data.len())
+        let reported: WriteReply = self.change(ctx, request, data)?.result()?;
+        reported.of(mode, data.len())
     }
 }
 
@@ -229,12 +229,12 @@ impl OpenFile for RemoteFile {
                 Some(link) => stale_if_lost(&link, number, error),
                 None => error,
             });
-            let written = answer.and_then(|answer| answer.result::<WrittenTold>());
+            let written = answer.and_then(|answer| answer.result::<WriteReply>());
             if let (Some((era, unsynced)), Ok(_)) = (unsynced, &written) {
                 unsynced.changed(era);
             }
             if let Some(buffer) = buffer {
-                let written = written.and_then(|told| told.of(mode, buffer.len()));
+                let written = written.and_then(|reported| reported.of(mode, buffer.len()));
                 done(buffer, written);
             }
         };

@@ -15,7 +15,7 @@ use super::cache::{Cache, Changed};
 use super::link::{Link, Repeats};
 use super::message::Answer;
 use super::taking_back::{RECALLS_MAX, Recall};
-use super::untrusted::{RecallTold, of_inode};
+use super::untrusted::{RecallNotice, of_inode};
 use ferrite_proto::{ImmediateRequest, Node, Request};
 
 /// Recalls that one message answers.
@@ -109,7 +109,7 @@ impl Link {
     /// # Errors
     /// If it recalls more than a client could ever have to answer at a time; with the connection all leases end.
     pub(super) fn note_recall(&self, answer: &Answer) -> std::result::Result<(), FabricError> {
-        if let (Some(cache), Ok(RecallTold((recall, ino)))) = (&self.cache, answer.result()) {
+        if let (Some(cache), Ok(RecallNotice((recall, ino)))) = (&self.cache, answer.result()) {
             cache.recall(ino);
             let is_passed = self.taking_back.pass_on(Recall { number: recall, ino });
             let mut recalls = self.recalls.lock();

@@ -35,7 +35,7 @@ use super::slots::{Slot, Slots};
 use super::submit::Parking;
 use super::taking_back::TakingBack;
 use super::unsynced::Unsynced;
-use super::untrusted::SlotsTold;
+use super::untrusted::SlotsReply;
 use super::{ClientOptions, ConnectError, head, own_head};
 use crate::lock_order;
 use ferrite_proto::{Head, ImmediateRequest, Promises, RECALL_ID, Request, ResumeToken, SessionRequest};
@@ -312,7 +312,7 @@ impl Link {
         });
         let ctx = ferrite_vfs::SYSTEM.clone().waiting(waits);
         let answer = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
-        let SlotsTold((number, mut slots)) = answer.result()?;
+        let SlotsReply((number, mut slots)) = answer.result()?;
         slots.truncate(self.options.slots as usize);
         self.slots.fill(session, number, slots);
         Ok(())

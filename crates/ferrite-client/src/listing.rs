@@ -11,7 +11,7 @@ use ferrite_vfs::{Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Result};
 use super::Client;
 use super::untrusted::{Progress, refused};
 use ferrite_proto::{
-    ENTRY_FOLLOWS, Entry, EntryTold, FsRequest, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Malformed, Reader,
+    ENTRY_FOLLOWS, Entry, EntryInfo, FsRequest, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Malformed, Reader,
 };
 
 /// Estimates never fall below this: the next caller may want everything.
@@ -90,16 +90,16 @@ impl Client {
                 }
                 let entry: Entry<'_> = reader.get().map_err(refused)?;
                 progress.entry(&entry)?;
-                let (attr, pinned) = match entry.told {
-                    EntryTold::Attributes(told) => {
-                        self.link.reclaim_state.learn(&told);
-                        (Ok(told.attr), told.is_pinned.then_some(told.attr.ino))
+                let (attr, pinned) = match entry.info {
+                    EntryInfo::Attributes(node_attr) => {
+                        self.link.reclaim_state.learn(&node_attr);
+                        (Ok(node_attr.attr), node_attr.is_pinned.then_some(node_attr.attr.ino))
                     }
-                    EntryTold::Node(node) => {
+                    EntryInfo::Node(node) => {
                         self.link.reclaim_state.learn_node(node);
                         (Err(FsError::Stale), None)
                     }
-                    EntryTold::Nothing(error) => (Err(error), None),
+                    EntryInfo::Nothing(error) => (Err(error), None),
                 };
                 let shown = DirEntry {
                     ino: entry.ino,

@@ -7,7 +7,7 @@ use ferrite_vfs::{FsError, Ino, OpenMode, Result};
 use rustc_hash::FxHashMap;
 
 use crate::lock_order;
-use ferrite_proto::{Node, Told};
+use ferrite_proto::{Node, NodeAttr};
 
 /// Names of inodes kept in each of two halves. When one is full the other, older one is forgotten; names in use move.
 const NODES_MAX: usize = 1 << 18;
@@ -119,10 +119,10 @@ impl ReclaimState {
     }
 
     /// Records an inode that the server has named, and pinned if there is a grant.
-    pub(super) fn learn(&self, told: &Told) {
-        self.learn_node(told.node());
-        if told.is_pinned {
-            self.pinned(told.node());
+    pub(super) fn learn(&self, node_attr: &NodeAttr) {
+        self.learn_node(node_attr.node());
+        if node_attr.is_pinned {
+            self.pinned(node_attr.node());
         }
     }
 

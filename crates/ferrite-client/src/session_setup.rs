@@ -13,7 +13,7 @@ use super::message::{Answer, encode};
 use super::reclaim_state::ReclaimState;
 use super::slots::Slots;
 use super::unsynced::Unsynced;
-use super::untrusted::{LeaseTerm, SlotsTold};
+use super::untrusted::{LeaseTerm, SlotsReply};
 use super::{ConnectError, own_head};
 use ferrite_proto::{
     FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, ResumeToken, SessionRequest, SessionState, VERSION,
@@ -141,8 +141,8 @@ impl Dialogue<'_> {
             SessionState::Alive => Ok(()),
             SessionState::ToReclaim => {
                 if slots.has_any() {
-                    let told = self.ask(SessionRequest::ReclaimSlots {})?.result();
-                    let (number, own) = told.map(|SlotsTold(told)| told).unwrap_or_default();
+                    let reported = self.ask(SessionRequest::ReclaimSlots {})?.result();
+                    let (number, own) = reported.map(|SlotsReply(reported)| reported).unwrap_or_default();
                     slots.reclaimed(number, own);
                 }
                 self.reclaim(true)

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_once_and_only_of_what_was_not_synced() {
+    fn a_loss_is_reported_once_and_only_of_what_was_not_synced() {
         let unsynced = Unsynced::default();
         unsynced.session_set_up(1, SessionState::New);
         unsynced.changed(unsynced.era());

@@ -14,8 +14,8 @@ use ferrite_vfs::{Attr, FsError, Ino, NAME_MAX, PATH_MAX, Position, ROOT_INO, St
 use ferrite_vfs::{XATTR_NAME_MAX, XATTR_SIZE_MAX, posix};
 
 use ferrite_proto::{
-    Activity, Encode, Entry, EntryTold, GrantedKey, LATENCY_CLASSES, Malformed, Node, OpenedFile, Piece, QueuePairTold,
-    RdmaActivity, Reader, Told, UdpPlace, VERSION, Welcome, Wire,
+    Activity, Encode, Entry, EntryInfo, GrantedKey, LATENCY_CLASSES, Malformed, Node, NodeAttr, OpenedFile, Piece,
+    QueuePairInfo, RdmaActivity, Reader, UdpPlace, VERSION, Welcome, Wire,
 };
 
 /// The last byte that files can have, here and in the kernel.
@@ -62,8 +62,8 @@ replies! {
         only_if(attr.ino != 0, "no inode has the number 0")?;
         only_if(attr.size <= OFFSET_MAX, "no file is as long")
     };
-    Told: |told| told.attr.check();
-    OpenedFile: |opened| opened.told.check();
+    NodeAttr: |found| found.attr.check();
+    OpenedFile: |opened| opened.node_attr.check();
     Node: |node| only_if(node.ino != 0, "no inode has the number 0");
     StatFs: |space| {
         only_if(space.block_bytes != 0, "blocks have a length")?;
@@ -89,7 +89,7 @@ replies! {
         only_if(are_text, "the address of a client has other characters")
     };
     Vec<UdpPlace>: |_reply| Ok(());
-    QueuePairTold: |pair| {
+    QueuePairInfo: |pair| {
         let has_numbers = pair.qpn <= NUMBER_24_MAX && pair.psn <= NUMBER_24_MAX;
         only_if(has_numbers, "queue pairs and packets have numbers of 24 bits")?;
         only_if((1..=5).contains(&pair.mtu), "no path MTU has this code")
@@ -169,10 +169,10 @@ meanings! {
     /// The term of leases, in milliseconds. Zero: no leases.
     LeaseTerm(u32): |_term| Ok(());
     /// The number of a recall, and the inode.
-    RecallTold((u64, u64)): |_recall| Ok(());
+    RecallNotice((u64, u64)): |_recall| Ok(());
     /// The upper half of tokens' numbers, and the slots of tokens.
-    SlotsTold((u64, Vec<u32>)): |told| {
-        let (number, slots) = told;
+    SlotsReply((u64, Vec<u32>)): |reported| {
+        let (number, slots) = reported;
         // Its lower half would be truncated, and no slot ever be free again.
         only_if(*number <= u64::from(u32::MAX), "the numbers of tokens have 32 bits")?;
         let mut sorted = slots.clone();
@@ -181,9 +181,9 @@ meanings! {
     };
     /// A position in a file, see [`FileOffset::from`].
     FileOffset(u64): |offset| only_if(*offset <= OFFSET_MAX, "no file is as long");
-    /// Where data went, and how much of it, see [`WrittenTold::of`].
-    WrittenTold((u64, u64)): |told| {
-        let end = told.0.checked_add(told.1);
+    /// Where data went, and how much of it, see [`WriteReply::of`].
+    WriteReply((u64, u64)): |reported| {
+        let end = reported.0.checked_add(reported.1);
         only_if(end.is_some_and(|end| end <= OFFSET_MAX), "no file is as long")
     };
 }
@@ -196,7 +196,7 @@ impl FileOffset {
     }
 }
 
-impl WrittenTold {
+impl WriteReply {
     /// The result of a write of `len` bytes.
     pub(super) fn of(self, mode: WriteMode, len: usize) -> ferrite_vfs::Result<Written> {
         let (mut offset, written) = self.0;
@@ -254,12 +254,13 @@ impl Progress {
                  and have its export checked"
             )));
         }
-        let told = match &entry.told {
-            EntryTold::Attributes(told) => told.check(),
-            EntryTold::Node(node) => node.check(),
-            EntryTold::Nothing(_) => Ok(()),
+        let reported = match &entry.info {
+            EntryInfo::Attributes(reported) => reported.check(),
+            EntryInfo::Node(node) => node.check(),
+            EntryInfo::Nothing(_) => Ok(()),
         };
-        told.and_then(|()| only_if(entry.ino != 0, "no inode has the number 0"))
+        reported
+            .and_then(|()| only_if(entry.ino != 0, "no inode has the number 0"))
             .and_then(|()| only_if(entry.next_cookie != self.cookie, "a listing does not proceed"))
             .map_err(refused)?;
         self.cookie = entry.next_cookie;
@@ -285,7 +286,7 @@ mod tests {
             kind: FileKind::File,
             next_cookie,
             name,
-            told: EntryTold::Nothing(FsError::Stale),
+            reported: EntryInfo::Nothing(FsError::Stale),
         }
     }
 
@@ -328,17 +329,17 @@ mod tests {
             kill_priv: false,
         };
         let at = mode(Position::At(9));
-        assert_eq!(WrittenTold((9, 3)).of(at, 3).unwrap().end(), 12);
-        assert_eq!(WrittenTold((0, 0)).of(at, 0).unwrap().end(), 9);
-        assert!(WrittenTold((9, 4)).of(at, 3).is_err() && WrittenTold((8, 3)).of(at, 3).is_err());
-        assert!(WrittenTold((8, 3)).of(mode(Position::End), 3).is_ok());
-        assert!(WrittenTold((u64::MAX, 1)).check().is_err());
+        assert_eq!(WriteReply((9, 3)).of(at, 3).unwrap().end(), 12);
+        assert_eq!(WriteReply((0, 0)).of(at, 0).unwrap().end(), 9);
+        assert!(WriteReply((9, 4)).of(at, 3).is_err() && WriteReply((8, 3)).of(at, 3).is_err());
+        assert!(WriteReply((8, 3)).of(mode(Position::End), 3).is_ok());
+        assert!(WriteReply((u64::MAX, 1)).check().is_err());
     }
 
     #[test]
     fn slots_are_few_and_each_is_another() {
-        assert!(SlotsTold((1, vec![3, 1, 2])).check().is_ok());
-        assert!(SlotsTold((1, vec![3, 1, 3])).check().is_err());
-        assert!(SlotsTold((1 << 63, vec![])).check().is_err());
+        assert!(SlotsReply((1, vec![3, 1, 2])).check().is_ok());
+        assert!(SlotsReply((1, vec![3, 1, 3])).check().is_err());
+        assert!(SlotsReply((1 << 63, vec![])).check().is_err());
     }
 }

@@ -7,7 +7,7 @@ use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Ctx, Ino, Result, SYSTEM};
 
 use super::Client;
-use ferrite_proto::{GrantedKey, QueuePairTold, RdmaActivity, RdmaRequest, UdpPlace};
+use ferrite_proto::{GrantedKey, QueuePairInfo, RdmaActivity, RdmaRequest, UdpPlace};
 
 impl Client {
     /// The addresses of the server's RDMA, the most promising first; empty if it has none. Blocks as every call.
@@ -16,9 +16,9 @@ impl Client {
     /// If the server cannot be asked.
     pub fn rdma_places(&self) -> Result<Vec<SocketAddr>> {
         let answer = self.ask(SYSTEM, RdmaRequest::Rdma {})?;
-        let told: Vec<UdpPlace> = answer.result()?;
+        let reported: Vec<UdpPlace> = answer.result()?;
         let server = self.link.peer();
-        let mut places: Vec<SocketAddr> = told
+        let mut places: Vec<SocketAddr> = reported
             .into_iter()
             .filter_map(|place| reached_by(place.0, server))
             .collect();
@@ -30,7 +30,7 @@ impl Client {
     ///
     /// # Errors
     /// `NotSupported` if the server has no RDMA; others if it refuses.
-    pub fn open_queue_pair(&self, client: &QueuePairTold) -> Result<QueuePairTold> {
+    pub fn open_queue_pair(&self, client: &QueuePairInfo) -> Result<QueuePairInfo> {
         self.ask(SYSTEM, RdmaRequest::OpenQueuePair { client: *client })?
             .result()
     }

@@ -26,7 +26,7 @@ pub enum HandshakeError {
     KeyWanted,
     /// The server has not shown that it has the key.
     #[error(
-        "what answers has not proved that it has the key {key}, so it was told nothing; is it the right server, and \
+        "what answers has not proved that it has the key {key}, so nothing was sent to it; is it the right server, and \
          does anybody in between change what is sent?"
     )]
     Unproved {

@@ -158,7 +158,7 @@ fn plain(site: &Site) -> TcpStream {
 }
 
 /// Sends a frame over TCP; returns the answer, if any.
-fn tell(mut stream: &TcpStream, body: &[u8]) -> Option<Vec<u8>> {
+fn exchange(mut stream: &TcpStream, body: &[u8]) -> Option<Vec<u8>> {
     let lengths = Lengths {
         body_bytes: body.len(),
         data_bytes: 0,
@@ -190,7 +190,7 @@ impl Attacker {
             name: endpoint.name().expect("a name"),
         };
         let own = introduction.name.clone();
-        let body = tell(&stream, &introduction.encode()).expect("an answer");
+        let body = exchange(&stream, &introduction.encode()).expect("an answer");
         let Reply::Welcome { number, name } = Reply::decode(&body).expect("a reply") else {
             panic!("{}", String::from_utf8_lossy(&body));
         };
@@ -300,7 +300,7 @@ fn introductions_that_make_no_sense_are_refused() {
             (vec![0xff; BODY_BYTES_MAX], true),
         ] {
             let stream = plain(&site);
-            let answer = tell(&stream, &body);
+            let answer = exchange(&stream, &body);
             let refused = answer.map(|answer| matches!(Reply::decode(&answer), Ok(Reply::Refused(_))));
             assert!(
                 refused == Some(true) || !is_answered && refused.is_none(),
@@ -311,7 +311,7 @@ fn introductions_that_make_no_sense_are_refused() {
         // Names that no endpoint has are refused, or useless.
         for name in [&b""[..], b"x", b"fi_shm://", b"fi_shm://../../etc/passwd", &[0xff; 256]] {
             let stream = plain(&site);
-            if let Some(answer) = tell(&stream, &introduction(own, name)) {
+            if let Some(answer) = exchange(&stream, &introduction(own, name)) {
                 assert!(Reply::decode(&answer).is_ok());
             }
             bystander.goes_on();

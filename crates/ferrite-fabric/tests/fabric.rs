@@ -360,7 +360,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
     for provider in providers() {
         let refused = try_open(&address, provider, 1 << 20).unwrap_err().to_string();
         assert!(
-            refused.contains("it was not told to") && refused.contains("--listen fabric://"),
+            refused.contains("it is not configured to") && refused.contains("--listen fabric://"),
             "{refused}"
         );
     }

@@ -77,7 +77,7 @@ macro_rules! change {
 
 /// Calls the engine with `$ask`, and replies with `$reply`: at once, or on a spare thread. As for [`change!`].
 macro_rules! ask {
-    ($this:ident, [$($borrowed:ident),*], |$service:ident| $ask:expr, |$told:pat_param| $reply:expr) => {{
+    ($this:ident, [$($borrowed:ident),*], |$service:ident| $ask:expr, |$response:pat_param| $reply:expr) => {{
         match $this.service.spare().map(|spare| (spare, spare.enter())) {
             Some((spare, busy)) if busy.is_last() => {
                 $(let $borrowed = $borrowed.to_owned();)*
@@ -85,12 +85,12 @@ macro_rules! ask {
                 spare.pass_on(move || {
                     $(let $borrowed = &*$borrowed;)*
                     let $service = &*service;
-                    then($ask, move |$told| $reply);
+                    then($ask, move |$response| $reply);
                 });
             }
             _busy => {
                 let $service = &*$this.service;
-                then($ask, move |$told| $reply);
+                then($ask, move |$response| $reply);
             }
         }
     }};
@@ -208,14 +208,16 @@ impl Filesystem for Bridge {
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let ctx = ctx(req);
-        let show = move |told: Answer<Known>| {
-            answer!(reply, told, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
+        let show = move |response: Answer<Known>| {
+            answer!(reply, response, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
         };
         if ino == INodeNo::ROOT {
             // This reply comes soon, whatever the engine does.
             return show(self.service.getattr(&ctx, ino.0));
         }
-        ask!(self, [], |service| service.getattr(&ctx, ino.0), |told| show(told));
+        ask!(self, [], |service| service.getattr(&ctx, ino.0), |response| show(
+            response
+        ));
     }
 
     fn setattr(
@@ -262,7 +264,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.readlink(&ctx, ino.0),
-            |told| answer!(reply, told, target => reply.data(&target))
+            |response| answer!(reply, response, target => reply.data(&target))
         );
     }
 
@@ -364,7 +366,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.open(&ctx, ino.0, flags.0),
-            |told| answer!(reply, told, opened => reply.opened(FileHandle(opened.fh), opened.flags))
+            |response| answer!(reply, response, opened => reply.opened(FileHandle(opened.fh), opened.flags))
         );
     }
 
@@ -413,7 +415,7 @@ impl Filesystem for Bridge {
             });
             Ok(())
         };
-        ask!(self, [], |service| read(service), |_told| ());
+        ask!(self, [], |service| read(service), |_response| ());
     }
 
     fn write(
@@ -443,7 +445,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.flush(&ctx, ino.0, fh.0, lock_owner.0),
-            |told| answer!(reply, told, () => reply.ok())
+            |response| answer!(reply, response, () => reply.ok())
         );
     }
 
@@ -465,7 +467,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.getlk(&ctx, ino.0, lock_owner.0, wanted),
-            |told| answer!(reply, told, found => reply.locked(found.start, found.last, found.kind, found.pid))
+            |response| answer!(reply, response, found => reply.locked(found.start, found.last, found.kind, found.pid))
         );
     }
 
@@ -493,7 +495,7 @@ impl Filesystem for Bridge {
             service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
             Ok(())
         };
-        ask!(self, [], |service| set(service), |_told| ());
+        ask!(self, [], |service| set(service), |_response| ());
     }
 
     fn release(
@@ -517,7 +519,7 @@ impl Filesystem for Bridge {
             Ok(())
         };
         let service = Arc::clone(&self.service);
-        ask!(self, [], |_service| release(&service), |_told| ());
+        ask!(self, [], |_service| release(&service), |_response| ());
     }
 
     fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -526,7 +528,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.fsync(&ctx, fh.0),
-            |told| answer!(reply, told, () => reply.ok())
+            |response| answer!(reply, response, () => reply.ok())
         );
     }
 
@@ -536,7 +538,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.fsyncdir(&ctx),
-            |told| answer!(reply, told, () => reply.ok())
+            |response| answer!(reply, response, () => reply.ok())
         );
     }
 
@@ -555,7 +557,7 @@ impl Filesystem for Bridge {
             answer!(reply, listed, () => reply.ok());
             Ok(())
         };
-        ask!(self, [], |service| list(service), |_told| ());
+        ask!(self, [], |service| list(service), |_response| ());
     }
 
     fn readdirplus(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
@@ -570,7 +572,7 @@ impl Filesystem for Bridge {
             answer!(reply, listed, () => reply.ok());
             Ok(())
         };
-        ask!(self, [], |service| list(service), |_told| ());
+        ask!(self, [], |service| list(service), |_response| ());
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -611,15 +613,15 @@ impl Filesystem for Bridge {
             self,
             [name],
             |service| service.getxattr(&ctx, ino.0, name.as_bytes()),
-            |told| reply_xattr(reply, size, told)
+            |response| reply_xattr(reply, size, response)
         );
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let ctx = ctx(req);
-        ask!(self, [], |service| service.listxattr(&ctx, ino.0), |told| reply_xattr(
-            reply, size, told
-        ));
+        ask!(self, [], |service| service.listxattr(&ctx, ino.0), |response| {
+            reply_xattr(reply, size, response)
+        });
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -672,7 +674,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.lseek(&ctx, fh.0, offset, whence),
-            |told| answer!(reply, told, offset => reply.offset(offset as i64))
+            |response| answer!(reply, response, offset => reply.offset(offset as i64))
         );
     }
 }

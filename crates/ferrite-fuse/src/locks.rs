@@ -180,7 +180,7 @@ impl Locks {
         let is_flock = match asker.is_flock {
             None if self.keeps_flock && lock.is_whole() => is_flock(thread),
             None => Some(false),
-            told => told,
+            response => response,
         };
         let request = match (lock.record(owner), is_flock) {
             (Ok(Some(wanted)), Some(true)) => LockRequest::Flock(LockOwner(fh), wanted.kind),

@@ -108,7 +108,7 @@ fn check_xattr(name: &[u8]) -> Result<&[u8]> {
     posix::check_xattr_name(name).map(|()| name)
 }
 
-fn told<T>(result: Result<T>) -> Answer<T> {
+fn to_response<T>(result: Result<T>) -> Answer<T> {
     result.map_err(|error| Refused::from(&error))
 }
 
@@ -201,7 +201,7 @@ impl Service {
     }
 
     fn entry(&self, result: Result<Attr>) -> Answer<Entry> {
-        let (attr, keep) = self.shown(told(result)?, self.trust);
+        let (attr, keep) = self.shown(to_response(result)?, self.trust);
         Ok(Entry {
             attr: Some(attr),
             name_ttl: self.trust,
@@ -305,11 +305,11 @@ impl Service {
             None | Some(Err(FsError::Invalid(BadArgument::NotWritable))) => self.fs.setattr(ctx, ino, &set),
             Some(made) => made,
         };
-        Ok(self.known(told(made)?, self.trust))
+        Ok(self.known(to_response(made)?, self.trust))
     }
 
     pub(crate) fn readlink(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
-        told(self.fs.readlink(&self.reading(ctx), ino))
+        to_response(self.fs.readlink(&self.reading(ctx), ino))
     }
 
     pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Answer<Entry> {
@@ -324,12 +324,12 @@ impl Service {
 
     pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
         self.note_removal();
-        told(self.fs.unlink(ctx, parent, name))
+        to_response(self.fs.unlink(ctx, parent, name))
     }
 
     pub(crate) fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
         self.note_removal();
-        told(self.fs.rmdir(ctx, parent, name))
+        to_response(self.fs.rmdir(ctx, parent, name))
     }
 
     pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
@@ -349,7 +349,7 @@ impl Service {
             vouched.moves(from.0, OsStr::from_bytes(from.1));
         }
         self.note_removal();
-        told(self.fs.rename(ctx, from.0, from.1, to.0, to.1, mode))
+        to_response(self.fs.rename(ctx, from.0, from.1, to.0, to.1, mode))
     }
 
     pub(crate) fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
@@ -395,7 +395,7 @@ impl Service {
             }
             opened => opened,
         };
-        told(opened).map(|file| self.insert(file, flags))
+        to_response(opened).map(|file| self.insert(file, flags))
     }
 
     pub(crate) fn create(
@@ -412,7 +412,7 @@ impl Service {
             open: self.open_mode(flags),
             exclusive: flags & libc::O_EXCL != 0,
         };
-        let mut made = told(self.fs.create(ctx, parent, name, &new))?;
+        let mut made = to_response(self.fs.create(ctx, parent, name, &new))?;
         if !made.created {
             match self.enter_existing(ctx, &made, flags) {
                 Ok(attr) => made.attr = attr,
@@ -451,7 +451,7 @@ impl Service {
 
     /// Reads into `into`; returns how many bytes.
     pub(crate) fn read(&self, ctx: &Ctx, fh: u64, offset: u64, into: &mut [u8]) -> Answer<usize> {
-        told(self.handle(fh).and_then(|file| file.read_at(ctx, offset, into)))
+        to_response(self.handle(fh).and_then(|file| file.read_at(ctx, offset, into)))
     }
 
     pub(crate) fn write(
@@ -471,17 +471,17 @@ impl Service {
             position: if appends { Position::End } else { Position::At(offset) },
             kill_priv: how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
-        let file = told(self.handle(fh))?;
-        let written = told(file.write(ctx, mode, data))?;
+        let file = to_response(self.handle(fh))?;
+        let written = to_response(file.write(ctx, mode, data))?;
         if syncs {
-            told(file.fsync(ctx))?;
+            to_response(file.fsync(ctx))?;
         }
         Ok(written.len_bytes as u32)
     }
 
     pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Answer<()> {
         match &self.locks {
-            Some(locks) => told(locks.flush(ctx, ino, fh, owner)),
+            Some(locks) => to_response(locks.flush(ctx, ino, fh, owner)),
             // Nothing to do. After `ENOSYS` the kernel would send no more, and reply itself when the daemon is gone.
             None => Ok(()),
         }
@@ -489,7 +489,7 @@ impl Service {
 
     pub(crate) fn getlk(&self, ctx: &Ctx, ino: Ino, owner: u64, wanted: Wire) -> Answer<Wire> {
         let locks = self.locks.as_ref().ok_or(Errno::ENOLCK)?;
-        told(locks.get(ctx, ino, owner, wanted))
+        to_response(locks.get(ctx, ino, owner, wanted))
     }
 
     /// Locks or unlocks. Another thread may call `done` later. Locks change nothing on the medium, so no freeze defers
@@ -505,7 +505,7 @@ impl Service {
         let Some(locks) = &self.locks else {
             return done(Err(Errno::ENOLCK.into()));
         };
-        let done: LockDone = Box::new(move |outcome| done(told(outcome)));
+        let done: LockDone = Box::new(move |outcome| done(to_response(outcome)));
         locks.set(file, owner, wanted, asker, done);
     }
 
@@ -524,11 +524,11 @@ impl Service {
     /// Has a reply though everything may be durable already: after `ENOSYS` the kernel would send no more, and report
     /// success for data that it could not write when the daemon is gone.
     pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Answer<()> {
-        told(self.handle(fh).and_then(|file| file.fsync(ctx)))
+        to_response(self.handle(fh).and_then(|file| file.fsync(ctx)))
     }
 
     pub(crate) fn fsyncdir(&self, ctx: &Ctx) -> Answer<()> {
-        told(self.fs.sync(ctx))
+        to_response(self.fs.sync(ctx))
     }
 
     /// Inodes identify directories.
@@ -559,7 +559,7 @@ impl Service {
             return Ok(());
         }
         let start = offset.saturating_sub(FIRST_COOKIE);
-        told(self.fs.readdir(&self.reading(ctx), ino, start, &mut |entry| {
+        to_response(self.fs.readdir(&self.reading(ctx), ino, start, &mut |entry| {
             add(entry.ino, entry.next_cookie + FIRST_COOKIE, entry.kind, entry.name)
         }))
     }
@@ -586,7 +586,7 @@ impl Service {
             return Ok(());
         }
         let start = offset.saturating_sub(FIRST_COOKIE);
-        told(
+        to_response(
             self.fs
                 .readdir_plus(&self.reading(ctx), ino, start, &mut |entry, attr| {
                     // A damaged inode still has a name: a program that copies the directory must fail on it.
@@ -609,21 +609,21 @@ impl Service {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
-        told(check_xattr(name).and_then(|name| self.fs.setxattr(ctx, ino, name, value, mode)))
+        to_response(check_xattr(name).and_then(|name| self.fs.setxattr(ctx, ino, name, value, mode)))
     }
 
     pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
-        told(check_xattr(name).and_then(|name| self.fs.getxattr(ctx, ino, name)))
+        to_response(check_xattr(name).and_then(|name| self.fs.getxattr(ctx, ino, name)))
     }
 
     /// A list of names, each with its terminating zero.
     pub(crate) fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
-        let names = told(self.fs.listxattr(ctx, ino))?;
+        let names = to_response(self.fs.listxattr(ctx, ino))?;
         Ok(names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect())
     }
 
     pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Answer<()> {
-        told(check_xattr(name).and_then(|name| self.fs.removexattr(ctx, ino, name)))
+        to_response(check_xattr(name).and_then(|name| self.fs.removexattr(ctx, ino, name)))
     }
 
     pub(crate) fn fallocate(&self, ctx: &Ctx, fh: u64, offset: u64, length: u64, mode: i32) -> Answer<()> {
@@ -639,7 +639,7 @@ impl Service {
             ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
             _ => return Err(Errno::EOPNOTSUPP.into()),
         };
-        told(
+        to_response(
             self.handle(fh)
                 .and_then(|file| file.fallocate(ctx, mode, offset, length)),
         )

@@ -189,9 +189,9 @@ mod tests {
 
     /// Starts to make a directory; returns a closure that waits for the result.
     fn mkdir(service: &Arc<Service>) -> impl FnOnce() -> bool + use<> {
-        let (told, made) = channel();
+        let (sender, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
-        let change = Change::new(None, make, move |made: Answer<_>| told.send(made.is_ok()).unwrap());
+        let change = Change::new(None, make, move |made: Answer<_>| sender.send(made.is_ok()).unwrap());
         when_open(Arc::clone(service), change, Patience::default());
         move || made.recv_timeout(2 * LONGEST).expect("an answer")
     }
@@ -236,9 +236,9 @@ mod tests {
     fn what_no_freed_file_gives_back_is_not_waited_for() {
         let (fs, service) = full();
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
-        let (told, made) = channel();
+        let (sender, made) = channel();
         let make = |service: &Service| service.setxattr(SYSTEM, ROOT_INO, b"user.long", b"value", 0);
-        let change = Change::new(None, make, move |made: Answer<()>| told.send(made).unwrap());
+        let change = Change::new(None, make, move |made: Answer<()>| sender.send(made).unwrap());
         when_open(Arc::clone(&service), change, Patience::default());
         let refused = made.try_recv().expect("an answer at once").unwrap_err();
         assert_eq!((refused.errno, fs.tries.load(Ordering::SeqCst)), (Errno::ENOSPC, 1));
@@ -248,9 +248,9 @@ mod tests {
     fn a_change_that_waits_when_the_mount_goes_is_let_go() {
         let (_, service) = full();
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
-        let (told, made) = channel();
+        let (sender, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
-        let change = Change::new(None, make, move |made: Answer<_>| told.send(made.is_ok()).unwrap());
+        let change = Change::new(None, make, move |made: Answer<_>| sender.send(made.is_ok()).unwrap());
         when_open(Arc::clone(&service), change, Patience::default());
         service.end();
         assert_eq!(made.recv_timeout(LONGEST / 2), Err(RecvTimeoutError::Disconnected));

@@ -41,7 +41,7 @@ const QUIET_MAX: usize = 10_000;
 #[derive(Default)]
 struct Names {
     /// By directory; until when the kernel may keep each name.
-    told: HashMap<Ino, HashMap<Box<[u8]>, Instant>>,
+    reported: HashMap<Ino, HashMap<Box<[u8]>, Instant>>,
     count: usize,
     /// Directories that others change, and until when the kernel may keep none of their names.
     quiet: HashMap<Ino, Instant>,
@@ -113,12 +113,12 @@ impl Names {
             self.quiet.remove(&dir);
         }
         if self.count >= NAMES_MAX {
-            self.told.retain(|_, names| {
+            self.reported.retain(|_, names| {
                 names.retain(|_, gone| *gone > now);
                 !names.is_empty()
             });
             self.quiet.retain(|_, until| *until > now);
-            self.count = self.told.values().map(HashMap::len).sum();
+            self.count = self.reported.values().map(HashMap::len).sum();
             if self.count >= NAMES_MAX {
                 return false;
             }
@@ -128,14 +128,14 @@ impl Names {
     }
 
     fn insert(&mut self, dir: Ino, name: &[u8], now: Instant) {
-        let names = self.told.entry(dir).or_default();
+        let names = self.reported.entry(dir).or_default();
         self.count += usize::from(names.insert(name.into(), now + NAME_GONE).is_none());
     }
 
     /// Takes the names of a directory that the kernel may keep, and until when; `None` if it has none. If any were
     /// noted, the kernel may keep no new ones for a while.
     fn take(&mut self, dir: Ino, now: Instant) -> Option<(Vec<Box<[u8]>>, Instant)> {
-        let names = self.told.remove(&dir)?;
+        let names = self.reported.remove(&dir)?;
         self.count -= names.len();
         if self.quiet.len() >= QUIET_MAX {
             self.quiet.retain(|_, until| *until > now);

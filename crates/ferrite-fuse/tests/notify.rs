@@ -19,7 +19,7 @@ fn make(fs: &dyn FileSystem, name: &[u8], content: &[u8]) -> (u64, Arc<dyn OpenF
 }
 
 #[test]
-fn what_the_kernel_remembers_is_dropped_when_it_is_told() {
+fn what_the_kernel_caches_is_dropped_when_it_is_notified() {
     if std::env::var_os("FERRITE_SKIP_FUSE").is_some() {
         return eprintln!("skipped: FERRITE_SKIP_FUSE is set");
     }
@@ -28,11 +28,11 @@ fn what_the_kernel_remembers_is_dropped_when_it_is_told() {
         "no /dev/fuse: run `modprobe fuse`, or set FERRITE_SKIP_FUSE=1"
     );
     for rings in [Rings::Off, Rings::Auto] {
-        told(rings);
+        notified(rings);
     }
 }
 
-fn told(rings: Rings) {
+fn notified(rings: Rings) {
     let dir = tempfile::tempdir().unwrap();
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let (ino, file) = make(&*fs, b"file", b"before");

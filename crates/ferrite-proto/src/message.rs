@@ -20,7 +20,7 @@ fields!(Node { ino, generation, mac });
 
 /// An inode's attributes, and how to name it in requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told {
+pub struct NodeAttr {
     /// The attributes.
     pub attr: Attr,
     /// See [`Node::mac`].
@@ -29,9 +29,9 @@ pub struct Told {
     pub is_pinned: bool,
 }
 
-fields!(Told { attr, mac, is_pinned });
+fields!(NodeAttr { attr, mac, is_pinned });
 
-impl Told {
+impl NodeAttr {
     /// How requests name it.
     pub fn node(&self) -> Node {
         Node {
@@ -129,14 +129,18 @@ super::codec::values!(SessionState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenedFile {
     /// Its inode.
-    pub told: Told,
+    pub node_attr: NodeAttr,
     /// The call created it.
     pub created: bool,
     /// The server's MAC on inode and mode, with which the client reopens it after a restart.
     pub mac: u64,
 }
 
-fields!(OpenedFile { told, created, mac });
+fields!(OpenedFile {
+    node_attr,
+    created,
+    mac
+});
 
 /// The answer to one part of a read in several requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,16 +163,16 @@ pub struct Entry<'m> {
     /// Its name.
     pub name: &'m [u8],
     /// Further information about it.
-    pub told: EntryTold,
+    pub node_attr: EntryInfo,
 }
 
 /// The information of a listing about an entry besides its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EntryTold {
+pub enum EntryInfo {
     /// How to name it in requests.
     Node(Node),
     /// Its attributes, if requested.
-    Attributes(Told),
+    Attributes(NodeAttr),
     /// Why neither is available.
     Nothing(FsError),
 }
@@ -179,16 +183,16 @@ impl Encode for Entry<'_> {
         self.kind.put(out);
         self.next_cookie.put(out);
         self.name.put(out);
-        match &self.told {
-            EntryTold::Node(node) => {
+        match &self.info {
+            EntryInfo::Node(node) => {
                 0u8.put(out);
                 node.put(out);
             }
-            EntryTold::Attributes(told) => {
+            EntryInfo::Attributes(node_attr) => {
                 1u8.put(out);
-                told.put(out);
+                node_attr.put(out);
             }
-            EntryTold::Nothing(error) => {
+            EntryInfo::Nothing(error) => {
                 2u8.put(out);
                 error.put(out);
             }
@@ -203,10 +207,10 @@ impl<'m> Wire<'m> for Entry<'m> {
             kind: from.get()?,
             next_cookie: from.get()?,
             name: from.get()?,
-            told: match from.get::<u8>()? {
-                0 => EntryTold::Node(from.get()?),
-                1 => EntryTold::Attributes(from.get()?),
-                2 => EntryTold::Nothing(from.get()?),
+            info: match from.get::<u8>()? {
+                0 => EntryInfo::Node(from.get()?),
+                1 => EntryInfo::Attributes(from.get()?),
+                2 => EntryInfo::Nothing(from.get()?),
                 _ => return Err(Malformed("an entry has a name for requests, attributes or an error")),
             },
         })

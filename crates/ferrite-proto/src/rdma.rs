@@ -32,7 +32,7 @@ impl Wire<'_> for UdpPlace {
 
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueuePairTold {
+pub struct QueuePairInfo {
     /// Where its packets go.
     pub place: UdpPlace,
     /// Its number.
@@ -43,7 +43,7 @@ pub struct QueuePairTold {
     pub mtu: u8,
 }
 
-fields!(QueuePairTold { place, qpn, psn, mtu });
+fields!(QueuePairInfo { place, qpn, psn, mtu });
 
 /// Length of a pass.
 pub const PASS_BYTES: usize = 16;
@@ -76,7 +76,7 @@ fields!(GrantedKey {
 
 /// A bound file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct BoundTold {
+pub struct BoundFileInfo {
     /// Its inode.
     pub ino: u64,
     /// Its size.
@@ -95,7 +95,7 @@ pub struct BoundTold {
     pub hits: u64,
 }
 
-fields!(BoundTold {
+fields!(BoundFileInfo {
     ino,
     size,
     is_attached,
@@ -143,7 +143,7 @@ pub struct RdmaActivity {
     /// Its counters.
     pub counters: RdmaCounters,
     /// Bound files of the export.
-    pub files: Vec<BoundTold>,
+    pub files: Vec<BoundFileInfo>,
 }
 
 fields!(RdmaActivity {

@@ -11,7 +11,7 @@ use ferrite_vfs::{FallocateMode, NewFile, NewNode, OpenFlags, OpenMode, RenameMo
 
 use super::codec::{Encode, Malformed, Reader, Wire};
 use super::message::{Node, ResumeToken};
-use super::rdma::QueuePairTold;
+use super::rdma::QueuePairInfo;
 
 /// All numbers of requests are smaller.
 pub const REQUEST_NUMBERS: usize = 64;
@@ -224,7 +224,7 @@ requests! {
         /// that the client has reached.
         54 Rdma {}
         /// Opens the peer of the client's queue pair; answered with the server's end.
-        55 OpenQueuePair { client: QueuePairTold }
+        55 OpenQueuePair { client: QueuePairInfo }
         /// Closes one, by the server's number.
         56 CloseQueuePair { qpn: u32 }
         /// Gives a key of a regular file, for queue pairs of the session; answered with a `GrantedKey`. `atomic`: each

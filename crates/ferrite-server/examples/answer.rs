@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, mkfs};
 use ferrite_pm::{Access, Region};
-use ferrite_proto::{QueuePairTold, UdpPlace};
+use ferrite_proto::{QueuePairInfo, UdpPlace};
 use ferrite_rnic::Options;
 use ferrite_roce::requester::Request;
 use ferrite_roce::wire::UDP_PORT;
@@ -142,7 +142,7 @@ impl Lender for Player {
     fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
         let opened = self.game.adapter.open(
             SESSION,
-            &QueuePairTold {
+            &QueuePairInfo {
                 place: UdpPlace(SocketAddr::new(theirs.ip, UDP_PORT)),
                 qpn: theirs.qpn,
                 psn: theirs.psn,

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ferrite_client::secure::Key;
 use ferrite_client::{Client, ClientOptions};
-use ferrite_proto::{QueuePairTold, UdpPlace};
+use ferrite_proto::{QueuePairInfo, UdpPlace};
 use ferrite_roce::wire::UDP_PORT;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{FileSystem, Ino, ROOT_INO, SYSTEM};
@@ -79,7 +79,7 @@ impl Lender for OfServer {
     }
 
     fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
-        let opened = self.client.open_queue_pair(&QueuePairTold {
+        let opened = self.client.open_queue_pair(&QueuePairInfo {
             place: UdpPlace(SocketAddr::new(theirs.ip, UDP_PORT)),
             qpn: theirs.qpn,
             psn: theirs.psn,

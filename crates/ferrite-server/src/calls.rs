@@ -21,7 +21,7 @@ use ferrite_vfs::{
 use super::reply::{Bytes, Names, Reply, put, put_reply};
 use super::session::Session;
 use super::state::HIDDEN_PREFIX;
-use ferrite_proto::{FsRequest, Head, Node, OpenedFile, Told};
+use ferrite_proto::{FsRequest, Head, Node, NodeAttr, OpenedFile};
 
 /// A request in execution.
 pub(super) struct Answering<'s> {
@@ -130,7 +130,7 @@ impl<'s> Answering<'s> {
         }
     }
 
-    fn told(&self, attr: Attr) -> Told {
+    fn reported(&self, attr: Attr) -> NodeAttr {
         let export = &self.session.export;
         // The engine does not pin its root. The export's root is pinned as long as the server runs.
         let has_pin = self.ctx.pins && attr.ino != ROOT_INO;
@@ -138,7 +138,7 @@ impl<'s> Answering<'s> {
         if has_pin && attr.ino == export.root() {
             export.fs().unpin(SYSTEM, attr.ino, 1);
         }
-        Told {
+        NodeAttr {
             attr: export.shown_attr(attr),
             mac: export.node(attr.ino, attr.generation).mac,
             is_pinned,
@@ -148,13 +148,13 @@ impl<'s> Answering<'s> {
     /// Keeps an open file, and describes it.
     fn opened(&self, opened: Opened, mode: OpenMode, number: u64) -> Result<OpenedFile> {
         let attr = opened.attr;
-        let told = self.told(attr);
+        let reported = self.reported(attr);
         if let Err(error) = self.session.keep_file(number, opened.file, mode) {
             self.session.undo(self.id);
             return Err(error);
         }
         Ok(OpenedFile {
-            told,
+            reported,
             created: opened.created,
             mac: self.file_mac(attr.ino, attr.generation, mode),
         })
@@ -179,14 +179,14 @@ impl<'s> Answering<'s> {
         }
     }
 
-    fn lookup(&self, parent: Node, name: &[u8]) -> Reply<Told> {
+    fn lookup(&self, parent: Node, name: &[u8]) -> Reply<NodeAttr> {
         let mut is_leased = false;
         let result = self.find(parent, name, &mut is_leased);
         Reply { result, is_leased }
     }
 
     /// Sets `is_leased` if the session has leases on the directory, and on the inode found.
-    fn find(&self, parent: Node, name: &[u8], is_leased: &mut bool) -> Result<Told> {
+    fn find(&self, parent: Node, name: &[u8], is_leased: &mut bool) -> Result<NodeAttr> {
         let (session, fs) = (self.session, self.fs());
         let dir = session.hold(parent)?;
         let has_lease = session.lease(dir.ino);
@@ -197,7 +197,7 @@ impl<'s> Answering<'s> {
                 return Err(error);
             }
         };
-        let mut told = self.told(attr);
+        let mut reported = self.reported(attr);
         // The attributes are older than the lease on them.
         if has_lease
             && session.lease(attr.ino)
@@ -206,9 +206,9 @@ impl<'s> Answering<'s> {
             && again.nlink > 0
         {
             *is_leased = true;
-            told.attr = self.shown(again);
+            reported.attr = self.shown(again);
         }
-        Ok(told)
+        Ok(reported)
     }
 
     fn parent(&self, dir: Node) -> Result<Node> {
@@ -260,28 +260,28 @@ impl<'s> Answering<'s> {
         self.fs().readlink(&self.ctx, node.ino).map(Bytes)
     }
 
-    fn mknod(&self, parent: Node, name: &[u8], new: &NewNode) -> Result<Told> {
+    fn mknod(&self, parent: Node, name: &[u8], new: &NewNode) -> Result<NodeAttr> {
         let parent = self.session.hold(parent)?;
         let attr = self.fs().mknod(&self.ctx, parent.ino, name, new)?;
-        Ok(self.told(attr))
+        Ok(self.reported(attr))
     }
 
-    fn mkdir(&self, parent: Node, name: &[u8], mode: u32) -> Result<Told> {
+    fn mkdir(&self, parent: Node, name: &[u8], mode: u32) -> Result<NodeAttr> {
         let parent = self.session.hold(parent)?;
         let attr = self.fs().mkdir(&self.ctx, parent.ino, name, mode)?;
-        Ok(self.told(attr))
+        Ok(self.reported(attr))
     }
 
-    fn symlink(&self, parent: Node, name: &[u8], target: &[u8]) -> Result<Told> {
+    fn symlink(&self, parent: Node, name: &[u8], target: &[u8]) -> Result<NodeAttr> {
         let parent = self.session.hold(parent)?;
         let attr = self.fs().symlink(&self.ctx, parent.ino, name, target)?;
-        Ok(self.told(attr))
+        Ok(self.reported(attr))
     }
 
-    fn link(&self, node: Node, parent: Node, name: &[u8]) -> Result<Told> {
+    fn link(&self, node: Node, parent: Node, name: &[u8]) -> Result<NodeAttr> {
         let (node, parent) = (self.session.hold(node)?, self.session.hold(parent)?);
         let attr = self.fs().link(&self.ctx, node.ino, parent.ino, name)?;
-        Ok(self.told(attr))
+        Ok(self.reported(attr))
     }
 
     fn unlink(&self, parent: Node, name: &[u8]) -> Result<()> {
@@ -353,7 +353,7 @@ impl<'s> Answering<'s> {
         self.opened(opened, new.open, number)
     }
 
-    fn resolve(&self, (root, base): (Node, Node), path: &[u8], follow: bool) -> Result<Told> {
+    fn resolve(&self, (root, base): (Node, Node), path: &[u8], follow: bool) -> Result<NodeAttr> {
         let (root, base) = (self.session.hold(root)?, self.session.hold(base)?);
         let start = Start {
             root: root.ino,
@@ -361,7 +361,7 @@ impl<'s> Answering<'s> {
         };
         // The client's root lies within the export, or its MAC would be wrong.
         let attr = self.fs().resolve(&self.ctx, &start, path, follow)?;
-        Ok(self.told(attr))
+        Ok(self.reported(attr))
     }
 
     fn open_path(&self, (root, base): (Node, Node), path: &[u8], flags: &OpenFlags, number: u64) -> Result<OpenedFile> {

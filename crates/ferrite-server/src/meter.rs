@@ -21,7 +21,7 @@ use ferrite_fabric::reactor::{Data, TurnCounts};
 use super::Inner;
 use crate::lock_order;
 use ferrite_proto::{
-    Activity, BoundTold, Counted, LATENCY_CLASSES, OperationActivity, REQUEST_NUMBERS, RdmaCounters, SHORTEST_LOG2,
+    Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OperationActivity, REQUEST_NUMBERS, RdmaCounters, SHORTEST_LOG2,
 };
 
 #[derive(Debug)]
@@ -258,7 +258,7 @@ pub struct Metrics {
     /// The counters of the RDMA adapter, if there is one.
     pub rdma: Option<RdmaCounters>,
     /// Bound files, by the name of the export.
-    pub bound: Vec<(String, Vec<BoundTold>)>,
+    pub bound: Vec<(String, Vec<BoundFileInfo>)>,
 }
 
 /// Reports a server's activity, as long as the server exists.

@@ -8,7 +8,7 @@ use super::meter::{Metrics, Observer};
 use super::session::Session;
 use super::verbs::Verbs;
 use super::{Inner, Server};
-use ferrite_proto::{Activity, BoundTold, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
+use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
 
 /// Most clients in a report to a client.
 const CLIENTS_MAX: usize = 32;
@@ -51,7 +51,7 @@ impl Inner {
             .into_iter()
             .map(|(session, operations)| ClientActivity {
                 operations,
-                ..session.told(now_ms)
+                ..session.client_activity(now_ms)
             })
             .collect();
         clients.sort_by_cached_key(|client| (std::cmp::Reverse(client.total().requests), client.session));
@@ -93,7 +93,7 @@ impl Inner {
         }
     }
 
-    fn bound_files(&self) -> Vec<(String, Vec<BoundTold>)> {
+    fn bound_files(&self) -> Vec<(String, Vec<BoundFileInfo>)> {
         let Some(verbs) = &self.verbs else {
             return Vec::new();
         };

@@ -275,7 +275,7 @@ impl Session {
     }
 
     /// The client's state, without its operations; `now_ms` since the server began.
-    pub(super) fn told(&self, now_ms: u64) -> ClientActivity {
+    pub(super) fn client_activity(&self, now_ms: u64) -> ClientActivity {
         let is_connected = self.is_connected();
         let kept = self.kept.lock();
         ClientActivity {

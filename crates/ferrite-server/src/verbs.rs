@@ -25,7 +25,7 @@ use super::reply::put;
 use super::session::Session;
 use crate::lock_order;
 use ferrite_proto::{
-    BoundTold, GrantedKey, Head, Node, QueuePairTold, RdmaActivity, RdmaCounters, RdmaRequest, UdpPlace,
+    BoundFileInfo, GrantedKey, Head, Node, QueuePairInfo, RdmaActivity, RdmaCounters, RdmaRequest, UdpPlace,
 };
 
 /// Most queue pairs of a session.
@@ -47,7 +47,7 @@ struct Held {
     /// The name of its export, which no other has.
     export: String,
     /// By the client's end.
-    queue_pairs: Vec<(QueuePairTold, QueuePairTold, Charge)>,
+    queue_pairs: Vec<(QueuePairInfo, QueuePairInfo, Charge)>,
     keys: FxHashMap<u32, Key>,
 }
 
@@ -152,7 +152,7 @@ impl Verbs {
                 .collect();
             files.retain(|file| known.contains(&file.ino));
         }
-        let shown = |file: BoundTold| BoundTold {
+        let shown = |file: BoundFileInfo| BoundFileInfo {
             ino: export.shown(file.ino),
             ..file
         };
@@ -177,7 +177,7 @@ impl Verbs {
             .number
     }
 
-    fn open(&self, session: &Session, client: &QueuePairTold) -> Result<QueuePairTold> {
+    fn open(&self, session: &Session, client: &QueuePairInfo) -> Result<QueuePairInfo> {
         let is_its_own =
             |address: std::net::SocketAddr| address.ip().to_canonical() == client.place.0.ip().to_canonical();
         if !session.meter.address().is_some_and(is_its_own) {

@@ -14,8 +14,8 @@ use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_client::secure::Key;
 use ferrite_client::{Client, ClientOptions, ConnectError};
 use ferrite_proto::{
-    BoundTold, FileRequest, FsRequest, GrantedKey, ImmediateRequest, Node, OpenedFile, QueuePairTold, RdmaCounters,
-    RdmaRequest, Request, SessionRequest, SessionState, Told, UdpPlace,
+    BoundFileInfo, FileRequest, FsRequest, GrantedKey, ImmediateRequest, Node, NodeAttr, OpenedFile, QueuePairInfo,
+    RdmaCounters, RdmaRequest, Request, SessionRequest, SessionState, UdpPlace,
 };
 use ferrite_server::{Bounds, KeyWanted, Keys, Rdma, Resource, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
@@ -202,7 +202,7 @@ impl Keys for Generous {
         Ok(())
     }
 
-    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo> {
         Vec::new()
     }
 }
@@ -212,8 +212,8 @@ impl Rdma for Generous {
         Vec::new()
     }
 
-    fn open(&self, _: u64, client: &QueuePairTold) -> Result<QueuePairTold> {
-        Ok(QueuePairTold {
+    fn open(&self, _: u64, client: &QueuePairInfo) -> Result<QueuePairInfo> {
+        Ok(QueuePairInfo {
             qpn: self.0.fetch_add(1, Ordering::Relaxed),
             ..*client
         })
@@ -241,11 +241,11 @@ impl Rdma for Generous {
 fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
     let name = format!("file{n}");
     raw.pins = false;
-    let told: Told = raw.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = raw.done(&FsRequest::Lookup {
         parent: root,
         name: name.as_bytes(),
     });
-    let node = told.node();
+    let node = node_attr.node();
     let (request, refusal): (Request<'_>, FsError) = match resource {
         Resource::OpenFiles => {
             let mode = OpenMode::read_only();
@@ -253,15 +253,15 @@ fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
         }
         Resource::PinnedInodes => {
             raw.pins = true;
-            let told: Told = raw.done(&FsRequest::Lookup {
+            let node_attr: NodeAttr = raw.done(&FsRequest::Lookup {
                 parent: root,
                 name: name.as_bytes(),
             });
             raw.pins = false;
-            if !told.is_pinned {
+            if !node_attr.is_pinned {
                 assert_eq!(raw.refused(&FsRequest::Pin { node }), FsError::TooManyOpen);
             }
-            return told.is_pinned;
+            return node_attr.is_pinned;
         }
         Resource::LockOwners => {
             let lock = ImmediateRequest::Lock {
@@ -274,7 +274,7 @@ fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
             (lock.into(), FsError::NoSpace(SpaceOf::RecordLocks))
         }
         Resource::QueuePairs => {
-            let client = QueuePairTold {
+            let client = QueuePairInfo {
                 place: UdpPlace("127.0.0.1:4791".parse().unwrap()),
                 qpn: n as u32,
                 psn: 0,
@@ -379,7 +379,7 @@ fn slots_that_nobody_uses_are_taken_back() {
         slot: slots[0],
         seq: *number << 32 | 1,
     });
-    let _: Told = raw.done(&mkdir(welcome.root, "unsettled"));
+    let _: NodeAttr = raw.done(&mkdir(welcome.root, "unsettled"));
     let (mut late, _) = Raw::with_session(&address, "");
     let began = Instant::now();
     let (_, got) = loop {
@@ -410,7 +410,7 @@ fn slots_that_nobody_uses_are_taken_back() {
         slot: again[0],
         seq: fresh << 32 | 1,
     });
-    let _: Told = raw.done(&mkdir(welcome.root, "late"));
+    let _: NodeAttr = raw.done(&mkdir(welcome.root, "late"));
     // A client that lost its slots asks again, and its callers do not notice.
     client.mkdir(SYSTEM, ROOT_INO, b"second", 0o755).unwrap();
     client.rmdir(SYSTEM, ROOT_INO, b"second").unwrap();

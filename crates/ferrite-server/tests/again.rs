@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use crate::common::bystander::new_file;
 use crate::common::raw::Raw;
 use crate::common::{export, make_pool, mount, serve, serve_at};
-use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, Node, OpenedFile, SessionRequest, SessionState, Told};
+use ferrite_proto::{
+    FileRequest, FsRequest, ImmediateRequest, Node, NodeAttr, OpenedFile, SessionRequest, SessionState,
+};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
@@ -39,7 +41,7 @@ fn a_lock_that_was_claimed_late_is_claimed_again_after_the_next_restart() {
         new: new_file(true),
         file: 1,
     });
-    let node = file.told.node();
+    let node = file.node_attr.node();
     raw.done::<()>(&lock(node, false));
     for restart in 0..3 {
         server.stop();
@@ -81,7 +83,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     });
     // It answers no recall, so that changes wait for its term.
     let _: u32 = reader.done(&SessionRequest::Leases { relied_on: false });
-    let _: Told = reader.done(&FsRequest::Lookup {
+    let _: NodeAttr = reader.done(&FsRequest::Lookup {
         parent: reader_welcome.root,
         name: b"file",
     });
@@ -97,7 +99,7 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
     assert!(writer.send(&body, b"x"));
     // On the same connection, and on later ones: the server answers one of them when the change is made.
     assert!(writer.send(&body, b"x"));
-    let size = || fs.getattr(SYSTEM, file.told.attr.ino).unwrap().size;
+    let size = || fs.getattr(SYSTEM, file.node_attr.attr.ino).unwrap().size;
     for _ in 0..2 {
         // Everything sent so far has arrived.
         writer.done::<()>(&ImmediateRequest::Ping {});

@@ -10,8 +10,8 @@ use crate::common;
 use crate::common::raw::Raw;
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
-    Call, FileRequest, FsRequest, ImmediateRequest, LockingRequest, Node, QueuePairTold, REQUEST_NUMBERS, RdmaRequest,
-    Request, SessionRequest, Told, UdpPlace,
+    Call, FileRequest, FsRequest, ImmediateRequest, LockingRequest, Node, NodeAttr, QueuePairInfo, REQUEST_NUMBERS,
+    RdmaRequest, Request, SessionRequest, UdpPlace,
 };
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};
@@ -108,7 +108,7 @@ impl World {
     /// The server's name of the inode with this name in the root.
     fn node(&mut self, name: &[u8]) -> Node {
         let parent = self.root;
-        self.raw.done::<Told>(&FsRequest::Lookup { parent, name }).node()
+        self.raw.done::<NodeAttr>(&FsRequest::Lookup { parent, name }).node()
     }
 
     fn walk_down(&mut self, depth: usize) -> Node {
@@ -116,7 +116,7 @@ impl World {
         for _ in 0..depth {
             at = self
                 .raw
-                .done::<Told>(&FsRequest::Lookup { parent: at, name: b"a" })
+                .done::<NodeAttr>(&FsRequest::Lookup { parent: at, name: b"a" })
                 .node();
         }
         at
@@ -261,7 +261,7 @@ fn of_session(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
         }
         "Rdma" => measured(&mut world.raw, RdmaRequest::Rdma {}.into()),
         "OpenQueuePair" => {
-            let client = QueuePairTold {
+            let client = QueuePairInfo {
                 place: UdpPlace("127.0.0.1:9".parse().unwrap()),
                 qpn: 1,
                 psn: 0,
@@ -391,7 +391,7 @@ fn of_paths(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
         "Parent" => measured(&mut world.raw, FsRequest::Parent { dir: base }.into()),
         "Readlink" => {
             let (parent, name) = (base, &b"up"[..]);
-            let node = world.raw.done::<Told>(&FsRequest::Lookup { parent, name }).node();
+            let node = world.raw.done::<NodeAttr>(&FsRequest::Lookup { parent, name }).node();
             measured(&mut world.raw, FsRequest::Readlink { node }.into());
         }
         "Resolve" => {

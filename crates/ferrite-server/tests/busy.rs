@@ -59,7 +59,7 @@ fn client(address: &str, name: &[u8]) -> (Raw, ferrite_proto::Welcome) {
         file: 1,
     });
     raw.done::<()>(&ImmediateRequest::Lock {
-        node: created.told.node(),
+        node: created.node_attr.node(),
         client: 1,
         lock: LockRequest::Flock(LockOwner(1), LockKind::Exclusive),
         may_wait: false,

@@ -9,7 +9,7 @@ use crate::common::bystander::{Bystander, new_file};
 use crate::common::raw::Raw;
 use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_proto::{
-    BoundTold, FsRequest, GrantedKey, ImmediateRequest, Node, QueuePairTold, RdmaCounters, RdmaRequest, Told,
+    BoundFileInfo, FsRequest, GrantedKey, ImmediateRequest, Node, NodeAttr, QueuePairInfo, RdmaCounters, RdmaRequest,
 };
 use ferrite_server::{KeyWanted, Keys, Rdma, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
@@ -75,7 +75,7 @@ impl Keys for Slow {
         Err(FsError::NoSpace(SpaceOf::Blocks))
     }
 
-    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo> {
         Vec::new()
     }
 }
@@ -85,7 +85,7 @@ impl Rdma for Slow {
         Vec::new()
     }
 
-    fn open(&self, _: u64, _: &QueuePairTold) -> Result<QueuePairTold> {
+    fn open(&self, _: u64, _: &QueuePairInfo) -> Result<QueuePairInfo> {
         Err(FsError::TooManyOpen)
     }
 
@@ -119,13 +119,13 @@ fn nobody_who_leaves_waits_for_a_file_to_be_bound() {
     let options = ServerOptions::default().rdma(Some(slow.clone()));
     let (_server, address) = serve(fs, vec![export("")], &options);
     let (mut binds, welcome) = Raw::with_session(&address, "");
-    let told: Told = binds.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = binds.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let (mut leaves, mut stays) = (Raw::with_session(&address, "").0, Raw::with_session(&address, "").0);
     let bind = binds.body(&RdmaRequest::Bind {
-        node: told.node(),
+        node: node_attr.node(),
         writable: false,
         defragment: false,
         atomic: false,
@@ -174,11 +174,11 @@ fn a_lock_is_anothers_only_when_keys_are_taken_back() {
         let options = ServerOptions::default().lease(lease).rdma(Some(slow.clone()));
         let (_server, address) = serve(fs, vec![export("")], &options);
         let (mut first, welcome) = Raw::with_session(&address, "");
-        let told: Told = first.done(&FsRequest::Lookup {
+        let node_attr: NodeAttr = first.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: b"file",
         });
-        let node = told.node();
+        let node = node_attr.node();
         first.done::<GrantedKey>(&bind(node));
         first.done::<()>(&exclusive(node));
         match leaves {
@@ -218,11 +218,11 @@ fn nobody_waits_for_a_key_that_another_gives_back() {
     let options = ServerOptions::default().rdma(Some(slow.clone()));
     let (_server, address) = serve(fs, vec![export("")], &options);
     let (mut first, welcome) = Raw::with_session(&address, "");
-    let told: Told = first.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = first.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    let key = first.done::<GrantedKey>(&bind(told.node())).key;
+    let key = first.done::<GrantedKey>(&bind(node_attr.node())).key;
     let release = first.body(&RdmaRequest::ReleaseKey { key });
     assert!(first.send(&release, &[]));
     slow.wait_until_it_is_at_it();
@@ -233,9 +233,9 @@ fn nobody_waits_for_a_key_that_another_gives_back() {
     slow.goes_on();
     assert!(first.receive().unwrap().1.is_ok());
     // Keys that an unbind has ended are invalid, though the file could not be sealed.
-    let key = first.done::<GrantedKey>(&bind(told.node())).key;
+    let key = first.done::<GrantedKey>(&bind(node_attr.node())).key;
     slow.is_at_it.store(false, Ordering::Release);
-    let unbind = RdmaRequest::Unbind { node: told.node() };
+    let unbind = RdmaRequest::Unbind { node: node_attr.node() };
     assert_eq!(first.refused(&unbind), FsError::NoSpace(SpaceOf::Blocks));
     first.done::<()>(&RdmaRequest::ReleaseKey { key });
     assert!(!slow.is_at_it.load(Ordering::Acquire), "it was the session's still");

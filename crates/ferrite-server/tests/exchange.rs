@@ -65,10 +65,10 @@ fn answer_to(qpn: u32) -> Vec<u8> {
 }
 
 fn start() -> (TcpStream, Receiver<Event>) {
-    let (told, events) = channel();
+    let (sender, events) = channel();
     let listener = lending::port("0").unwrap();
     let address = ("127.0.0.1", listener.local_addr().unwrap().port());
-    std::thread::spawn(move || lending::listen(&listener, || Double(told.clone())));
+    std::thread::spawn(move || lending::listen(&listener, || Double(sender.clone())));
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     (stream, events)

@@ -9,8 +9,8 @@ use crate::common::bystander::{Bystander, new_file, node};
 use crate::common::raw::{Raw, invented, root_without_mac};
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
-    ENTRY_FOLLOWS, Entry, EntryTold, FileRequest, FsRequest, ImmediateRequest, LISTING_ENDS, Node, OpenedFile, Reader,
-    ResumeToken, SessionRequest, SessionState, Told,
+    ENTRY_FOLLOWS, Entry, EntryInfo, FileRequest, FsRequest, ImmediateRequest, LISTING_ENDS, Node, NodeAttr,
+    OpenedFile, Reader, ResumeToken, SessionRequest, SessionState,
 };
 use ferrite_server::{ExportOptions, NOBODY, Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
@@ -90,8 +90,8 @@ fn macs_tokens_and_numbers_of_others() {
         name: name.as_bytes(),
         mode: 0o777,
     };
-    let outside: Told = all.done(&mkdir(root.root, "outside"));
-    let inside: Told = sub.done(&mkdir(sub_root.root, "inside"));
+    let outside: NodeAttr = all.done(&mkdir(root.root, "outside"));
+    let inside: NodeAttr = sub.done(&mkdir(sub_root.root, "inside"));
     let mut flipped = inside.node();
     flipped.mac ^= 1 << 40;
     let mut renumbered = inside.node();
@@ -180,7 +180,7 @@ fn macs_tokens_and_numbers_of_others() {
         FsError::Stale
     );
     for round in 0..40 {
-        let _: Told = all.done(&mkdir(root.root, ["a", "b"][round % 2]));
+        let _: NodeAttr = all.done(&mkdir(root.root, ["a", "b"][round % 2]));
         assert_eq!(
             all.refused(&FsRequest::Getattr { node: outside.node() }),
             FsError::Stale
@@ -220,13 +220,13 @@ fn macs_tokens_and_numbers_of_others() {
     all.done::<()>(&FileRequest::Fsync { file: 77 });
     // A MAC of an open file for reading does not open it for writing.
     let read: u64 = all.done(&FsRequest::Open {
-        node: opened.told.node(),
+        node: opened.node_attr.node(),
         mode: OpenMode::read_only(),
         file: 78,
     });
     for (mode, mac) in [(OpenMode::read_write(), read), (OpenMode::read_only(), opened.mac)] {
         let request = FsRequest::Reopen {
-            node: opened.told.node(),
+            node: opened.node_attr.node(),
             mode,
             mac,
             file: 79,
@@ -235,7 +235,7 @@ fn macs_tokens_and_numbers_of_others() {
     }
     // Pins that it does not have cannot be released.
     sub.done::<()>(&FsRequest::Release {
-        pins: vec![(ROOT_INO, u64::MAX), (opened.told.attr.ino, 5), (u64::MAX, 1)],
+        pins: vec![(ROOT_INO, u64::MAX), (opened.node_attr.attr.ino, 5), (u64::MAX, 1)],
     });
     // Slots and token numbers of other sessions, and slots that do not exist.
     let (number, slots): (u64, Vec<u32>) = all.done(&SessionRequest::Slots { count: u32::MAX });
@@ -264,8 +264,8 @@ fn macs_tokens_and_numbers_of_others() {
         slot: other_slots[0],
         seq: other_number << 32 | 1,
     });
-    let first: Told = sub.done(&mkdir(sub_root.root, "once"));
-    let second: Told = sub.done(&mkdir(sub_root.root, "once"));
+    let first: NodeAttr = sub.done(&mkdir(sub_root.root, "once"));
+    let second: NodeAttr = sub.done(&mkdir(sub_root.root, "once"));
     assert_eq!(first.attr.ino, second.attr.ino);
     bystander.goes_on();
 }
@@ -300,8 +300,8 @@ fn nothing_leads_out_of_a_subtree() {
         path: path.as_bytes(),
         follow: true,
     };
-    let dir: Told = raw.done(&resolve(root, "dir"));
-    let deep: Told = raw.done(&resolve(root, "/dir/deep"));
+    let dir: NodeAttr = raw.done(&resolve(root, "dir"));
+    let deep: NodeAttr = raw.done(&resolve(root, "/dir/deep"));
     assert_eq!(raw.done::<Node>(&FsRequest::Parent { dir: root }), root);
     for (name, target) in [
         ("up", "../secret"),
@@ -310,7 +310,7 @@ fn nothing_leads_out_of_a_subtree() {
         ("root", "/../secret"),
         ("dirs", "dir/deep/../../../secret"),
     ] {
-        let _: Told = raw.done(&FsRequest::Symlink {
+        let _: NodeAttr = raw.done(&FsRequest::Symlink {
             parent: root,
             name: name.as_bytes(),
             target: target.as_bytes(),
@@ -346,8 +346,8 @@ fn nothing_leads_out_of_a_subtree() {
         assert_eq!(raw.refused(&open), FsError::NotFound, "{path}");
     }
     for path in ["..", "../..", "dir/../..", "/..", "."] {
-        let told: Told = raw.done(&resolve(root, path));
-        assert_eq!(told.node(), root, "{path}");
+        let node_attr: NodeAttr = raw.done(&resolve(root, path));
+        assert_eq!(node_attr.node(), root, "{path}");
     }
     // A directory moved out while the client has it takes the client nowhere.
     let at = |path: &[u8]| fs.resolve(SYSTEM, &Start::default(), path, true).unwrap().ino;
@@ -390,7 +390,7 @@ fn a_read_only_export_changes_nothing() {
     fs.mknod(SYSTEM, sub.ino, b"file", &node(FileKind::File, 0o666))
         .unwrap();
     fs.symlink(SYSTEM, sub.ino, b"link", b"file").unwrap();
-    let file: Told = raw.done(&FsRequest::Lookup {
+    let file: NodeAttr = raw.done(&FsRequest::Lookup {
         parent: root,
         name: b"file",
     });
@@ -535,7 +535,7 @@ fn root_is_nobody_unless_it_may_be() {
     let (mut raw, welcome) = Raw::with_session(&address, "sub");
     let root = welcome.root;
     // `check` is off: the server does not trust that.
-    let made: Told = raw.done(&FsRequest::Mkdir {
+    let made: NodeAttr = raw.done(&FsRequest::Mkdir {
         parent: root,
         name: b"mine",
         mode: 0o755,
@@ -585,7 +585,7 @@ fn root_is_nobody_unless_it_may_be() {
     );
     (raw.uid, raw.gid, raw.groups) = (1000, 1000, vec![5]);
     let opened: OpenedFile = raw.done(&read(b"groups"));
-    assert_eq!(opened.told.attr.gid, 5);
+    assert_eq!(opened.node_attr.attr.gid, 5);
 }
 
 /// A client's kernel lets its root list everything, and a client of its own lists without having opened anything.
@@ -607,7 +607,7 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
     raw.pins = true;
     let mut list = |uid, name: &'static str, with_attributes| {
         raw.uid = uid;
-        let dir: Told = raw.done(&FsRequest::Lookup {
+        let dir: NodeAttr = raw.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: name.as_bytes(),
         });
@@ -625,10 +625,10 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
             (entry.name, reader.get::<u8>().unwrap()),
             (&b"secret"[..], LISTING_ENDS)
         );
-        match entry.told {
-            EntryTold::Nothing(error) => Ok(Err(error)),
-            EntryTold::Node(_) => Ok(Ok(false)),
-            EntryTold::Attributes(_) => Ok(Ok(true)),
+        match entry.info {
+            EntryInfo::Nothing(error) => Ok(Err(error)),
+            EntryInfo::Node(_) => Ok(Ok(false)),
+            EntryInfo::Attributes(_) => Ok(Ok(true)),
         }
     };
     for with_attributes in [true, false] {
@@ -657,7 +657,7 @@ fn where_root_is_nobody_a_program_is_read_to_run_it() {
     for (name, mode) in [("program", 0o711), ("private", 0o700)] {
         fs.mknod(SYSTEM, sub.ino, name.as_bytes(), &node(FileKind::File, mode))
             .unwrap();
-        let file: Told = raw.done(&FsRequest::Lookup {
+        let file: NodeAttr = raw.done(&FsRequest::Lookup {
             parent: welcome.root,
             name: name.as_bytes(),
         });

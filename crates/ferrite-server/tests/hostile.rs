@@ -14,8 +14,8 @@ use common::raw::{Raw, hello, prefix, root_without_mac};
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX};
 use ferrite_proto::{
-    FileRequest, FsRequest, ImmediateRequest, LockingRequest, MAGIC, Node, OpenedFile, Reader, Request, SessionRequest,
-    SessionState, Told, VERSION,
+    FileRequest, FsRequest, ImmediateRequest, LockingRequest, MAGIC, Node, NodeAttr, OpenedFile, Reader, Request,
+    SessionRequest, SessionState, VERSION,
 };
 use ferrite_server::{Server, ServerOptions};
 use ferrite_testkit::rng::Rng;
@@ -180,7 +180,7 @@ fn arguments_that_no_client_of_ours_sends() {
             new: new_file(true),
             file: 1,
         });
-        let file = made.told.node();
+        let file = made.node_attr.node();
         let long = [b'x'; 300];
         let names: [&[u8]; 9] = [b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b", b"\0", &long];
         for name in names {
@@ -307,7 +307,7 @@ fn arguments_that_no_client_of_ours_sends() {
             reply_bytes: 0,
         });
         // Endless paths, and links to themselves.
-        let _: Told = raw.done(&FsRequest::Symlink {
+        let _: NodeAttr = raw.done(&FsRequest::Symlink {
             parent: root,
             name: b"self",
             target: b"self/self",
@@ -647,7 +647,7 @@ fn what_a_session_keeps_is_bounded() {
                 name: b"file",
             });
             let unlock = raw.body(&LockingRequest::Unlock {
-                node: made.told.node(),
+                node: made.node_attr.node(),
                 client: client << 20 | raw.number(),
                 owner: LockOwner(1),
                 what: ferrite_vfs::locks::Unlock::All,
@@ -669,7 +669,7 @@ fn what_a_session_keeps_is_bounded() {
         let mode = OpenMode::read_only();
         last = raw
             .ask(&FsRequest::Open {
-                node: made.told.node(),
+                node: made.node_attr.node(),
                 mode,
                 file,
             })

@@ -203,7 +203,7 @@ fn a_client_with_a_key_wants_a_server_that_proves_it() {
             false => matches!(error, HandshakeError::Unproved { .. }),
         };
         assert!(expected, "{garbage}: {error}");
-        assert_eq!(impostor.join().unwrap(), b"", "it was told something");
+        assert_eq!(impostor.join().unwrap(), b"", "it received something");
     }
     let options = ClientOptions::default().encrypt(Encrypt::On);
     let error = handshake_error(refused(&address, "", &options));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::raw::{Came, Raw};
 use crate::common::{connect_leased_tcp, connect_tcp, export, serve};
 use ferrite_client::Client;
-use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, Node, RECALL_ID, Reader, SessionRequest, Told};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, Node, NodeAttr, RECALL_ID, Reader, SessionRequest};
 use ferrite_server::{ExportOptions, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -56,7 +56,7 @@ impl Holder {
 
     fn node(&mut self, name: &[u8]) -> Node {
         let parent = self.root;
-        self.raw.done::<Told>(&FsRequest::Lookup { parent, name }).node()
+        self.raw.done::<NodeAttr>(&FsRequest::Lookup { parent, name }).node()
     }
 
     /// Asks for attributes; returns whether they come with a lease.
@@ -323,7 +323,7 @@ fn a_client_that_never_answers_a_recall_holds_up_others_ever_less_often() {
 
 /// Where a client may only read, its cache is worth less than others' ability to change files at once.
 #[test]
-fn an_export_gives_leases_unless_it_is_read_only_or_told_otherwise() {
+fn an_export_gives_leases_unless_it_is_read_only_or_set_otherwise() {
     let exports: [(ExportOptions, bool); 6] = [
         (export("a"), true),
         (export("b").leases(Some(false)), false),

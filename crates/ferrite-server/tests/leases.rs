@@ -8,7 +8,7 @@ use crate::common::proxy::{Proxy, Weather};
 use crate::common::raw::Raw;
 use crate::common::{connect, connect_leased, connect_leased_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::Client;
-use ferrite_proto::{FsRequest, ImmediateRequest, SessionRequest, Told};
+use ferrite_proto::{FsRequest, ImmediateRequest, NodeAttr, SessionRequest};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -241,11 +241,11 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
         mute.done::<u32>(&SessionRequest::Leases { relied_on: false }),
         TERM.as_millis() as u32
     );
-    let told: Told = mute.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = mute.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
-    assert_eq!(told.attr.ino, attr.ino);
+    assert_eq!(node_attr.attr.ino, attr.ino);
     // The other client's own work continues meanwhile, and so does everything else.
     let began = Instant::now();
     std::thread::scope(|scope| {

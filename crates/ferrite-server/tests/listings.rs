@@ -107,7 +107,7 @@ fn small_parts_cost_little_more_than_the_whole() {
 fn an_answer_is_as_long_as_is_wanted() {
     let (_server, address, _client, _) = directory();
     let (mut raw, welcome) = Raw::with_session(&address, "");
-    let dir: ferrite_proto::Told = raw.done(&FsRequest::Lookup {
+    let dir: ferrite_proto::NodeAttr = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"dir",
     });

@@ -126,7 +126,7 @@ fn readers_share_and_writers_exclude() {
 }
 
 #[test]
-fn who_is_in_the_way_is_told() {
+fn who_is_in_the_way_is_reported() {
     let (_server, address) = server();
     let (a, b) = (connect(&address), connect(&address));
     let ino = file(&a, b"file");
@@ -339,7 +339,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     try_lock(&holder, ino, &flock(1, Exclusive)).unwrap();
     // A client that has a lock, and does not come back for it.
     let (mut gone, welcome) = Raw::with_session(&address, "");
-    let mine: ferrite_proto::Told = gone.done(&FsRequest::Lookup {
+    let mine: ferrite_proto::NodeAttr = gone.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
@@ -381,7 +381,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     // A request that wanted no wait, and whose client lost its patience. Once this one was granted to no owner, too.
     let third = file(&cancels, b"third");
     let (mut impatient, welcome) = Raw::with_session(&address, "");
-    let theirs: ferrite_proto::Told = impatient.done(&FsRequest::Lookup {
+    let theirs: ferrite_proto::NodeAttr = impatient.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"third",
     });
@@ -417,12 +417,12 @@ fn requests_that_come_twice_are_answered_once() {
     let ino = file(&a, b"file");
     try_lock(&a, ino, &flock(1, Exclusive)).unwrap();
     let (mut raw, welcome) = Raw::with_session(&address, "");
-    let told: ferrite_proto::Told = raw.done(&FsRequest::Lookup {
+    let node_attr: ferrite_proto::NodeAttr = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let body = raw.body(&ImmediateRequest::Lock {
-        node: told.node(),
+        node: node_attr.node(),
         client: 5,
         lock: flock(9, Exclusive),
         may_wait: true,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::answers::{Frame, HEAD_BYTES, Liar, honest, number_of};
 use ferrite_client::volume::RemoteVolume;
 use ferrite_client::{Client, ClientOptions};
-use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryTold, LISTING_GOES_ON};
+use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_GOES_ON};
 use ferrite_vfs::volume::Volume;
 use ferrite_vfs::{FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 
@@ -62,7 +62,7 @@ fn one_entry(name: &[u8], next_cookie: u64, out: &mut Vec<u8>) {
         kind: FileKind::File,
         next_cookie,
         name,
-        told: EntryTold::Nothing(FsError::Stale),
+        reported: EntryInfo::Nothing(FsError::Stale),
     }
     .put(out);
 }
@@ -116,13 +116,13 @@ fn a_listing_that_does_not_proceed_ends() {
 
 #[test]
 fn a_search_in_a_file_leads_on() {
-    for (kind, told) in [
+    for (kind, reported) in [
         ("SeekData", 0),
         ("SeekHole", 0),
         ("SeekData", u64::MAX),
         ("SeekHole", 1 << 63),
     ] {
-        let (client, _liar, _) = lied_to(kind, move |frame| says(frame, |out| told.put(out)));
+        let (client, _liar, _) = lied_to(kind, move |frame| says(frame, |out| reported.put(out)));
         let ino = client.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
         let file = client.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
         is_refused(match kind {
@@ -134,8 +134,8 @@ fn a_search_in_a_file_leads_on() {
 
 #[test]
 fn a_write_goes_where_it_was_sent_and_is_no_longer_than_it_was() {
-    for told in [(3, 100), (4, 1), (u64::MAX, 1), (3, u64::MAX), (1 << 63, 1)] {
-        let (client, _liar, _) = lied_to("Write", move |frame| says(frame, |out| told.put(out)));
+    for reported in [(3, 100), (4, 1), (u64::MAX, 1), (3, u64::MAX), (1 << 63, 1)] {
+        let (client, _liar, _) = lied_to("Write", move |frame| says(frame, |out| reported.put(out)));
         let ino = client.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
         let file = client.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         is_refused(file.write_at(SYSTEM, 3, b"text"));

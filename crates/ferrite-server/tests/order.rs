@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::raw::{Raw, prefix};
 use crate::common::{export, serve};
-use ferrite_proto::{FsRequest, SessionState, Told};
+use ferrite_proto::{FsRequest, NodeAttr, SessionState};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Attr, Ctx, FileKind, FileSystem, FsError, Layer, NewNode, ROOT_INO, Result, SYSTEM, StatFs};
@@ -29,9 +29,9 @@ fn a_release_that_is_repeated_gives_back_one_pin() {
         parent: welcome.root,
         name: b"file",
     };
-    let told: Told = raw.done(&lookup);
-    assert!(told.is_pinned);
-    raw.done::<Told>(&lookup);
+    let node_attr: NodeAttr = raw.done(&lookup);
+    assert!(node_attr.is_pinned);
+    raw.done::<NodeAttr>(&lookup);
     raw.pins = false;
     fs.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
     let release = FsRequest::Release { pins: vec![(ino, 1)] };
@@ -41,7 +41,7 @@ fn a_release_that_is_repeated_gives_back_one_pin() {
         raw.next_is(number - 1);
         raw.done::<()>(&release);
     }
-    let getattr = FsRequest::Getattr { node: told.node() };
+    let getattr = FsRequest::Getattr { node: node_attr.node() };
     assert_eq!(raw.done::<Attr>(&getattr).nlink, 0);
     // Another release releases the other.
     raw.done::<()>(&release);

@@ -253,8 +253,8 @@ fn what_is_sent_late_is_what_was_asked_for() {
     };
     // Not so much that the socket would learn to take more at once.
     let (body, data) = raw.ask(&ask(PAGE as u32)).unwrap().unwrap();
-    let told: Piece = Reader::new(&body).last().unwrap();
-    assert!(told.version.is_some());
+    let reported: Piece = Reader::new(&body).last().unwrap();
+    assert!(reported.version.is_some());
     assert_eq!(round_of(0, &data), 1);
     let body = raw.body(&ask((PAGES * PAGE) as u32));
     assert!(raw.send(&body, &[]));
@@ -278,12 +278,12 @@ fn what_is_sent_late_is_what_was_asked_for() {
     });
     let (_, came) = raw.receive().unwrap();
     let (body, data) = came.unwrap();
-    assert_eq!(Reader::new(&body).last::<Piece>().unwrap(), told);
+    assert_eq!(Reader::new(&body).last::<Piece>().unwrap(), reported);
     let is_as_it_was = data == (0..PAGES).flat_map(|index| page(index, 1)).collect::<Vec<u8>>();
     assert!(is_as_it_was, "another file's content was sent");
     let (body, data) = raw.ask(&ask(PAGE as u32)).unwrap().unwrap();
-    let told_now: Piece = Reader::new(&body).last().unwrap();
-    assert!(data.is_empty() && told_now.version != told.version);
+    let reported_now: Piece = Reader::new(&body).last().unwrap();
+    assert!(data.is_empty() && reported_now.version != reported.version);
 }
 
 /// Requests that a client need not make.
@@ -312,7 +312,7 @@ fn pieces_of_other_lengths_and_files_are_refused() {
     assert_eq!(piece(78, 0, 10), Err(FsError::Stale));
     for (offset, len_bytes) in [(0, 0), (0, 10), (u64::MAX, DATA_BYTES_MAX as u32)] {
         let (body, data) = piece(77, offset, len_bytes).unwrap();
-        let told: Piece = Reader::new(&body).last().unwrap();
-        assert!(told.version.is_some() && data.is_empty());
+        let reported: Piece = Reader::new(&body).last().unwrap();
+        assert!(reported.version.is_some() && data.is_empty());
     }
 }

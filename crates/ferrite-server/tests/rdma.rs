@@ -13,7 +13,7 @@ use crate::common::{connect, connect_leased, export, serve, serve_at};
 use crate::double::Double;
 use ferrite_client::Client;
 use ferrite_client::rdma::{How, RemoteError, RemoteFile, RemoteOptions};
-use ferrite_proto::{QueuePairTold, UdpPlace};
+use ferrite_proto::{QueuePairInfo, UdpPlace};
 use ferrite_rnic::{Initiator, InitiatorOptions, Options};
 use ferrite_server::rdma::{Adapter, BoundFiles};
 use ferrite_server::{ExportOptions, KeyWanted, Keys, Rdma, Server, ServerOptions};
@@ -152,9 +152,9 @@ fn pages_of_a_pool_are_written_in_place() {
     fs.setattr(SYSTEM, made.attr.ino, &short).unwrap();
     assert_eq!(file.read(29_000, &mut part).unwrap(), 1_000);
     file.append(b"end").unwrap();
-    let told = client.rdma_activity().unwrap().files;
-    assert_eq!((told.len(), told[0].keys, told[0].size), (1, 1, 30_003));
-    assert!(told[0].entries > 0 && told[0].writable);
+    let reported = client.rdma_activity().unwrap().files;
+    assert_eq!((reported.len(), reported[0].keys, reported[0].size), (1, 1, 30_003));
+    assert!(reported[0].entries > 0 && reported[0].writable);
     // A READ behind the new end cost a queue pair, unnoticed.
     assert_eq!(file.traffic().reconnects, 1);
     file.close().unwrap();
@@ -397,7 +397,7 @@ fn queue_pair(client: &Client) -> Initiator {
     let place = client.rdma_places().unwrap()[0];
     let mut initiator = Initiator::new(place, InitiatorOptions::default()).unwrap();
     let offer = initiator.offer();
-    let ours = QueuePairTold {
+    let ours = QueuePairInfo {
         place: UdpPlace(offer.address),
         qpn: offer.qpn,
         psn: offer.psn.value(),
@@ -452,7 +452,7 @@ fn nobody_gets_a_key_for_what_is_not_his() {
     assert_eq!(all.rdma_activity().unwrap().files.len(), 1);
     assert_eq!(connect("dir").rdma_activity().unwrap().files, []);
     // A queue pair at an address that is not the client's would make the server send there.
-    let elsewhere = QueuePairTold {
+    let elsewhere = QueuePairInfo {
         place: UdpPlace("127.0.0.2:5000".parse().unwrap()),
         qpn: 20,
         psn: 1,
@@ -460,7 +460,7 @@ fn nobody_gets_a_key_for_what_is_not_his() {
     };
     let refused = all.open_queue_pair(&elsewhere).unwrap_err().to_string();
     assert!(refused.contains("address that the client connects from"), "{refused}");
-    let mtu = QueuePairTold {
+    let mtu = QueuePairInfo {
         place: UdpPlace("127.0.0.1:5000".parse().unwrap()),
         mtu: 9,
         ..elsewhere
@@ -605,7 +605,7 @@ impl Keys for Mute {
         Ok(())
     }
 
-    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<ferrite_proto::BoundTold> {
+    fn files(&self, _: &Arc<dyn FileSystem>) -> Vec<ferrite_proto::BoundFileInfo> {
         Vec::new()
     }
 }
@@ -615,8 +615,8 @@ impl Rdma for Mute {
         vec![self.0]
     }
 
-    fn open(&self, _: u64, client: &QueuePairTold) -> ferrite_vfs::Result<QueuePairTold> {
-        Ok(QueuePairTold {
+    fn open(&self, _: u64, client: &QueuePairInfo) -> ferrite_vfs::Result<QueuePairInfo> {
+        Ok(QueuePairInfo {
             place: UdpPlace(self.0),
             ..*client
         })

@@ -298,7 +298,7 @@ fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
 
 /// A writer that reached one copy alone must not make that one look newer than others' later writes.
 #[test]
-fn what_only_a_minority_was_told_is_not_believed() {
+fn what_only_a_minority_has_is_not_believed() {
     let mut hosts = hosts(0, 1);
     let file = open(&hosts);
     file.write(0, b"base").unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::raw::Raw;
 use crate::common::{export, serve};
-use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, LockingRequest, OpenedFile, Told};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, LockingRequest, NodeAttr, OpenedFile};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::memfs::MemFs;
@@ -61,7 +61,7 @@ impl User {
         }
     }
 
-    fn found(&mut self, name: &str) -> Told {
+    fn found(&mut self, name: &str) -> NodeAttr {
         self.raw.done(&FsRequest::Lookup {
             parent: self.root,
             name: name.as_bytes(),
@@ -138,7 +138,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     });
     fs.setattr(
         SYSTEM,
-        created.told.attr.ino,
+        created.node_attr.attr.ino,
         &SetAttr {
             mode: Some(0),
             ..SetAttr::default()
@@ -151,7 +151,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     assert_eq!(user.locks("own", true, Shared), Err(FsError::BadHandle));
     fs.setattr(
         SYSTEM,
-        created.told.attr.ino,
+        created.node_attr.attr.ino,
         &SetAttr {
             mode: Some(0o444),
             ..SetAttr::default()
@@ -159,7 +159,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
     )
     .unwrap();
     user.raw.done::<u64>(&FsRequest::Open {
-        node: created.told.node(),
+        node: created.node_attr.node(),
         mode: OpenMode::read_only(),
         file: 2,
     });
@@ -171,7 +171,7 @@ fn a_lock_needs_the_right_that_an_open_file_would_need() {
 #[test]
 fn nobody_learns_of_the_locks_on_what_is_not_theirs() {
     let (_server, address, _) = server();
-    for (uid, is_told) in [(OWNER, true), (OTHER_USER, false)] {
+    for (uid, is_reported) in [(OWNER, true), (OTHER_USER, false)] {
         let mut user = User::at(&address, "squashed", uid);
         let node = user.found("private").node();
         let LockRequest::Record(lock) = LockRequest::Record(RecordLock {
@@ -183,7 +183,7 @@ fn nobody_learns_of_the_locks_on_what_is_not_theirs() {
             unreachable!("it is a record lock")
         };
         let came = user.raw.ask(&LockingRequest::ConflictingLock { node, client: 1, lock });
-        assert_eq!(came.expect("an answer").is_ok(), is_told);
+        assert_eq!(came.expect("an answer").is_ok(), is_reported);
     }
 }
 

@@ -11,7 +11,9 @@ use crate::common::raw::{Raw, prefix};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
-use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, OpenedFile, Reader, SessionRequest, SessionState, Told};
+use ferrite_proto::{
+    FileRequest, FsRequest, ImmediateRequest, NodeAttr, OpenedFile, Reader, SessionRequest, SessionState,
+};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
@@ -85,12 +87,12 @@ fn a_session_that_has_ended_claims_nothing() {
     let (mut ended, welcome) = Raw::with_session(&address, "");
     let holder = connect(&address);
     let file = holder.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
-    let told: Told = ended.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = ended.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let claim = |is_claim| ImmediateRequest::Lock {
-        node: told.node(),
+        node: node_attr.node(),
         client: 1,
         lock: exclusive(7),
         may_wait: false,
@@ -129,12 +131,12 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let (mut raw, welcome) = Raw::with_session(&address, "");
     engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
-    let told: Told = raw.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let lock = |is_claim| ImmediateRequest::Lock {
-        node: told.node(),
+        node: node_attr.node(),
         client: 1,
         lock: exclusive(7),
         may_wait: false,
@@ -171,7 +173,7 @@ fn who_was_interrupted_while_reclaiming_reclaims_again() {
         slot: slots[0],
         seq: new << 32 | 1,
     });
-    raw.done::<Told>(&FsRequest::Mkdir {
+    raw.done::<NodeAttr>(&FsRequest::Mkdir {
         parent: welcome.root,
         name: b"dir",
         mode: 0o755,
@@ -210,7 +212,7 @@ fn what_is_claimed_twice_is_pinned_once() {
     let before = engine.statfs(SYSTEM).unwrap().inodes_free;
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
     raw.pins = true;
-    let told: Told = raw.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
@@ -222,13 +224,13 @@ fn what_is_claimed_twice_is_pinned_once() {
         raw.next_is(1000 * round);
         let again = raw.set_up_session("", Some(welcome.resume_token)).unwrap();
         assert_eq!(again.state, SessionState::ToReclaim);
-        raw.done::<()>(&FsRequest::Pin { node: told.node() });
+        raw.done::<()>(&FsRequest::Pin { node: node_attr.node() });
     }
     raw.done::<()>(&ImmediateRequest::Reclaimed {});
     engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before - 1);
     raw.done::<()>(&FsRequest::Release {
-        pins: vec![(told.node().ino, 1)],
+        pins: vec![(node_attr.node().ino, 1)],
     });
     assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
 }
@@ -243,12 +245,12 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
     let (mut holder, welcome) = Raw::with_session(&address, "");
     drop(engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap());
-    let told: Told = holder.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = holder.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     let lock = |is_claim| ImmediateRequest::Lock {
-        node: told.node(),
+        node: node_attr.node(),
         client: 1,
         lock: exclusive(7),
         may_wait: false,
@@ -360,12 +362,12 @@ fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
 
 /// The outcome of a submitted write.
 fn submitted(file: &Arc<dyn OpenFile>) -> Result<()> {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let pool = ferrite_vfs::buffers::Pool::new(1 << 20).unwrap();
     let buffer = pool.take(4).unwrap();
-    let done = move |_, written: Result<ferrite_vfs::Written>| drop(tell.send(written.map(drop)));
+    let done = move |_, written: Result<ferrite_vfs::Written>| drop(sender.send(written.map(drop)));
     file.submit_write(SYSTEM, Position::At(0).into(), buffer, Box::new(done));
-    told.recv_timeout(Duration::from_secs(20)).unwrap()
+    receiver.recv_timeout(Duration::from_secs(20)).unwrap()
 }
 
 /// Files without names that a server kept for sessions which have all ended are freed by the next.
@@ -516,7 +518,7 @@ fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
         let (body, _) = raw.receive().unwrap().1.unwrap();
         let opened: OpenedFile = Reader::new(&body).last().unwrap();
         let attr: Attr = raw.done(&FileRequest::FileGetattr { file: 7 });
-        assert_eq!(attr.ino, opened.told.attr.ino);
+        assert_eq!(attr.ino, opened.node_attr.attr.ino);
         attr.ino
     };
     let old = opened();
@@ -562,9 +564,9 @@ fn who_waits_for_a_buffer_keeps_no_worker() {
             parent: welcome.root,
             name: b"file",
         };
-        let told: Told = raw.done(&path);
+        let node_attr: NodeAttr = raw.done(&path);
         raw.done::<u64>(&FsRequest::Open {
-            node: told.node(),
+            node: node_attr.node(),
             mode: OpenMode::read_write(),
             file: 1,
         });
@@ -610,12 +612,12 @@ fn a_client_that_the_server_does_not_read_keeps_its_session() {
     let lease = Duration::from_secs(2);
     let (server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default().lease(lease));
     let (mut raw, welcome) = Raw::with_session(&address, "");
-    let told: Told = raw.done(&FsRequest::Lookup {
+    let node_attr: NodeAttr = raw.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"file",
     });
     raw.done::<()>(&ImmediateRequest::Lock {
-        node: told.node(),
+        node: node_attr.node(),
         client: 1,
         lock: exclusive(7),
         may_wait: false,
@@ -654,17 +656,17 @@ fn the_root_of_a_subtree_is_not_pinned_for_clients() {
     let (_server, address) = serve(fs, vec![export("sub").path("/sub")], &ServerOptions::default());
     let (mut raw, welcome) = Raw::with_session(&address, "sub");
     raw.pins = true;
-    let told: Told = raw.done(&FsRequest::Resolve {
+    let node_attr: NodeAttr = raw.done(&FsRequest::Resolve {
         root: welcome.root,
         base: welcome.root,
         path: b"/",
         follow: true,
     });
-    assert_eq!((told.node(), told.is_pinned), (welcome.root, false));
-    let told: Told = raw.done(&FsRequest::Mkdir {
+    assert_eq!((node_attr.node(), node_attr.is_pinned), (welcome.root, false));
+    let node_attr: NodeAttr = raw.done(&FsRequest::Mkdir {
         parent: welcome.root,
         name: b"dir",
         mode: 0o755,
     });
-    assert!(told.is_pinned);
+    assert!(node_attr.is_pinned);
 }

@@ -183,7 +183,7 @@ fn completions_ask_for_more() {
 }
 
 #[test]
-fn who_has_no_patience_is_told_in_time_and_who_closes_at_once() {
+fn a_timeout_is_reported_in_time_and_a_close_at_once() {
     let path = make_pool(16 << 20, 1000);
     let (server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
     let network = Proxy::new(&address, Weather::default(), 5);
@@ -196,28 +196,31 @@ fn who_has_no_patience_is_told_in_time_and_who_closes_at_once() {
     }];
     network.silence(true);
     let pool = Pool::new(4 << 20).unwrap();
-    let (told, told_by) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let began = Instant::now();
     for file in &files {
         for _ in 0..20 {
-            let told = told.clone();
+            let sender = sender.clone();
             file.submit_write(
                 SYSTEM,
                 Position::At(0).into(),
                 pool.take(PAGE).unwrap(),
-                Box::new(move |_, written| told.send(written.map(drop)).unwrap()),
+                Box::new(move |_, written| sender.send(written.map(drop)).unwrap()),
             );
         }
     }
     for _ in 0..20 {
-        assert_eq!(told_by.recv_timeout(Duration::from_secs(5)), Ok(Err(FsError::TimedOut)));
+        assert_eq!(
+            receiver.recv_timeout(Duration::from_secs(5)),
+            Ok(Err(FsError::TimedOut))
+        );
     }
     assert!(began.elapsed() >= Duration::from_millis(300));
-    assert!(told_by.try_recv().is_err(), "the other waits");
+    assert!(receiver.try_recv().is_err(), "the other waits");
     patient.close();
     for _ in 0..20 {
-        let told = told_by.recv_timeout(Duration::from_secs(5));
-        assert_eq!(told, Ok(Err(FsError::Disconnected)));
+        let outcome = receiver.recv_timeout(Duration::from_secs(5));
+        assert_eq!(outcome, Ok(Err(FsError::Disconnected)));
     }
     assert_eq!(pool.free_bytes(), pool.len_bytes());
     drop(server);

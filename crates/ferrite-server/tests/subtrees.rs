@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::bystander::{new_file, node};
 use crate::common::raw::Raw;
 use crate::common::{export, serve};
-use ferrite_proto::{FsRequest, Node, OpenedFile, SessionState, Told};
+use ferrite_proto::{FsRequest, Node, NodeAttr, OpenedFile, SessionState};
 use ferrite_server::{ExportOptions, Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
@@ -39,7 +39,7 @@ fn resolve(root: Node, path: &str) -> FsRequest<'_> {
 }
 
 fn find(raw: &mut Raw, root: Node, path: &str) -> Node {
-    raw.done::<Told>(&resolve(root, path)).node()
+    raw.done::<NodeAttr>(&resolve(root, path)).node()
 }
 
 /// One request of each kind that names a directory.
@@ -176,7 +176,7 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
         let use_both = |raw: &mut Raw| {
             for node in [dir, deep] {
                 assert!(raw.ask(&FsRequest::Getattr { node }).unwrap().is_ok());
-                let _: Told = raw.done(&FsRequest::Lookup {
+                let _: NodeAttr = raw.done(&FsRequest::Lookup {
                     parent: node,
                     name: b"file",
                 });
@@ -185,7 +185,7 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
         use_both(&mut raw);
         rename(&mut all, (sub, "dir"), (other, "dir"), RenameMode::Replace);
         let moved = find(&mut all, top, "other/dir");
-        let _: Told = all.done(&FsRequest::Mkdir {
+        let _: NodeAttr = all.done(&FsRequest::Mkdir {
             parent: moved,
             name: b"later",
             mode: 0o777,
@@ -196,13 +196,13 @@ fn what_is_moved_out_of_an_export_is_out_of_reach() {
             }
         }
         // The rest of the export is usable, and so is a directory that comes back.
-        let _: Told = raw.done(&resolve(root, "file"));
+        let _: NodeAttr = raw.done(&resolve(root, "file"));
         rename(&mut all, (other, "dir"), (sub, "back"), RenameMode::Replace);
         use_both(&mut raw);
         rename(&mut raw, (root, "back"), (root, "dir"), RenameMode::Replace);
         use_both(&mut raw);
         // An exchange takes one out and brings one in.
-        let _: Told = all.done(&FsRequest::Mkdir {
+        let _: NodeAttr = all.done(&FsRequest::Mkdir {
             parent: other,
             name: b"in",
             mode: 0o777,
@@ -313,8 +313,8 @@ fn a_changed_path_or_epoch_ends_all_handles() {
         };
         assert_eq!(state, expected, "{changed:?}");
         for node in [welcome.root, dir, deep, file] {
-            let told = raw.ask(&FsRequest::Getattr { node }).unwrap();
-            assert_eq!(told.is_ok(), stays, "{changed:?}: {node:?}");
+            let answer = raw.ask(&FsRequest::Getattr { node }).unwrap();
+            assert_eq!(answer.is_ok(), stays, "{changed:?}: {node:?}");
         }
         assert_eq!(raw.ask(&reopen).unwrap().is_ok(), stays, "{changed:?}");
         assert_eq!(

@@ -72,7 +72,7 @@ impl Two {
 }
 
 /// Reports which inodes are revoked, each after a while.
-fn told(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
+fn watcher(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
     let (sender, taken) = channel();
     let sender = parking_lot::Mutex::new(sender);
     let take_back = move |ino| {
@@ -88,7 +88,7 @@ fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
     let two = Two::new();
     assert!(two.other.vouching().is_none());
     assert_eq!(two.asked(), [Duration::ZERO; 3]);
-    two.vouching().watch(told(Duration::ZERO, true).0);
+    two.vouching().watch(watcher(Duration::ZERO, true).0);
     for vouched in two.asked() {
         assert!(vouched > Duration::ZERO && vouched <= TERM / 2, "{vouched:?}");
     }
@@ -102,10 +102,10 @@ fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
 }
 
 #[test]
-fn a_change_waits_until_what_was_told_is_taken_back() {
+fn a_change_waits_until_what_was_cached_is_taken_back() {
     const SLOW: Duration = Duration::from_millis(300);
     let two = Two::new();
-    let (take_back, taken) = told(SLOW, true);
+    let (take_back, taken) = watcher(SLOW, true);
     two.vouching().watch(take_back);
     assert!(two.asked()[0] > Duration::ZERO);
     let took = two.change();
@@ -124,7 +124,7 @@ fn a_change_waits_until_what_was_told_is_taken_back() {
 #[test]
 fn what_cannot_be_taken_back_is_over_with_its_lease() {
     let two = Two::new();
-    let (take_back, taken) = told(Duration::ZERO, false);
+    let (take_back, taken) = watcher(Duration::ZERO, false);
     two.vouching().watch(take_back);
     assert!(two.asked()[0] > Duration::ZERO);
     let took = two.change();
@@ -134,7 +134,7 @@ fn what_cannot_be_taken_back_is_over_with_its_lease() {
 
 /// A broken connection revokes no answers of the client: its guarantees hold nevertheless.
 #[test]
-fn what_was_told_holds_over_a_broken_connection() {
+fn what_was_cached_holds_over_a_broken_connection() {
     for connects_first in [true, false] {
         let two = Two::new();
         let is_taken = Arc::new(AtomicBool::new(false));
@@ -154,7 +154,7 @@ fn what_was_told_holds_over_a_broken_connection() {
         two.change();
         assert!(
             is_taken.load(Ordering::SeqCst) || began.elapsed() >= vouched,
-            "changed {:?} after it was told for {vouched:?}",
+            "changed {:?} after it was cached for {vouched:?}",
             began.elapsed()
         );
     }

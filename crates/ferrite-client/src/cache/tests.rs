@@ -62,7 +62,7 @@ fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
 
 /// The term counts from before the request was sent, and only another answer extends it.
 #[test]
-fn nothing_is_told_after_its_term() {
+fn nothing_is_served_after_its_term() {
     let (cache, attr) = (Cache::new(1 << 20), attr());
     let node = node(&attr);
     cache.connected(TERM);

@@ -23,7 +23,7 @@ use ferrite_vfs::{
 use parking_lot::Mutex;
 
 use crate::Client;
-use ferrite_proto::{QueuePairTold, UdpPlace};
+use ferrite_proto::{QueuePairInfo, UdpPlace};
 
 /// How often, in a row, the file requests a new key for a refused one.
 const KEYS: u32 = 3;
@@ -607,7 +607,7 @@ impl RemoteFile {
             Err(error) => return not(&error),
         };
         let offer = initiator.offer();
-        let ours = QueuePairTold {
+        let ours = QueuePairInfo {
             place: UdpPlace(offer.address),
             qpn: offer.qpn,
             psn: offer.psn.value(),

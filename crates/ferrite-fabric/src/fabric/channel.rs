@@ -263,11 +263,11 @@ mod tests {
             !channel.return_credit(&mut here, &pool).expect("tried"),
             "the provider took it at once"
         );
-        let is_told = (0..1000).any(|_| {
+        let is_sent = (0..1000).any(|_| {
             here.poll(&mut Vec::new()).expect("polled");
             there.poll(&mut Vec::new()).expect("polled");
             channel.return_credit(&mut here, &pool).expect("tried")
         });
-        assert!(is_told);
+        assert!(is_sent);
     }
 }

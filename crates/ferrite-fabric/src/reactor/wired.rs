@@ -316,7 +316,7 @@ impl Fabrics {
 
     fn admit(&mut self, connection: u64, stream: &TcpStream, body: &[u8]) -> Result<(Reply, Wired), String> {
         let said = Introduction::decode(body)?;
-        let options = self.options.as_ref().ok_or("it was not told to")?;
+        let options = self.options.as_ref().ok_or("it is not configured to")?;
         if !options.providers.iter().any(|name| name == said.provider.name()) {
             return Err(format!(
                 "it does not serve provider `{}`, only {}",
@@ -583,8 +583,8 @@ impl Fabrics {
             // The client may send more in their place.
             wired.channel.took(std::mem::take(&mut wired.unserved));
             let endpoint = &mut self.ends[wired.end].endpoint;
-            let is_told = wired.channel.return_credit(endpoint, &self.pool);
-            if !is_told.map_err(|_| Close)? {
+            let is_sent = wired.channel.return_credit(endpoint, &self.pool);
+            if !is_sent.map_err(|_| Close)? {
                 // Its client may send nothing until then.
                 self.blocked.push(connection);
             }

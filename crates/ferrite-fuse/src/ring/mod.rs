@@ -92,7 +92,7 @@ fn count_cpus(list: &str) -> Option<u16> {
 struct Thread {
     handle: JoinHandle<()>,
     inbox: Arc<Inbox>,
-    told: Receiver<io::Result<Arc<Inbox>>>,
+    reports: Receiver<io::Result<Arc<Inbox>>>,
     device: Option<Sender<std::os::fd::OwnedFd>>,
 }
 
@@ -132,17 +132,19 @@ impl Rings {
                 only,
                 depth: (SLOTS_AT_FIRST / usize::from(count).max(1)).clamp(DEPTH_MIN, DEPTH_MAX),
             };
-            let (tell, told) = channel();
+            let (sender, reports) = channel();
             let (give, device) = channel();
             let handle = std::thread::Builder::new()
                 .name(format!("ferrite-ring-{cpu}"))
-                .spawn(move || queue::run(&task, &tell, &device))?;
+                .spawn(move || queue::run(&task, &sender, &device))?;
             // Dropping the rings made so far ends them.
-            let inbox = told.recv().map_err(|_| io::Error::other("a ring's thread ended"))??;
+            let inbox = reports
+                .recv()
+                .map_err(|_| io::Error::other("a ring's thread ended"))??;
             rings.threads.lock().push(Thread {
                 handle,
                 inbox,
-                told,
+                reports,
                 device: Some(give),
             });
         }
@@ -175,7 +177,7 @@ impl Rings {
         }
         for thread in threads.iter() {
             thread
-                .told
+                .reports
                 .recv()
                 .map_err(|_| io::Error::other("a ring's thread ended"))??;
         }

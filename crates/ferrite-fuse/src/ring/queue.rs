@@ -49,9 +49,9 @@ impl Inbox {
         let mut answered = self.answered.lock();
         answered.push(slot);
         // The thread itself looks without a wake-up, and one call wakes it for all.
-        let is_told = answered.len() > 1 || std::thread::current().id() == self.owner;
+        let is_woken = answered.len() > 1 || std::thread::current().id() == self.owner;
         drop(answered);
-        if !is_told {
+        if !is_woken {
             self.wake.wake();
         }
     }
@@ -75,13 +75,13 @@ pub(crate) struct Task {
     pub(crate) depth: usize,
 }
 
-/// The thread. It reports on `told` that it has a ring, takes the device's descriptor from `device`, reports that the
-/// kernel has its slots, and then serves until the mount is gone.
-pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &Receiver<OwnedFd>) {
+/// The thread. It reports on `reports` that it has a ring, takes the device's descriptor from `device`, reports that
+/// the kernel has its slots, and then serves until the mount is gone.
+pub(crate) fn run(task: &Task, reports: &Sender<io::Result<Arc<Inbox>>>, device: &Receiver<OwnedFd>) {
     let prepared = ring().and_then(|ring| Ok((ring, Arc::new(Wake::new()?))));
     let (ring, wake) = match prepared {
         Ok(prepared) => prepared,
-        Err(error) => return drop(told.send(Err(error))),
+        Err(error) => return drop(reports.send(Err(error))),
     };
     let inbox = Arc::new(Inbox {
         answered: Mutex::default(),
@@ -89,7 +89,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
         owner: std::thread::current().id(),
         is_over: AtomicBool::new(false),
     });
-    let _ = told.send(Ok(Arc::clone(&inbox)));
+    let _ = reports.send(Ok(Arc::clone(&inbox)));
     // The sender is dropped if the kernel refuses rings, or fuser could not mount.
     let Ok(device) = device.recv() else { return };
     let mut pinned = Pinned::new(task.cpu);
@@ -99,7 +99,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
     });
     let uring = match registered {
         Ok(uring) => uring,
-        Err(error) => return drop(told.send(Err(error))),
+        Err(error) => return drop(reports.send(Err(error))),
     };
     let mut queue = Queue {
         task,
@@ -107,7 +107,7 @@ pub(crate) fn run(task: &Task, told: &Sender<io::Result<Arc<Inbox>>>, device: &R
         inbox: Arc::clone(&inbox),
         is_gone: false,
     };
-    let _ = told.send(Ok(inbox));
+    let _ = reports.send(Ok(inbox));
     let mut events = Vec::new();
     while !queue.is_over() {
         if let Err(error) = queue.uring.wait(&mut events) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, ROOT_INO, Result, StatFs, Waits};
 use parking_lot::Mutex;
 
-use super::{Answer, Known, Service, told};
+use super::{Answer, Known, Service, to_response};
 use crate::spare::Spare;
 
 /// How long the server may take to respond.
@@ -77,14 +77,14 @@ impl Service {
     }
 
     pub(crate) fn statfs(&self, ctx: &Ctx) -> Answer<StatFs> {
-        told(match &self.away {
+        to_response(match &self.away {
             Some(away) => away.ask(ctx, &away.space, |ctx| self.fs.statfs(ctx)),
             None => self.fs.statfs(ctx),
         })
     }
 
     pub(crate) fn getattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Known> {
-        let attr = told(match &self.away {
+        let attr = to_response(match &self.away {
             Some(away) if ino == ROOT_INO => away.ask(ctx, &away.root, |ctx| self.fs.getattr(ctx, ino)),
             _ => self.fs.getattr(ctx, ino),
         })?;

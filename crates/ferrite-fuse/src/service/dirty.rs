@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferrite_vfs::{Attr, BadArgument, Ctx, FileKind, FsError};
 
-use super::{Answer, Service, told};
+use super::{Answer, Service, to_response};
 use crate::convert::Refused;
 use crate::keep::Keep;
 
@@ -23,9 +23,9 @@ impl Service {
     /// Where the next data or the next hole begins. POSIX allows a reply that calls the whole file data.
     pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
         let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
-        let file = told(self.handle(fh))?;
+        let file = to_response(self.handle(fh))?;
         let is_data = self.handles.may_be_mapped(file.ino());
-        told(match (whence, is_data) {
+        to_response(match (whence, is_data) {
             (libc::SEEK_DATA, false) => file.seek_data(ctx, offset),
             (libc::SEEK_HOLE, false) => file.seek_hole(ctx, offset),
             (libc::SEEK_DATA | libc::SEEK_HOLE, true) => file.getattr(ctx).and_then(|attr| match whence {

@@ -6,7 +6,7 @@ use ferrite_vfs::{Attr, DirEntry, FsError, Ino, Result, SYSTEM, posix};
 
 use super::Answering;
 use crate::reply::{begin_reply, put};
-use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryTold, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Node};
+use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Node};
 
 /// The longest entry, with a margin.
 const ENTRY_BYTES_MAX: usize = 1600;
@@ -47,11 +47,11 @@ impl Answering<'_> {
                 kind: entry.kind,
                 next_cookie: entry.next_cookie,
                 name: entry.name,
-                told: match attr {
-                    _ if !may_search => EntryTold::Nothing(FsError::AccessDenied),
-                    Ok(attr) if with_attributes => EntryTold::Attributes(self.told(attr)),
-                    Ok(attr) => EntryTold::Node(export.node(attr.ino, attr.generation)),
-                    Err(error) => EntryTold::Nothing(error),
+                info: match attr {
+                    _ if !may_search => EntryInfo::Nothing(FsError::AccessDenied),
+                    Ok(attr) if with_attributes => EntryInfo::Attributes(self.reported(attr)),
+                    Ok(attr) => EntryInfo::Node(export.node(attr.ino, attr.generation)),
+                    Err(error) => EntryInfo::Nothing(error),
                 },
             };
             ENTRY_FOLLOWS.put(frame.body());

@@ -18,7 +18,7 @@ use ferrite_vfs::{FileSystem, FsError, Ino, Result};
 use parking_lot::Mutex;
 
 use crate::{KeyWanted, Keys, Rdma};
-use ferrite_proto::{BoundTold, GrantedKey, PASS_BYTES, QueuePairTold, RdmaCounters, UdpPlace};
+use ferrite_proto::{BoundFileInfo, GrantedKey, PASS_BYTES, QueuePairInfo, RdmaCounters, UdpPlace};
 
 /// A granted key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl<F: Files> Adapter<F> {
 
 /// The client's end of a queue pair, if its description is valid. At the port of RoCE it is an adapter, which counts
 /// its IPv4 packets; Ferrite's initiators have ports of their own, and send zeros.
-fn peer_of(client: &QueuePairTold) -> Option<Peer> {
+fn peer_of(client: &QueuePairInfo) -> Option<Peer> {
     let ids = match client.place.0.port() {
         UDP_PORT => Ids::Any,
         _ => Ids::Zero,
@@ -176,7 +176,7 @@ impl<F: Files> Keys for Adapter<F> {
         self.inside.files.unbind(fs, ino)
     }
 
-    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo> {
         self.inside.files.files(fs)
     }
 }
@@ -186,7 +186,7 @@ impl<F: Files> Rdma for Adapter<F> {
         self.rnic.addresses().to_vec()
     }
 
-    fn open(&self, session: u64, client: &QueuePairTold) -> Result<QueuePairTold> {
+    fn open(&self, session: u64, client: &QueuePairInfo) -> Result<QueuePairInfo> {
         let refused = |why: &dyn std::fmt::Display| FsError::Io(format!("no queue pair: {why}"));
         let peer = peer_of(client).ok_or_else(|| refused(&"there is no such path MTU"))?;
         let mut given = None;
@@ -198,7 +198,7 @@ impl<F: Files> Rdma for Adapter<F> {
             self.inside.files.attach(session, qpn);
         });
         match opened {
-            Ok(ours) => Ok(QueuePairTold {
+            Ok(ours) => Ok(QueuePairInfo {
                 place: UdpPlace(ours.address),
                 qpn: ours.qpn,
                 psn: ours.psn.value(),
@@ -267,13 +267,13 @@ mod tests {
     #[test]
     fn adapters_may_count_their_packets() {
         let ids = |place: &str, mtu| {
-            let told = QueuePairTold {
+            let reported = QueuePairInfo {
                 place: UdpPlace(place.parse().unwrap()),
                 qpn: 17,
                 psn: 1,
                 mtu,
             };
-            peer_of(&told).map(|peer| peer.ids)
+            peer_of(&reported).map(|peer| peer.ids)
         };
         assert_eq!(ids("10.0.0.1:4791", 3), Some(Ids::Any));
         assert_eq!(ids("[fd00::1]:4791", 3), Some(Ids::Any));

@@ -8,7 +8,7 @@ use ferrite_vfs::{FileSystem, FsError, Ino, Result, SYSTEM, posix};
 
 use super::adapter::{Files, Key};
 use crate::{KeyWanted, Keys};
-use ferrite_proto::BoundTold;
+use ferrite_proto::BoundFileInfo;
 
 /// Bound files of any number of engines, and their keys.
 pub struct BoundFiles {
@@ -114,20 +114,20 @@ impl Keys for BoundFiles {
         }
     }
 
-    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo> {
         let listed = self.registrar.list();
         let bound = fs.regions().map(|regions| regions.bound()).unwrap_or_default();
-        let told = bound.into_iter().map(|file| {
+        let reported = bound.into_iter().map(|file| {
             let Some(known) = listed.iter().find(|one| one.ino == file.ino && is_of(one, fs)) else {
-                return BoundTold {
+                return BoundFileInfo {
                     ino: file.ino,
                     is_attached: file.is_attached,
                     entries: file.runs,
-                    ..BoundTold::default()
+                    ..BoundFileInfo::default()
                 };
             };
             let total = known.status.total;
-            BoundTold {
+            BoundFileInfo {
                 ino: file.ino,
                 size: known.status.size,
                 is_attached: true,
@@ -138,6 +138,6 @@ impl Keys for BoundFiles {
                 hits: total.cache_hits,
             }
         });
-        told.collect()
+        reported.collect()
     }
 }

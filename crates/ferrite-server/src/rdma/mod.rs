@@ -19,7 +19,7 @@ use std::sync::Arc;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Ctx, FileSystem, Ino, Result};
 
-use ferrite_proto::{BoundTold, GrantedKey, QueuePairTold, RdmaCounters};
+use ferrite_proto::{BoundFileInfo, GrantedKey, QueuePairInfo, RdmaCounters};
 
 #[cfg(feature = "rdma")]
 pub use adapter::{Adapter, Files, Key};
@@ -59,7 +59,7 @@ pub trait Keys: Send + Sync {
     fn unbind(&self, fs: &Arc<dyn FileSystem>, ino: Ino) -> Result<()>;
 
     /// Bound files of an engine.
-    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold>;
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo>;
 }
 
 /// An adapter. Calls may block as those of [`Keys`].
@@ -71,7 +71,7 @@ pub trait Rdma: Keys {
     ///
     /// # Errors
     /// If there are too many, or no way to the client.
-    fn open(&self, session: u64, client: &QueuePairTold) -> Result<QueuePairTold>;
+    fn open(&self, session: u64, client: &QueuePairInfo) -> Result<QueuePairInfo>;
 
     /// Closes a queue pair: when this returns, it is inactive.
     fn close(&self, session: u64, qpn: u32);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ferrite_proto::BoundTold;
+use ferrite_proto::BoundFileInfo;
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
 use ferrite_roce::wire::Qpn;
 use ferrite_server::rdma::{self, Files};
@@ -113,17 +113,17 @@ impl Keys for Double {
         Ok(())
     }
 
-    fn files(&self, _fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, _fs: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo> {
         let inner = self.inner.lock();
-        let told = |key: &Key| BoundTold {
+        let reported = |key: &Key| BoundFileInfo {
             ino: key.ino,
             size: key.file.getattr(SYSTEM).unwrap().size,
             is_attached: true,
             writable: key.writable,
             keys: 1,
-            ..BoundTold::default()
+            ..BoundFileInfo::default()
         };
-        inner.keys.values().map(told).collect()
+        inner.keys.values().map(reported).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferrite_proto::{BoundTold, GrantedKey, QueuePairTold, RdmaCounters, UdpPlace};
+use ferrite_proto::{BoundFileInfo, GrantedKey, QueuePairInfo, RdmaCounters, UdpPlace};
 use ferrite_roce::wire::icrc::{self, Flow, Ids};
 use ferrite_server::{KeyWanted, Keys, Rdma};
 use ferrite_testkit::rng::Rng;
@@ -134,7 +134,7 @@ impl Keys for Weather {
         self.inner.unbind(fs, ino)
     }
 
-    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundTold> {
+    fn files(&self, fs: &Arc<dyn FileSystem>) -> Vec<BoundFileInfo> {
         self.inner.files(fs)
     }
 }
@@ -144,17 +144,17 @@ impl Rdma for Weather {
         vec![self.front.local_addr().unwrap()]
     }
 
-    fn open(&self, session: u64, client: &QueuePairTold) -> Result<QueuePairTold> {
+    fn open(&self, session: u64, client: &QueuePairInfo) -> Result<QueuePairInfo> {
         let client_at = client.place.0;
         let back = Arc::new(UdpSocket::bind((client_at.ip(), 0)).unwrap());
         self.backs.lock().insert(client_at, Arc::clone(&back));
-        let seen = QueuePairTold {
+        let seen = QueuePairInfo {
             place: UdpPlace(back.local_addr().unwrap()),
             ..*client
         };
         let front = Arc::clone(&self.front);
         self.way(back, move |_| Some((Arc::clone(&front), client_at)));
-        Ok(QueuePairTold {
+        Ok(QueuePairInfo {
             place: UdpPlace(self.front.local_addr().unwrap()),
             ..self.inner.open(session, &seen)?
         })

@@ -235,7 +235,7 @@ impl ReplicatedFile {
     pub fn status(&self) -> Vec<CopyStatus> {
         let order = self.order.lock();
         let states = self.copies.iter().zip(&order.states);
-        let told = states.map(|(copy, state)| CopyStatus {
+        let report = states.map(|(copy, state)| CopyStatus {
             name: copy.name.to_string(),
             standing: match (state.is_in, state.lacks.is_empty()) {
                 (true, true) => Standing::Current,
@@ -246,7 +246,7 @@ impl ReplicatedFile {
             lacks_bytes: state.lacks.len_within(order.size),
             why: state.why.clone(),
         });
-        told.collect()
+        report.collect()
     }
 
     /// Copies that have to hold a write.
@@ -264,8 +264,8 @@ impl ReplicatedFile {
             .iter()
             .map(|copy| copy.ask(|side| Ok(side.file()?.limits().file_bytes_max)));
         let answers: Vec<_> = answers.collect();
-        let told = answers.into_iter().filter_map(|answer| answer.wait().ok());
-        told.min().unwrap_or(u64::MAX)
+        let report = answers.into_iter().filter_map(|answer| answer.wait().ok());
+        report.min().unwrap_or(u64::MAX)
     }
 
     /// Records on the copies that the writer has finished, and releases them. Otherwise the next client that opens them
@@ -285,7 +285,7 @@ impl ReplicatedFile {
         }
         order.view.is_written = false;
         let noted = self.note(&order).into_iter().zip(&order.states);
-        let copies: Vec<Held> = noted.map(|(told, state)| held(told, state)).collect();
+        let copies: Vec<Held> = noted.map(|(report, state)| held(report, state)).collect();
         let (outcome, needed) = (Outcome { offset: 0, copies }, majority(self.copies.len()));
         match outcome.holders() >= needed {
             true => Ok(()),
@@ -388,8 +388,8 @@ impl ReplicatedFile {
     }
 
     /// Updates the states of the copies after a write to this range.
-    fn settle(&self, order: &mut Order, (from, to): (u64, u64), results: Vec<Told>) -> Vec<Held> {
-        let holds = |(state, result): (&State, &Told)| state.is_in && matches!(result, Some(Ok(())));
+    fn settle(&self, order: &mut Order, (from, to): (u64, u64), results: Vec<Report>) -> Vec<Held> {
+        let holds = |(state, result): (&State, &Report)| state.is_in && matches!(result, Some(Ok(())));
         let is_held = order.states.iter().zip(&results).any(holds);
         let source = order.source();
         let mut copies = Vec::with_capacity(results.len());
@@ -427,12 +427,12 @@ impl ReplicatedFile {
         while order.is_raise_due {
             order.view.epoch.1 += 1;
             let noted = self.note(order);
-            if !noted.iter().any(|told| matches!(told, Some(Ok(())))) {
+            if !noted.iter().any(|report| matches!(report, Some(Ok(())))) {
                 return false;
             }
             order.is_raise_due = false;
-            for (index, told) in noted.into_iter().enumerate() {
-                if let Some(Err(error)) = told {
+            for (index, report) in noted.into_iter().enumerate() {
+                if let Some(Err(error)) = report {
                     // It may have recorded the epoch all the same; so the others need another.
                     order.leave_out(index, error.to_string());
                 }
@@ -442,7 +442,7 @@ impl ReplicatedFile {
     }
 
     /// Records the view on all copies that are in.
-    fn note(&self, order: &Order) -> Vec<Told> {
+    fn note(&self, order: &Order) -> Vec<Report> {
         let view = order.view;
         let asked = self.copies.iter().zip(&order.states);
         let asked = asked.map(|(copy, state)| state.is_in.then(|| copy.ask(move |side| side.note(&view))));
@@ -471,15 +471,15 @@ impl ReplicatedFile {
 }
 
 /// The answer of a copy, if it was asked.
-type Told = Option<std::result::Result<(), RemoteError>>;
+type Report = Option<std::result::Result<(), RemoteError>>;
 
 fn wait_for_all<T>(asked: Vec<Option<Answer<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
     let wait = |answer: Option<Answer<T>>| answer.map(Answer::wait);
     asked.into_iter().map(wait).collect()
 }
 
-fn held(told: Told, state: &State) -> Held {
-    match told {
+fn held(report: Report, state: &State) -> Held {
+    match report {
         Some(Ok(())) if state.is_in => Held::Yes,
         Some(Ok(())) => Held::CatchingUp,
         Some(Err(error)) => Held::Unknown { why: error.to_string() },

@@ -104,9 +104,9 @@ impl<S: Service> Reactor<S> {
         frame.body().extend(reply.encode());
         frame.finish();
         // Nothing else is in flight, so the socket has space for this.
-        let is_told = matches!(connection.send(), Ok(true));
+        let is_sent = matches!(connection.send(), Ok(true));
         connection.wired = wired;
-        if !is_told {
+        if !is_sent {
             self.drop_connection(number);
         }
     }
