@@ -101,7 +101,7 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
 		echo "SKIPPED: fuzzing needs a nightly toolchain and cargo-fuzz (rustup toolchain install nightly; cargo install cargo-fuzz)"; \
-	else for target in pool_image journal_replay directory_block page_log fsck_repair wire_message server_session client_answers handshake roce_packet; do \
+	else for target in pool_image journal_replay directory_block page_log fsck_repair wire_message server_session client_replies handshake roce_packet; do \
 		learned=$(CARGO_TARGET_DIR)/fuzz-corpus/$$target; mkdir -p $$learned; \
 		(cd fuzz && ASAN_OPTIONS=detect_leaks=0 cargo +nightly fuzz run $$target $$learned corpus/$$target -- \
 			-dict=ferrite.dict -max_len=768 -max_total_time=$(FUZZ_SECONDS)) || exit 1; done; fi

@@ -166,7 +166,7 @@ struct Met {
     progress: Progress,
     /// Of what the client sent, something was changed; and of what the server sent.
     is_changed: bool,
-    answer_is_changed: bool,
+    reply_is_changed: bool,
 }
 
 /// The server, and who changes what is sent.
@@ -175,7 +175,7 @@ fn serve(mut stream: TcpStream, scene: &Scene, edits: &mut [Edits<'_>; 2], step:
     let mut met = Met {
         progress: Progress::More,
         is_changed: false,
-        answer_is_changed: false,
+        reply_is_changed: false,
     };
     let first = PREAMBLE_BYTES + scene.credentials.key.as_ref().map_or(0, |_| MESSAGE_BYTES);
     let mut out = Vec::new();
@@ -187,13 +187,13 @@ fn serve(mut stream: TcpStream, scene: &Scene, edits: &mut [Edits<'_>; 2], step:
         met.is_changed |= edits[0].apply(&mut bytes, 0..0);
         let (progress, _) = give(&mut responder, scene, &bytes, step, &mut out);
         check_said(&progress, &out);
-        let mut answer = out[reported..].to_vec();
+        let mut reply = out[reported..].to_vec();
         reported = out.len();
-        met.answer_is_changed |= edits[1].apply(&mut answer, RESERVED);
-        let is_sent = stream.write_all(&answer).is_ok();
+        met.reply_is_changed |= edits[1].apply(&mut reply, RESERVED);
+        let is_sent = stream.write_all(&reply).is_ok();
         met.progress = progress;
-        // Without an answer the client has nothing more to say.
-        if !is_sent || answer.is_empty() || !matches!(met.progress, Progress::More) {
+        // Without a reply the client has nothing more to say.
+        if !is_sent || reply.is_empty() || !matches!(met.progress, Progress::More) {
             break;
         }
     }
@@ -254,11 +254,11 @@ fn between(scene: &Scene, edits: &[[u8; 3]], step: usize, content: &[u8]) {
     if has_key && introduced.is_ok() {
         // Its proof may have been changed after that.
         assert!(
-            scene.knows_key && !met.answer_is_changed,
+            scene.knows_key && !met.reply_is_changed,
             "a server without the key was believed"
         );
     }
-    if !met.is_changed && !met.answer_is_changed {
+    if !met.is_changed && !met.reply_is_changed {
         let is_welcome = if has_key {
             scene.knows_key
         } else {

@@ -15,7 +15,7 @@ use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
-    Activity, AnswerHead, Encode, Entry, Head, ImmediateRequest, MAGIC, NodeAttr, OpenedFile, Reader, Request, VERSION,
+    Activity, Encode, Entry, Head, ImmediateRequest, MAGIC, NodeAttr, OpenedFile, Reader, ReplyHead, Request, VERSION,
     Welcome, Wire,
 };
 use ferrite_server::{ExportOptions, Server, ServerOptions};
@@ -64,7 +64,7 @@ pub(crate) fn wire_message(data: &[u8]) {
         4 => there_and_back::<StatFs>(bytes),
         5 => there_and_back::<Option<RecordLock>>(bytes),
         6 => understood_again::<FsError>(bytes, &mut again),
-        7 => there_and_back::<AnswerHead>(bytes),
+        7 => there_and_back::<ReplyHead>(bytes),
         8 => there_and_back::<Activity>(bytes),
         9 => there_and_back::<Request<'_>>(bytes),
         _ => there_and_back::<(Head, Request<'_>)>(bytes),
@@ -121,7 +121,7 @@ fn framed(bytes: &[u8], data_bytes: usize) -> Vec<u8> {
     [&lengths.encode()[..], bytes].concat()
 }
 
-/// The answer to the hello: the root of the export, behind the head of the answer, has MACs that requests need.
+/// The reply to the hello: the root of the export, behind the head of the reply, has MACs that requests need.
 fn root(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut prefix = [0; PREFIX_BYTES];
     stream.read_exact(&mut prefix).ok()?;
@@ -129,7 +129,7 @@ fn root(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut body = vec![0; lengths.body_bytes];
     stream.read_exact(&mut body).ok()?;
     let mut reader = Reader::new(&body);
-    reader.get::<AnswerHead>().ok()?;
+    reader.get::<ReplyHead>().ok()?;
     let welcome: Welcome = reader.last().ok()?;
     let mut node = Vec::new();
     welcome.root.put(&mut node);

@@ -30,7 +30,7 @@ const FILE_BYTES: usize = 4_096;
 /// The only key.
 const KEY: u32 = 1;
 /// The most answers that may wait.
-const ANSWERS_MAX: usize = 1_200;
+const REPLIES_MAX: usize = 1_200;
 
 /// The first byte says what the others are.
 pub(crate) fn roce_packet(data: &[u8]) {
@@ -233,7 +233,7 @@ pub(crate) fn session(bytes: &[u8]) -> u64 {
         now_ns += 1_000_000;
         endpoint.handle_timeout(now_ns);
         if distance & 0x40 == 0 {
-            let mut answers = 0;
+            let mut replies = 0;
             while endpoint.poll_transmit(now_ns, &mut memory, &mut out).is_some() {
                 let reversed = Flow {
                     source: local,
@@ -241,8 +241,8 @@ pub(crate) fn session(bytes: &[u8]) -> u64 {
                 };
                 assert!(icrc::verify(&reversed, &out, Ids::Zero));
                 Repr::parse(&Packet::new_checked(&out).expect("a packet")).expect("a packet");
-                answers += 1;
-                assert!(answers < ANSWERS_MAX, "answers without end");
+                replies += 1;
+                assert!(replies < REPLIES_MAX, "replies without end");
             }
         }
     }

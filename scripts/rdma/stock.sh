@@ -5,7 +5,7 @@
 # port 4791 of its own, and a veth pair between them:
 #
 #   rxe1 on `near`  10.98.0.2, fd98::2   <->   10.98.0.1, fd98::1  `far`  ferrite serve
-#                                              10.98.0.3, fd98::3         the example `answer`, for ib_write_lat
+#                                              10.98.0.3, fd98::3         the example `responder`, for ib_write_lat
 #
 # What a program wrote is compared with the file as the server shows it to its own host, through the file system.
 
@@ -182,15 +182,15 @@ write_lat() {
     local host status player
     case $1 in 4) host=10.98.0.3 ;; 6) host=fd98::3 ;; esac
     # TCP goes over IPv4, which is what this program takes by itself; RDMA goes to $host.
-    ip netns exec far answer "/dev/shm/answer-$RANDOM.pool" $host 18516 "$2" "$3" >/run/answer 2>&1 &
+    ip netns exec far responder "/dev/shm/responder-$RANDOM.pool" $host 18516 "$2" "$3" >/run/responder 2>&1 &
     player=$!
-    until_ok 30 grep -q '^lending' /run/answer || { cat /run/answer; return 1; }
+    until_ok 30 grep -q '^lending' /run/responder || { cat /run/responder; return 1; }
     timeout 100 ib_write_lat -d rxe1 -x "$(gid_of "$1")" -p 18516 -F -s "$2" -n "$3" 10.98.0.3
     status=$?
-    until_ok 10 grep -q '^done' /run/answer
+    until_ok 10 grep -q '^done' /run/responder
     kill "$player" && wait "$player"
-    cat /run/answer
-    [ $status = 0 ] && grep -q "^answered $3 rounds" /run/answer
+    cat /run/responder
+    [ $status = 0 ] && grep -q "^answered $3 rounds" /run/responder
 }
 
 # What is left on the medium when the server has ended.

@@ -1,11 +1,11 @@
-//! The client's cache of the server's answers, valid as long as it has leases.
+//! The client's cache of the server's replies, valid as long as it has leases.
 //!
 //! Contents: [`Cache`]: by inode attributes, the names that a directory has and lacks, and pages of data.
 //!
 //! Invariants:
-//! * The cache keeps an answer only if it came with a lease, and only until the term is over, counted from before the
+//! * The cache keeps a reply only if it came with a lease, and only until the term is over, counted from before the
 //!   request was sent ([`Cache::ask`]). The clock also runs while the machine sleeps.
-//! * An answer is kept only if nothing of its inode was dropped since its request was sent ([`Asked`]): it may be older
+//! * A reply is kept only if nothing of its inode was dropped since its request was sent ([`Asked`]): it may be older
 //!   than a recall that has overtaken it.
 //! * While this client itself changes an inode, the cache neither keeps nor serves anything of it ([`Cache::change`]):
 //!   the server does not recall leases for a session's own changes. A change that may still take effect though no
@@ -421,7 +421,7 @@ impl Kept {
         Some(record)
     }
 
-    /// The record of an inode, whose lease an answer has just extended. `None` if the cache must not keep the answer.
+    /// The record of an inode, whose lease a reply has just extended. `None` if the cache must not keep the reply.
     fn renew(&mut self, asked: &Asked, ino: Ino, generation: u32) -> Option<&mut Record> {
         let stripe = *self.stripe(ino);
         if self.all_changing > 0
@@ -433,8 +433,8 @@ impl Kept {
             return None;
         }
         let ends = Moment(asked.since.0 + self.term);
-        // Later answers have extended the lease only if this one's had not ended before. Once the code assumed that,
-        // and kept a late answer as long as one that overtook it.
+        // Later replies have extended the lease only if this one's had not ended before. Once the code assumed that,
+        // and kept a late reply as long as one that overtook it.
         if ends <= Moment::now() {
             return None;
         }

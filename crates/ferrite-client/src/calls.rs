@@ -11,7 +11,7 @@ use ferrite_vfs::{
 use super::cache::{Asker, Cache, Changed};
 use super::file::RemoteFile;
 use super::link::{Link, Repeats};
-use super::message::Answer;
+use super::message::Reply;
 use super::reclaim_state::OpenedAs;
 use super::unsynced::Era;
 use super::untrusted::{FileMac, LinkTarget, XattrNames, XattrValue};
@@ -23,11 +23,11 @@ impl Client {
         self.link.reclaim_state.node(ino)
     }
 
-    pub(super) fn ask<'r>(&self, ctx: &Ctx, request: impl Into<Request<'r>>) -> Result<Answer> {
+    pub(super) fn ask<'r>(&self, ctx: &Ctx, request: impl Into<Request<'r>>) -> Result<Reply> {
         self.link.call(ctx, &request.into(), Repeats::Yes, &[], &mut [])
     }
 
-    fn change(&self, ctx: &Ctx, request: FsRequest<'_>) -> Result<Answer> {
+    fn change(&self, ctx: &Ctx, request: FsRequest<'_>) -> Result<Reply> {
         let changed = changed(&request);
         self.link.change(ctx, &request.into(), changed, &[])
     }
@@ -55,14 +55,14 @@ impl Client {
         }
     }
 
-    fn node_attr(&self, answer: &Answer) -> Result<Attr> {
-        let node_attr: NodeAttr = answer.result()?;
+    fn node_attr(&self, reply: &Reply) -> Result<Attr> {
+        let node_attr: NodeAttr = reply.result()?;
         self.link.reclaim_state.learn(&node_attr);
         Ok(node_attr.attr)
     }
 
-    fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
-        let opened: OpenedFile = answer.result()?;
+    fn opened(&self, reply: &Reply, mode: OpenMode, number: u64) -> Result<Opened> {
+        let opened: OpenedFile = reply.result()?;
         self.link.reclaim_state.learn(&opened.node_attr);
         let file = self.record_open(opened.node_attr.node(), mode, opened.mac, number);
         Ok(Opened {
@@ -128,8 +128,8 @@ fn changed(request: &FsRequest<'_>) -> Changed {
 
 impl Link {
     /// Counts a change that the server has answered.
-    pub(super) fn note_unsynced(&self, repeats: Repeats, answer: &Answer, era: Era) {
-        if repeats == Repeats::WithToken && answer.is_ok() && !self.promises().durable_operations {
+    pub(super) fn note_unsynced(&self, repeats: Repeats, reply: &Reply, era: Era) {
+        if repeats == Repeats::WithToken && reply.is_ok() && !self.promises().durable_operations {
             self.unsynced.changed(era);
         }
     }
@@ -154,12 +154,12 @@ impl FileSystem for Client {
             return known;
         }
         let asked = self.link.cache.as_ref().map(Cache::ask);
-        let answer = self.ask(ctx, FsRequest::Lookup { parent, name })?;
-        if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased()) {
-            let node_attr = answer.result::<NodeAttr>().ok();
+        let reply = self.ask(ctx, FsRequest::Lookup { parent, name })?;
+        if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, reply.is_leased()) {
+            let node_attr = reply.result::<NodeAttr>().ok();
             cache.keep_name(&asked, parent, name, self.asker(ctx), node_attr.as_ref());
         }
-        self.node_attr(&answer)
+        self.node_attr(&reply)
     }
 
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
@@ -207,9 +207,9 @@ impl FileSystem for Client {
 
     fn readlink(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
-        let answer = self.ask(ctx, FsRequest::Readlink { node })?;
+        let reply = self.ask(ctx, FsRequest::Readlink { node })?;
         self.link.was_read(ino);
-        answer.result().map(|LinkTarget(target)| target.to_vec())
+        reply.result().map(|LinkTarget(target)| target.to_vec())
     }
 
     fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
@@ -286,11 +286,11 @@ impl FileSystem for Client {
         let node = self.node(ino)?;
         let file = self.link.fresh_number();
         let request = FsRequest::Open { node, mode, file };
-        let answer = match request.is_change() {
+        let reply = match request.is_change() {
             true => self.change(ctx, request)?,
             false => self.ask(ctx, request)?,
         };
-        let FileMac(mac) = answer.result()?;
+        let FileMac(mac) = reply.result()?;
         Ok(self.record_open(node, mode, mac, file))
     }
 
@@ -325,17 +325,17 @@ impl FileSystem for Client {
             flags: *flags,
             file,
         };
-        let answer = match request.is_change() {
+        let reply = match request.is_change() {
             true => self.change(ctx, request)?,
             false => self.ask(ctx, request)?,
         };
-        self.opened(&answer, flags.open_mode(), file)
+        self.opened(&reply, flags.open_mode(), file)
     }
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
-        let answer = self.ask(ctx, FsRequest::Getxattr { node, name })?;
-        answer.result().map(|XattrValue(value)| value.to_vec())
+        let reply = self.ask(ctx, FsRequest::Getxattr { node, name })?;
+        reply.result().map(|XattrValue(value)| value.to_vec())
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
@@ -351,8 +351,8 @@ impl FileSystem for Client {
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let node = self.node(ino)?;
-        let answer = self.ask(ctx, FsRequest::Listxattr { node })?;
-        let XattrNames(names) = answer.result()?;
+        let reply = self.ask(ctx, FsRequest::Listxattr { node })?;
+        let XattrNames(names) = reply.result()?;
         Ok(names.into_iter().map(<[u8]>::to_vec).collect())
     }
 

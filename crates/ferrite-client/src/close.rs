@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::FsError;
 
 use super::link::{Link, Up};
-use super::message::{Answer, encode};
+use super::message::{Reply, encode};
 use super::own_head;
 use ferrite_proto::ImmediateRequest;
 
@@ -24,7 +24,7 @@ const WATCHER: Duration = Duration::from_millis(200);
 const RECEIVER: Duration = Duration::from_millis(200);
 
 impl Link {
-    /// Ends the session. All threads that wait for an answer learn that it is over.
+    /// Ends the session. All threads that wait for a reply learn that it is over.
     pub(super) fn close(&self) {
         let up = {
             let mut line = self.line.lock();
@@ -72,7 +72,7 @@ impl Link {
                 // The server answers it by ending the connection.
                 if let Some(mut receiver) = up.receiver.try_lock_for(RECEIVER) {
                     for _ in 0..4 {
-                        if !matches!(Answer::receive(&mut receiver), Ok(Some(_))) {
+                        if !matches!(Reply::receive(&mut receiver), Ok(Some(_))) {
                             break;
                         }
                     }

@@ -16,7 +16,7 @@ use super::{head, own_head};
 use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
 
 impl Link {
-    /// Makes a request and passes its answer to `then`, at any time, on any thread. Returns its number.
+    /// Makes a request and passes its reply to `then`, at any time, on any thread. Returns its number.
     pub(super) fn call_deferred(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
         let deferred = |body| Deferred {
             body,
@@ -29,7 +29,7 @@ impl Link {
         self.send_deferred(head(ctx, &self.groups), request, deferred)
     }
 
-    /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Waits only for space in the
+    /// Reads or writes; `then` gets the reply and the buffer, at any time, on any thread. Waits only for space in the
     /// socket.
     pub(super) fn submit(&self, ctx: &Ctx, request: Request<'static>, buffer: Buffer, then: Then) {
         if let Err(error) = self.options.permit(&request) {
@@ -109,7 +109,7 @@ impl Link {
         head.id
     }
 
-    /// Cancels a waiting request for a lock: its answer comes soon.
+    /// Cancels a waiting request for a lock: its reply comes soon.
     pub(super) fn cancel_deferred(&self, number: u64) {
         let (mut head, mut body) = (own_head(0), Vec::new());
         let up = {

@@ -12,7 +12,7 @@ use ferrite_vfs::{
 use super::cache::{Cache, Changed, READ_BYTES_MAX};
 use super::leased::may_take_effect_later;
 use super::link::{Link, Repeats};
-use super::message::Answer;
+use super::message::Reply;
 use super::pieces;
 use super::submit::TRANSFER_BYTES_MAX;
 use super::untrusted::{FileOffset, WriteReply, of_inode};
@@ -33,15 +33,15 @@ pub(super) struct RemoteFile {
 }
 
 impl RemoteFile {
-    fn ask(&self, ctx: &Ctx, request: FileRequest) -> Result<Answer> {
+    fn ask(&self, ctx: &Ctx, request: FileRequest) -> Result<Reply> {
         self.link.call(ctx, &request.into(), Repeats::Yes, &[], &mut [])
     }
 
-    fn change(&self, ctx: &Ctx, request: FileRequest, data: &[u8]) -> Result<Answer> {
-        let answer = self
+    fn change(&self, ctx: &Ctx, request: FileRequest, data: &[u8]) -> Result<Reply> {
+        let reply = self
             .link
             .change(ctx, &request.into(), Changed::One(self.node.ino), data);
-        answer.map_err(|error| stale_if_lost(&self.link, self.number, error))
+        reply.map_err(|error| stale_if_lost(&self.link, self.number, error))
     }
 
     fn cache(&self) -> Option<&Cache> {
@@ -113,19 +113,19 @@ impl OpenFile for RemoteFile {
                 len_bytes: len as u32,
             };
             let asked = self.link.cache.as_ref().map(Cache::ask);
-            let answer = self
+            let reply = self
                 .link
                 .call(ctx, &request.into(), Repeats::Yes, &[], &mut rest[..len])?;
             self.link.was_read(self.node.ino);
-            answer.body()?;
-            if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, answer.is_leased())
+            reply.body()?;
+            if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, reply.is_leased())
                 && len <= READ_BYTES_MAX
             {
                 let at = offset.saturating_add(done as u64);
-                cache.keep_data(&asked, self.node, at, &rest[..answer.taken_bytes()], len);
+                cache.keep_data(&asked, self.node, at, &rest[..reply.taken_bytes()], len);
             }
-            done += answer.taken_bytes();
-            if answer.taken_bytes() < len || done == buf.len() {
+            done += reply.taken_bytes();
+            if reply.taken_bytes() < len || done == buf.len() {
                 return Ok(done);
             }
         }
@@ -178,20 +178,20 @@ impl OpenFile for RemoteFile {
         };
         let asked = self.link.cache.as_ref().map(Cache::ask);
         let (link, node) = (asked.is_some().then(|| Arc::downgrade(&self.link)), self.node);
-        let then = move |answer: Result<Answer>, buffer: Option<Buffer>| {
+        let then = move |reply: Result<Reply>, buffer: Option<Buffer>| {
             let link = link.and_then(|link| link.upgrade());
             let cache = link.as_ref().and_then(|link| link.cache.as_ref());
             if let Some(cache) = cache {
                 cache.was_read(node.ino);
             }
-            let read = answer.and_then(|answer| {
-                answer.body()?;
+            let read = reply.and_then(|reply| {
+                reply.body()?;
                 if let (Some(cache), Some(asked), Some(buffer)) = (cache, asked, &buffer)
-                    && answer.is_leased()
+                    && reply.is_leased()
                 {
-                    cache.keep_data(&asked, node, offset, &buffer[..answer.taken_bytes()], buffer.len());
+                    cache.keep_data(&asked, node, offset, &buffer[..reply.taken_bytes()], buffer.len());
                 }
-                Ok(answer.taken_bytes())
+                Ok(reply.taken_bytes())
             });
             if let Some(buffer) = buffer {
                 done(buffer, read);
@@ -217,19 +217,19 @@ impl OpenFile for RemoteFile {
             cache.begin_change(changed);
         }
         let (link, number) = (Arc::downgrade(&self.link), self.number);
-        let then = move |answer: Result<Answer>, buffer: Option<Buffer>| {
+        let then = move |reply: Result<Reply>, buffer: Option<Buffer>| {
             if has_cache
                 && let Some(link) = link.upgrade()
                 && let Some(cache) = &link.cache
-                && !may_take_effect_later(&answer)
+                && !may_take_effect_later(&reply)
             {
                 cache.has_changed(changed);
             }
-            let answer = answer.map_err(|error| match link.upgrade() {
+            let reply = reply.map_err(|error| match link.upgrade() {
                 Some(link) => stale_if_lost(&link, number, error),
                 None => error,
             });
-            let written = answer.and_then(|answer| answer.result::<WriteReply>());
+            let written = reply.and_then(|reply| reply.result::<WriteReply>());
             if let (Some((era, unsynced)), Ok(_)) = (unsynced, &written) {
                 unsynced.changed(era);
             }

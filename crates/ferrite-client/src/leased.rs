@@ -1,6 +1,6 @@
 //! Calls through the cache, and the handling of recalls.
 //!
-//! A party that relies on the client's answers (a kernel) may have to wait for requests of this client before it can
+//! A party that relies on the client's replies (a kernel) may have to wait for requests of this client before it can
 //! give them up. So a thread that serves nothing else asks it, and then answers the recall.
 
 use std::sync::mpsc::Receiver;
@@ -13,7 +13,7 @@ use ferrite_vfs::{Attr, Ctx, FsError, Ino, Result, TakeBack, Vouching};
 use super::Client;
 use super::cache::{Cache, Changed};
 use super::link::{Link, Repeats};
-use super::message::Answer;
+use super::message::Reply;
 use super::taking_back::{RECALLS_MAX, Recall};
 use super::untrusted::{RecallNotice, of_inode};
 use ferrite_proto::{ImmediateRequest, Node, Request};
@@ -29,7 +29,7 @@ fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack
                 return;
             };
             link.recalls.lock().push(number);
-            link.answer_recalls();
+            link.reply_to_recalls();
         }
     }
 }
@@ -65,23 +65,23 @@ impl Client {
 }
 
 /// Whether a failed change may still take effect, because the client does not know what the server does with it.
-pub(super) fn may_take_effect_later(answer: &Result<Answer>) -> bool {
-    matches!(answer, Err(FsError::TimedOut | FsError::Disconnected))
+pub(super) fn may_take_effect_later(reply: &Result<Reply>) -> bool {
+    matches!(reply, Err(FsError::TimedOut | FsError::Disconnected))
 }
 
 impl Link {
     /// Makes a change that affects the cache, as [`Self::call`] does.
-    pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Answer> {
+    pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Reply> {
         let changing = self.cache.as_ref().map(|cache| cache.change(changed));
-        let answer = self.call(ctx, request, Repeats::WithToken, data, &mut []);
-        if may_take_effect_later(&answer) {
+        let reply = self.call(ctx, request, Repeats::WithToken, data, &mut []);
+        if may_take_effect_later(&reply) {
             std::mem::forget(changing);
         }
-        answer
+        reply
     }
 
-    /// Attributes of an inode, from the cache or by `ask`, whose answer the cache keeps.
-    pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Answer>) -> Result<Attr> {
+    /// Attributes of an inode, from the cache or by `ask`, whose reply the cache keeps.
+    pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Reply>) -> Result<Attr> {
         let Some(cache) = &self.cache else {
             return of_inode(ask()?.result()?, node.ino);
         };
@@ -89,9 +89,9 @@ impl Link {
             return Ok(attr);
         }
         let asked = cache.ask();
-        let answer = ask()?;
-        let attr = of_inode(answer.result()?, node.ino)?;
-        if answer.is_leased() {
+        let reply = ask()?;
+        let attr = of_inode(reply.result()?, node.ino)?;
+        if reply.is_leased() {
             cache.keep_attr(&asked, &attr);
         }
         Ok(attr)
@@ -104,12 +104,12 @@ impl Link {
         }
     }
 
-    /// Handles a recall, which the server sends in place of an answer.
+    /// Handles a recall, which the server sends in place of a reply.
     ///
     /// # Errors
     /// If it recalls more than a client could ever have to answer at a time; with the connection all leases end.
-    pub(super) fn note_recall(&self, answer: &Answer) -> std::result::Result<(), FabricError> {
-        if let (Some(cache), Ok(RecallNotice((recall, ino)))) = (&self.cache, answer.result()) {
+    pub(super) fn note_recall(&self, reply: &Reply) -> std::result::Result<(), FabricError> {
+        if let (Some(cache), Ok(RecallNotice((recall, ino)))) = (&self.cache, reply.result()) {
             cache.recall(ino);
             let is_passed = self.taking_back.pass_on(Recall { number: recall, ino });
             let mut recalls = self.recalls.lock();
@@ -122,7 +122,7 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn answer_recalls(&self) {
+    pub(super) fn reply_to_recalls(&self) {
         if self.cache.is_some() {
             let recalls = std::mem::take(&mut *self.recalls.lock());
             // One message does not hold all.

@@ -4,12 +4,12 @@
 //! breaks (`link`, `session_setup`); the session state that the client keeps for that (`reclaim_state`); the slots of
 //! tokens (`slots`); an export as a volume that mount, library and program open ([`volume`]). The design is that of
 //! RUFS, section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::dedup`]) that
-//! make a change happen once though its answer is lost.
+//! make a change happen once though its reply is lost.
 //!
 //! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]). Messages travel by
 //! `ferrite-fabric`. This crate names no engine and no server.
 //!
-//! A call blocks until its answer is there. While the server is unreachable it waits, up to
+//! A call blocks until its reply is there. While the server is unreachable it waits, up to
 //! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Each call sees
 //! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 #![forbid(unsafe_code)]
@@ -74,12 +74,12 @@ pub struct ClientOptions {
     pub credentials: Credentials,
     /// Moves to a fabric, and fails if that is impossible.
     pub fabric: Option<Fabric>,
-    /// Caches up to so many bytes of the server's answers, as long as nobody changes them. `None`: each call asks the
+    /// Caches up to so many bytes of the server's replies, as long as nobody changes them. `None`: each call asks the
     /// server.
     pub cache_bytes: Option<usize>,
     /// The client refuses every change with `ReadOnly`, without asking the server.
     pub read_only: bool,
-    /// How long a thread polls for its answer before it sleeps, at most, where that pays. Zero: it sleeps at once. Over
+    /// How long a thread polls for its reply before it sleeps, at most, where that pays. Zero: it sleeps at once. Over
     /// a fabric [`Fabric::spin`] counts.
     pub spin: Duration,
 }
@@ -305,7 +305,7 @@ fn own_head(id: u64) -> Head {
     }
 }
 
-/// How long callers may trust an answer: other clients use the same server.
+/// How long callers may trust a reply: other clients use the same server.
 const TRUST: Duration = Duration::ZERO;
 
 fn limits(link: &Link) -> Limits {

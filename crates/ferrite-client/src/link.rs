@@ -1,12 +1,12 @@
 //! The connection as callers see it: always there, only slow at times.
 //!
-//! Contents: [`Link`], which sends requests, matches the answers, and reconnects when necessary.
+//! Contents: [`Link`], which sends requests, matches the replies, and reconnects when necessary.
 //!
-//! There is no dedicated receiving thread, because handing an answer over costs more than most requests: one of the
-//! threads that wait for an answer receives for all, until it has its own, and then passes that duty on. A background
+//! There is no dedicated receiving thread, because handing a reply over costs more than most requests: one of the
+//! threads that wait for a reply receives for all, until it has its own, and then passes that duty on. A background
 //! thread, the *watcher*, does it when only locks are waited for, and sends pings.
 //!
-//! Invariants: request numbers are never reused, so that no answer is taken for another's. A request that could have
+//! Invariants: request numbers are never reused, so that no reply is taken for another's. A request that could have
 //! taken effect is sent again only if that does no harm: if it changes nothing, if repeating it has no further effect
 //! on the session, or if it carries a token of the session that is still alive.
 
@@ -25,7 +25,7 @@ use ferrite_vfs::{Ctx, FsError, Result, Waits};
 use super::cache::Cache;
 use super::groups::GroupCache;
 use super::limit::Limit;
-use super::message::{Answer, State, Waiter, check_length, encode};
+use super::message::{Reply, State, Waiter, check_length, encode};
 use super::outgoing::Outgoing;
 use super::pace::Pace;
 use super::reclaim_state::ReclaimState;
@@ -185,7 +185,7 @@ impl Link {
         }
     }
 
-    /// Makes a request and waits for its answer; data of the answer goes into `into`, as much as it holds.
+    /// Makes a request and waits for its reply; data of the reply goes into `into`, as much as it holds.
     pub(super) fn call(
         &self,
         ctx: &Ctx,
@@ -193,14 +193,14 @@ impl Link {
         repeats: Repeats,
         data: &[u8],
         into: &mut [u8],
-    ) -> Result<Answer> {
+    ) -> Result<Reply> {
         self.options.permit(request)?;
         let limit = Limit::of(self.options.patience, &ctx.waits);
         let mut was_sent = false;
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());
         self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
-        let answer = self.call_until_answered(
+        let reply = self.call_until_replied(
             (&mut head, &mut was_sent),
             (request, repeats),
             &waiter,
@@ -212,24 +212,24 @@ impl Link {
             // It may have had the slot that another request waits for.
             self.send_parked();
         }
-        if was_sent && matches!(answer, Err(FsError::TimedOut | FsError::Interrupted)) {
+        if was_sent && matches!(reply, Err(FsError::TimedOut | FsError::Interrupted)) {
             // It may still have an effect on the session, unknown to this client.
             self.post(SessionRequest::Abandon {
                 request: head.id,
                 file: request.file().unwrap_or_default(),
             });
         }
-        answer
+        reply
     }
 
-    fn call_until_answered(
+    fn call_until_replied(
         &self,
         (head, was_sent): (&mut Head, &mut bool),
         (request, repeats): (&Request<'_>, Repeats),
         waiter: &Arc<Waiter>,
         limit: &Limit,
         (data, into): (&[u8], &mut [u8]),
-    ) -> Result<Answer> {
+    ) -> Result<Reply> {
         let mut slot = None;
         let mut body = Vec::new();
         loop {
@@ -257,16 +257,16 @@ impl Link {
             waiter.set(State::Waiting);
             // A request that was sent in part was not executed, but the client cannot tell which part was sent.
             *was_sent = true;
-            let answer = match up.connection.ask(&body, data, into.len()) {
+            let reply = match up.connection.ask(&body, data, into.len()) {
                 Ok(()) => self.wait(&up, waiter, head.id, limit, into),
                 Err(_) => {
                     self.lost(&up);
                     Ok(None)
                 }
             };
-            if let Some(answer) = answer? {
-                self.note_unsynced(repeats, &answer, era);
-                return Ok(answer);
+            if let Some(reply) = reply? {
+                self.note_unsynced(repeats, &reply, era);
+                return Ok(reply);
             }
         }
     }
@@ -279,7 +279,7 @@ impl Link {
         }
     }
 
-    /// Makes a request without waiting for its answer. It arrives, unless the session ends.
+    /// Makes a request without waiting for its reply. It arrives, unless the session ends.
     pub(super) fn post<'r>(&self, request: impl Into<Request<'r>>) {
         let request = request.into();
         let mut head = own_head(0);
@@ -311,8 +311,8 @@ impl Link {
             count: self.options.slots,
         });
         let ctx = ferrite_vfs::SYSTEM.clone().waiting(waits);
-        let answer = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
-        let SlotsReply((number, mut slots)) = answer.result()?;
+        let reply = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
+        let SlotsReply((number, mut slots)) = reply.result()?;
         slots.truncate(self.options.slots as usize);
         self.slots.fill(session, number, slots);
         Ok(())
@@ -335,7 +335,7 @@ impl Link {
         }
     }
 
-    /// Waits for the answer to the request `id`; `None` if the connection broke.
+    /// Waits for the reply to the request `id`; `None` if the connection broke.
     pub(super) fn wait(
         &self,
         up: &Arc<Up>,
@@ -343,10 +343,10 @@ impl Link {
         id: u64,
         limit: &Limit,
         into: &mut [u8],
-    ) -> Result<Option<Answer>> {
+    ) -> Result<Option<Reply>> {
         loop {
             match waiter.take() {
-                State::Answered(answer) => return Ok(Some(answer.with_data(into))),
+                State::Replied(reply) => return Ok(Some(reply.with_data(into))),
                 State::Broken => return Ok(None),
                 State::Waiting | State::Called => {}
             }
@@ -354,7 +354,7 @@ impl Link {
                 // It may have been answered before the receiver was free.
                 let state = waiter.take();
                 let received = match state {
-                    State::Answered(answer) => Ok(Some(answer.with_data(into))),
+                    State::Replied(reply) => Ok(Some(reply.with_data(into))),
                     State::Broken => Ok(None),
                     _ => self.receive(up, &mut receiver, Some((id, &mut *into)), limit),
                 };
@@ -373,7 +373,7 @@ impl Link {
         }
     }
 
-    /// Receives for all waiting threads, until the answer to the request `mine` is there. `None` if the connection
+    /// Receives for all waiting threads, until the reply to the request `mine` is there. `None` if the connection
     /// broke, or nothing came for a while and no thread waits here, or completions are to be called.
     fn receive(
         &self,
@@ -381,23 +381,23 @@ impl Link {
         receiver: &mut Receiver,
         mut mine: Option<(u64, &mut [u8])>,
         limit: &Limit,
-    ) -> Result<Option<Answer>> {
+    ) -> Result<Option<Reply>> {
         let mut has_completions = false;
         loop {
             if up.is_broken.load(Ordering::Acquire) || has_completions && !receiver.has_frame() {
                 return Ok(None);
             }
-            let received = match Answer::receive(receiver) {
-                Ok(Some((mut answer, data_bytes))) => match &mut mine {
-                    Some((id, into)) if *id == answer.id() => {
-                        let taken = answer.take_data(receiver, data_bytes, into);
-                        taken.map(|()| Some(answer))
+            let received = match Reply::receive(receiver) {
+                Ok(Some((mut reply, data_bytes))) => match &mut mine {
+                    Some((id, into)) if *id == reply.id() => {
+                        let taken = reply.take_data(receiver, data_bytes, into);
+                        taken.map(|()| Some(reply))
                     }
-                    _ if answer.id() == RECALL_ID => {
+                    _ if reply.id() == RECALL_ID => {
                         has_completions = true;
-                        self.note_recall(&answer).map(|()| None)
+                        self.note_recall(&reply).map(|()| None)
                     }
-                    _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_deferred| {
+                    _ => self.requests.deliver(reply, receiver, data_bytes).map(|is_deferred| {
                         has_completions |= is_deferred;
                         None
                     }),
@@ -412,10 +412,10 @@ impl Link {
                 Err(error) => Err(error),
             };
             match received {
-                Ok(answer) => {
+                Ok(reply) => {
                     *up.heard.lock() = Instant::now();
-                    if answer.is_some() {
-                        return Ok(answer);
+                    if reply.is_some() {
+                        return Ok(reply);
                     }
                 }
                 Err(error) => {
@@ -427,10 +427,10 @@ impl Link {
         }
     }
 
-    /// Calls the completions whose answers have come, and sends their new requests. The caller does not hold the
+    /// Calls the completions whose replies have come, and sends their new requests. The caller does not hold the
     /// receiver.
     fn complete(&self, up: &Arc<Up>) {
-        self.answer_recalls();
+        self.reply_to_recalls();
         let completed = self.requests.completed();
         if completed.is_empty() {
             return;
@@ -465,7 +465,7 @@ impl Link {
         }
     }
 
-    /// Drops the broken connection `up`: all threads that wait for its answers retry.
+    /// Drops the broken connection `up`: all threads that wait for its replies retry.
     pub(super) fn lost(&self, up: &Arc<Up>) {
         up.is_broken.store(true, Ordering::Release);
         up.connection.close();
@@ -566,7 +566,7 @@ impl Link {
             // Changes of an ended session may have taken effect. Under the lock, because `send_deferred` compares new
             // ones with the session's slots under it.
             self.requests.expire(Instant::now(), |token| !self.slots.has(token));
-            let unsent = self.requests.unanswered(sent_below);
+            let unsent = self.requests.outstanding(sent_below);
             if unsent.is_empty() {
                 if !line.is_over {
                     line.up = Some(up);

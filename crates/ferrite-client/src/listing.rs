@@ -2,7 +2,7 @@
 //!
 //! Contents: [`Client::list`], and [`Wishes`], with which it requests about as much as its callers take. A caller does
 //! not state that: it takes entries until it has enough. A kernel takes what its buffer of 4 KiB holds, repeatedly, and
-//! the rest of an answer would be sent for nothing; a copy of a tree takes everything.
+//! the rest of a reply would be sent for nothing; a copy of a tree takes everything.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -35,7 +35,7 @@ impl Wishes {
     }
 
     /// The first request: as much as the previous caller took, and some more, or a few longer names would cost another
-    /// answer.
+    /// reply.
     fn first(&self, with_attributes: bool) -> usize {
         let taken = self.of(with_attributes).load(Ordering::Relaxed);
         (taken + taken / 4).clamp(WISH_BYTES_MIN, LISTING_BYTES_MAX)
@@ -53,7 +53,7 @@ impl Wishes {
 }
 
 impl Client {
-    /// Lists a directory, in several answers, until `take` returns false.
+    /// Lists a directory, in several replies, until `take` returns false.
     pub(super) fn list(
         &self,
         ctx: &Ctx,
@@ -73,9 +73,9 @@ impl Client {
                 with_attributes,
                 reply_bytes: space as u32,
             };
-            let answer = self.ask(ctx, request)?;
+            let reply = self.ask(ctx, request)?;
             self.link.was_read(dir.ino);
-            let mut reader = Reader::new(answer.body()?);
+            let mut reader = Reader::new(reply.body()?);
             let mut goes_on = true;
             loop {
                 let before = reader.len_bytes();

@@ -26,8 +26,8 @@ ferrite_checks::ranks! {
     Trusted = 100;
     /// Calls that have ended, and whose completions run later.
     Completed = 110;
-    /// The answer that a call waits for.
-    Answer = 120;
+    /// The reply that a call waits for.
+    Reply = 120;
     /// Cached attributes and names.
     Cache = 130;
     /// Groups of processes.

@@ -1,4 +1,4 @@
-//! Locks: requests whose answer may come at any time.
+//! Locks: requests whose reply may come at any time.
 
 use std::sync::Arc;
 
@@ -46,8 +46,8 @@ pub(super) fn lock(
         is_claim: false,
     });
     if !may_wait {
-        let answer = link.call(ctx, &request, Repeats::Yes, &[], &mut []);
-        let result = answer.and_then(|answer| answer.result::<()>());
+        let reply = link.call(ctx, &request, Repeats::Yes, &[], &mut []);
+        let result = reply.and_then(|reply| reply.result::<()>());
         if result.is_ok() {
             link.reclaim_state.locked(key, node, LockStep::Locked(lock));
         }
@@ -59,8 +59,8 @@ pub(super) fn lock(
         link.call_deferred(
             ctx,
             &request,
-            Box::new(move |answer, _| {
-                let result = answer.and_then(|answer| answer.result::<()>());
+            Box::new(move |reply, _| {
+                let result = reply.and_then(|reply| reply.result::<()>());
                 if let Some(link) = weak.upgrade()
                     && result.is_ok()
                 {
@@ -73,7 +73,7 @@ pub(super) fn lock(
     Some(LockTicket(number))
 }
 
-/// See [`ferrite_vfs::FileSystem::unlock`]. A caller that does not wait for the answer has unlocked all the same.
+/// See [`ferrite_vfs::FileSystem::unlock`]. A caller that does not wait for the reply has unlocked all the same.
 pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
     let (node, client) = (link.reclaim_state.node(ino)?, ctx.client.0);
     let request = Request::from(LockingRequest::Unlock {
@@ -85,7 +85,7 @@ pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: U
     match link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []) {
         // It reaches the server after a reconnect, or its session ends, and the locks with it.
         Err(FsError::TimedOut | FsError::Interrupted) => link.post(request),
-        answer => answer?.result::<()>()?,
+        reply => reply?.result::<()>()?,
     }
     let key = LockKey { client, ino, owner };
     link.reclaim_state.locked(key, node, LockStep::Unlocked(what));

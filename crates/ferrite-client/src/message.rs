@@ -1,4 +1,4 @@
-//! The client's requests and answers, and a thread that waits for an answer.
+//! The client's requests and replies, and a thread that waits for a reply.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use ferrite_fabric::connection::Receiver;
 use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_vfs::{FsError, Result};
 
-use super::untrusted::{Reply, refused};
+use super::untrusted::{ReplyBody, refused};
 use crate::lock_order;
-use ferrite_proto::{AnswerHead, Call, Encode, FsRequest, Head, Malformed, Reader, Request};
+use ferrite_proto::{Call, Encode, FsRequest, Head, Malformed, Reader, ReplyHead, Request};
 
-/// Length of an answer's head.
-const ANSWER_HEAD_BYTES: usize = 9;
+/// Length of a reply's head.
+const REPLY_HEAD_BYTES: usize = 9;
 
 /// Encodes a request.
 pub(super) fn encode(head: &Head, request: &impl Encode) -> Vec<u8> {
@@ -32,9 +32,9 @@ pub(super) fn check_length(body: &[u8], request: &Request<'_>) -> Result<()> {
     }
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct Reply {
     id: u64,
     is_ok: bool,
     is_leased: bool,
@@ -46,23 +46,23 @@ pub(super) struct Answer {
     taken_bytes: usize,
 }
 
-impl Answer {
-    /// Takes an answer off a connection, and returns how much data it has, which the caller takes or leaves. `None` if
+impl Reply {
+    /// Takes a reply off a connection, and returns how much data it has, which the caller takes or leaves. `None` if
     /// nothing came for a while.
-    pub(super) fn receive(receiver: &mut Receiver) -> std::result::Result<Option<(Answer, usize)>, FabricError> {
+    pub(super) fn receive(receiver: &mut Receiver) -> std::result::Result<Option<(Reply, usize)>, FabricError> {
         let Some((body, data_bytes)) = receiver.receive()? else {
             return Ok(None);
         };
         let malformed = |_: Malformed| FabricError::Foreign;
-        let head: AnswerHead = Reader::new(body).get().map_err(malformed)?;
-        let answer = Answer {
+        let head: ReplyHead = Reader::new(body).get().map_err(malformed)?;
+        let reply = Reply {
             id: head.id,
             is_ok: head.is_ok,
             is_leased: head.is_leased,
-            body: body[ANSWER_HEAD_BYTES..].to_vec(),
-            ..Answer::default()
+            body: body[REPLY_HEAD_BYTES..].to_vec(),
+            ..Reply::default()
         };
-        Ok(Some((answer, data_bytes)))
+        Ok(Some((reply, data_bytes)))
     }
 
     /// Takes its data off the connection, as much as `into` holds.
@@ -102,7 +102,7 @@ impl Answer {
     }
 
     /// Moves data that another thread received to its place.
-    pub(super) fn with_data(mut self, into: &mut [u8]) -> Answer {
+    pub(super) fn with_data(mut self, into: &mut [u8]) -> Reply {
         if !self.data.is_empty() {
             let count = self.data.len().min(into.len());
             into[..count].copy_from_slice(&self.data[..count]);
@@ -112,7 +112,7 @@ impl Answer {
     }
 
     /// The result that it carries, checked.
-    pub(super) fn result<'a, T: Reply<'a>>(&'a self) -> Result<T> {
+    pub(super) fn result<'a, T: ReplyBody<'a>>(&'a self) -> Result<T> {
         let reader = Reader::new(&self.body);
         if !self.is_ok {
             return Err(reader.last::<FsError>().unwrap_or_else(refused));
@@ -141,13 +141,13 @@ pub(super) enum State {
     Waiting,
     /// It should receive.
     Called,
-    Answered(Answer),
+    Replied(Reply),
     Broken,
 }
 
 /// A thread that waits.
 pub(super) struct Waiter {
-    state: Mutex<lock_order::Answer, State>,
+    state: Mutex<lock_order::Reply, State>,
     changed: Condvar,
 }
 
@@ -193,7 +193,7 @@ impl Waiter {
 
     pub(super) fn break_off(&self) {
         let mut state = self.state.lock();
-        if !matches!(*state, State::Answered(_)) {
+        if !matches!(*state, State::Replied(_)) {
             *state = State::Broken;
             self.changed.notify_one();
         }
@@ -202,7 +202,7 @@ impl Waiter {
     pub(super) fn take(&self) -> State {
         let mut state = self.state.lock();
         match *state {
-            State::Answered(_) | State::Broken => std::mem::replace(&mut *state, State::Waiting),
+            State::Replied(_) | State::Broken => std::mem::replace(&mut *state, State::Waiting),
             _ => {
                 *state = State::Waiting;
                 State::Waiting

@@ -1,6 +1,6 @@
 //! Long reads, requested in pieces of which few are in flight.
 //!
-//! Contents: [`Link::read_in_pieces`]. With one long answer both ends keep more in flight than their caches hold, and
+//! Contents: [`Link::read_in_pieces`]. With one long reply both ends keep more in flight than their caches hold, and
 //! when the sockets between them are full each waits for the other repeatedly. A few short ones in sequence arrive in
 //! little more than half the time.
 //!
@@ -26,7 +26,7 @@ const PIECES_MAX: usize = 2;
 /// Shorter reads are one request.
 pub(super) const LONG_BYTES: usize = 2 * PIECE_BYTES;
 
-/// A requested piece. Dropping it ends the wait for its answer.
+/// A requested piece. Dropping it ends the wait for its reply.
 struct Asked<'l> {
     link: &'l Link,
     number: u64,
@@ -72,20 +72,20 @@ impl Link {
             let Some((asked, part)) = under_way.pop_front() else {
                 return Ok(Some(total));
             };
-            let Some(answer) = self.wait(&up, &asked.waiter, asked.number, &limit, part)? else {
+            let Some(reply) = self.wait(&up, &asked.waiter, asked.number, &limit, part)? else {
                 return Ok(None);
             };
-            match answer.result::<Piece>() {
+            match reply.result::<Piece>() {
                 Ok(Piece { version: Some(this) }) if *version.get_or_insert(this) == this => {}
                 _ => return Ok(None),
             }
             // Pieces behind the end of the file are empty in this state of it.
-            total += answer.taken_bytes();
-            is_at_end |= answer.taken_bytes() < part.len();
+            total += reply.taken_bytes();
+            is_at_end |= reply.taken_bytes() < part.len();
         }
     }
 
-    fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, answer_bytes: usize) -> Option<Asked<'_>> {
+    fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, reply_bytes: usize) -> Option<Asked<'_>> {
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::deferred());
         self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
@@ -94,7 +94,7 @@ impl Link {
             number: head.id,
             waiter,
         };
-        if up.connection.ask(&encode(&head, request), &[], answer_bytes).is_err() {
+        if up.connection.ask(&encode(&head, request), &[], reply_bytes).is_err() {
             self.lost(up);
             return None;
         }

@@ -1,9 +1,9 @@
-//! Requests in flight, and the waiters for their answers.
+//! Requests in flight, and the waiters for their replies.
 //!
-//! Contents: [`Requests`], which numbers requests, remembers them until they are answered, and delivers each answer to
+//! Contents: [`Requests`], which numbers requests, remembers them until they are answered, and delivers each reply to
 //! its recipient: a waiting thread, a completion, or none.
 //!
-//! Invariants: request numbers are never reused, so that no answer is taken for another's. A completion is called
+//! Invariants: request numbers are never reused, so that no reply is taken for another's. A completion is called
 //! exactly once, by a thread that does not hold the receiver: it may make calls of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,23 +17,23 @@ use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::Receiver;
 use ferrite_vfs::{DedupToken, FsError, Result};
 
-use super::message::{Answer, State, Waiter};
+use super::message::{Reply, State, Waiter};
 use super::own_head;
 use crate::lock_order;
 use ferrite_proto::Head;
 
-/// The callback for an answer, and for the buffer that went with the request.
-pub(super) type Then = Box<dyn FnOnce(Result<Answer>, Option<Buffer>) + Send>;
+/// The callback for a reply, and for the buffer that went with the request.
+pub(super) type Then = Box<dyn FnOnce(Result<Reply>, Option<Buffer>) + Send>;
 
-/// A request whose answer goes to a completion.
+/// A request whose reply goes to a completion.
 pub(super) struct Deferred {
     pub(super) body: Vec<u8>,
-    /// Data that goes with the request, or space for that of the answer.
+    /// Data that goes with the request, or space for that of the reply.
     pub(super) buffer: Option<Buffer>,
     pub(super) buffer_is_sent: bool,
     /// The token, if it is a change.
     pub(super) token: Option<DedupToken>,
-    /// It fails without an answer by then.
+    /// It fails without a reply by then.
     pub(super) deadline: Option<Instant>,
     pub(super) then: Then,
 }
@@ -48,7 +48,7 @@ impl Deferred {
     }
 
     /// The completion that delivers `result`.
-    fn with(self, result: Result<Answer>) -> Completion {
+    fn with(self, result: Result<Reply>) -> Completion {
         Completion {
             then: self.then,
             result,
@@ -62,7 +62,7 @@ impl Deferred {
 /// A completion to call.
 pub(super) struct Completion {
     then: Then,
-    result: Result<Answer>,
+    result: Result<Reply>,
     buffer: Option<Buffer>,
     buffer_was_sent: bool,
     /// The token, which is free now.
@@ -70,7 +70,7 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// How much data the answer to a submitted read may have had.
+    /// How much data the reply to a submitted read may have had.
     pub(super) fn expected_bytes(&self) -> Option<usize> {
         let buffer = self.buffer.as_ref().filter(|_| !self.buffer_was_sent);
         buffer.map(|buffer| buffer.len())
@@ -85,7 +85,7 @@ pub(super) enum Pending {
     Thread(Arc<Waiter>),
     /// No thread waits, but it must arrive.
     Posted(Vec<u8>),
-    /// Its answer may come at any time.
+    /// Its reply may come at any time.
     Deferred(Box<Deferred>),
     /// Cancels another request, for a lock. It is sent again as long as that one is in flight: a server that has
     /// answered this one may be gone before it has answered the other, and the next server knows nothing of either.
@@ -212,34 +212,34 @@ impl Requests {
         self.all.lock().remove(number);
     }
 
-    /// Whether completions wait for answers.
+    /// Whether completions wait for replies.
     pub(super) fn awaits_deferred(&self) -> bool {
         self.deferred.load(Ordering::Acquire) > 0
     }
 
-    /// Takes the data of an answer off the connection and delivers both. True if it is for a completion, which
+    /// Takes the data of a reply off the connection and delivers both. True if it is for a completion, which
     /// [`Self::completed`] has then.
     pub(super) fn deliver(
         &self,
-        mut answer: Answer,
+        mut reply: Reply,
         receiver: &mut Receiver,
         data_bytes: usize,
     ) -> std::result::Result<bool, FabricError> {
-        match self.settle(answer.id()) {
+        match self.settle(reply.id()) {
             Some(Pending::Thread(waiter)) => {
-                answer.keep_data(receiver, data_bytes)?;
-                waiter.set(State::Answered(answer));
+                reply.keep_data(receiver, data_bytes)?;
+                waiter.set(State::Replied(reply));
             }
             Some(Pending::Deferred(mut deferred)) => {
                 if let Some(buffer) = &mut deferred.buffer
                     && !deferred.buffer_is_sent
-                    && let Err(error) = answer.take_data(receiver, data_bytes, buffer)
+                    && let Err(error) = reply.take_data(receiver, data_bytes, buffer)
                 {
                     // It is sent again.
-                    self.all.lock().insert(answer.id(), Pending::Deferred(deferred));
+                    self.all.lock().insert(reply.id(), Pending::Deferred(deferred));
                     return Err(error);
                 }
-                self.is_done(deferred.with(Ok(answer)));
+                self.is_done(deferred.with(Ok(reply)));
                 return Ok(true);
             }
             Some(Pending::Posted(_) | Pending::Cancels(..)) | None => {}
@@ -345,7 +345,7 @@ impl Requests {
         }
     }
 
-    /// Makes another waiting thread receive than the one that waits for the answer `but`. False if none waits.
+    /// Makes another waiting thread receive than the one that waits for the reply `but`. False if none waits.
     pub(super) fn call_another(&self, but: u64) -> bool {
         let all = self.all.lock();
         all.by_number.iter().any(|(&number, pending)| match pending {
@@ -355,7 +355,7 @@ impl Requests {
     }
 
     /// The requests that must arrive with numbers from `from` on, with bodies and data.
-    pub(super) fn unanswered(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
+    pub(super) fn outstanding(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let all = self.all.lock();
         let open = all
             .by_number
@@ -375,7 +375,7 @@ mod tests {
     use crate::own_head;
 
     fn bodies(requests: &Requests) -> Vec<Vec<u8>> {
-        requests.unanswered(0).into_iter().map(|(_, body, _)| body).collect()
+        requests.outstanding(0).into_iter().map(|(_, body, _)| body).collect()
     }
 
     /// A server that never answers requests without a waiter costs a bounded amount of memory.
@@ -391,7 +391,7 @@ mod tests {
             "{}",
             bodies(&requests).len()
         );
-        let numbers: Vec<u64> = requests.unanswered(0).into_iter().map(|(number, ..)| number).collect();
+        let numbers: Vec<u64> = requests.outstanding(0).into_iter().map(|(number, ..)| number).collect();
         assert_eq!(numbers.last(), Some(&100), "the latest stay");
         numbers.into_iter().for_each(|number| drop(requests.settle(number)));
         assert_eq!(requests.all.lock().posted_bytes, 0);

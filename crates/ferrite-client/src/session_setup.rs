@@ -9,7 +9,7 @@ use ferrite_fabric::secure::Credentials;
 use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 
-use super::message::{Answer, encode};
+use super::message::{Reply, encode};
 use super::reclaim_state::ReclaimState;
 use super::slots::Slots;
 use super::unsynced::Unsynced;
@@ -34,9 +34,9 @@ pub(super) struct SessionSetup<'c> {
     pub(super) unsynced: &'c Unsynced,
     /// Whether the client caches under leases.
     pub(super) wants_leases: bool,
-    /// How long a waiting thread polls for an answer.
+    /// How long a waiting thread polls for a reply.
     pub(super) spin: Duration,
-    /// Other parties (a kernel) rely on answers given under earlier leases until they are recalled.
+    /// Other parties (a kernel) rely on replies given under earlier leases until they are recalled.
     pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
     pub(super) numbers: &'c AtomicU64,
@@ -92,13 +92,13 @@ struct Dialogue<'d> {
 }
 
 impl Dialogue<'_> {
-    fn ask<'r>(&mut self, request: impl Into<Request<'r>>) -> Result<Answer, ConnectError> {
+    fn ask<'r>(&mut self, request: impl Into<Request<'r>>) -> Result<Reply, ConnectError> {
         let head = own_head(self.setup.numbers.fetch_add(1, Ordering::Relaxed));
         self.connection.send(&encode(&head, &request.into()), &[])?;
         loop {
-            match Answer::receive(self.receiver)? {
-                Some((answer, _)) if answer.id() == head.id => return Ok(answer),
-                // Nor do unrequested answers extend the time.
+            match Reply::receive(self.receiver)? {
+                Some((reply, _)) if reply.id() == head.id => return Ok(reply),
+                // Nor do unrequested replies extend the time.
                 _ if Instant::now() >= self.ends => {
                     return Err(ConnectError::Foreign {
                         address: self.setup.address.to_owned(),
@@ -112,16 +112,16 @@ impl Dialogue<'_> {
 
     /// Selects the session.
     fn hello(&mut self, resume_token: Option<ResumeToken>) -> Result<Welcome, ConnectError> {
-        let answer = self.ask(ImmediateRequest::Hello {
+        let reply = self.ask(ImmediateRequest::Hello {
             magic: MAGIC,
             version: VERSION,
             export: self.setup.export.as_bytes(),
             resume: resume_token,
         })?;
         let address = self.setup.address.to_owned();
-        match answer.result::<Welcome>() {
+        match reply.result::<Welcome>() {
             Ok(welcome) => Ok(welcome),
-            Err(why) if !answer.is_ok() => Err(ConnectError::Refused { address, why }),
+            Err(why) if !reply.is_ok() => Err(ConnectError::Refused { address, why }),
             Err(why) => Err(ConnectError::Foreign {
                 address,
                 why: why.to_string(),
@@ -162,10 +162,10 @@ impl Dialogue<'_> {
 
     /// Asks for leases, and returns their term: zero if the server gives none.
     fn ask_for_leases(&mut self) -> Result<Duration, ConnectError> {
-        let answer = self.ask(SessionRequest::Leases {
+        let reply = self.ask(SessionRequest::Leases {
             relied_on: self.setup.are_leases_relied_on,
         })?;
-        let term_ms = answer.result().map_or(0, |LeaseTerm(term_ms)| term_ms);
+        let term_ms = reply.result().map_or(0, |LeaseTerm(term_ms)| term_ms);
         Ok(Duration::from_millis(u64::from(term_ms)))
     }
 
@@ -188,13 +188,13 @@ impl Dialogue<'_> {
         // An earlier connection may have opened them before it broke.
         self.close(&stale.into_iter().map(|(file, _)| file).collect::<Vec<_>>())?;
         for (file, opened) in files {
-            let answer = self.ask(FsRequest::Reopen {
+            let reply = self.ask(FsRequest::Reopen {
                 node: opened.node,
                 mode: opened.mode,
                 mac: opened.mac,
                 file,
             })?;
-            if let Err(error) = answer.result::<()>() {
+            if let Err(error) = reply.result::<()>() {
                 tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
                 if error == FsError::Stale {
                     reclaim_state.file_is_gone(file);
@@ -235,10 +235,10 @@ impl Dialogue<'_> {
 
     fn pin(&mut self, nodes: Vec<Node>) -> Result<(), ConnectError> {
         for node in nodes {
-            let answer = self.ask(FsRequest::Pin { node })?;
+            let reply = self.ask(FsRequest::Pin { node })?;
             self.setup
                 .reclaim_state
-                .pinned_again(node.ino, answer.result::<()>().is_ok());
+                .pinned_again(node.ino, reply.result::<()>().is_ok());
         }
         Ok(())
     }

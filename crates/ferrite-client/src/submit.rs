@@ -1,10 +1,10 @@
 //! Reads and writes whose callers do not wait: one thread can have many in flight.
 //!
 //! Contents: [`Parking`], where they wait until they may be sent. The client sends them as long as the total length of
-//! the expected answers is small, and, if they are changes, as slots are free.
+//! the expected replies is small, and, if they are changes, as slots are free.
 //!
 //! Invariant: the receiving thread may also be the one that sends these, when a completion makes a new request. So the
-//! server's answers meanwhile must fit its queue ([`FLIGHT_BYTES_MAX`] is below its limit), or each end would wait for
+//! server's replies meanwhile must fit its queue ([`FLIGHT_BYTES_MAX`] is below its limit), or each end would wait for
 //! the other to receive.
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use ferrite_proto::{Head, Request};
 
 /// Longest transfer of this kind; longer ones are made as calls.
 pub(super) const TRANSFER_BYTES_MAX: usize = 128 << 10;
-/// Most data of answers in flight.
+/// Most data of replies in flight.
 const FLIGHT_BYTES_MAX: usize = 512 << 10;
 
 /// A read or write that is not sent yet.
@@ -39,7 +39,7 @@ impl Parked {
         self.request.is_change()
     }
 
-    /// How much data its answer has.
+    /// How much data its reply has.
     fn expected_bytes(&self) -> usize {
         if self.is_change() { 0 } else { self.buffer.len() }
     }
@@ -74,7 +74,7 @@ impl Parking {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// The first, if it may be sent: there is space for its answer, and `prepare` succeeds. The caller later calls
+    /// The first, if it may be sent: there is space for its reply, and `prepare` succeeds. The caller later calls
     /// [`Self::landed`] with its buffer's length, unless it is a change.
     pub(super) fn pop<T>(&self, prepare: impl FnOnce(&Parked) -> Option<T>) -> Option<(Parked, T)> {
         let mut waiting = self.waiting.lock();
@@ -90,7 +90,7 @@ impl Parking {
         Some((first, prepared))
     }
 
-    /// Notes that an answer has come.
+    /// Notes that a reply has come.
     pub(super) fn landed(&self, len_bytes: usize) {
         self.waiting.lock().flight_bytes -= len_bytes;
     }

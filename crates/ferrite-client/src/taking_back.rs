@@ -1,4 +1,4 @@
-//! The queue of recalls to the party that relies on the client's answers.
+//! The queue of recalls to the party that relies on the client's replies.
 //!
 //! Contents: [`TakingBack`]. The thread at its other end is `leased`'s.
 //!
@@ -22,7 +22,7 @@ pub(super) struct Recall {
     pub(super) ino: Ino,
 }
 
-/// The queue of recalls to the party that relies on the client's answers.
+/// The queue of recalls to the party that relies on the client's replies.
 #[derive(Default)]
 pub(super) struct TakingBack {
     is_on: AtomicBool,

@@ -5,7 +5,7 @@
 //! would find nothing to do, and succeed. So the first sync after a loss fails, as Linux reports a lost write to the
 //! next caller of fsync.
 //!
-//! Invariant: a change counts from before its answer reaches the caller until a sync that began later, in the same
+//! Invariant: a change counts from before its reply reaches the caller until a sync that began later, in the same
 //! session, has succeeded. With [`ferrite_vfs::OpenFile::fsync`] of one file all changes have: engines that are not
 //! durable at once promise that.
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_settles_what_was_answered_before_it_in_the_same_session() {
+    fn a_sync_settles_what_was_replied_before_it_in_the_same_session() {
         let unsynced = Unsynced::default();
         unsynced.session_set_up(1, SessionState::New);
         unsynced.changed(unsynced.era());

@@ -1,13 +1,13 @@
-//! Checks of the server's answers before anything on the client's machine uses them.
+//! Checks of the server's replies before anything on the client's machine uses them.
 //!
 //! A client trusts a server with the data of the export and with nothing of its own machine: a name becomes part of a
-//! local path, a length the size of a buffer, a position the next step of a loop. Contents: [`Reply`], which defines
-//! for every type of answer the valid values of its fields, and the types of answers whose meaning depends on the
-//! request.
+//! local path, a length the size of a buffer, a position the next step of a loop. Contents: [`ReplyBody`], which
+//! defines for every type of reply the valid values of its fields, and the types of replies whose meaning depends on
+//! the request.
 //!
-//! Invariant: [`super::message::Answer::result`] is the only way to the content of an answer, and takes only a
-//! [`Reply`]. So a new type of answer cannot be used before its author has defined here what it may hold. Entries of
-//! listings, which have a reader of their own, are checked by [`Progress`].
+//! Invariant: [`super::message::Reply::result`] is the only way to the content of a reply, and takes only a
+//! [`ReplyBody`]. So a new type of reply cannot be used before its author has defined here what it may hold. Entries
+//! of listings, which have a reader of their own, are checked by [`Progress`].
 
 use ferrite_vfs::locks::RecordLock;
 use ferrite_vfs::{Attr, FsError, Ino, NAME_MAX, PATH_MAX, Position, ROOT_INO, StatFs, WriteMode, Written};
@@ -23,7 +23,7 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 /// Queue pairs and packets have numbers of 24 bits.
 const NUMBER_24_MAX: u32 = 0xff_ffff;
 
-/// The error of a call whose answer is invalid.
+/// The error of a call whose reply is invalid.
 pub(super) fn refused(why: Malformed) -> FsError {
     FsError::Io(format!(
         "the server's answer is not used: {}; check that the address leads to the server you mean, and its version",
@@ -31,9 +31,9 @@ pub(super) fn refused(why: Malformed) -> FsError {
     ))
 }
 
-/// An answer, and its valid values.
-pub(super) trait Reply<'m>: Wire<'m> {
-    /// Refuses an answer that could do more harm here than wrong data.
+/// A reply, and its valid values.
+pub(super) trait ReplyBody<'m>: Wire<'m> {
+    /// Refuses a reply that could do more harm here than wrong data.
     fn check(&self) -> Result<(), Malformed>;
 }
 
@@ -44,10 +44,10 @@ fn only_if(is_right: bool, else_why: &'static str) -> Result<(), Malformed> {
     }
 }
 
-/// Implements [`Reply`] by an expression for each type.
+/// Implements [`ReplyBody`] by an expression for each type.
 macro_rules! replies {
     ($($(#[$doc:meta])* $type:ty: |$reply:ident| $check:expr;)*) => {
-        $(impl Reply<'_> for $type {
+        $(impl ReplyBody<'_> for $type {
             fn check(&self) -> Result<(), Malformed> {
                 let $reply = self;
                 $check
@@ -103,7 +103,7 @@ replies! {
     RdmaActivity: |_reply| Ok(());
 }
 
-/// Types of answers that are encoded as a plain type, and have a meaning of their own.
+/// Types of replies that are encoded as a plain type, and have a meaning of their own.
 macro_rules! meanings {
     ($($(#[$doc:meta])* $name:ident$(<$life:lifetime>)?($inner:ty): |$reply:ident| $check:expr;)*) => {
         $(
@@ -113,7 +113,7 @@ macro_rules! meanings {
 
             meanings!(@wire $name $($life)? $inner);
 
-            impl<'m> Reply<'m> for meanings!(@of $name $($life)?) {
+            impl<'m> ReplyBody<'m> for meanings!(@of $name $($life)?) {
                 fn check(&self) -> Result<(), Malformed> {
                     let $reply = &self.0;
                     $check
@@ -223,7 +223,7 @@ pub(super) fn of_inode(attr: Attr, ino: Ino) -> ferrite_vfs::Result<Attr> {
     Ok(attr)
 }
 
-/// The progress of a listing: each entry has a name, and each answer that is not the last advances. Otherwise a server
+/// The progress of a listing: each entry has a name, and each reply that is not the last advances. Otherwise a server
 /// could keep a client listing for ever, without a single entry.
 pub(super) struct Progress {
     cookie: u64,
@@ -268,7 +268,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Notes that more answers follow.
+    /// Notes that more replies follow.
     pub(super) fn goes_on(&mut self) -> ferrite_vfs::Result<()> {
         let has_entry = std::mem::take(&mut self.has_entry);
         only_if(has_entry, "a listing does not proceed").map_err(refused)

@@ -15,8 +15,8 @@ impl Client {
     /// # Errors
     /// If the server cannot be asked.
     pub fn rdma_places(&self) -> Result<Vec<SocketAddr>> {
-        let answer = self.ask(SYSTEM, RdmaRequest::Rdma {})?;
-        let reported: Vec<UdpPlace> = answer.result()?;
+        let reply = self.ask(SYSTEM, RdmaRequest::Rdma {})?;
+        let reported: Vec<UdpPlace> = reply.result()?;
         let server = self.link.peer();
         let mut places: Vec<SocketAddr> = reported
             .into_iter()
@@ -66,7 +66,7 @@ impl Client {
         self.ask(SYSTEM, RdmaRequest::ReleaseKey { key })?.result()
     }
 
-    /// Returns a key and a queue pair without waiting for the answer.
+    /// Returns a key and a queue pair without waiting for the reply.
     pub fn forget_verbs(&self, key: u32, qpn: u32) {
         self.link.post(RdmaRequest::ReleaseKey { key });
         self.link.post(RdmaRequest::CloseQueuePair { qpn });

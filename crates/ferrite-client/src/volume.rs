@@ -32,13 +32,13 @@ pub struct RemoteAddress {
     pub key: Option<PathBuf>,
     /// Whether to encrypt the traffic.
     pub encrypt: Option<Encrypt>,
-    /// Whether the client caches the server's answers, under leases.
+    /// Whether the client caches the server's replies, under leases.
     pub cache: Option<Caching>,
     /// The client reaches it over a fabric, with this provider or, if it is empty, the best available.
     pub fabric: Option<String>,
 }
 
-/// A client's caching of answers.
+/// A client's caching of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
     /// None: each call asks the server.

@@ -44,7 +44,7 @@ pub struct Fabric {
     pub provider: Option<String>,
     /// Memory for bulk data in flight.
     pub buffers_bytes: usize,
-    /// How long a waiting thread polls for an answer before it sleeps.
+    /// How long a waiting thread polls for a reply before it sleeps.
     pub spin: Duration,
 }
 
@@ -160,7 +160,7 @@ impl Connection {
         self.is_encrypted
     }
 
-    /// Whether the other end places an answer's data directly at its destination, so that its length does not matter.
+    /// Whether the other end places a reply's data directly at its destination, so that its length does not matter.
     pub fn places_data(&self) -> bool {
         #[cfg(feature = "fabric")]
         return self.line.is_some();
@@ -174,15 +174,15 @@ impl Connection {
         self.ask(body, data, 0)
     }
 
-    /// The same for a request whose answer may have up to `answer_bytes` of data, which can then take the shortest way.
-    /// The answer repeats the first eight bytes of the body; no other request in flight has the same.
-    pub fn ask(&self, body: &[u8], data: &[u8], answer_bytes: usize) -> Result<(), FabricError> {
+    /// The same for a request whose reply may have up to `reply_bytes` of data, which can then take the shortest way.
+    /// The reply repeats the first eight bytes of the body; no other request in flight has the same.
+    pub fn ask(&self, body: &[u8], data: &[u8], reply_bytes: usize) -> Result<(), FabricError> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &self.line {
             let _turn = self.sends.lock();
-            return line.send(body, data, answer_bytes, SEND_LIMIT);
+            return line.send(body, data, reply_bytes, SEND_LIMIT);
         }
-        let _ = answer_bytes;
+        let _ = reply_bytes;
         let prefix = Lengths {
             body_bytes: body.len(),
             data_bytes: data.len(),

@@ -15,7 +15,7 @@ pub const DATA_BYTES_MAX: usize = ferrite_buffers::BUFFER_BYTES_MAX;
 /// its own.
 pub const INLINE_BYTES_MAX: usize = 32 << 10;
 
-/// The transport's own requests and answers have this number.
+/// The transport's own requests and replies have this number.
 pub(crate) const OWN_ID: [u8; 8] = [0xff; 8];
 
 /// The lengths of a frame.

@@ -104,11 +104,11 @@ impl Site {
             return false;
         };
         let began = Instant::now();
-        let mut answer = connection.ask(b"12345678", &[], 0).map(|()| None);
-        while matches!(answer, Ok(None)) && began.elapsed() < LIMIT {
-            answer = receiver.receive().map(|came| came.map(|(body, _)| body.to_vec()));
+        let mut reply = connection.ask(b"12345678", &[], 0).map(|()| None);
+        while matches!(reply, Ok(None)) && began.elapsed() < LIMIT {
+            reply = receiver.receive().map(|came| came.map(|(body, _)| body.to_vec()));
         }
-        matches!(answer, Ok(Some(body)) if body == b"12345678")
+        matches!(reply, Ok(Some(body)) if body == b"12345678")
     }
 }
 
@@ -127,7 +127,7 @@ impl Bystander {
                         assert_eq!(body, b"12345678");
                         break data_bytes;
                     }
-                    None => assert!(began.elapsed() < LIMIT, "no answer to {size} bytes over {:?}", self.0),
+                    None => assert!(began.elapsed() < LIMIT, "no reply to {size} bytes over {:?}", self.0),
                 }
             };
             let mut back = vec![0; data_bytes];
@@ -157,7 +157,7 @@ fn plain(site: &Site) -> TcpStream {
     stream
 }
 
-/// Sends a frame over TCP; returns the answer, if any.
+/// Sends a frame over TCP; returns the reply, if any.
 fn exchange(mut stream: &TcpStream, body: &[u8]) -> Option<Vec<u8>> {
     let lengths = Lengths {
         body_bytes: body.len(),
@@ -190,7 +190,7 @@ impl Attacker {
             name: endpoint.name().expect("a name"),
         };
         let own = introduction.name.clone();
-        let body = exchange(&stream, &introduction.encode()).expect("an answer");
+        let body = exchange(&stream, &introduction.encode()).expect("a reply");
         let Reply::Welcome { number, name } = Reply::decode(&body).expect("a reply") else {
             panic!("{}", String::from_utf8_lossy(&body));
         };
@@ -291,7 +291,7 @@ fn introductions_that_make_no_sense_are_refused() {
             body
         };
         let own = site.provider.name();
-        for (body, is_answered) in [
+        for (body, is_replied) in [
             (OWN_ID.to_vec(), true),
             ([&OWN_ID[..], &[9; 40]].concat(), true),
             (introduction("carrier-pigeon", b"x"), true),
@@ -300,19 +300,16 @@ fn introductions_that_make_no_sense_are_refused() {
             (vec![0xff; BODY_BYTES_MAX], true),
         ] {
             let stream = plain(&site);
-            let answer = exchange(&stream, &body);
-            let refused = answer.map(|answer| matches!(Reply::decode(&answer), Ok(Reply::Refused(_))));
-            assert!(
-                refused == Some(true) || !is_answered && refused.is_none(),
-                "{refused:?}"
-            );
+            let reply = exchange(&stream, &body);
+            let refused = reply.map(|reply| matches!(Reply::decode(&reply), Ok(Reply::Refused(_))));
+            assert!(refused == Some(true) || !is_replied && refused.is_none(), "{refused:?}");
             bystander.goes_on();
         }
         // Names that no endpoint has are refused, or useless.
         for name in [&b""[..], b"x", b"fi_shm://", b"fi_shm://../../etc/passwd", &[0xff; 256]] {
             let stream = plain(&site);
-            if let Some(answer) = exchange(&stream, &introduction(own, name)) {
-                assert!(Reply::decode(&answer).is_ok());
+            if let Some(reply) = exchange(&stream, &introduction(own, name)) {
+                assert!(Reply::decode(&reply).is_ok());
             }
             bystander.goes_on();
             drop(stream);
@@ -532,7 +529,7 @@ fn who_dies() {
         std::thread::yield_now();
     }
     if takes_own {
-        // The answer to this makes the server take the lock.
+        // The reply to this makes the server take the lock.
         let message = [&it.head(it.number, it.next, 0, 0)[..], &frame(b"12345678")].concat();
         assert!(it.endpoint.inject(it.server, &message).expect("sent"));
     }

@@ -119,7 +119,7 @@ impl Link {
         self.0.drained.load(Ordering::Acquire) >= number
     }
 
-    /// The number of the last call of [`Self::drain`] that waits for an answer.
+    /// The number of the last call of [`Self::drain`] that waits for a reply.
     pub(crate) fn is_to_drain(&self) -> Option<u64> {
         let asked = self.0.asked.load(Ordering::Acquire);
         (asked > self.0.drained.load(Ordering::Relaxed)).then_some(asked)

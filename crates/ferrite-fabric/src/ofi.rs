@@ -265,7 +265,7 @@ pub(crate) struct Remote {
 struct Given {
     kind: Kind,
     tag: u64,
-    /// `None`: the peer is gone, and its answer is not waited for ([`Endpoint::let_go`]).
+    /// `None`: the peer is gone, and its reply is not waited for ([`Endpoint::let_go`]).
     buffer: Option<Buffer>,
 }
 

@@ -280,7 +280,7 @@ impl Outbox {
             }
             self.sent -= len;
             match self.parts.pop_front() {
-                // The next answer probably needs as much again.
+                // The next reply probably needs as much again.
                 Some(Part::Bytes(mut bytes)) if self.parts.is_empty() && bytes.capacity() <= KEPT_BYTES => {
                     bytes.clear();
                     self.parts.push_back(Part::Bytes(bytes));

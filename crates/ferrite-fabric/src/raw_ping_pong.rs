@@ -107,12 +107,12 @@ pub fn exchange(
     // The first round trip makes connections.
     let all = rounds + 1;
     std::thread::scope(|scope| {
-        let (there, answer) = (&mut there, &message[..bytes_back]);
+        let (there, reply) = (&mut there, &message[..bytes_back]);
         let other = scope.spawn(move || {
             begin();
             (0..all).try_for_each(|_| {
                 there.receive(bytes_there)?;
-                there.send(to_here, answer)
+                there.send(to_here, reply)
             })
         });
         let mut began = Instant::now();

@@ -2,7 +2,7 @@
 //!
 //! Contents: [`Spin`], for threads that wait for a socket: the threads of a server, the receiver of a client, and the
 //! adapter of `ferrite-rnic` at both ends. Waking a thread on another core takes longer than most requests, so a thread
-//! that sleeps for each answer waits mostly for its wake-up. But polling takes a core from others, and is in vain if
+//! that sleeps for each reply waits mostly for its wake-up. But polling takes a core from others, and is in vain if
 //! the awaited event comes from a thread that needs this very core.
 //!
 //! So the time to poll depends on the results before. After a sleep that was short enough, the next poll is longer; a

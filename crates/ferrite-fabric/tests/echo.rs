@@ -26,7 +26,7 @@ impl Service for Echo {
         if body == b"close" {
             return Err(Close);
         }
-        let answer = |out: &mut Outbox, body: &[u8], data: Data<'_>| {
+        let reply = |out: &mut Outbox, body: &[u8], data: Data<'_>| {
             let mut frame = out.frame();
             frame.body().extend(body);
             match data {
@@ -39,9 +39,9 @@ impl Service for Echo {
         };
         if body == b"later" {
             let (link, body) = (link.clone(), body.to_vec());
-            std::thread::spawn(move || link.send(|out| answer(out, &body, Data::Inline(b"mail"))));
+            std::thread::spawn(move || link.send(|out| reply(out, &body, Data::Inline(b"mail"))));
         } else {
-            answer(out, body, data);
+            reply(out, body, data);
         }
         Ok(Served::Yes)
     }
@@ -74,7 +74,7 @@ fn receive(receiver: &mut Receiver) -> (Vec<u8>, Vec<u8>) {
             return (body, data);
         }
     }
-    panic!("no answer");
+    panic!("no reply");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn frames_of_all_sizes_come_back_in_order() {
     assert!(receiver.receive().is_err());
 }
 
-/// Neither garbage nor half a frame nor a client that takes no answers blocks other clients, and all buffers come back.
+/// Neither garbage nor half a frame nor a client that takes no replies blocks other clients, and all buffers come back.
 #[test]
 fn a_client_that_misbehaves_harms_itself_alone() {
     let pool = Pool::new(16 << 20).unwrap();
@@ -111,7 +111,7 @@ fn a_client_that_misbehaves_harms_itself_alone() {
     garbage.write_all(&[0xff; 64]).unwrap();
     let mut half = TcpStream::connect(&address).unwrap();
     half.write_all(&[10, 0, 0, 0, 0, 0]).unwrap();
-    // Four of these would need all buffers; the first two never read their answers.
+    // Four of these would need all buffers; the first two never read their replies.
     let glutton = |_| {
         let address = address.clone();
         std::thread::spawn(move || {

@@ -29,7 +29,7 @@ impl Service for Echo {
         link
     }
 
-    /// The body is a number, how much data the answer should have if the message has none, and anything.
+    /// The body is a number, how much data the reply should have if the message has none, and anything.
     fn message(&self, _: &mut Link, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close> {
         let (id, rest) = body.split_first_chunk::<8>().ok_or(Close)?;
         let (wanted, rest) = rest.split_first_chunk::<8>().ok_or(Close)?;
@@ -154,7 +154,7 @@ fn receive(receiver: &mut Receiver) -> (u64, usize, Vec<u8>) {
             return (id, tail, data);
         }
     }
-    panic!("no answer");
+    panic!("no reply");
 }
 
 /// One message each way.

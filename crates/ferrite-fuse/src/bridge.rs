@@ -24,7 +24,7 @@ use crate::caller;
 use crate::convert::{absent, file_attr, file_type, set_time, unknown};
 use crate::locks::{Asker, Wire};
 use crate::ring::{MAX_WRITE_BYTES, Rings};
-use crate::service::{Answer, Entry, Known, Service};
+use crate::service::{Entry, Known, Response, Service};
 use crate::space::{Change, Patience, go_on, is_no_space, when_open};
 use crate::spare::Spare;
 
@@ -96,17 +96,17 @@ macro_rules! ask {
     }};
 }
 
-fn then<T>(answer: Answer<T>, reply: impl FnOnce(Answer<T>)) {
-    reply(answer);
+fn then<T>(response: Response<T>, reply: impl FnOnce(Response<T>)) {
+    reply(response);
 }
 
 /// Tells the compiler early the argument type of `reply`.
-fn takes<T, R: FnOnce(Answer<T>)>(_tried: &Option<Answer<T>>, reply: R) -> R {
+fn takes<T, R: FnOnce(Response<T>)>(_tried: &Option<Response<T>>, reply: R) -> R {
     reply
 }
 
 /// Replies with an error, or with `$ok` of the value.
-macro_rules! answer {
+macro_rules! respond {
     ($reply:ident, $result:expr, $value:pat => $ok:expr) => {
         match $result {
             Ok($value) => $ok,
@@ -115,16 +115,16 @@ macro_rules! answer {
     };
 }
 
-fn reply_entry(reply: ReplyEntry, answer: Answer<Entry>) {
-    answer!(reply, answer, entry => {
+fn reply_entry(reply: ReplyEntry, response: Response<Entry>) {
+    respond!(reply, response, entry => {
         let generation = Generation(entry.attr.map_or(0, |attr| u64::from(attr.generation)));
         let attr = entry.attr.as_ref().map_or_else(absent, file_attr);
         reply.entry_with_ttls(&entry.keep.duration(), &entry.name_ttl, &attr, generation);
     });
 }
 
-fn reply_xattr(reply: ReplyXattr, size: u32, answer: Answer<Vec<u8>>) {
-    answer!(reply, answer, value => match size {
+fn reply_xattr(reply: ReplyXattr, size: u32, response: Response<Vec<u8>>) {
+    respond!(reply, response, value => match size {
         0 => reply.size(value.len() as u32),
         _ if value.len() > size as usize => reply.error(Errno::ERANGE),
         _ => reply.data(&value),
@@ -208,8 +208,8 @@ impl Filesystem for Bridge {
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let ctx = ctx(req);
-        let show = move |response: Answer<Known>| {
-            answer!(reply, response, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
+        let show = move |response: Response<Known>| {
+            respond!(reply, response, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
         };
         if ino == INodeNo::ROOT {
             // This reply comes soon, whatever the engine does.
@@ -252,7 +252,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
-            |made| answer!(reply, made, known => {
+            |made| respond!(reply, made, known => {
                 reply.attr(&known.keep.duration(), &file_attr(&known.attr));
             })
         );
@@ -264,7 +264,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.readlink(&ctx, ino.0),
-            |response| answer!(reply, response, target => reply.data(&target))
+            |response| respond!(reply, response, target => reply.data(&target))
         );
     }
 
@@ -303,7 +303,7 @@ impl Filesystem for Bridge {
             self,
             [name],
             |service| service.unlink(&ctx, parent.0, name.as_bytes()),
-            |made| answer!(reply, made, () => reply.ok())
+            |made| respond!(reply, made, () => reply.ok())
         );
     }
 
@@ -313,7 +313,7 @@ impl Filesystem for Bridge {
             self,
             [name],
             |service| service.rmdir(&ctx, parent.0, name.as_bytes()),
-            |made| answer!(reply, made, () => reply.ok())
+            |made| respond!(reply, made, () => reply.ok())
         );
     }
 
@@ -346,7 +346,7 @@ impl Filesystem for Bridge {
                 let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
                 service.rename(&ctx, from, to, flags.bits())
             },
-            |made| answer!(reply, made, () => reply.ok())
+            |made| respond!(reply, made, () => reply.ok())
         );
     }
 
@@ -366,7 +366,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.open(&ctx, ino.0, flags.0),
-            |response| answer!(reply, response, opened => reply.opened(FileHandle(opened.fh), opened.flags))
+            |response| respond!(reply, response, opened => reply.opened(FileHandle(opened.fh), opened.flags))
         );
     }
 
@@ -385,7 +385,7 @@ impl Filesystem for Bridge {
             self,
             [name],
             |service| service.create(&ctx, (parent.0, name.as_bytes()), mode, flags),
-            |made| answer!(reply, made, (known, opened) => {
+            |made| respond!(reply, made, (known, opened) => {
                 let generation = Generation(u64::from(known.attr.generation));
                 let fh = FileHandle(opened.fh);
                 reply.created(&known.keep.duration(), &file_attr(&known.attr), generation, fh, opened.flags);
@@ -411,7 +411,7 @@ impl Filesystem for Bridge {
                     buffer.resize(size as usize, 0);
                 }
                 let result = service.read(&ctx, fh.0, offset, &mut buffer[..size as usize]);
-                answer!(reply, result, count => reply.data(&buffer[..count]));
+                respond!(reply, result, count => reply.data(&buffer[..count]));
             });
             Ok(())
         };
@@ -435,7 +435,7 @@ impl Filesystem for Bridge {
             self,
             [data],
             |service| service.write(&ctx, (fh.0, offset), data, write_flags, flags.0),
-            |made| answer!(reply, made, written => reply.written(written))
+            |made| respond!(reply, made, written => reply.written(written))
         );
     }
 
@@ -445,7 +445,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.flush(&ctx, ino.0, fh.0, lock_owner.0),
-            |response| answer!(reply, response, () => reply.ok())
+            |response| respond!(reply, response, () => reply.ok())
         );
     }
 
@@ -467,7 +467,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.getlk(&ctx, ino.0, lock_owner.0, wanted),
-            |response| answer!(reply, response, found => reply.locked(found.start, found.last, found.kind, found.pid))
+            |response| respond!(reply, response, found => reply.locked(found.start, found.last, found.kind, found.pid))
         );
     }
 
@@ -490,7 +490,7 @@ impl Filesystem for Bridge {
             may_wait: sleep,
             is_flock: None,
         };
-        let done = move |outcome: Answer<()>| answer!(reply, outcome, () => reply.ok());
+        let done = move |outcome: Response<()>| respond!(reply, outcome, () => reply.ok());
         let set = move |service: &Service| {
             service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
             Ok(())
@@ -514,7 +514,7 @@ impl Filesystem for Bridge {
                 service.release(fh.0);
                 Ok(())
             };
-            let change = Change::new(None, close, |_made: Answer<()>| reply.ok());
+            let change = Change::new(None, close, |_made: Response<()>| reply.ok());
             when_open(Arc::clone(service), change, Patience::default());
             Ok(())
         };
@@ -528,7 +528,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.fsync(&ctx, fh.0),
-            |response| answer!(reply, response, () => reply.ok())
+            |response| respond!(reply, response, () => reply.ok())
         );
     }
 
@@ -538,7 +538,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.fsyncdir(&ctx),
-            |response| answer!(reply, response, () => reply.ok())
+            |response| respond!(reply, response, () => reply.ok())
         );
     }
 
@@ -554,7 +554,7 @@ impl Filesystem for Bridge {
                 !reply.add(INodeNo(ino), next, file_type(kind), OsStr::from_bytes(name))
             };
             let listed = service.readdir(&ctx, ino.0, offset, add);
-            answer!(reply, listed, () => reply.ok());
+            respond!(reply, listed, () => reply.ok());
             Ok(())
         };
         ask!(self, [], |service| list(service), |_response| ());
@@ -569,14 +569,14 @@ impl Filesystem for Bridge {
                 let name = OsStr::from_bytes(it.name);
                 !reply.add(INodeNo(it.ino), it.next, name, &it.keep.duration(), &attr, generation)
             });
-            answer!(reply, listed, () => reply.ok());
+            respond!(reply, listed, () => reply.ok());
             Ok(())
         };
         ask!(self, [], |service| list(service), |_response| ());
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        answer!(reply, self.service.statfs(&ctx(req)), stat => reply.statfs(
+        respond!(reply, self.service.statfs(&ctx(req)), stat => reply.statfs(
             stat.blocks,
             stat.blocks_free,
             stat.blocks_available,
@@ -603,7 +603,7 @@ impl Filesystem for Bridge {
             self,
             [name, value],
             |service| service.setxattr(&ctx, ino.0, name.as_bytes(), value, flags),
-            |made| answer!(reply, made, () => reply.ok())
+            |made| respond!(reply, made, () => reply.ok())
         );
     }
 
@@ -630,7 +630,7 @@ impl Filesystem for Bridge {
             self,
             [name],
             |service| service.removexattr(&ctx, ino.0, name.as_bytes()),
-            |made| answer!(reply, made, () => reply.ok())
+            |made| respond!(reply, made, () => reply.ok())
         );
     }
 
@@ -649,7 +649,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.fallocate(&ctx, fh.0, offset, length, mode),
-            |made| answer!(reply, made, () => reply.ok())
+            |made| respond!(reply, made, () => reply.ok())
         );
     }
 
@@ -674,7 +674,7 @@ impl Filesystem for Bridge {
             self,
             [],
             |service| service.lseek(&ctx, fh.0, offset, whence),
-            |response| answer!(reply, response, offset => reply.offset(offset as i64))
+            |response| respond!(reply, response, offset => reply.offset(offset as i64))
         );
     }
 }

@@ -38,7 +38,7 @@ const TRUST_MAX: Duration = Duration::from_secs(86_400);
 const FIRST_COOKIE: u64 = 2;
 
 /// The result of a request, or why it was refused.
-pub(crate) type Answer<T> = std::result::Result<T, Refused>;
+pub(crate) type Response<T> = std::result::Result<T, Refused>;
 
 /// The target of a name.
 pub(crate) struct Entry {
@@ -108,7 +108,7 @@ fn check_xattr(name: &[u8]) -> Result<&[u8]> {
     posix::check_xattr_name(name).map(|()| name)
 }
 
-fn to_response<T>(result: Result<T>) -> Answer<T> {
+fn to_response<T>(result: Result<T>) -> Response<T> {
     result.map_err(|error| Refused::from(&error))
 }
 
@@ -200,7 +200,7 @@ impl Service {
         Known { attr, keep }
     }
 
-    fn entry(&self, result: Result<Attr>) -> Answer<Entry> {
+    fn entry(&self, result: Result<Attr>) -> Response<Entry> {
         let (attr, keep) = self.shown(to_response(result)?, self.trust);
         Ok(Entry {
             attr: Some(attr),
@@ -224,7 +224,7 @@ impl Service {
         Opened { fh, flags: opened }
     }
 
-    pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+    pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<Entry> {
         let looked = self.fs.lookup(ctx, parent, name);
         let found = looked.as_ref().ok().map(|attr| attr.ino);
         let name_ttl = match &self.vouched {
@@ -287,7 +287,7 @@ impl Service {
     }
 
     /// `set` as in the request, of a file that was opened as `fh` if one is given.
-    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<Known> {
+    pub(crate) fn setattr(&self, ctx: &Ctx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Response<Known> {
         let set = SetAttr {
             mode: set.mode.map(|mode| mode & 0o7777),
             kill_priv: false,
@@ -308,36 +308,36 @@ impl Service {
         Ok(self.known(to_response(made)?, self.trust))
     }
 
-    pub(crate) fn readlink(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
+    pub(crate) fn readlink(&self, ctx: &Ctx, ino: Ino) -> Response<Vec<u8>> {
         to_response(self.fs.readlink(&self.reading(ctx), ino))
     }
 
-    pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Answer<Entry> {
+    pub(crate) fn mknod(&self, ctx: &Ctx, (parent, name): (Ino, &[u8]), mode: u32, rdev: u32) -> Response<Entry> {
         let kind = FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
         let mode = mode & 0o7777;
         self.entry(self.fs.mknod(ctx, parent, name, &NewNode { kind, mode, rdev }))
     }
 
-    pub(crate) fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
+    pub(crate) fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Response<Entry> {
         self.entry(self.fs.mkdir(ctx, parent, name, mode & 0o7777))
     }
 
-    pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
+    pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<()> {
         self.note_removal();
         to_response(self.fs.unlink(ctx, parent, name))
     }
 
-    pub(crate) fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Answer<()> {
+    pub(crate) fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<()> {
         self.note_removal();
         to_response(self.fs.rmdir(ctx, parent, name))
     }
 
-    pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
+    pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Response<Entry> {
         self.entry(self.fs.symlink(ctx, parent, name, target))
     }
 
     /// `flags` as for `renameat2`.
-    pub(crate) fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Answer<()> {
+    pub(crate) fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Response<()> {
         let mode = match flags {
             0 => RenameMode::Replace,
             libc::RENAME_NOREPLACE => RenameMode::NoReplace,
@@ -352,7 +352,7 @@ impl Service {
         to_response(self.fs.rename(ctx, from.0, from.1, to.0, to.1, mode))
     }
 
-    pub(crate) fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
+    pub(crate) fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Response<Entry> {
         self.entry(self.fs.link(ctx, ino, parent, name))
     }
 
@@ -384,7 +384,7 @@ impl Service {
     }
 
     /// `flags` as for `open`.
-    pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Answer<Opened> {
+    pub(crate) fn open(&self, ctx: &Ctx, ino: Ino, flags: i32) -> Response<Opened> {
         let mode = self.open_mode(flags);
         let opened = match self.fs.open(ctx, ino, mode) {
             // An engine that checks callers lets only owners leave access times alone, and the caller did not request
@@ -404,7 +404,7 @@ impl Service {
         (parent, name): (Ino, &[u8]),
         mode: u32,
         flags: i32,
-    ) -> Answer<(Known, Opened)> {
+    ) -> Response<(Known, Opened)> {
         // Without O_EXCL: the kernel looked the name up before this request, so if it is taken, another caller was
         // faster.
         let new = NewFile {
@@ -450,7 +450,7 @@ impl Service {
     }
 
     /// Reads into `into`; returns how many bytes.
-    pub(crate) fn read(&self, ctx: &Ctx, fh: u64, offset: u64, into: &mut [u8]) -> Answer<usize> {
+    pub(crate) fn read(&self, ctx: &Ctx, fh: u64, offset: u64, into: &mut [u8]) -> Response<usize> {
         to_response(self.handle(fh).and_then(|file| file.read_at(ctx, offset, into)))
     }
 
@@ -461,7 +461,7 @@ impl Service {
         data: &[u8],
         how: WriteFlags,
         flags: i32,
-    ) -> Answer<u32> {
+    ) -> Response<u32> {
         // The engine knows best where the end is. Pages of a mapping have their place, however the file was opened.
         let is_call = !how.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = is_call && flags & libc::O_APPEND != 0;
@@ -479,7 +479,7 @@ impl Service {
         Ok(written.len_bytes as u32)
     }
 
-    pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Answer<()> {
+    pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Response<()> {
         match &self.locks {
             Some(locks) => to_response(locks.flush(ctx, ino, fh, owner)),
             // Nothing to do. After `ENOSYS` the kernel would send no more, and reply itself when the daemon is gone.
@@ -487,7 +487,7 @@ impl Service {
         }
     }
 
-    pub(crate) fn getlk(&self, ctx: &Ctx, ino: Ino, owner: u64, wanted: Wire) -> Answer<Wire> {
+    pub(crate) fn getlk(&self, ctx: &Ctx, ino: Ino, owner: u64, wanted: Wire) -> Response<Wire> {
         let locks = self.locks.as_ref().ok_or(Errno::ENOLCK)?;
         to_response(locks.get(ctx, ino, owner, wanted))
     }
@@ -500,7 +500,7 @@ impl Service {
         owner: u64,
         wanted: Wire,
         asker: Asker,
-        done: impl FnOnce(Answer<()>) + Send + 'static,
+        done: impl FnOnce(Response<()>) + Send + 'static,
     ) {
         let Some(locks) = &self.locks else {
             return done(Err(Errno::ENOLCK.into()));
@@ -523,11 +523,11 @@ impl Service {
 
     /// Has a reply though everything may be durable already: after `ENOSYS` the kernel would send no more, and report
     /// success for data that it could not write when the daemon is gone.
-    pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Answer<()> {
+    pub(crate) fn fsync(&self, ctx: &Ctx, fh: u64) -> Response<()> {
         to_response(self.handle(fh).and_then(|file| file.fsync(ctx)))
     }
 
-    pub(crate) fn fsyncdir(&self, ctx: &Ctx) -> Answer<()> {
+    pub(crate) fn fsyncdir(&self, ctx: &Ctx) -> Response<()> {
         to_response(self.fs.sync(ctx))
     }
 
@@ -554,7 +554,7 @@ impl Service {
         ino: Ino,
         offset: u64,
         mut add: impl FnMut(Ino, u64, FileKind, &[u8]) -> bool,
-    ) -> Answer<()> {
+    ) -> Response<()> {
         if !self.list_dots(ino, offset, |ino, next, name| add(ino, next, FileKind::Directory, name)) {
             return Ok(());
         }
@@ -571,7 +571,7 @@ impl Service {
         ino: Ino,
         offset: u64,
         mut add: impl FnMut(&Listed<'_>) -> bool,
-    ) -> Answer<()> {
+    ) -> Response<()> {
         // The kernel takes only the number from these two.
         if !self.list_dots(ino, offset, |ino, next, name| {
             add(&Listed {
@@ -603,7 +603,7 @@ impl Service {
         )
     }
 
-    pub(crate) fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Answer<()> {
+    pub(crate) fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Response<()> {
         let mode = match flags {
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
@@ -612,21 +612,21 @@ impl Service {
         to_response(check_xattr(name).and_then(|name| self.fs.setxattr(ctx, ino, name, value, mode)))
     }
 
-    pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+    pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<Vec<u8>> {
         to_response(check_xattr(name).and_then(|name| self.fs.getxattr(ctx, ino, name)))
     }
 
     /// A list of names, each with its terminating zero.
-    pub(crate) fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Vec<u8>> {
+    pub(crate) fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Response<Vec<u8>> {
         let names = to_response(self.fs.listxattr(ctx, ino))?;
         Ok(names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect())
     }
 
-    pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Answer<()> {
+    pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<()> {
         to_response(check_xattr(name).and_then(|name| self.fs.removexattr(ctx, ino, name)))
     }
 
-    pub(crate) fn fallocate(&self, ctx: &Ctx, fh: u64, offset: u64, length: u64, mode: i32) -> Answer<()> {
+    pub(crate) fn fallocate(&self, ctx: &Ctx, fh: u64, offset: u64, length: u64, mode: i32) -> Response<()> {
         const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
         const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
         const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;

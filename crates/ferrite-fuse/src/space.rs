@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use fuser::Errno;
 
-use crate::service::{Answer, Service};
+use crate::service::{Response, Service};
 
 /// The longest time that a change is retried while the kernel is about to forget files.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -31,24 +31,24 @@ pub(crate) trait Attempt: Send + 'static {
     /// Whether the last try found no space.
     fn found_no_space(&self) -> bool;
     /// Replies with the result of the last try.
-    fn answer(self);
+    fn respond(self);
 }
 
 /// Whether there was no space, and files without a name may give some back.
-pub(crate) fn is_no_space<T>(made: &Answer<T>) -> bool {
+pub(crate) fn is_no_space<T>(made: &Response<T>) -> bool {
     matches!(made, Err(refused) if refused.lacks_space)
 }
 
 /// A change as two closures: one tries, the other replies.
 pub(crate) struct Change<T, M, R> {
-    made: Answer<T>,
+    made: Response<T>,
     make: M,
     reply: R,
 }
 
 impl<T, M, R> Change<T, M, R> {
     /// A change with the result of its first try, if any.
-    pub(crate) fn new(tried: Option<Answer<T>>, make: M, reply: R) -> Change<T, M, R> {
+    pub(crate) fn new(tried: Option<Response<T>>, make: M, reply: R) -> Change<T, M, R> {
         let made = tried.unwrap_or(Err(Errno::EIO.into()));
         Change { made, make, reply }
     }
@@ -57,8 +57,8 @@ impl<T, M, R> Change<T, M, R> {
 impl<T, M, R> Attempt for Change<T, M, R>
 where
     T: Send + 'static,
-    M: Fn(&Service) -> Answer<T> + Send + 'static,
-    R: FnOnce(Answer<T>) + Send + 'static,
+    M: Fn(&Service) -> Response<T> + Send + 'static,
+    R: FnOnce(Response<T>) + Send + 'static,
 {
     fn attempt(&mut self, service: &Service) {
         self.made = (self.make)(service);
@@ -68,7 +68,7 @@ where
         is_no_space(&self.made)
     }
 
-    fn answer(self) {
+    fn respond(self) {
         (self.reply)(self.made);
     }
 }
@@ -102,7 +102,7 @@ impl Patience {
 /// Replies to a change that was tried, or queues a retry.
 pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut patience: Patience) {
     if !change.found_no_space() || !patience.lasts(&service) {
-        return change.answer();
+        return change.respond();
     }
     let retries = Arc::clone(service.retries());
     retries.add(Box::new(move || when_open(service, change, patience)));
@@ -191,9 +191,9 @@ mod tests {
     fn mkdir(service: &Arc<Service>) -> impl FnOnce() -> bool + use<> {
         let (sender, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
-        let change = Change::new(None, make, move |made: Answer<_>| sender.send(made.is_ok()).unwrap());
+        let change = Change::new(None, make, move |made: Response<_>| sender.send(made.is_ok()).unwrap());
         when_open(Arc::clone(service), change, Patience::default());
-        move || made.recv_timeout(2 * LONGEST).expect("an answer")
+        move || made.recv_timeout(2 * LONGEST).expect("a response")
     }
 
     #[test]
@@ -238,9 +238,9 @@ mod tests {
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
         let (sender, made) = channel();
         let make = |service: &Service| service.setxattr(SYSTEM, ROOT_INO, b"user.long", b"value", 0);
-        let change = Change::new(None, make, move |made: Answer<()>| sender.send(made).unwrap());
+        let change = Change::new(None, make, move |made: Response<()>| sender.send(made).unwrap());
         when_open(Arc::clone(&service), change, Patience::default());
-        let refused = made.try_recv().expect("an answer at once").unwrap_err();
+        let refused = made.try_recv().expect("a response at once").unwrap_err();
         assert_eq!((refused.errno, fs.tries.load(Ordering::SeqCst)), (Errno::ENOSPC, 1));
     }
 
@@ -250,7 +250,7 @@ mod tests {
         assert!(service.unlink(SYSTEM, ROOT_INO, b"file").is_ok());
         let (sender, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
-        let change = Change::new(None, make, move |made: Answer<_>| sender.send(made.is_ok()).unwrap());
+        let change = Change::new(None, make, move |made: Response<_>| sender.send(made.is_ok()).unwrap());
         when_open(Arc::clone(&service), change, Patience::default());
         service.end();
         assert_eq!(made.recv_timeout(LONGEST / 2), Err(RecvTimeoutError::Disconnected));

@@ -1,4 +1,4 @@
-//! A server's report of its activity: the answer to [`SessionRequest::Activity`](super::SessionRequest::Activity).
+//! A server's report of its activity: the reply to [`SessionRequest::Activity`](super::SessionRequest::Activity).
 
 use super::fields;
 
@@ -49,9 +49,9 @@ pub struct Counted {
     pub errors: u64,
     /// Length of the requests with their data.
     pub received_bytes: u64,
-    /// Length of the answers with their data.
+    /// Length of the replies with their data.
     pub sent_bytes: u64,
-    /// From the arrival of a request until its answer was ready to be sent.
+    /// From the arrival of a request until its reply was ready to be sent.
     pub busy_ns: u64,
 }
 

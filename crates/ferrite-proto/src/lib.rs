@@ -1,7 +1,7 @@
 //! The wire format: the messages between client and server, byte by byte. `docs/wire.md` describes it.
 //!
 //! Contents: the encoding of values (`codec`) and of the trait's types (`types`); the requests (`request`) and
-//! their answers (`message`; `activity`, a server's report of its activity; `rdma`, the messages about RDMA).
+//! their replies (`message`; `activity`, a server's report of its activity; `rdma`, the messages about RDMA).
 //!
 //! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message
 //! needs a new [`VERSION`].

@@ -1,4 +1,4 @@
-//! The heads of messages, and the answers to requests.
+//! The heads of messages, and the replies to requests.
 
 use ferrite_vfs::{Attr, BadArgument, DedupToken, Durability, FileKind, FsError, Ino, posix};
 
@@ -25,7 +25,7 @@ pub struct NodeAttr {
     pub attr: Attr,
     /// See [`Node::mac`].
     pub mac: u64,
-    /// The session has pinned the inode once for this answer.
+    /// The session has pinned the inode once for this reply.
     pub is_pinned: bool,
 }
 
@@ -79,7 +79,7 @@ fields!(Promises {
     has_slots
 });
 
-/// The answer to [`ImmediateRequest::Hello`](super::ImmediateRequest::Hello).
+/// The reply to [`ImmediateRequest::Hello`](super::ImmediateRequest::Hello).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
     /// The version that both speak.
@@ -142,7 +142,7 @@ fields!(OpenedFile {
     mac
 });
 
-/// The answer to one part of a read in several requests.
+/// The reply to one part of a read in several requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     /// Pieces of one version, requested over one connection, are of one state of the file; `None`: unknown.
@@ -224,7 +224,7 @@ pub const ENTRY_FOLLOWS: u8 = 1;
 pub const LISTING_ENDS: u8 = 0;
 /// See [`ENTRY_FOLLOWS`].
 pub const LISTING_GOES_ON: u8 = 2;
-/// The approximate maximum of a listing in one answer.
+/// The approximate maximum of a listing in one reply.
 pub const LISTING_BYTES_MAX: usize = 48 << 10;
 
 /// The caller on whose behalf a request is made.
@@ -254,7 +254,7 @@ impl Caller {
 /// The head of every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// Chosen by the client; the answer carries it. A repeated request has the same.
+    /// Chosen by the client; the reply carries it. A repeated request has the same.
     pub id: u64,
     /// All requests with smaller numbers are answered, or will not be repeated, except those for locks.
     pub settled_below: u64,
@@ -293,21 +293,21 @@ fields!(Head {
     caller
 });
 
-/// The head of every answer, and of every recall, which has the number 0.
+/// The head of every reply, and of every recall, which has the number 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnswerHead {
+pub struct ReplyHead {
     /// That of the request.
     pub id: u64,
     /// The result follows; else an error.
     pub is_ok: bool,
-    /// The session has a lease on the inodes in the answer.
+    /// The session has a lease on the inodes in the reply.
     pub is_leased: bool,
 }
 
-impl AnswerHead {
+impl ReplyHead {
     /// The head of a result that must not be cached.
-    pub fn ok(id: u64) -> AnswerHead {
-        AnswerHead {
+    pub fn ok(id: u64) -> ReplyHead {
+        ReplyHead {
             id,
             is_ok: true,
             is_leased: false,
@@ -315,23 +315,23 @@ impl AnswerHead {
     }
 }
 
-impl Encode for AnswerHead {
+impl Encode for ReplyHead {
     fn put(&self, out: &mut Vec<u8>) {
         self.id.put(out);
         (u8::from(self.is_ok) | u8::from(self.is_leased) << 1).put(out);
     }
 }
 
-impl Wire<'_> for AnswerHead {
+impl Wire<'_> for ReplyHead {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let id = from.get()?;
         match from.get::<u8>()? {
-            flags @ 0..=3 => Ok(AnswerHead {
+            flags @ 0..=3 => Ok(ReplyHead {
                 id,
                 is_ok: flags & 1 != 0,
                 is_leased: flags & 2 != 0,
             }),
-            _ => Err(Malformed("an answer succeeds or fails, with a lease or without")),
+            _ => Err(Malformed("a reply succeeds or fails, with a lease or without")),
         }
     }
 }

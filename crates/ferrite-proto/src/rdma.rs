@@ -135,7 +135,7 @@ fields!(RdmaCounters {
     dropped
 });
 
-/// The answer to [`RdmaRequest::RdmaActivity`](super::RdmaRequest::RdmaActivity).
+/// The reply to [`RdmaRequest::RdmaActivity`](super::RdmaRequest::RdmaActivity).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RdmaActivity {
     /// Where it listens.

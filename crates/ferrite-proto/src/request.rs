@@ -201,7 +201,7 @@ requests! {
         3 Slots { count: u32 }
         /// The slots that the session had before the server restarted; answered as `Slots`.
         6 ReclaimSlots {}
-        /// The client no longer waits for the answer to this request: the server releases the session state that it
+        /// The client no longer waits for the reply to this request: the server releases the session state that it
         /// took.
         7 Abandon { request: u64, file: u64 }
         /// Operations on the export, by client; answered with an [`Activity`](super::Activity).

@@ -145,7 +145,7 @@ impl Inner {
             return Served::Yes;
         }
         let _turn = self.may_overlap.then(|| session.begin_alone(id));
-        self.answer(session, head, request, received.data.bytes(), out)
+        self.reply(session, head, request, received.data.bytes(), out)
     }
 
     /// Passes a request for a lock to the engine, which may weaken another and so settle many waiting requests.

@@ -1,6 +1,6 @@
-//! Answers to calls of the engine's traits.
+//! Replies to calls of the engine's traits.
 //!
-//! Contents: [`Answering`], and the calls of the file system; below it, those of open files (`file`) and listings
+//! Contents: [`RequestHandler`], and the calls of the file system; below it, those of open files (`file`) and listings
 //! (`listing`). Each call has a method that returns its result, and [`super::reply`] encodes that.
 //!
 //! Invariant: every inode that a request names is held during the call of the engine ([`Session::hold`]), so that it
@@ -24,7 +24,7 @@ use super::state::HIDDEN_PREFIX;
 use ferrite_proto::{FsRequest, Head, Node, NodeAttr, OpenedFile};
 
 /// A request in execution.
-pub(super) struct Answering<'s> {
+pub(super) struct RequestHandler<'s> {
     session: &'s Arc<Session>,
     id: u64,
     ctx: Ctx,
@@ -34,13 +34,13 @@ pub(super) struct Answering<'s> {
     is_kernels: bool,
 }
 
-impl<'s> Answering<'s> {
-    /// Prepares the answer. Refuses a token that does not belong to the session.
+impl<'s> RequestHandler<'s> {
+    /// Prepares the reply. Refuses a token that does not belong to the session.
     pub(super) fn new(session: &'s Arc<Session>, head: Head, pool: &'s Pool) -> Result<Self> {
         let mut ctx = session.export.ctx(head.caller, head.check, head.pins);
         ctx.token = session.token(head.id, head.token)?;
         let is_repeated_release = session.repeats(head.id, head.settled_below);
-        Ok(Answering {
+        Ok(RequestHandler {
             session,
             is_repeated_release,
             is_kernels: !head.check,
@@ -51,7 +51,7 @@ impl<'s> Answering<'s> {
     }
 
     /// Answers a call of the file system.
-    pub(super) fn answer(&self, request: FsRequest<'_>, out: &mut Outbox) {
+    pub(super) fn reply(&self, request: FsRequest<'_>, out: &mut Outbox) {
         let id = self.id;
         if let Err(error) = self.permit(request.is_change() || request.opens_for_writing()) {
             return put::<()>(out, id, Err(error));

@@ -209,14 +209,14 @@ impl Change {
         let data = self.data.bytes();
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
         // Changes have their data here; none starves.
-        inner.answer(session, head, request, data, &mut out);
+        inner.reply(session, head, request, data, &mut out);
         drop(number);
         leases.changed(recalled);
         if has_names && let Some(next) = leases.names_changed() {
             inner.go_on(next);
         }
         session.unpark(self.id);
-        asked.count_if_answered(&session.meter, &out);
+        asked.count_if_replied(&session.meter, &out);
         session.send(|to| to.append(&mut out));
     }
 }

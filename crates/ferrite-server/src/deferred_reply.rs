@@ -70,7 +70,7 @@ impl Inner {
                 Err(error) => put::<()>(&mut out, id, Err(error)),
             }
             session.taken_back(id);
-            asked.count_if_answered(&session.meter, &out);
+            asked.count_if_replied(&session.meter, &out);
             session.send(|to| to.append(&mut out));
             // Dropping the last reference to a session closes its files, which may wait. This thread must not.
             if Arc::strong_count(&session) == 1
@@ -107,7 +107,7 @@ impl Inner {
             holds,
             starved: None,
         };
-        self.workers_of(&session.export.store).give(move || given.answer());
+        self.workers_of(&session.export.store).give(move || given.reply());
     }
 }
 
@@ -147,12 +147,12 @@ struct Given {
     before: Option<u64>,
     end: Option<PendingClose>,
     holds: Holds,
-    /// When it last found no buffer for its answer.
+    /// When it last found no buffer for its reply.
     starved: Option<Instant>,
 }
 
 impl Given {
-    fn answer(mut self) {
+    fn reply(mut self) {
         if let Some(before) = self.before.take() {
             self.session.close_barrier.wait_for(before);
         }
@@ -163,17 +163,17 @@ impl Given {
         let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
         let data = self.data.bytes();
         let served = match Reader::new(&self.body).last::<(Head, Call<'_>)>() {
-            Ok((head, request)) => inner.answer(&session, head, request, data, &mut out),
+            Ok((head, request)) => inner.reply(&session, head, request, data, &mut out),
             Err(_) => Served::Yes,
         };
         if served == Served::Starved && !session.is_over() {
             // At the end of the queue: others may have the buffers, and free them when a worker gets to them.
             self.starved = Some(Instant::now());
-            return inner.workers_of(&session.export.store).add(move || self.answer());
+            return inner.workers_of(&session.export.store).add(move || self.reply());
         }
         drop((self.holds, self.end));
         session.taken_back(self.id);
-        asked.count_if_answered(&session.meter, &out);
+        asked.count_if_replied(&session.meter, &out);
         session.send(|to| to.append(&mut out));
     }
 }

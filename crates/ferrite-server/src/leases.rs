@@ -27,7 +27,7 @@ use ferrite_vfs::workers::Work;
 use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, XattrMode};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::unresponsive::{ANSWER_MIN, Unresponsive};
+use super::unresponsive::{REPLY_MIN, Unresponsive};
 use crate::lock_order;
 
 /// The attribute of the pool's root that records how long leases of this run may last, in milliseconds.
@@ -78,7 +78,7 @@ struct Lease {
 impl Lease {
     /// Whether it has expired although its client had time to return it before.
     fn ran_out(&self, now: Instant) -> bool {
-        let had_time = |asked: Instant| self.ends.saturating_duration_since(asked) >= ANSWER_MIN;
+        let had_time = |asked: Instant| self.ends.saturating_duration_since(asked) >= REPLY_MIN;
         self.ends <= now && self.recall != 0 && self.asked.is_some_and(had_time)
     }
 }
@@ -149,7 +149,7 @@ impl Leases {
             passing: AtomicUsize::new(0),
             table: Mutex::new(Table {
                 earlier,
-                // Answers to recalls of an earlier run may still come.
+                // Replies to recalls of an earlier run may still come.
                 last_recall: u64::from_le_bytes(ferrite_vfs::random()?) >> 1,
                 ..Table::default()
             }),
@@ -389,7 +389,7 @@ impl Leases {
         self.is_on.load(Ordering::Acquire) && !self.table.lock().waiting.is_empty()
     }
 
-    /// Stops the table with the server, which sends no more answers: waiting changes are not made, and clients repeat
+    /// Stops the table with the server, which sends no more replies: waiting changes are not made, and clients repeat
     /// them. The next run waits for leases that still last, if any.
     pub(super) fn stop(&self, fs: &dyn FileSystem) {
         let mut is_noted = self.is_noted.lock();

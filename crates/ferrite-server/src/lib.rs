@@ -61,7 +61,7 @@ use rustc_hash::FxHashMap;
 
 use admission::{Account, Admission};
 use aside::Aside;
-use calls::Answering;
+use calls::RequestHandler;
 use export::{Export, Store};
 use grace::Grace;
 use leases::Leases;
@@ -338,7 +338,7 @@ impl Service for Front {
                 let asked = received.asked;
                 session.seen(asked.since.duration_since(inner.began).as_millis() as u64);
                 let served = inner.dispatch(session, head, request, received, out)?;
-                asked.count_if_answered(&session.meter, out);
+                asked.count_if_replied(&session.meter, out);
                 Ok(served)
             }
         }
@@ -510,18 +510,18 @@ impl Inner {
     }
 
     /// Answers a request that may wait for the engine, on a thread that may.
-    fn answer(&self, session: &Arc<Session>, head: Head, request: Call<'_>, data: &[u8], out: &mut Outbox) -> Served {
+    fn reply(&self, session: &Arc<Session>, head: Head, request: Call<'_>, data: &[u8], out: &mut Outbox) -> Served {
         let id = head.id;
         match request {
             Call::Session(request) => self.answer_session(session, id, request, out),
-            Call::Lock(request) => lock::answer(session, head, request, out),
-            Call::Rdma(request) => verbs::answer(self.verbs.as_ref(), session, head, request, out),
-            Call::Fs(request) => match Answering::new(session, head, &self.pool) {
-                Ok(answering) => answering.answer(request, out),
+            Call::Lock(request) => lock::reply(session, head, request, out),
+            Call::Rdma(request) => verbs::reply(self.verbs.as_ref(), session, head, request, out),
+            Call::Fs(request) => match RequestHandler::new(session, head, &self.pool) {
+                Ok(handler) => handler.reply(request, out),
                 Err(error) => put::<()>(out, id, Err(error)),
             },
-            Call::File(request) => match Answering::new(session, head, &self.pool) {
-                Ok(answering) => return answering.answer_file(request, data, out),
+            Call::File(request) => match RequestHandler::new(session, head, &self.pool) {
+                Ok(handler) => return handler.answer_file(request, data, out),
                 Err(error) => put::<()>(out, id, Err(error)),
             },
         }

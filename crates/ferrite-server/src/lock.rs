@@ -43,7 +43,7 @@ fn permit(session: &Session, caller: &Ctx, ino: Ino, kind: LockKind) -> Result<(
 }
 
 /// Answers a request that does not wait.
-pub(super) fn answer(session: &Session, head: Head, request: LockingRequest, out: &mut Outbox) {
+pub(super) fn reply(session: &Session, head: Head, request: LockingRequest, out: &mut Outbox) {
     let id = head.id;
     match request {
         LockingRequest::Unlock {
@@ -158,7 +158,7 @@ pub(super) fn cancel(session: &Session, request: u64) {
     }
 }
 
-/// No client waits for the answer to a request any more, whatever it was for: a request for a lock may be deferred by
+/// No client waits for the reply to a request any more, whatever it was for: a request for a lock may be deferred by
 /// the grace period, though its client wanted no wait.
 pub(super) fn abandon(session: &Session, request: u64, file: u64) {
     cancel(session, request);

@@ -109,7 +109,7 @@ const LOCK: u16 = 35;
 
 impl Asked {
     /// Counts the request, if it was answered: otherwise it will come again, or a worker has it.
-    pub(super) fn count_if_answered(&self, meter: &Meter, out: &Outbox) {
+    pub(super) fn count_if_replied(&self, meter: &Meter, out: &Outbox) {
         let sent_bytes = (out.put_bytes() - self.put_bytes) as usize;
         if sent_bytes > 0 || self.number == LOCK {
             meter.count(self, sent_bytes, FAILURES.get() != self.failures);

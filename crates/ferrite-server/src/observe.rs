@@ -12,11 +12,11 @@ use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CL
 
 /// Most clients in a report to a client.
 const CLIENTS_MAX: usize = 32;
-/// Maximum length of an answer: all kinds of requests, by as many clients, and all latencies.
-const ANSWER_BYTES_MAX: usize = CLIENTS_MAX * (160 + REQUEST_NUMBERS * (2 + size_of::<Counted>()))
+/// Maximum length of a reply: all kinds of requests, by as many clients, and all latencies.
+const REPLY_BYTES_MAX: usize = CLIENTS_MAX * (160 + REQUEST_NUMBERS * (2 + size_of::<Counted>()))
     + REQUEST_NUMBERS * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
     + 64;
-const _: () = assert!(ANSWER_BYTES_MAX < ferrite_fabric::frame::BODY_BYTES_MAX);
+const _: () = assert!(REPLY_BYTES_MAX < ferrite_fabric::frame::BODY_BYTES_MAX);
 
 impl Server {
     /// An observer of this server.

@@ -7,7 +7,7 @@ use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_vfs::Result;
 
 use super::meter;
-use ferrite_proto::{AnswerHead, Encode};
+use ferrite_proto::{Encode, ReplyHead};
 
 /// The result of a request, and whether the session has a lease on it.
 pub(super) struct Reply<T> {
@@ -28,7 +28,7 @@ pub(super) fn put<T: Encode>(out: &mut Outbox, id: u64, result: Result<T>) {
 pub(super) fn put_reply<T: Encode>(out: &mut Outbox, id: u64, reply: Reply<T>) {
     let Reply { result, is_leased } = reply;
     let mut frame = out.frame();
-    let head = AnswerHead {
+    let head = ReplyHead {
         id,
         is_ok: result.is_ok(),
         is_leased,
@@ -48,9 +48,9 @@ pub(super) fn put_reply<T: Encode>(out: &mut Outbox, id: u64, reply: Reply<T>) {
 /// if it drops the frame instead, nothing is sent.
 pub(super) fn begin_reply(out: &mut Outbox, id: u64, is_leased: bool) -> Frame<'_> {
     let mut frame = out.frame();
-    let head = AnswerHead {
+    let head = ReplyHead {
         is_leased,
-        ..AnswerHead::ok(id)
+        ..ReplyHead::ok(id)
     };
     head.put(frame.body());
     frame

@@ -42,7 +42,7 @@ const FILES_MAX: usize = 1 << 16;
 /// Most requests of a session with workers.
 const GIVEN_MAX: usize = 64;
 /// Most waiting changes of a session. More than clients have in flight: while so many wait, the server reads nothing
-/// from the connection, not even the answers to recalls that others wait for.
+/// from the connection, not even the replies to recalls that others wait for.
 const PARKED_MAX: usize = 1024;
 /// Most requests whose effects are remembered. A client never has that many in flight; with more, the oldest are
 /// forgotten.
@@ -98,7 +98,7 @@ struct Kept {
     /// The last request that came with a token, and when, as [`Session::last_seen_ms`] counts.
     last_change: u64,
     changed_ms: u64,
-    /// The client has the answers to all requests before it.
+    /// The client has the replies to all requests before it.
     settled_below: u64,
     clients: FxHashMap<u64, ClientId>,
     waiting: FxHashMap<u64, Waiting>,
@@ -313,7 +313,7 @@ impl Session {
         }
     }
 
-    /// Records that the engine has pinned `ino` for the answer to a request. False if the client has reached its limit
+    /// Records that the engine has pinned `ino` for the reply to a request. False if the client has reached its limit
     /// of pinned inodes: then this one is unpinned again.
     pub(super) fn grant(&self, request: u64, ino: Ino) -> bool {
         self.grant_to(self.kept.lock(), request, ino)
@@ -375,7 +375,7 @@ impl Session {
         self.repeats(request, 0);
     }
 
-    /// The client does not wait for the answer to a request any more, nor does it know of the file that this opened.
+    /// The client does not wait for the reply to a request any more, nor does it know of the file that this opened.
     pub(super) fn abandon(&self, request: u64, file: u64) {
         let mut kept = self.kept.lock();
         if kept.under_way.contains(&request) {
@@ -409,7 +409,7 @@ impl Session {
         UnderWay { session: self, request }
     }
 
-    /// Hands a request to a worker. False if one has it already, whose answer the client will get.
+    /// Hands a request to a worker. False if one has it already, whose reply the client will get.
     pub(super) fn give(&self, request: u64) -> bool {
         let mut kept = self.kept.lock();
         let is_new = kept.under_way.insert(request);
@@ -425,20 +425,20 @@ impl Session {
         self.given.load(Ordering::Acquire) > 0
     }
 
-    /// Whether a worker has this request, whose answer the client will get.
+    /// Whether a worker has this request, whose reply the client will get.
     pub(super) fn is_given(&self, request: u64) -> bool {
         self.has_given() && self.kept.lock().with_workers.contains(&request)
     }
 
-    /// Notes that the worker is done, and is about to send the answer. In this order: a repetition from now on, after a
-    /// reconnect, is answered anew, and an earlier one gets this answer.
+    /// Notes that the worker is done, and is about to send the reply. In this order: a repetition from now on, after a
+    /// reconnect, is answered anew, and an earlier one gets this reply.
     pub(super) fn taken_back(&self, request: u64) {
         self.kept.lock().with_workers.remove(&request);
         self.finish(request);
         self.given.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Parks a change. False if it is parked already, so that the client will get the answer.
+    /// Parks a change. False if it is parked already, so that the client will get the reply.
     pub(super) fn park(&self, request: u64) -> bool {
         let is_new = self.kept.lock().under_way.insert(request);
         if is_new {
@@ -523,7 +523,7 @@ impl Session {
     }
 
     /// Keeps an open file under the client's number. If this number is in use, an earlier try of the same request
-    /// opened it. That file stays, unless the request has found another one this time: the client has seen no answer
+    /// opened it. That file stays, unless the request has found another one this time: the client has seen no reply
     /// but the one that it gets now.
     pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>, mode: OpenMode) -> Result<()> {
         let mut kept = self.kept.lock();
@@ -620,7 +620,7 @@ impl Session {
         drop(place);
     }
 
-    /// Whether ending it now costs its client nothing: it has no state, no request in progress, and no answer that may
+    /// Whether ending it now costs its client nothing: it has no state, no request in progress, and no reply that may
     /// be requested again.
     pub(super) fn has_nothing(&self) -> bool {
         if self.given.load(Ordering::Acquire) > 0 || self.parked.load(Ordering::Acquire) > 0 {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 /// A recall sent so shortly before the end of the lease does not count: an honest client may be that slow.
-pub(super) const ANSWER_MIN: Duration = Duration::from_millis(50);
+pub(super) const REPLY_MIN: Duration = Duration::from_millis(50);
 /// The first wait, in terms of a lease.
 const FIRST_TERMS: u32 = 2;
 /// The longest.

@@ -68,7 +68,7 @@ fn owner(session: &Session) -> Owner {
 }
 
 /// Answers a request about RDMA.
-pub(super) fn answer(verbs: Option<&Verbs>, session: &Session, head: Head, request: RdmaRequest, out: &mut Outbox) {
+pub(super) fn reply(verbs: Option<&Verbs>, session: &Session, head: Head, request: RdmaRequest, out: &mut Outbox) {
     let id = head.id;
     let Some(verbs) = verbs else {
         return answer_without(id, &request, out);

@@ -292,7 +292,7 @@ fn ask_for(raw: &mut Raw, resource: Resource, root: Node, n: u64) -> bool {
             (bind.into(), FsError::NoSpace(SpaceOf::MapEntries))
         }
     };
-    match raw.ask(&request).expect("an answer") {
+    match raw.ask(&request).expect("a reply") {
         Ok(_) => true,
         Err(error) => {
             assert_eq!(error, refusal, "{resource:?}");
@@ -350,7 +350,7 @@ fn mkdir<'n>(parent: Node, name: &'n str) -> FsRequest<'n> {
     }
 }
 
-/// Once 36 sessions took all slots, and the changes of later ones failed when their answers were lost.
+/// Once 36 sessions took all slots, and the changes of later ones failed when their replies were lost.
 #[test]
 fn slots_that_nobody_uses_are_taken_back() {
     // 64 slots.
@@ -373,7 +373,7 @@ fn slots_that_nobody_uses_are_taken_back() {
         assert!(idle.len() < 64);
     }
     assert!(idle.len() >= 20, "{} sessions had slots", idle.len());
-    // One has made a change, and has not confirmed the answer.
+    // One has made a change, and has not confirmed the reply.
     let (raw, welcome, number, slots) = &mut idle[0];
     raw.token = Some(DedupToken {
         slot: slots[0],

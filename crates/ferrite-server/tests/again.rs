@@ -115,8 +115,8 @@ fn a_change_without_a_token_that_comes_again_while_it_waits_is_made_once() {
         assert!(writer.send(&body, b"x"));
     }
     loop {
-        let (answered, came) = writer.receive().expect("an answer");
-        if answered == id {
+        let (replied, came) = writer.receive().expect("a reply");
+        if replied == id {
             came.unwrap();
             break;
         }

@@ -171,7 +171,7 @@ impl World {
             may_wait: false,
             is_claim: false,
         };
-        self.raw.ask(&request).expect("an answer").map(drop)
+        self.raw.ask(&request).expect("a reply").map(drop)
     }
 
     fn crowded_by_locks(&mut self) -> Node {
@@ -209,7 +209,7 @@ impl World {
 /// Makes one request, and measures it.
 type Measured<'m> = &'m mut dyn FnMut(&mut Raw, Request<'_>);
 
-/// Kinds whose slowest request is refused, or has no answer.
+/// Kinds whose slowest request is refused, or has no reply.
 const REFUSED: [&str; 10] = [
     "Goodbye",
     "Resolve",

@@ -113,7 +113,7 @@ fn signs_of_life_that_lie_unread_count() {
 }
 
 /// Silent clients are gone after their lease, with a connection and without, even while others keep the server busy; so
-/// is one that takes no answers, from which the server stops reading.
+/// is one that takes no replies, from which the server stops reading.
 #[test]
 fn those_that_are_silent_are_gone() {
     let (server, address, slow) = server();

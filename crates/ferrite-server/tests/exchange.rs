@@ -1,4 +1,4 @@
-//! The exchange of the examples `lend` and `answer` with programs of perftest.
+//! The exchange of the examples `lend` and `responder` with programs of perftest.
 //!
 //! Protected property: the exchange continues at each step as perftest 4.5 expects it, byte by byte, and the example
 //! returns lent queue pairs when the program leaves, however that happens.
@@ -58,7 +58,7 @@ fn line(qpn: u32) -> Vec<u8> {
     text.into_bytes()
 }
 
-fn answer_to(qpn: u32) -> Vec<u8> {
+fn reply_to(qpn: u32) -> Vec<u8> {
     let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:62:00:01";
     let qpn = qpn + 0x0010_0000;
     format!("0000:0010:{qpn:06x}:000007:feedf00d:0000000000000000:{gid}:00000000:\0").into_bytes()
@@ -98,7 +98,7 @@ fn a_test_of_bandwidth_with_two_queue_pairs() {
     let (mut stream, events) = start();
     begin(&mut stream);
     for qpn in [0x11, 0x12] {
-        trade(&mut stream, &line(qpn), &answer_to(qpn));
+        trade(&mut stream, &line(qpn), &reply_to(qpn));
         let theirs = Line {
             qpn,
             psn: 0x00a1_b2c3,
@@ -109,9 +109,9 @@ fn a_test_of_bandwidth_with_two_queue_pairs() {
         assert_eq!(next(&events), Event::Lent(theirs, 3));
     }
     // Ready; begun; done; results; goodbye.
-    trade(&mut stream, &line(0x11), &answer_to(0x11));
+    trade(&mut stream, &line(0x11), &reply_to(0x11));
     assert_eq!(next(&events), Event::Began(2));
-    trade(&mut stream, &line(0x11), &answer_to(0x11));
+    trade(&mut stream, &line(0x11), &reply_to(0x11));
     for number in [
         65_536_u64.to_be_bytes(),
         500_u64.to_be_bytes(),
@@ -121,7 +121,7 @@ fn a_test_of_bandwidth_with_two_queue_pairs() {
     ] {
         trade(&mut stream, &number, &number);
     }
-    trade(&mut stream, &line(0x11), &answer_to(0x11));
+    trade(&mut stream, &line(0x11), &reply_to(0x11));
     stream.write_all(b"done\0").unwrap();
     assert_eq!(next(&events), Event::Ended(2));
 }
@@ -130,7 +130,7 @@ fn a_test_of_bandwidth_with_two_queue_pairs() {
 fn what_is_refused_or_makes_no_sense_ends_the_exchange() {
     let (mut stream, events) = start();
     begin(&mut stream);
-    trade(&mut stream, &line(0x11), &answer_to(0x11));
+    trade(&mut stream, &line(0x11), &reply_to(0x11));
     assert!(matches!(next(&events), Event::Lent(..)));
     stream.write_all(&line(0x99)).unwrap();
     assert!(matches!(next(&events), Event::Lent(..)));
@@ -147,7 +147,7 @@ fn what_is_refused_or_makes_no_sense_ends_the_exchange() {
 
     let (mut stream, events) = start();
     begin(&mut stream);
-    trade(&mut stream, &line(0x12), &answer_to(0x12));
+    trade(&mut stream, &line(0x12), &reply_to(0x12));
     assert!(matches!(next(&events), Event::Lent(..)));
     drop(stream);
     assert_eq!(next(&events), Event::Ended(1));

@@ -611,13 +611,13 @@ fn where_root_is_nobody_a_directory_is_listed_to_who_may_read_it() {
             parent: welcome.root,
             name: name.as_bytes(),
         });
-        let answer = raw.ask(&FsRequest::Readdir {
+        let reply = raw.ask(&FsRequest::Readdir {
             dir: dir.node(),
             cookie: 0,
             with_attributes,
             reply_bytes: u32::MAX,
         });
-        let (body, _) = answer.expect("an answer")?;
+        let (body, _) = reply.expect("a reply")?;
         let mut reader = Reader::new(&body);
         assert_eq!(reader.get::<u8>().unwrap(), ENTRY_FOLLOWS);
         let entry: Entry<'_> = reader.get().unwrap();
@@ -664,8 +664,8 @@ fn where_root_is_nobody_a_program_is_read_to_run_it() {
         let mut open = |mode, check| {
             raw.check = check;
             let node = file.node();
-            let answer = raw.ask(&FsRequest::Open { node, mode, file: 1 });
-            answer.expect("an answer").map(|_| ())
+            let reply = raw.ask(&FsRequest::Open { node, mode, file: 1 });
+            reply.expect("a reply").map(|_| ())
         };
         let (read, both, denied) = (
             OpenMode::read_only(),

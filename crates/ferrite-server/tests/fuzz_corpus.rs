@@ -9,16 +9,16 @@ use ferrite_proto::{Encode, FsRequest, Head};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 
-use crate::answers;
 use crate::handshake;
 use crate::network;
+use crate::replies;
 
 /// All targets.
 const TARGETS: [network::Target; 4] = [
     network::TARGETS[0],
     network::TARGETS[1],
     ("handshake", handshake::handshake),
-    ("client_answers", answers::client_answers),
+    ("client_replies", replies::client_replies),
 ];
 
 /// Seeds of a corpus.
@@ -67,8 +67,8 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
     if target == "handshake" {
         return handshake_input(random);
     }
-    if target == "client_answers" {
-        return answers_input(random);
+    if target == "client_replies" {
+        return replies_input(random);
     }
     // Occasionally without a hello, or even without the handshake before it.
     let manners = random.below(16);
@@ -116,8 +116,8 @@ fn handshake_input(random: &mut Rng) -> Vec<u8> {
     input
 }
 
-/// Mostly one small change of an answer, and occasionally one of the hello.
-fn answers_input(random: &mut Rng) -> Vec<u8> {
+/// Mostly one small change of a reply, and occasionally one of the hello.
+fn replies_input(random: &mut Rng) -> Vec<u8> {
     let mut input = vec![random.below(2) as u8];
     for _ in 0..1 + random.below(4) {
         let (is_long, is_hello) = (random.chance(20), random.chance(10));

@@ -296,7 +296,7 @@ fn arguments_that_no_client_of_ours_sends() {
                     with_attributes,
                     reply_bytes: u32::MAX,
                 })
-                .expect("an answer")
+                .expect("a reply")
                 .unwrap_or_default();
             }
         }
@@ -384,7 +384,7 @@ fn requests_with_wrong_bytes() {
                 break;
             }
         }
-        // Malformed requests close the connection, and so do goodbye and a hello. An answer may have any number.
+        // Malformed requests close the connection, and so do goodbye and a hello. A reply may have any number.
         let data = vec![0; random.below(3) as usize * 100];
         let is_lost = !raw.send(&body, &data) || !raw.send_ping();
         if is_lost || !raw.comes_back() {
@@ -552,7 +552,7 @@ impl Raw {
         self.send(&body, &[])
     }
 
-    /// Whether the answer to [`Self::send_ping`] comes; others come before.
+    /// Whether the reply to [`Self::send_ping`] comes; others come before.
     fn comes_back(&mut self) -> bool {
         loop {
             match self.receive() {
@@ -564,7 +564,7 @@ impl Raw {
     }
 }
 
-/// A client that takes no answers costs a bounded amount of memory, and delays no other.
+/// A client that takes no replies costs a bounded amount of memory, and delays no other.
 #[test]
 fn who_never_reads_is_not_read_from() {
     let options = ServerOptions::default().lease(Duration::from_secs(3));

@@ -31,7 +31,7 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
     let path = make_pool(64 << 20, 1000);
     let site = Site::new(&path, Duration::from_secs(600), 2);
     let work = |raw: &mut Raw| {
-        // Refused, which is an answer too; the space for the request was taken.
+        // Refused, which is a reply too; the space for the request was taken.
         let name = vec![b'n'; NAME_BYTES];
         let _ = raw.refused(&FsRequest::Lookup {
             parent: root_without_mac(),
@@ -45,7 +45,7 @@ fn an_idle_client_holds_little_of_the_servers_memory() {
     let before = site.memory_bytes();
     let mut idle: Vec<Raw> = (0..CLIENTS).map(|_| Raw::with_session(&site.address, "").0).collect();
     idle.iter_mut().for_each(work);
-    // The server frees the space after the answer, not before it.
+    // The server frees the space after the reply, not before it.
     let began = Instant::now();
     let mut each = u64::MAX;
     while each > CLIENT_BYTES_MAX && began.elapsed() < Duration::from_secs(10) {

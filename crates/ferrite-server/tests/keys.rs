@@ -112,13 +112,13 @@ fn a_key_that_no_export_has_learns_nothing_else() {
         );
         assert!(matches!(handshake_error(error), HandshakeError::KeyRefused { key } if key == unknown_key.id()));
     }
-    // A sender that names an existing key without having it gets the same answer as any other.
-    let answers = [
-        opening_answered(&address, &opening(&unknown_key, unknown_key.id())),
-        opening_answered(&address, &opening(&unknown_key, one.id())),
+    // A sender that names an existing key without having it gets the same reply as any other.
+    let replies = [
+        opening_replied(&address, &opening(&unknown_key, unknown_key.id())),
+        opening_replied(&address, &opening(&unknown_key, one.id())),
     ];
-    assert_eq!(answers[0], answers[1]);
-    assert_eq!(answers[0].len(), VERDICT_BYTES);
+    assert_eq!(replies[0], replies[1]);
+    assert_eq!(replies[0].len(), VERDICT_BYTES);
     bystander.goes_on();
 }
 
@@ -143,14 +143,14 @@ fn opening(key: &Key, says: ferrite_fabric::secure::KeyId) -> Vec<u8> {
     opening
 }
 
-/// The server's answer to such a client before it closes the connection.
-fn opening_answered(address: &str, opening: &[u8]) -> Vec<u8> {
+/// The server's reply to such a client before it closes the connection.
+fn opening_replied(address: &str, opening: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(opening).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    answer
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).unwrap();
+    reply
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn without_a_key_nobody_reaches_what_has_one() {
     let error = refused(&address, "", &ClientOptions::default());
     assert!(error.to_string().contains("without a key"), "{error}");
     assert!(matches!(handshake_error(error), HandshakeError::KeyWanted));
-    // A client without a handshake gets no answer at all.
+    // A client without a handshake gets no reply at all.
     let mut stream = TcpStream::connect(&address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut frame = Vec::new();
@@ -189,9 +189,9 @@ fn a_client_with_a_key_wants_a_server_that_proves_it() {
             let (mut stream, _) = listener.accept().unwrap();
             let mut opening = vec![0; PREAMBLE_BYTES + MESSAGE_BYTES];
             stream.read_exact(&mut opening).unwrap();
-            let mut answer = opening[..9].to_vec();
-            answer.resize(VERDICT_BYTES + garbage, 0);
-            stream.write_all(&answer).unwrap();
+            let mut reply = opening[..9].to_vec();
+            reply.resize(VERDICT_BYTES + garbage, 0);
+            stream.write_all(&reply).unwrap();
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
@@ -251,8 +251,8 @@ fn a_client_whose_key_was_taken_away_waits_for_it() {
         Server::start(vec![listener], vec![(engine, exports(key))], &ServerOptions::default()).unwrap()
     };
     let server = again(&other);
-    let answer = client.getattr(SYSTEM, ROOT_INO).map(|attr| attr.ino);
-    assert_eq!(answer, Err(FsError::TimedOut));
+    let reply = client.getattr(SYSTEM, ROOT_INO).map(|attr| attr.ino);
+    assert_eq!(reply, Err(FsError::TimedOut));
     drop(server);
     let _server = again(&mine);
     let began = Instant::now();
@@ -308,7 +308,7 @@ fn records_that_were_changed_on_their_way_end_the_connection_only() {
     let path = make_pool(64 << 20, 1000);
     let engine = mount(&path);
     let exports = vec![export("").keys(vec![key.clone()])];
-    // Clients that miss an answer find out by their next sign of life, a quarter of a lease later.
+    // Clients that miss a reply find out by their next sign of life, a quarter of a lease later.
     let options = ServerOptions::default().threads(2).lease(Duration::from_secs(6));
     let (_server, address) = serve(Arc::new(engine.clone()), exports, &options);
     let network = Meddler::new(&address);
@@ -429,15 +429,15 @@ fn what_was_recorded_cannot_be_sent_again() {
         fs.rmdir(SYSTEM, ROOT_INO, b"made-once").unwrap();
         let heard = network.heard();
         assert_eq!(heard.len(), 1);
-        let answer = {
+        let reply = {
             let mut stream = TcpStream::connect(&address).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             stream.write_all(&heard[0]).unwrap();
-            let mut answer = Vec::new();
-            let _ = stream.read_to_end(&mut answer);
-            answer
+            let mut reply = Vec::new();
+            let _ = stream.read_to_end(&mut reply);
+            reply
         };
-        assert!(answer.len() <= VERDICT_BYTES + MESSAGE_BYTES, "{} bytes", answer.len());
+        assert!(reply.len() <= VERDICT_BYTES + MESSAGE_BYTES, "{} bytes", reply.len());
         assert_eq!(
             fs.lookup(SYSTEM, ROOT_INO, b"made-once").map(|attr| attr.ino),
             Err(FsError::NotFound)
@@ -471,9 +471,9 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
         // The server may close before all is sent.
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        assert!(answer.len() <= VERDICT_BYTES + MESSAGE_BYTES);
+        let mut reply = Vec::new();
+        let _ = stream.read_to_end(&mut reply);
+        assert!(reply.len() <= VERDICT_BYTES + MESSAGE_BYTES);
     }
     bystander.goes_on();
     let began = Instant::now();
@@ -495,7 +495,7 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
     }
     slow.push(trickle);
     for mut stream in slow {
-        // Clients that have sent everything have the server's answer before the end.
+        // Clients that have sent everything have the server's reply before the end.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());

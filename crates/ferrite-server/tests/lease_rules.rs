@@ -84,7 +84,7 @@ impl Holder {
     }
 
     /// Answers recalls: the inodes are no longer cached.
-    fn answer(&mut self, recalls: Vec<u64>) {
+    fn reply(&mut self, recalls: Vec<u64>) {
         self.raw.done::<()>(&ImmediateRequest::Recalled { recalls });
     }
 }
@@ -208,7 +208,7 @@ fn whatever_changes_a_file_recalls_the_leases_on_it_first() {
             let (recall, ino) = holder.recall();
             assert_eq!(ino, attr.ino, "{what}");
             assert!(!is_made.load(Ordering::SeqCst), "{what}");
-            holder.answer(vec![recall]);
+            holder.reply(vec![recall]);
         });
     }
 }
@@ -251,7 +251,7 @@ fn a_change_recalls_what_its_number_means_when_it_is_made() {
     raw.ask(&FsRequest::Open { node: b, mode, file: 7 }).unwrap().unwrap();
     assert_eq!((read(), read()), (b"old".to_vec(), b"old".to_vec()), "it keeps that");
     assert!(honest.cache_activity().unwrap().hits > 0);
-    accomplice.answer(vec![recall]);
+    accomplice.reply(vec![recall]);
     let end = Instant::now() + LONGEST;
     loop {
         assert!(Instant::now() < end);
@@ -368,7 +368,7 @@ fn nobody_has_a_lease_on_the_attributes_of_a_file_without_a_name() {
         let unlink = scope.spawn(|| client.unlink(SYSTEM, ROOT_INO, b"file").unwrap());
         let (recall, ino) = holder.recall();
         assert_eq!(ino, attr.ino);
-        holder.answer(vec![recall]);
+        holder.reply(vec![recall]);
         unlink.join().unwrap();
     });
     let attr: Attr = holder.raw.done(&FileRequest::FileGetattr { file: 1 });

@@ -50,7 +50,7 @@ fn hits(client: &Client) -> u64 {
     client.cache_activity().unwrap().hits
 }
 
-/// The same call twice: the second answer is the cache's.
+/// The same call twice: the second reply is the cache's.
 fn twice<T: PartialEq + std::fmt::Debug>(client: &Client, ask: impl Fn() -> T) -> T {
     let first = ask();
     let before = hits(client);
@@ -268,7 +268,7 @@ fn a_client_that_answers_no_recall_holds_up_a_change_for_a_term_at_most() {
     let again = Instant::now();
     file.write(SYSTEM, Position::At(0).into(), b"y").unwrap();
     assert!(again.elapsed() < TERM, "it has no lease any more");
-    // An answer to recalls that it never got has no effect, either.
+    // A reply to recalls that it never got has no effect, either.
     mute.done::<()>(&ImmediateRequest::Recalled {
         recalls: (0..1000).collect(),
     });

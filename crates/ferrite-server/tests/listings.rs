@@ -1,5 +1,5 @@
 //! The cost of listings: a client that takes a directory in small parts, as kernels do, receives not much more than it
-//! takes, and one that takes it at once needs no more answers for that.
+//! takes, and one that takes it at once needs no more replies for that.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn part(client: &Client, dir: Ino, with_attributes: bool, cookie: u64, count: us
     (taken, next)
 }
 
-/// The number of answers, and their bytes, for a whole directory in parts.
+/// The number of replies, and their bytes, for a whole directory in parts.
 fn take_all(client: &Client, dir: Ino, with_attributes: bool, count: usize) -> (u64, u64) {
     let before = cost(client);
     let (mut cookie, mut all) = (0, 0);
@@ -82,21 +82,21 @@ fn take_all(client: &Client, dir: Ino, with_attributes: bool, count: usize) -> (
 fn small_parts_cost_little_more_than_the_whole() {
     let (_server, _, client, dir) = directory();
     for with_attributes in [false, true] {
-        let (whole_answers, whole_bytes) = take_all(&client, dir, with_attributes, usize::MAX);
+        let (whole_replies, whole_bytes) = take_all(&client, dir, with_attributes, usize::MAX);
         let part = PART[usize::from(!with_attributes)];
-        let (answers, bytes) = take_all(&client, dir, with_attributes, part);
-        let (again_answers, again_bytes) = take_all(&client, dir, with_attributes, usize::MAX);
+        let (replies, bytes) = take_all(&client, dir, with_attributes, part);
+        let (again_replies, again_bytes) = take_all(&client, dir, with_attributes, usize::MAX);
         eprintln!(
-            "with attributes {with_attributes}: whole {whole_answers} answers, {whole_bytes} bytes; in parts of {part} \
-             {answers} answers, {bytes} bytes; whole again {again_answers} answers, {again_bytes} bytes"
+            "with attributes {with_attributes}: whole {whole_replies} replies, {whole_bytes} bytes; in parts of {part} \
+             {replies} replies, {bytes} bytes; whole again {again_replies} replies, {again_bytes} bytes"
         );
         let parts = (ENTRIES / part + 1) as u64;
-        assert!(answers <= parts + 2, "{answers} answers for {parts} parts");
+        assert!(replies <= parts + 2, "{replies} replies for {parts} parts");
         assert!(
             bytes < 2 * whole_bytes,
             "{bytes} bytes in parts, {whole_bytes} as a whole"
         );
-        assert!(again_answers <= whole_answers + 2);
+        assert!(again_replies <= whole_replies + 2);
         // The server does not send entries twice that the caller has taken.
         assert!(again_bytes < whole_bytes + whole_bytes / 20);
     }
@@ -104,7 +104,7 @@ fn small_parts_cost_little_more_than_the_whole() {
 
 /// The server sends as much as the client wants, but always an entry, and never more than fits into a message.
 #[test]
-fn an_answer_is_as_long_as_is_wanted() {
+fn a_reply_is_as_long_as_is_wanted() {
     let (_server, address, _client, _) = directory();
     let (mut raw, welcome) = Raw::with_session(&address, "");
     let dir: ferrite_proto::NodeAttr = raw.done(&FsRequest::Lookup {

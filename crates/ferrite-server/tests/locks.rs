@@ -18,7 +18,7 @@ use ferrite_vfs::{ClientId, Ctx, FileKind, FileSystem, FsError, Ino, NewNode, RO
 const LEASE: Duration = Duration::from_millis(600);
 /// Longer than anything here takes that happens at all.
 const LONG: Duration = Duration::from_secs(15);
-/// Long enough for an answer that must not come.
+/// Long enough for a reply that must not come.
 const SHORT: Duration = Duration::from_millis(100);
 
 use LockKind::{Exclusive, Shared};

@@ -1,19 +1,19 @@
-//! Adversarial or broken servers: nothing on the client's machine uses their answers unless they can be true.
+//! Adversarial or broken servers: nothing on the client's machine uses their replies unless they can be true.
 //!
-//! Each lie is one that a client once believed. The fuzz target `client_answers` looks for others.
+//! Each lie is one that a client once believed. The fuzz target `client_replies` looks for others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::answers::{Frame, HEAD_BYTES, Liar, honest, number_of};
+use crate::replies::{Frame, HEAD_BYTES, Liar, honest, number_of};
 use ferrite_client::volume::RemoteVolume;
 use ferrite_client::{Client, ClientOptions};
 use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_GOES_ON};
 use ferrite_vfs::volume::Volume;
 use ferrite_vfs::{FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 
-/// A client of a server that changes the answers to one kind of request.
+/// A client of a server that changes the replies to one kind of request.
 fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Client, Liar, Arc<AtomicUsize>) {
     let (number, lies) = (number_of(kind), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&lies);
@@ -29,15 +29,15 @@ fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Cli
     (client, liar, lies)
 }
 
-/// Replaces the content behind the head of an answer, which reports success.
+/// Replaces the content behind the head of a reply, which reports success.
 fn says(frame: &mut Frame, content: impl Fn(&mut Vec<u8>)) {
     frame.body.truncate(HEAD_BYTES);
     frame.body[HEAD_BYTES - 1] = 1;
     content(&mut frame.body);
 }
 
-fn is_refused<T: std::fmt::Debug>(answer: Result<T, FsError>) {
-    match answer {
+fn is_refused<T: std::fmt::Debug>(reply: Result<T, FsError>) {
+    match reply {
         Err(FsError::Io(why)) => {
             assert!(why.contains("the server"), "it says who is wrong: {why}");
             assert!(!why.contains(char::is_control), "{why:?}");
@@ -247,7 +247,7 @@ fn a_flood_of_recalls_keeps_nobody() {
 fn a_server_that_breaks_connections_costs_little() {
     let liar = Liar::new(honest(), |asked, mut frame| {
         if asked == number_of("Getattr") {
-            // No valid answer has these flags.
+            // No valid reply has these flags.
             frame.body[HEAD_BYTES - 1] = 0xff;
         }
         vec![frame]

@@ -5,8 +5,6 @@
 mod access_times;
 mod admission;
 mod again;
-#[path = "../../../fuzz/src/answers.rs"]
-mod answers;
 mod bounds;
 mod busy;
 mod common;
@@ -37,6 +35,8 @@ mod power;
 mod rdma;
 #[cfg(feature = "rdma")]
 mod replicated;
+#[path = "../../../fuzz/src/replies.rs"]
+mod replies;
 mod rights;
 mod sessions;
 mod submitted;

@@ -573,7 +573,7 @@ fn without_rdma_the_same_calls_are_requests_and_say_why() {
         ..InitiatorOptions::default()
     });
     let file = RemoteFile::open(&client, SYSTEM, look(&client, b"file"), hurried).unwrap();
-    works_by_requests(&place, &file, "no answer from UDP");
+    works_by_requests(&place, &file, "no reply from UDP");
 }
 
 fn works_by_requests(place: &Place, file: &RemoteFile, why: &str) {

@@ -89,7 +89,7 @@ impl User {
             may_wait: false,
             is_claim: false,
         };
-        self.raw.ask(&request).expect("an answer")?;
+        self.raw.ask(&request).expect("a reply")?;
         self.raw.done::<()>(&LockingRequest::Unlock {
             node,
             client: 1,
@@ -183,7 +183,7 @@ fn nobody_learns_of_the_locks_on_what_is_not_theirs() {
             unreachable!("it is a record lock")
         };
         let came = user.raw.ask(&LockingRequest::ConflictingLock { node, client: 1, lock });
-        assert_eq!(came.expect("an answer").is_ok(), is_reported);
+        assert_eq!(came.expect("a reply").is_ok(), is_reported);
     }
 }
 

@@ -272,7 +272,7 @@ fn who_leaves_before_it_gets_a_lock_is_not_waited_for() {
     server.stop();
     drop(server);
     let _server = serve_at(&address, Arc::new(engine.clone()), &options);
-    // Waits no longer than for an answer, which is less than the grace period.
+    // Waits no longer than for a reply, which is less than the grace period.
     Raw::with_session(&address, "").0.done::<()>(&lock(false));
 }
 
@@ -486,14 +486,14 @@ fn what_comes_again_meanwhile_is_not_done_twice() {
         raw.done::<()>(&ImmediateRequest::Ping {});
     }
     engine.go();
-    let (answered, came) = raw.receive().unwrap();
-    assert_eq!(answered, number);
+    let (replied, came) = raw.receive().unwrap();
+    assert_eq!(replied, number);
     came.unwrap();
     assert_eq!(engine.most_at_work.load(Ordering::SeqCst), 1);
     assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
 }
 
-/// The answer to an open by path was lost, and the path leads to another file when the request is repeated: the answer
+/// The reply to an open by path was lost, and the path leads to another file when the request is repeated: the reply
 /// describes the file that the client has open. Once it described the one, and the client had the other.
 #[test]
 fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {

@@ -313,8 +313,8 @@ fn a_changed_path_or_epoch_ends_all_handles() {
         };
         assert_eq!(state, expected, "{changed:?}");
         for node in [welcome.root, dir, deep, file] {
-            let answer = raw.ask(&FsRequest::Getattr { node }).unwrap();
-            assert_eq!(answer.is_ok(), stays, "{changed:?}: {node:?}");
+            let reply = raw.ask(&FsRequest::Getattr { node }).unwrap();
+            assert_eq!(reply.is_ok(), stays, "{changed:?}: {node:?}");
         }
         assert_eq!(raw.ask(&reopen).unwrap().is_ok(), stays, "{changed:?}");
         assert_eq!(

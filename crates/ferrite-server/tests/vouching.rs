@@ -1,4 +1,4 @@
-//! A client's guarantees to a kernel that caches its answers: no change happens before they are revoked.
+//! A client's guarantees to a kernel that caches its replies: no change happens before they are revoked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,7 +45,7 @@ impl Two {
         self.holder.vouching().expect("it keeps something")
     }
 
-    /// Makes calls as a kernel does, and returns how long the answers may be cached: attributes, the name, and another
+    /// Makes calls as a kernel does, and returns how long the replies may be cached: attributes, the name, and another
     /// that is absent.
     fn asked(&self) -> [Duration; 3] {
         let holder = &self.holder;
@@ -92,7 +92,7 @@ fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
     for vouched in two.asked() {
         assert!(vouched > Duration::ZERO && vouched <= TERM / 2, "{vouched:?}");
     }
-    // Nor for answers that it has not given.
+    // Nor for replies that it has not given.
     let vouching = two.vouching();
     let other = Attr { size: 7, ..two.attr };
     assert_eq!(vouching.attr(&other), Duration::ZERO);
@@ -132,7 +132,7 @@ fn what_cannot_be_taken_back_is_over_with_its_lease() {
     assert_eq!(taken.try_recv(), Ok(two.attr.ino));
 }
 
-/// A broken connection revokes no answers of the client: its guarantees hold nevertheless.
+/// A broken connection revokes no replies of the client: its guarantees hold nevertheless.
 #[test]
 fn what_was_cached_holds_over_a_broken_connection() {
     for connects_first in [true, false] {

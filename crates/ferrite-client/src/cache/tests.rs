@@ -1,4 +1,4 @@
-//! How long the cache keeps answers.
+//! How long the cache keeps replies.
 
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
@@ -30,10 +30,10 @@ fn asker() -> Asker {
     }
 }
 
-/// An answer arrives when its term is over, after one that was requested later: the lease had ended between the two,
+/// A reply arrives when its term is over, after one that was requested later: the lease had ended between the two,
 /// and something may have changed in between.
 #[test]
-fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
+fn a_reply_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
     let (cache, attr) = (Cache::new(1 << 20), attr());
     let node = node(&attr);
     cache.connected(TERM);
@@ -45,14 +45,10 @@ fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
         cache.keep_attr(&late, &attr);
         cache.attr(node).map(|_| late)
     });
-    let late = late.expect("an answer in time is kept");
+    let late = late.expect("a reply in time is kept");
     cache.keep_data(&early, node, 0, b"old", 16);
     cache.keep_name(&early, node, b"name", asker(), None);
-    assert_eq!(
-        cache.read(node, 0, &mut [0; 3]),
-        None,
-        "data of an answer that came late"
-    );
+    assert_eq!(cache.read(node, 0, &mut [0; 3]), None, "data of a reply that came late");
     assert_eq!(cache.name(node, b"name", &asker()).map(|found| found.is_err()), None);
     cache.keep_data(&late, node, 0, b"new", 16);
     cache.keep_attr(&early, &Attr { size: 99, ..attr });
@@ -60,7 +56,7 @@ fn an_answer_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
     assert!(kept.is_none_or(|kept| kept.size == attr.size), "{kept:?}");
 }
 
-/// The term counts from before the request was sent, and only another answer extends it.
+/// The term counts from before the request was sent, and only another reply extends it.
 #[test]
 fn nothing_is_served_after_its_term() {
     let (cache, attr) = (Cache::new(1 << 20), attr());

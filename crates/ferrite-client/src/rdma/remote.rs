@@ -4,7 +4,7 @@
 //! * A change by verbs is durable at the server when its call returns; by requests the engine's promise holds.
 //! * A write or read whose connection broke is repeated, on a new queue pair and with a new key: repeating it does no
 //!   harm. **An append is not repeated**: [`RemoteFile::append`] reports that its outcome is unknown.
-//!   [`RemoteFile::append_once`] reserves space and writes there, which may be repeated; if the answer to the
+//!   [`RemoteFile::append_once`] reserves space and writes there, which may be repeated; if the reply to the
 //!   reservation is lost, the reserved space stays, as zeros.
 //! * The file's size is at least the last one reported. A read at its end, and a write behind it, asks the server.
 
@@ -284,7 +284,7 @@ impl RemoteFile {
         self.run(
             &mut state,
             |bound, size| {
-                // Others may move the end meanwhile, and the answer may be lost: this never moves it beyond `end`.
+                // Others may move the end meanwhile, and the reply may be lost: this never moves it beyond `end`.
                 while *size < end {
                     let was = bound.initiator.extend(bound.key, *size, end)?;
                     *size = if was == *size { end } else { was };
@@ -364,7 +364,7 @@ impl RemoteFile {
     }
 
     /// Appends once, even if the connection breaks, and returns the offset: it reserves space, and writes there. Others
-    /// may see zeros meanwhile; they stay if the answer to the reservation is lost, and the data is behind them.
+    /// may see zeros meanwhile; they stay if the reply to the reservation is lost, and the data is behind them.
     ///
     /// # Errors
     /// See [`RemoteError`].

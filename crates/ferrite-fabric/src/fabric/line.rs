@@ -143,16 +143,16 @@ impl Line {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Sends a frame, whose answer may have up to `answer_bytes` of data. The caller keeps other threads from sending
+    /// Sends a frame, whose reply may have up to `reply_bytes` of data. The caller keeps other threads from sending
     /// meanwhile.
     pub(crate) fn send(
         &self,
         body: &[u8],
         data: &[u8],
-        answer_bytes: usize,
+        reply_bytes: usize,
         limit: Duration,
     ) -> Result<(), FabricError> {
-        let bulk_bytes = data.len().max(answer_bytes);
+        let bulk_bytes = data.len().max(reply_bytes);
         let lent = match body.first_chunk() {
             Some(&id) if bulk_bytes > INLINE_BYTES_MAX => self
                 .pool

@@ -164,14 +164,14 @@ pub(crate) fn random() -> Result<u64, String> {
     Ok(u64::from_le_bytes(number))
 }
 
-/// In the length of a body: data is not in the stream. In a request a descriptor follows the body; in an answer the
+/// In the length of a body: data is not in the stream. In a request a descriptor follows the body; in a reply the
 /// data is where the request wanted it.
 const APART: u32 = 1 << 31;
 /// Length of a descriptor: an offset in the client's region (64 bits), and a length (32 bits).
 pub(crate) const DESCRIPTOR_BYTES: usize = 12;
 
 /// Memory of the client. In a request with data, the place of that data; in one without, the place for data of the
-/// answer.
+/// reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) offset: u64,
@@ -216,7 +216,7 @@ pub(crate) fn lengths(bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricErr
     Ok(Lengths::decode(&plain)?.map(|lengths| (lengths, plain != first)))
 }
 
-/// Marks the beginning of an answer whose data has arrived; the rest stays as it was.
+/// Marks the beginning of a reply whose data has arrived; the rest stays as it was.
 pub(crate) fn mark_apart(head: &mut [u8]) {
     if let Ok(Some((lengths, _))) = lengths(head) {
         head[..PREFIX_BYTES].copy_from_slice(&prefix(lengths, true));

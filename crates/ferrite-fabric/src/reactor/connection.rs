@@ -160,7 +160,7 @@ impl<P> Connection<P> {
     }
 
     /// Whether nothing that its client has sent waits for the server; the connection has just had a turn. If a client
-    /// takes none of its answers, the server stops reading from it, which is the client's own doing.
+    /// takes none of its replies, the server stops reading from it, which is the client's own doing.
     pub(super) fn is_drained(&mut self) -> bool {
         if self.is_starved || self.is_held || self.is_cut_short {
             return false;

@@ -5,10 +5,10 @@
 //! passes the handshake, and then a served one (`connection`).
 //!
 //! The thread that received a message serves it: handing it to another costs more than most operations. Deferred
-//! answers go through the connection's mailbox.
+//! replies go through the connection's mailbox.
 //!
 //! Invariants: a connection belongs to one thread. The server does not read from a connection whose client takes no
-//! answers, so a client cannot make the server keep more than [`QUEUED_BYTES_MAX`] and one answer for it. A connection
+//! replies, so a client cannot make the server keep more than [`QUEUED_BYTES_MAX`] and one reply for it. A connection
 //! has at most one turn before all others that are ready have had one. When buffers are scarce, a connection that has
 //! one and does not fill it is closed.
 
@@ -123,7 +123,7 @@ pub struct Close;
 pub enum Served {
     /// It is answered, or will be.
     Yes,
-    /// There is no buffer for its answer. It had no effect, and must be presented again. Only for messages whose data
+    /// There is no buffer for its reply. It had no effect, and must be presented again. Only for messages whose data
     /// is inline.
     Starved,
 }
@@ -156,7 +156,7 @@ pub trait Service: Send + Sync + 'static {
         true
     }
 
-    /// Handles a message. Answers go to `out`, now, or to the link, later. Must not block for long: the other
+    /// Handles a message. Replies go to `out`, now, or to the link, later. Must not block for long: the other
     /// connections of this thread wait.
     fn message(&self, peer: &mut Self::Peer, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close>;
 

@@ -85,7 +85,7 @@ impl Unauthenticated {
                 Progress::Foreign => return Turn::Over,
                 Progress::Refused => {
                     tracing::debug!("{} was refused: it does not have a key that is known", self.address);
-                    // With unread bytes from the client, closing would destroy the answer in flight.
+                    // With unread bytes from the client, closing would destroy the reply in flight.
                     let _ = self.stream.shutdown(Shutdown::Write);
                     self.responder = None;
                 }

@@ -2,7 +2,7 @@
 //!
 //! Contents: [`Fabrics`], the endpoints of a thread; [`Wired`], the additional state of a connection; in [`turn`] the
 //! thread's work with them. Data of large writes is fetched from the client's memory into a buffer, and served on
-//! arrival; data of large reads is written to the place that the client names, and the answer follows once it has
+//! arrival; data of large reads is written to the place that the client names, and the reply follows once it has
 //! arrived.
 //!
 //! Invariants: memory that a client names lies in the region that it introduced. A buffer in a provider's use belongs
@@ -32,10 +32,10 @@ use crate::outbox::{Next, Outbox};
 const CLIENTS_MAX: usize = 256;
 /// Pieces of bulk data in flight for one client.
 const BULK_MAX: usize = 8;
-/// Requests of one client that have named a place for data of their answers. Beyond it, data of the oldest travels as
+/// Requests of one client that have named a place for data of their replies. Beyond it, data of the oldest travels as
 /// small data does. Requests that were answered without using their place are forgotten in this way.
 const LANDINGS_MAX: usize = 64;
-/// Less data of an answer travels with it: mostly the end of a file. (shm never reports that it has written zero
+/// Less data of a reply travels with it: mostly the end of a file. (shm never reports that it has written zero
 /// bytes.)
 const APART_BYTES_MIN: usize = 2 << 10;
 /// Polls of the providers that find nothing before the thread looks at sockets, and polls in all.
@@ -59,11 +59,11 @@ pub(super) struct Wired {
     channel: Channel,
     region: Remote,
     region_bytes: u64,
-    /// The places for data of answers, by request.
+    /// The places for data of replies, by request.
     landings: VecDeque<([u8; 8], Descriptor)>,
     /// Pieces of bulk data in flight.
     bulk: usize,
-    /// An answer whose data the provider has not taken yet.
+    /// A reply whose data the provider has not taken yet.
     unput: Option<(Descriptor, Vec<u8>, Buffer)>,
     /// When a piece of bulk data last began or ended.
     moved: Instant,
@@ -142,7 +142,7 @@ impl Wired {
         }))
     }
 
-    /// The place for the data of this answer, if its request named one.
+    /// The place for the data of this reply, if its request named one.
     fn landing(&mut self, frame: &[u8]) -> Option<Descriptor> {
         let id = frame.get(PREFIX_BYTES..)?.first_chunk()?;
         let index = self.landings.iter().position(|(landing, _)| landing == id)?;
@@ -169,7 +169,7 @@ struct Frame<'b> {
 enum Pending {
     /// Of a request with this body.
     Fetched(Vec<u8>),
-    /// Of an answer with this beginning: prefix and body.
+    /// Of a reply with this beginning: prefix and body.
     Put(Vec<u8>),
 }
 
@@ -264,7 +264,7 @@ pub(super) enum Event {
         body: Vec<u8>,
         data: Buffer,
     },
-    /// An answer's data has arrived at its place.
+    /// A reply's data has arrived at its place.
     Put { connection: u64, head: Vec<u8> },
     /// The bulk data of this connection cannot be moved.
     Failed { connection: u64 },

@@ -13,20 +13,20 @@ use crate::HandshakeError;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A server that has the key and says that nothing is encrypted.
-fn answer_unencrypted(mut stream: TcpStream, key: &Key, says: u8) {
+fn reply_unencrypted(mut stream: TcpStream, key: &Key, says: u8) {
     let mut opening = [0; PREAMBLE_BYTES + MESSAGE_BYTES];
     stream.read_exact(&mut opening).unwrap();
     let (preamble, message) = opening.split_at(PREAMBLE_BYTES);
     let mut noise = noise(key.secret(), preamble).unwrap().build_responder().unwrap();
     noise.read_message(message, &mut [0; MESSAGE_BYTES]).unwrap();
-    let mut answer = [0; MESSAGE_BYTES];
-    noise.write_message(&[says], &mut answer).unwrap();
+    let mut reply = [0; MESSAGE_BYTES];
+    noise.write_message(&[says], &mut reply).unwrap();
     let mut verdict = [0; VERDICT_BYTES];
     verdict[..8].copy_from_slice(&preamble[..8]);
     verdict[8] = preamble[8];
     // The client may be gone before it has read all of it.
     let _ = stream.write_all(&verdict);
-    let _ = stream.write_all(&answer);
+    let _ = stream.write_all(&reply);
     let _ = stream.read(&mut [0; 64]);
 }
 
@@ -47,7 +47,7 @@ fn a_client_that_wants_encryption_goes_on_with_nothing_else() {
         let (accepted, _) = listener.accept().unwrap();
         let server = {
             let key = key.clone();
-            std::thread::spawn(move || answer_unencrypted(accepted, &key, says))
+            std::thread::spawn(move || reply_unencrypted(accepted, &key, says))
         };
         let credentials = Credentials {
             key: Some(key.clone()),

@@ -177,9 +177,9 @@ pub enum Progress {
     More,
     /// The handshake has succeeded.
     Admitted(Box<Admitted>),
-    /// The handshake has failed: the client gets the answer, and nothing else.
+    /// The handshake has failed: the client gets the reply, and nothing else.
     Refused,
-    /// The bytes are no preamble, so there is no answer.
+    /// The bytes are no preamble, so there is no reply.
     Foreign,
 }
 
@@ -224,7 +224,7 @@ impl Responder {
         &mut self.got[self.filled..self.needed]
     }
 
-    /// Processes `count` bytes put into the buffer. Appends the answer to the client to `out`.
+    /// Processes `count` bytes put into the buffer. Appends the reply to the client to `out`.
     pub fn received(&mut self, count: usize, policy: &AdmissionPolicy, client: IpAddr, out: &mut Vec<u8>) -> Progress {
         self.filled += count;
         let known = self.filled.min(MAGIC.len());
@@ -252,7 +252,7 @@ impl Responder {
                 Progress::More
             }
             Phase::Preamble | Phase::Over => Progress::Foreign,
-            Phase::Message => match self.answer(policy, client) {
+            Phase::Message => match self.reply(policy, client) {
                 Some((message, established)) => {
                     say(Verdict::Welcome, out);
                     out.extend_from_slice(&message);
@@ -283,8 +283,8 @@ impl Responder {
         }
     }
 
-    /// Whether the client knows the key that it names; the answer to it then.
-    fn answer(&self, policy: &AdmissionPolicy, client: IpAddr) -> Option<([u8; MESSAGE_BYTES], Established)> {
+    /// Whether the client knows the key that it names; the reply to it then.
+    fn reply(&self, policy: &AdmissionPolicy, client: IpAddr) -> Option<([u8; MESSAGE_BYTES], Established)> {
         let (preamble, message) = self.got.split_at(PREAMBLE_BYTES);
         let mut id = KeyId([0; KeyId::BYTES]);
         id.0.copy_from_slice(&preamble[12..]);
@@ -301,8 +301,8 @@ impl Responder {
             _ => return None,
         };
         let is_encrypted = client_wants || encryption.wants(client);
-        let mut answer = [0; MESSAGE_BYTES];
-        noise.write_message(&[u8::from(is_encrypted)], &mut answer).ok()?;
+        let mut reply = [0; MESSAGE_BYTES];
+        noise.write_message(&[u8::from(is_encrypted)], &mut reply).ok()?;
         let (sealer, opener) = split(noise.into_stateless_transport_mode().ok()?);
         let established = Established {
             key: id,
@@ -310,7 +310,7 @@ impl Responder {
             opener,
             is_encrypted,
         };
-        Some((answer, established))
+        Some((reply, established))
     }
 }
 

@@ -57,7 +57,7 @@ impl EntryHeader {
     }
 
     /// Makes it the header of a reply with `outcome` bytes of payload.
-    pub(crate) fn answer(&mut self, unique: u64, outcome: Result<usize, Errno>) {
+    pub(crate) fn respond(&mut self, unique: u64, outcome: Result<usize, Errno>) {
         let (payload_bytes, error) = match outcome {
             Ok(len) => (len as u32, 0),
             Err(errno) => (0, -errno.code()),

@@ -38,7 +38,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(1);
 
 /// Where slots with replies from other threads wait for their thread.
 pub(crate) struct Inbox {
-    answered: Mutex<lock_order::Answered, Vec<Slot>>,
+    completed: Mutex<lock_order::Answered, Vec<Slot>>,
     wake: Arc<Wake>,
     owner: ThreadId,
     is_over: AtomicBool,
@@ -46,11 +46,11 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     fn give(&self, slot: Slot) {
-        let mut answered = self.answered.lock();
-        answered.push(slot);
+        let mut completed = self.completed.lock();
+        completed.push(slot);
         // The thread itself looks without a wake-up, and one call wakes it for all.
-        let is_woken = answered.len() > 1 || std::thread::current().id() == self.owner;
-        drop(answered);
+        let is_woken = completed.len() > 1 || std::thread::current().id() == self.owner;
+        drop(completed);
         if !is_woken {
             self.wake.wake();
         }
@@ -84,7 +84,7 @@ pub(crate) fn run(task: &Task, reports: &Sender<io::Result<Arc<Inbox>>>, device:
         Err(error) => return drop(reports.send(Err(error))),
     };
     let inbox = Arc::new(Inbox {
-        answered: Mutex::default(),
+        completed: Mutex::default(),
         wake: Arc::clone(&wake),
         owner: std::thread::current().id(),
         is_over: AtomicBool::new(false),
@@ -183,7 +183,7 @@ impl Queue<'_> {
     fn serve(&self, mut slot: Slot) -> Option<Slot> {
         let asked = slot.header().request();
         if self.task.only.is_some_and(|only| only != asked.uid) && abi::is_users(asked.opcode) {
-            slot.answer(Err(Errno::EACCES.into()));
+            slot.respond(Err(Errno::EACCES.into()));
             return Some(slot);
         }
         let inbox = Arc::clone(&self.inbox);
@@ -210,8 +210,8 @@ impl Queue<'_> {
     }
 
     fn empty_inbox(&mut self) -> io::Result<()> {
-        let answered = std::mem::take(&mut *self.inbox.answered.lock());
-        answered.into_iter().try_for_each(|slot| self.uring.commit(slot))
+        let completed = std::mem::take(&mut *self.inbox.completed.lock());
+        completed.into_iter().try_for_each(|slot| self.uring.commit(slot))
     }
 
     fn ended(&mut self, error: &io::Error) -> io::Result<()> {

@@ -16,16 +16,16 @@ use super::reply::{Encode, Reply, Written, Xattr};
 use super::uring::Slot;
 use crate::caller;
 use crate::locks::Asker;
-use crate::service::{Answer, Service};
+use crate::service::{Response, Service};
 use crate::space::{Attempt, Patience, go_on, is_no_space, when_open};
 
 /// A slot that needs a reply before it is passed on.
 struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
 
 impl<F: FnOnce(Slot)> Owed<F> {
-    fn pay(mut self, answer: impl FnOnce(&mut Slot)) {
+    fn pay(mut self, respond: impl FnOnce(&mut Slot)) {
         if let Some((mut slot, later)) = self.0.take() {
-            answer(&mut slot);
+            respond(&mut slot);
             later(slot);
         }
     }
@@ -34,7 +34,7 @@ impl<F: FnOnce(Slot)> Owed<F> {
 impl<F: FnOnce(Slot)> Drop for Owed<F> {
     fn drop(&mut self) {
         if let Some((mut slot, later)) = self.0.take() {
-            slot.answer(Err(Errno::EIO.into()));
+            slot.respond(Err(Errno::EIO.into()));
             later(slot);
         }
     }
@@ -61,7 +61,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
             };
             let owed = Owed(Some((slot, later)));
             service.setlk((asked.ino, fh), owner, wanted, asker, move |outcome| {
-                owed.pay(|slot| slot.answer(outcome.map(|()| 0)));
+                owed.pay(|slot| slot.respond(outcome.map(|()| 0)));
             });
             return None;
         }
@@ -70,7 +70,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
     }
     if !abi::changes(asked.opcode) {
         let made = perform_in(service, &mut slot);
-        slot.answer(made);
+        slot.respond(made);
         return Some(slot);
     }
     let Some(passage) = service.freeze_barrier().pass() else {
@@ -85,14 +85,14 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
         go_on(Arc::clone(service), change, Patience::default());
         return None;
     }
-    slot.answer(made);
+    slot.respond(made);
     Some(slot)
 }
 
 /// A change that could not be made at once.
 struct Change<F: FnOnce(Slot)> {
     owed: Owed<F>,
-    made: Answer<usize>,
+    made: Response<usize>,
 }
 
 impl<F: FnOnce(Slot)> Change<F> {
@@ -115,14 +115,14 @@ impl<F: FnOnce(Slot) + Send + 'static> Attempt for Change<F> {
         is_no_space(&self.made)
     }
 
-    fn answer(self) {
+    fn respond(self) {
         let made = self.made;
-        self.owed.pay(|slot| slot.answer(made));
+        self.owed.pay(|slot| slot.respond(made));
     }
 }
 
 /// Carries a request out; its reply is in it then, unless that is an error.
-fn perform_in(service: &Service, slot: &mut Slot) -> Answer<usize> {
+fn perform_in(service: &Service, slot: &mut Slot) -> Response<usize> {
     let asked = slot.header().request();
     let (header, payload) = slot.parts();
     let ctx = caller::ctx(asked.pid, asked.uid, asked.gid);
@@ -132,8 +132,8 @@ fn perform_in(service: &Service, slot: &mut Slot) -> Answer<usize> {
     catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
 }
 
-fn reply<T: Encode>(answer: Answer<T>, payload: &mut [u8]) -> Answer<usize> {
-    Ok(answer?.encode(payload)?)
+fn reply<T: Encode>(response: Response<T>, payload: &mut [u8]) -> Response<usize> {
+    Ok(response?.encode(payload)?)
 }
 
 /// Carries out a request whose payload is the first `used` bytes, and overwrites it with that of the reply; returns its
@@ -144,7 +144,7 @@ fn perform(
     ino: u64,
     header: &abi::EntryHeader,
     (payload, used): (&mut [u8], usize),
-) -> Answer<usize> {
+) -> Response<usize> {
     match decode(header, &payload[..used])? {
         Request::Lookup(name) => reply(service.lookup(ctx, ino, name), payload),
         Request::GetAttr => reply(service.getattr(ctx, ino), payload),
@@ -210,13 +210,17 @@ fn perform(
 }
 
 /// Fills the reply with as many entries of a directory as fit.
-fn list<'p>(payload: &'p mut [u8], len_bytes: usize, fill: impl FnOnce(&mut Reply<'p>) -> Answer<()>) -> Answer<usize> {
+fn list<'p>(
+    payload: &'p mut [u8],
+    len_bytes: usize,
+    fill: impl FnOnce(&mut Reply<'p>) -> Response<()>,
+) -> Response<usize> {
     let mut entries = Reply::within(payload, len_bytes);
     fill(&mut entries)?;
     Ok(entries.len_bytes())
 }
 
 /// Replies with a value, or with its length if the caller asked for that.
-fn xattr(value: Answer<Vec<u8>>, len_bytes: u32, payload: &mut [u8]) -> Answer<usize> {
+fn xattr(value: Response<Vec<u8>>, len_bytes: u32, payload: &mut [u8]) -> Response<usize> {
     reply(value.map(|value| Xattr(value, len_bytes)), payload)
 }

@@ -18,7 +18,7 @@ use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::abi::EntryHeader;
-use crate::service::Answer;
+use crate::service::Response;
 
 /// In front of the payload: the header, and the two vectors that describe both to the kernel.
 const HEADER_BYTES: usize = 4096;
@@ -87,7 +87,7 @@ impl Slot {
     }
 
     /// Makes it a reply, with `outcome` bytes in the payload.
-    pub(crate) fn answer(&mut self, outcome: Answer<usize>) {
+    pub(crate) fn respond(&mut self, outcome: Response<usize>) {
         let asked_bytes = self.header().payload_bytes as usize;
         let outcome = outcome
             .map(|len| len.min(self.map.len() - HEADER_BYTES))
@@ -95,7 +95,7 @@ impl Slot {
         let unique = self.unique;
         // SAFETY: as for `header`; it is borrowed mutably.
         let header: &mut EntryHeader = unsafe { &mut *self.map.as_mut_ptr().cast() };
-        header.answer(unique, outcome);
+        header.respond(unique, outcome);
         let is_short = outcome.is_ok_and(|len| len <= KEPT_BYTES) || outcome.is_err();
         if self.is_spare && is_short && asked_bytes > 16 * KEPT_BYTES {
             let (from, len) = (HEADER_BYTES + KEPT_BYTES, self.map.len() - HEADER_BYTES - KEPT_BYTES);

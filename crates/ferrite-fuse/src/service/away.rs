@@ -12,7 +12,7 @@ use std::time::Duration;
 use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, ROOT_INO, Result, StatFs, Waits};
 use parking_lot::Mutex;
 
-use super::{Answer, Known, Service, to_response};
+use super::{Known, Response, Service, to_response};
 use crate::spare::Spare;
 
 /// How long the server may take to respond.
@@ -58,15 +58,15 @@ impl Away {
             within: Some(within),
             ..ctx.waits
         };
-        let answer = ask(&ctx.clone().waiting(waits));
-        let is_silent = matches!(answer, Err(FsError::TimedOut));
+        let response = ask(&ctx.clone().waiting(waits));
+        let is_silent = matches!(response, Err(FsError::TimedOut));
         self.is_silent.store(is_silent, Ordering::Relaxed);
-        match answer {
-            Ok(answer) => *last.lock() = Some(answer),
+        match response {
+            Ok(response) => *last.lock() = Some(response),
             Err(FsError::TimedOut) => return known(),
             Err(_) => {}
         }
-        answer
+        response
     }
 }
 
@@ -76,14 +76,14 @@ impl Service {
         self.away.as_ref().map(|away| &away.spare)
     }
 
-    pub(crate) fn statfs(&self, ctx: &Ctx) -> Answer<StatFs> {
+    pub(crate) fn statfs(&self, ctx: &Ctx) -> Response<StatFs> {
         to_response(match &self.away {
             Some(away) => away.ask(ctx, &away.space, |ctx| self.fs.statfs(ctx)),
             None => self.fs.statfs(ctx),
         })
     }
 
-    pub(crate) fn getattr(&self, ctx: &Ctx, ino: Ino) -> Answer<Known> {
+    pub(crate) fn getattr(&self, ctx: &Ctx, ino: Ino) -> Response<Known> {
         let attr = to_response(match &self.away {
             Some(away) if ino == ROOT_INO => away.ask(ctx, &away.root, |ctx| self.fs.getattr(ctx, ino)),
             _ => self.fs.getattr(ctx, ino),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferrite_vfs::{Attr, BadArgument, Ctx, FileKind, FsError};
 
-use super::{Answer, Service, to_response};
+use super::{Response, Service, to_response};
 use crate::convert::Refused;
 use crate::keep::Keep;
 
@@ -21,7 +21,7 @@ const BLOCK_BYTES: u64 = 512;
 
 impl Service {
     /// Where the next data or the next hole begins. POSIX allows a reply that calls the whole file data.
-    pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Answer<u64> {
+    pub(crate) fn lseek(&self, ctx: &Ctx, fh: u64, offset: i64, whence: i32) -> Response<u64> {
         let offset = u64::try_from(offset).map_err(|_| Refused::from(&FsError::NoSuchAddress))?;
         let file = to_response(self.handle(fh))?;
         let is_data = self.handles.may_be_mapped(file.ino());

@@ -196,7 +196,7 @@ fn nothing_makes_the_kernel_stop_asking() {
         kind: libc::F_RDLCK,
         pid: 1,
     };
-    let answers: [Option<Refused>; 23] = [
+    let responses: [Option<Refused>; 23] = [
         service.lookup(ctx, BAD, name).err(),
         service.getattr(ctx, BAD).err(),
         service.setattr(ctx, BAD, Some(BAD), &set).err(),
@@ -221,10 +221,10 @@ fn nothing_makes_the_kernel_stop_asking() {
         service.lseek(ctx, BAD, 0, libc::SEEK_DATA).err(),
         service.getlk(ctx, BAD, 1, wire).err(),
     ];
-    for (number, answer) in answers.into_iter().enumerate() {
-        assert_ne!(answer.map(|refused| refused.errno), Some(Errno::ENOSYS), "{number}");
+    for (number, response) in responses.into_iter().enumerate() {
+        assert_ne!(response.map(|refused| refused.errno), Some(Errno::ENOSYS), "{number}");
     }
-    assert!(answers.iter().flatten().count() > 20, "they are wrong");
+    assert!(responses.iter().flatten().count() > 20, "they are wrong");
     assert_eq!(service.flush(ctx, BAD, BAD, 1), Ok(()));
     assert_eq!((service.fsyncdir(ctx), service.statfs(ctx).is_ok()), (Ok(()), true));
 }

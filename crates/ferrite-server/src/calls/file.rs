@@ -1,4 +1,4 @@
-//! Answers to calls of open files.
+//! Replies to calls of open files.
 //!
 //! A short read goes into the queue of replies at once. A longer one has a buffer, from which it is sent, or no copy at
 //! all if the engine lends its pages. Without a buffer nothing happens, and the request is repeated.
@@ -12,11 +12,11 @@ use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
 use ferrite_vfs::{Attr, BadArgument, FallocateMode, FsError, OpenFile, Result, SetAttr, WriteMode};
 
-use super::Answering;
+use super::RequestHandler;
 use crate::reply::{Reply, begin_reply, put, put_reply};
 use ferrite_proto::{Encode, FileRequest, Piece};
 
-impl Answering<'_> {
+impl RequestHandler<'_> {
     /// Answers a call of an open file; `data` came with the request.
     pub(crate) fn answer_file(&self, request: FileRequest, data: &[u8], out: &mut Outbox) -> Served {
         let id = self.id;
@@ -157,7 +157,7 @@ impl Answering<'_> {
             }
         };
         let lent = file.lend(&self.ctx, offset, len, &mut take);
-        // The answer has begun, and lacks data that it announces: it must not arrive.
+        // The reply has begun, and lacks data that it announces: it must not arrive.
         if let (Err(error), None) = (&lent, &rest) {
             tracing::error!("a read from pages that were lent failed: {error}");
             if let Some(link) = &*self.session.recipient.link.lock() {

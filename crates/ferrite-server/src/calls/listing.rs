@@ -1,10 +1,10 @@
-//! Answers to listings: entries go into the reply while the engine finds them.
+//! Replies to listings: entries go into the reply while the engine finds them.
 
 use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_vfs::{Attr, DirEntry, FsError, Ino, Result, SYSTEM, posix};
 
-use super::Answering;
+use super::RequestHandler;
 use crate::reply::{begin_reply, put};
 use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_BYTES_MAX, LISTING_ENDS, LISTING_GOES_ON, Node};
 
@@ -12,7 +12,7 @@ use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_BYTES_MAX, 
 const ENTRY_BYTES_MAX: usize = 1600;
 const _: () = assert!(LISTING_BYTES_MAX + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
 
-impl Answering<'_> {
+impl RequestHandler<'_> {
     /// Answers with a part of a directory, from `cookie` on, of about `reply_bytes`.
     pub(super) fn readdir(&self, at: (Node, u64), with_attributes: bool, reply_bytes: usize, out: &mut Outbox) {
         if let Err(error) = self.list(at, with_attributes, reply_bytes, out) {

@@ -164,7 +164,7 @@ impl<F: Files> Keys for Adapter<F> {
             sessions.by_pass.retain(|_, of| *of != session);
             ended
         };
-        // First, so that a client whose requests fail because of it learns that from an answer.
+        // First, so that a client whose requests fail because of it learns that from a reply.
         self.inside.files.end_session(session);
         for qpn in ended.into_iter().flat_map(|of_session| of_session.queue_pairs) {
             self.rnic.close(qpn);

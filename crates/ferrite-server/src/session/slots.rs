@@ -1,6 +1,6 @@
 //! A session's slots of tokens: it gets them once, and loses unused ones.
 //!
-//! Invariant: the server revokes slots only if the session's client has confirmed the answer to its last change
+//! Invariant: the server revokes slots only if the session's client has confirmed the reply to its last change
 //! ([`Kept::is_settled`]). So no token of theirs comes again, and a change that comes with one later was never made.
 
 use ferrite_vfs::{DedupToken, FsError, Result, Unsupported};
@@ -46,7 +46,7 @@ impl Session {
         Ok(Some(token))
     }
 
-    /// The client has the answers to all requests below this number.
+    /// The client has the replies to all requests below this number.
     pub(crate) fn settled(&self, below: u64) {
         let mut kept = self.kept.lock();
         kept.settled_below = kept.settled_below.max(below);
@@ -91,7 +91,7 @@ impl Session {
 }
 
 impl Kept {
-    /// Whether the client has the answers to all changes with tokens that have come.
+    /// Whether the client has the replies to all changes with tokens that have come.
     fn is_settled(&self) -> bool {
         self.last_change < self.settled_below || self.last_change == 0
     }

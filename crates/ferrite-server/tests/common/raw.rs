@@ -1,4 +1,4 @@
-//! A client that need not behave: it sends what a test wants, and takes any answer.
+//! A client that need not behave: it sends what a test wants, and takes any reply.
 
 use std::fmt::Debug;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
 use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
-    AnswerHead, Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, ResumeToken, VERSION, Welcome, Wire,
+    Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, ReplyHead, ResumeToken, VERSION, Welcome, Wire,
 };
 use ferrite_vfs::{DedupToken, FsError, ROOT_INO};
 
@@ -22,7 +22,7 @@ pub(crate) struct Raw {
     pub(crate) check: bool,
     pub(crate) pins: bool,
     pub(crate) token: Option<DedupToken>,
-    /// Whether the last answer came with a lease.
+    /// Whether the last reply came with a lease.
     pub(crate) was_leased: bool,
 }
 
@@ -59,7 +59,7 @@ impl Raw {
     }
 
     pub(crate) fn set_up_session(&mut self, export: &str, resume: Option<ResumeToken>) -> Result<Welcome, FsError> {
-        let (body, _) = self.ask(&hello(export, resume)).expect("an answer")?;
+        let (body, _) = self.ask(&hello(export, resume)).expect("a reply")?;
         Ok(Reader::new(&body).last().unwrap())
     }
 
@@ -104,7 +104,7 @@ impl Raw {
         self.stream.write_all(&frame).is_ok()
     }
 
-    /// The next answer; `None` if the server has closed the connection. A silent server fails the test.
+    /// The next reply; `None` if the server has closed the connection. A silent server fails the test.
     pub(crate) fn receive(&mut self) -> Option<(u64, Came)> {
         let mut prefix = [0; PREFIX_BYTES];
         match self.stream.read_exact(&mut prefix) {
@@ -119,7 +119,7 @@ impl Raw {
         self.stream.read_exact(&mut body).ok()?;
         self.stream.read_exact(&mut data).ok()?;
         let mut reader = Reader::new(&body);
-        let head: AnswerHead = reader.get().unwrap();
+        let head: ReplyHead = reader.get().unwrap();
         self.was_leased = head.is_leased;
         let rest = body[9..].to_vec();
         Some(match head.is_ok {
@@ -140,8 +140,8 @@ impl Raw {
         }
         let id = self.next;
         loop {
-            let (answered, came) = self.receive()?;
-            if answered == id {
+            let (replied, came) = self.receive()?;
+            if replied == id {
                 return Some(came);
             }
         }
@@ -158,7 +158,7 @@ impl Raw {
 
     /// Sends a request that must succeed.
     pub(crate) fn done<T: for<'m> Wire<'m>>(&mut self, request: &(impl Encode + Debug)) -> T {
-        let (body, _) = self.ask(request).expect("an answer").unwrap_or_else(|error| {
+        let (body, _) = self.ask(request).expect("a reply").unwrap_or_else(|error| {
             panic!("{request:?}: {error}");
         });
         Reader::new(&body).last().unwrap()

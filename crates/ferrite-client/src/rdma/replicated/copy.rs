@@ -125,9 +125,9 @@ impl Drop for Side {
 type Job = Box<dyn FnOnce(&mut Side) + Send>;
 
 /// The pending result of a job.
-pub(super) struct Answer<T>(Receiver<Result<T, RemoteError>>);
+pub(super) struct Reply<T>(Receiver<Result<T, RemoteError>>);
 
-impl<T> Answer<T> {
+impl<T> Reply<T> {
     pub(super) fn wait(self) -> Result<T, RemoteError> {
         let gone = |_| Err(FsError::Io("the thread of this copy has ended".into()).into());
         self.0.recv().unwrap_or_else(gone)
@@ -136,7 +136,7 @@ impl<T> Answer<T> {
     /// The result, if it is there; `None` if it is still to come.
     pub(super) fn poll(&self) -> Option<Result<T, RemoteError>> {
         match self.0.try_recv() {
-            Ok(answer) => Some(answer),
+            Ok(reply) => Some(reply),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => Some(Err(FsError::Disconnected.into())),
         }
@@ -171,12 +171,12 @@ impl Copy {
     pub(super) fn ask<T: Send + 'static>(
         &self,
         what: impl FnOnce(&mut Side) -> Result<T, RemoteError> + Send + 'static,
-    ) -> Answer<T> {
-        let (answer, answered) = channel();
-        let job: Job = Box::new(move |side| drop(answer.send(what(side))));
+    ) -> Reply<T> {
+        let (reply, replied) = channel();
+        let job: Job = Box::new(move |side| drop(reply.send(what(side))));
         // A thread that is gone has dropped the job, and its result with it.
         self.jobs.as_ref().map(|jobs| jobs.send(job));
-        Answer(answered)
+        Reply(replied)
     }
 }
 

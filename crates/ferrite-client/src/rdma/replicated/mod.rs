@@ -28,7 +28,7 @@ pub use copy::Source;
 pub use outcome::{CopyStatus, Held, Outcome, ReplicatedError, Resynced, Standing};
 pub use resync::Extent;
 
-use self::copy::{Answer, Copy, Found, Side};
+use self::copy::{Copy, Found, Reply, Side};
 use self::ranges::Ranges;
 use self::view::View;
 use crate::rdma::RemoteError;
@@ -104,7 +104,7 @@ struct Order {
     /// A copy was left out, and the others have not recorded it yet.
     is_raise_due: bool,
     /// Pending questions to copies whether they know of another writer.
-    looks: Vec<Option<Answer<Option<View>>>>,
+    looks: Vec<Option<Reply<Option<View>>>>,
     /// The copy that knows of one.
     superseded: Option<String>,
 }
@@ -165,7 +165,7 @@ impl ReplicatedFile {
         let copies = copies.map_err(ReplicatedError::Thread)?;
         let open = move |side: &mut Side| side.open(options.writable);
         let asked: Vec<_> = copies.iter().map(|copy| copy.ask(open)).collect();
-        let found: Vec<_> = asked.into_iter().map(Answer::wait).collect();
+        let found: Vec<_> = asked.into_iter().map(Reply::wait).collect();
         let order = Order::first(&copies, &found)?;
         let file = ReplicatedFile {
             options,
@@ -259,12 +259,12 @@ impl ReplicatedFile {
 
     /// The longest file that all copies may hold, of those that are open.
     pub fn bytes_max(&self) -> u64 {
-        let answers = self
+        let replies = self
             .copies
             .iter()
             .map(|copy| copy.ask(|side| Ok(side.file()?.limits().file_bytes_max)));
-        let answers: Vec<_> = answers.collect();
-        let report = answers.into_iter().filter_map(|answer| answer.wait().ok());
+        let replies: Vec<_> = replies.collect();
+        let report = replies.into_iter().filter_map(|reply| reply.wait().ok());
         report.min().unwrap_or(u64::MAX)
     }
 
@@ -302,7 +302,7 @@ impl ReplicatedFile {
         order.view.ballot = highest + 1;
         order.view.epoch = (highest + 1, 0);
         order.view.is_written = true;
-        let answers: Vec<_> = (0..self.copies.len())
+        let replies: Vec<_> = (0..self.copies.len())
             .map(|index| {
                 let found = found[index].as_ref().ok()?;
                 let mut view = order.view;
@@ -313,8 +313,8 @@ impl ReplicatedFile {
             })
             .collect();
         let (mut reached, mut whys) = (0, Vec::new());
-        for (index, answer) in answers.into_iter().enumerate() {
-            match answer.map(|answer| answer.wait()) {
+        for (index, reply) in replies.into_iter().enumerate() {
+            match reply.map(|reply| reply.wait()) {
                 Some(Ok(())) => reached += 1,
                 Some(Err(error)) => {
                     whys.push(format!("{}: {error}", self.copies[index].name));
@@ -367,17 +367,17 @@ impl ReplicatedFile {
         }
     }
 
-    /// The name of a copy that knows of a later writer, as far as answers have come. Asks copies that have no pending
+    /// The name of a copy that knows of a later writer, as far as replies have come. Asks copies that have no pending
     /// question, without waiting for them: they may be away.
     fn look_for_another(&self, order: &mut Order) -> Option<String> {
         let own = order.view;
         for (index, copy) in self.copies.iter().enumerate() {
             let look = order.looks[index].get_or_insert_with(|| copy.ask(|side| side.view()));
-            let Some(answer) = look.poll() else {
+            let Some(reply) = look.poll() else {
                 continue;
             };
             order.looks[index] = None;
-            if let Ok(Some(view)) = answer
+            if let Ok(Some(view)) = reply
                 && view.set == own.set
                 && view.ballot > own.ballot
             {
@@ -449,7 +449,7 @@ impl ReplicatedFile {
         wait_for_all(asked.collect())
     }
 
-    /// Asks these copies, one at a time, until one answers.
+    /// Asks these copies, one at a time, until one replies.
     fn ask_each<T: Send + 'static>(
         &self,
         candidates: &[usize],
@@ -458,7 +458,7 @@ impl ReplicatedFile {
         let mut whys = Vec::new();
         for index in candidates {
             match self.copies[*index].ask(what.clone()).wait() {
-                Ok(answer) => return Ok(answer),
+                Ok(reply) => return Ok(reply),
                 Err(error) => whys.push(format!("{}: {error}", self.copies[*index].name)),
             }
         }
@@ -470,11 +470,11 @@ impl ReplicatedFile {
     }
 }
 
-/// The answer of a copy, if it was asked.
+/// The reply of a copy, if it was asked.
 type Report = Option<std::result::Result<(), RemoteError>>;
 
-fn wait_for_all<T>(asked: Vec<Option<Answer<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
-    let wait = |answer: Option<Answer<T>>| answer.map(Answer::wait);
+fn wait_for_all<T>(asked: Vec<Option<Reply<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
+    let wait = |reply: Option<Reply<T>>| reply.map(Reply::wait);
     asked.into_iter().map(wait).collect()
 }
 

@@ -216,10 +216,10 @@ fn what_makes_no_sense_is_refused() {
 fn a_reply_replaces_the_request() {
     let mut header = entry(1, &[], b"name\0");
     header.commit_id = 77;
-    header.answer(77, Ok(128));
+    header.respond(77, Ok(128));
     assert_eq!(header.payload_bytes, 128);
     assert_eq!(&header.in_out[..16], [&halves(&[144, 0])[..], &words(&[77])].concat());
-    header.answer(77, Err(Errno::ENOENT));
+    header.respond(77, Err(Errno::ENOENT));
     assert_eq!((header.payload_bytes, header.commit_id), (0, 77));
     let error = i32::from_ne_bytes(header.in_out[4..8].try_into().unwrap());
     assert_eq!(error, -libc::ENOENT);

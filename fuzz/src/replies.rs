@@ -1,7 +1,7 @@
 //! Attacks on the client of the network service: a server that says whatever a fuzzer, or a test, wants.
 //!
 //! Contents: [`Liar`], which stands between clients and an honest server and changes answers; and the target
-//! [`client_answers`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the corpus on a
+//! [`client_replies`], used by the libFuzzer program in `fuzz_targets/` and by the test that replays the corpus on a
 //! stable compiler (`crates/ferrite-server/tests/fuzz_corpus.rs`).
 //!
 //! Whatever a server says, no call of a client panics, waits for longer than it may, or never ends; and a
@@ -25,17 +25,17 @@ use ferrite_vfs::{
     XattrMode, posix,
 };
 
-/// One answer as it travels: head and content, and data.
+/// One reply as it travels: head and content, and data.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Frame {
     pub(crate) body: Vec<u8>,
     pub(crate) data: Vec<u8>,
 }
 
-/// What the head of an answer takes.
+/// What the head of a reply takes.
 pub(crate) const HEAD_BYTES: usize = 9;
 
-/// What becomes of the answer to a request with this number.
+/// What becomes of the reply to a request with this number.
 type Lie = dyn Fn(u16, Frame) -> Vec<Frame> + Send + Sync;
 
 /// A server that lies: an honest one behind a proxy on a loopback address.
@@ -267,12 +267,12 @@ fn change_names(client: &Client) {
     let _ = client.sync(SYSTEM);
 }
 
-/// Answers to one input that are changed.
+/// Replies to one input that are changed.
 const CHANGES_MAX: usize = 16;
 /// Answers from the first on that a change can meet.
-const ANSWERS: usize = 64;
+const REPLIES: usize = 64;
 
-/// What happens to one answer.
+/// What happens to one reply.
 struct Change<'d> {
     to: usize,
     way: u8,
@@ -284,7 +284,7 @@ fn changes(mut rest: &[u8]) -> Vec<Change<'_>> {
     while let Some((&[to, way, len], behind)) = rest.split_first_chunk::<3>() {
         let (bytes, behind) = behind.split_at(usize::from(len).min(behind.len()));
         rest = behind;
-        let to = usize::from(to) % ANSWERS;
+        let to = usize::from(to) % REPLIES;
         changes.push(Change { to, way, bytes });
         if changes.len() == CHANGES_MAX {
             break;
@@ -297,7 +297,7 @@ fn changes(mut rest: &[u8]) -> Vec<Change<'_>> {
 const EXTREMES: [u64; 8] = [0, 1, u64::MAX, 1 << 63, (1 << 63) - 1, u32::MAX as u64, 1 << 32, 4096];
 
 /// Ways: flip a bit behind the head, put bytes there, put an extreme number there, replace all behind the head, cut
-/// the end off, append, repeat the answer, replace all of it.
+/// the end off, append, repeat the reply, replace all of it.
 fn apply(change: &Change<'_>, frame: Frame) -> Vec<Frame> {
     let Frame { mut body, mut data } = frame;
     let first = change.bytes.first().copied().unwrap_or_default();
@@ -336,9 +336,9 @@ fn apply(change: &Change<'_>, frame: Frame) -> Vec<Frame> {
     vec![Frame { body, data }]
 }
 
-/// The first byte says whether the client keeps what it is told; then changes of answers: which one, way, length,
+/// The first byte says whether the client keeps what it is told; then changes of replies: which one, way, length,
 /// bytes.
-pub(crate) fn client_answers(data: &[u8]) {
+pub(crate) fn client_replies(data: &[u8]) {
     let Some((&manners, changed)) = data.split_first() else {
         return;
     };

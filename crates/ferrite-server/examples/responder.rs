@@ -1,6 +1,6 @@
 //! The other end of `ib_write_lat`, which writes back the number that it receives:
 //!
-//! `cargo run -p ferrite-server --features rdma --example answer -- POOL ADDRESS PORT BYTES ROUNDS`
+//! `cargo run -p ferrite-server --features rdma --example responder -- POOL ADDRESS PORT BYTES ROUNDS`
 //!
 //! Makes a pool and a file in it, offers the file by RDMA at ADDRESS, and waits at TCP port PORT for
 //! `ib_write_lat -s BYTES -n ROUNDS -p PORT ADDRESS`.
@@ -41,19 +41,19 @@ const SESSION: u64 = 1;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [pool, address, port, bytes, rounds] = &arguments[..] else {
-        eprintln!("answer POOL ADDRESS PORT BYTES ROUNDS");
+        eprintln!("responder POOL ADDRESS PORT BYTES ROUNDS");
         return ExitCode::from(2);
     };
-    match answer(pool, address, port, bytes, rounds) {
+    match reply(pool, address, port, bytes, rounds) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("answer: {error}");
+            eprintln!("responder: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn answer(pool: &str, address: &str, port: &str, bytes: &str, rounds: &str) -> Result<()> {
+fn reply(pool: &str, address: &str, port: &str, bytes: &str, rounds: &str) -> Result<()> {
     let ip: IpAddr = address.parse()?;
     mkfs(&Region::create(Path::new(pool), POOL_BYTES)?, &MkfsOptions::default())?;
     let engine = Engine::mount(
@@ -128,7 +128,7 @@ impl Game {
     }
 }
 
-/// Plays in a thread of its own: a program that is slow to begin sends more, and waits for an answer.
+/// Plays in a thread of its own: a program that is slow to begin sends more, and waits for a reply.
 struct Player {
     game: Game,
     plays: Option<JoinHandle<()>>,
@@ -176,14 +176,14 @@ impl Lender for Player {
             let game = self.game.clone();
             self.plays = Some(std::thread::spawn(move || match game.play(&ours, &theirs) {
                 Ok(rounds) => println!("answered {rounds} rounds"),
-                Err(error) => eprintln!("answer: {error}"),
+                Err(error) => eprintln!("responder: {error}"),
             }));
         }
     }
 
     fn end(&mut self, _pairs: &[(Line, Line)]) {
         if self.plays.take().is_some_and(|plays| plays.join().is_err()) {
-            eprintln!("answer: the player panicked");
+            eprintln!("responder: the player panicked");
         }
         self.game.adapter.end_session(SESSION);
         if let Err(error) = self
@@ -191,7 +191,7 @@ impl Lender for Player {
             .file
             .write(SYSTEM, Position::At(0).into(), &vec![0; self.game.bytes])
         {
-            eprintln!("answer: {error}");
+            eprintln!("responder: {error}");
         }
     }
 }
