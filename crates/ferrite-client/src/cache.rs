@@ -5,8 +5,8 @@
 //! Invariants:
 //! * The cache keeps a reply only if it came with a lease, and only until the term is over, counted from before the
 //!   request was sent ([`Cache::ask`]). The clock also runs while the machine sleeps.
-//! * A reply is kept only if nothing of its inode was dropped since its request was sent ([`Asked`]): it may be older
-//!   than a recall that has overtaken it.
+//! * A reply is kept only if nothing of its inode was dropped since its request was sent ([`RequestStart`]): it may be
+//!   older than a recall that has overtaken it.
 //! * While this client itself changes an inode, the cache neither keeps nor serves anything of it ([`Cache::change`]):
 //!   the server does not recall leases for a session's own changes. A change that may still take effect though no
 //!   caller waits for it never ends.
@@ -50,7 +50,7 @@ impl Moment {
 
 /// The state of the cache when a request was sent.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct RequestStart {
     /// The count of drops.
     drops: u64,
     since: Moment,
@@ -58,7 +58,7 @@ pub(super) struct Asked {
 
 /// The callers that may see a name: the server checks permissions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asker {
+pub(super) struct Requester {
     pub(super) caller: Caller,
     pub(super) check: bool,
 }
@@ -69,7 +69,7 @@ struct Record {
     used: u64,
     bytes: usize,
     attr: Option<Attr>,
-    names: FxHashMap<Vec<u8>, (Asker, Option<Node>)>,
+    names: FxHashMap<Vec<u8>, (Requester, Option<Node>)>,
     pages: FxHashMap<u64, Box<[u8]>>,
 }
 
@@ -178,8 +178,8 @@ impl Cache {
     }
 
     /// To be called before a request is sent.
-    pub(super) fn ask(&self) -> Asked {
-        Asked {
+    pub(super) fn ask(&self) -> RequestStart {
+        RequestStart {
             drops: self.kept.lock().drops,
             since: Moment::now(),
         }
@@ -245,10 +245,10 @@ impl Cache {
     }
 
     /// The inode behind a name in a directory, with its attributes; `NotFound` if the name is known to be absent.
-    pub(super) fn name(&self, dir: Node, name: &[u8], asker: &Asker) -> Option<Result<(Node, Attr)>> {
+    pub(super) fn name(&self, dir: Node, name: &[u8], requester: &Requester) -> Option<Result<(Node, Attr)>> {
         let mut kept = self.kept.lock();
         let (whose, node) = kept.record(dir)?.names.get(name)?;
-        if whose != asker {
+        if whose != requester {
             return None;
         }
         let found = match *node {
@@ -311,23 +311,30 @@ impl Cache {
     }
 
     /// Keeps attributes that came with a lease.
-    pub(super) fn keep_attr(&self, asked: &Asked, attr: &Attr) {
+    pub(super) fn keep_attr(&self, start: &RequestStart, attr: &Attr) {
         let mut kept = self.kept.lock();
-        kept.put_attr(asked, attr);
+        kept.put_attr(start, attr);
         kept.shrink(self.bytes_max);
     }
 
     /// Keeps the inode behind a name, which came with leases on the directory and on the inode; or that the name is
     /// absent.
-    pub(super) fn keep_name(&self, asked: &Asked, dir: Node, name: &[u8], asker: Asker, node_attr: Option<&NodeAttr>) {
+    pub(super) fn keep_name(
+        &self,
+        start: &RequestStart,
+        dir: Node,
+        name: &[u8],
+        requester: Requester,
+        node_attr: Option<&NodeAttr>,
+    ) {
         let mut kept = self.kept.lock();
         let node = node_attr.map(NodeAttr::node);
         if let Some(node_attr) = node_attr {
-            kept.put_attr(asked, &node_attr.attr);
+            kept.put_attr(start, &node_attr.attr);
         }
         let bytes = name.len() + RECORD_BYTES / 2;
-        if let Some(record) = kept.renew(asked, dir.ino, dir.generation)
-            && record.names.insert(name.to_vec(), (asker, node)).is_none()
+        if let Some(record) = kept.renew(start, dir.ino, dir.generation)
+            && record.names.insert(name.to_vec(), (requester, node)).is_none()
         {
             record.bytes += bytes;
             kept.bytes += bytes;
@@ -336,9 +343,9 @@ impl Cache {
     }
 
     /// Keeps data that was read with a lease; the request was for `wanted_bytes`.
-    pub(super) fn keep_data(&self, asked: &Asked, node: Node, offset: u64, data: &[u8], wanted_bytes: usize) {
+    pub(super) fn keep_data(&self, start: &RequestStart, node: Node, offset: u64, data: &[u8], wanted_bytes: usize) {
         let mut kept = self.kept.lock();
-        let Some(record) = kept.renew(asked, node.ino, node.generation) else {
+        let Some(record) = kept.renew(start, node.ino, node.generation) else {
             return;
         };
         let mut added = 0;
@@ -422,17 +429,17 @@ impl Kept {
     }
 
     /// The record of an inode, whose lease a reply has just extended. `None` if the cache must not keep the reply.
-    fn renew(&mut self, asked: &Asked, ino: Ino, generation: u32) -> Option<&mut Record> {
+    fn renew(&mut self, start: &RequestStart, ino: Ino, generation: u32) -> Option<&mut Record> {
         let stripe = *self.stripe(ino);
         if self.all_changing > 0
             || stripe.changing > 0
-            || stripe.dropped > asked.drops
-            || self.all_dropped > asked.drops
+            || stripe.dropped > start.drops
+            || self.all_dropped > start.drops
             || self.term.is_zero()
         {
             return None;
         }
-        let ends = Moment(asked.since.0 + self.term);
+        let ends = Moment(start.since.0 + self.term);
         // Later replies have extended the lease only if this one's had not ended before. Once the code assumed that,
         // and kept a late reply as long as one that overtook it.
         if ends <= Moment::now() {
@@ -462,9 +469,9 @@ impl Kept {
         Some(record)
     }
 
-    fn put_attr(&mut self, asked: &Asked, attr: &Attr) {
-        if self.stripe(attr.ino).read <= asked.drops
-            && let Some(record) = self.renew(asked, attr.ino, attr.generation)
+    fn put_attr(&mut self, start: &RequestStart, attr: &Attr) {
+        if self.stripe(attr.ino).read <= start.drops
+            && let Some(record) = self.renew(start, attr.ino, attr.generation)
         {
             record.attr = Some(*attr);
         }

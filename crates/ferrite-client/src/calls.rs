@@ -8,7 +8,7 @@ use ferrite_vfs::{
     RenameMode, Result, SetAttr, Start, StatFs, Vouching, XattrMode,
 };
 
-use super::cache::{Asker, Cache, Changed};
+use super::cache::{Cache, Changed, Requester};
 use super::file::RemoteFile;
 use super::link::{Link, Repeats};
 use super::message::Reply;
@@ -34,7 +34,7 @@ impl Client {
 
     /// The cached result for a name, for a caller that does or does not want it pinned.
     fn known(&self, ctx: &Ctx, parent: Node, name: &[u8]) -> Option<Result<Attr>> {
-        let (node, attr) = match self.link.cache.as_ref()?.name(parent, name, &self.asker(ctx))? {
+        let (node, attr) = match self.link.cache.as_ref()?.name(parent, name, &self.requester(ctx))? {
             Ok(found) => found,
             Err(error) => return Some(Err(error)),
         };
@@ -47,9 +47,9 @@ impl Client {
         Some(Ok(attr))
     }
 
-    fn asker(&self, ctx: &Ctx) -> Asker {
+    fn requester(&self, ctx: &Ctx) -> Requester {
         let head = super::head(ctx, &self.link.groups);
-        Asker {
+        Requester {
             caller: head.caller,
             check: head.check,
         }
@@ -153,11 +153,11 @@ impl FileSystem for Client {
         if let Some(known) = self.known(ctx, parent, name) {
             return known;
         }
-        let asked = self.link.cache.as_ref().map(Cache::ask);
+        let start = self.link.cache.as_ref().map(Cache::ask);
         let reply = self.ask(ctx, FsRequest::Lookup { parent, name })?;
-        if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, reply.is_leased()) {
+        if let (Some(cache), Some(start), true) = (&self.link.cache, start, reply.is_leased()) {
             let node_attr = reply.result::<NodeAttr>().ok();
-            cache.keep_name(&asked, parent, name, self.asker(ctx), node_attr.as_ref());
+            cache.keep_name(&start, parent, name, self.requester(ctx), node_attr.as_ref());
         }
         self.node_attr(&reply)
     }

@@ -142,8 +142,8 @@ impl Link {
         if self.parking.has_some() {
             if self.promises().has_slots && self.slots.are_wanted() {
                 // If the server has none, the changes go without.
-                let asked = self.ask_for_slots(Waits::FOREVER);
-                tracing::trace!("slots: {asked:?}");
+                let requested = self.ask_for_slots(Waits::FOREVER);
+                tracing::trace!("slots: {requested:?}");
             }
             self.send_parked();
         }

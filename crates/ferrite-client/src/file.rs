@@ -112,17 +112,17 @@ impl OpenFile for RemoteFile {
                 offset: offset.saturating_add(done as u64),
                 len_bytes: len as u32,
             };
-            let asked = self.link.cache.as_ref().map(Cache::ask);
+            let start = self.link.cache.as_ref().map(Cache::ask);
             let reply = self
                 .link
                 .call(ctx, &request.into(), Repeats::Yes, &[], &mut rest[..len])?;
             self.link.was_read(self.node.ino);
             reply.body()?;
-            if let (Some(cache), Some(asked), true) = (&self.link.cache, asked, reply.is_leased())
+            if let (Some(cache), Some(start), true) = (&self.link.cache, start, reply.is_leased())
                 && len <= READ_BYTES_MAX
             {
                 let at = offset.saturating_add(done as u64);
-                cache.keep_data(&asked, self.node, at, &rest[..reply.taken_bytes()], len);
+                cache.keep_data(&start, self.node, at, &rest[..reply.taken_bytes()], len);
             }
             done += reply.taken_bytes();
             if reply.taken_bytes() < len || done == buf.len() {
@@ -176,8 +176,8 @@ impl OpenFile for RemoteFile {
             offset,
             len_bytes: buffer.len() as u32,
         };
-        let asked = self.link.cache.as_ref().map(Cache::ask);
-        let (link, node) = (asked.is_some().then(|| Arc::downgrade(&self.link)), self.node);
+        let start = self.link.cache.as_ref().map(Cache::ask);
+        let (link, node) = (start.is_some().then(|| Arc::downgrade(&self.link)), self.node);
         let then = move |reply: Result<Reply>, buffer: Option<Buffer>| {
             let link = link.and_then(|link| link.upgrade());
             let cache = link.as_ref().and_then(|link| link.cache.as_ref());
@@ -186,10 +186,10 @@ impl OpenFile for RemoteFile {
             }
             let read = reply.and_then(|reply| {
                 reply.body()?;
-                if let (Some(cache), Some(asked), Some(buffer)) = (cache, asked, &buffer)
+                if let (Some(cache), Some(start), Some(buffer)) = (cache, start, &buffer)
                     && reply.is_leased()
                 {
-                    cache.keep_data(&asked, node, offset, &buffer[..reply.taken_bytes()], buffer.len());
+                    cache.keep_data(&start, node, offset, &buffer[..reply.taken_bytes()], buffer.len());
                 }
                 Ok(reply.taken_bytes())
             });

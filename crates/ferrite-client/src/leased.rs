@@ -88,11 +88,11 @@ impl Link {
         if let Some(attr) = cache.attr(node) {
             return Ok(attr);
         }
-        let asked = cache.ask();
+        let start = cache.ask();
         let reply = ask()?;
         let attr = of_inode(reply.result()?, node.ino)?;
         if reply.is_leased() {
-            cache.keep_attr(&asked, &attr);
+            cache.keep_attr(&start, &attr);
         }
         Ok(attr)
     }

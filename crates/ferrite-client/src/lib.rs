@@ -245,14 +245,14 @@ impl Client {
 
     /// The server's counters of operations on this export, by client. Blocks as every call.
     pub fn activity(&self) -> Result<Activity, FsError> {
-        let asked = self.link.call(
+        let requested = self.link.call(
             SYSTEM,
             &SessionRequest::Activity {}.into(),
             link::Repeats::Yes,
             &[],
             &mut [],
         );
-        asked?.result()
+        requested?.result()
     }
 
     /// Ends the session, as dropping it does; later calls fail with `Disconnected`.

@@ -27,13 +27,13 @@ const PIECES_MAX: usize = 2;
 pub(super) const LONG_BYTES: usize = 2 * PIECE_BYTES;
 
 /// A requested piece. Dropping it ends the wait for its reply.
-struct Asked<'l> {
+struct InFlight<'l> {
     link: &'l Link,
     number: u64,
     waiter: Arc<Waiter>,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.link.requests.leave(self.number);
     }
@@ -64,15 +64,15 @@ impl Link {
                     offset: at,
                     len_bytes: part.len() as u32,
                 });
-                let Some(asked) = self.ask_over(ctx, &up, &request, part.len()) else {
+                let Some(in_flight) = self.ask_over(ctx, &up, &request, part.len()) else {
                     return Ok(None);
                 };
-                under_way.push_back((asked, part));
+                under_way.push_back((in_flight, part));
             }
-            let Some((asked, part)) = under_way.pop_front() else {
+            let Some((in_flight, part)) = under_way.pop_front() else {
                 return Ok(Some(total));
             };
-            let Some(reply) = self.wait(&up, &asked.waiter, asked.number, &limit, part)? else {
+            let Some(reply) = self.wait(&up, &in_flight.waiter, in_flight.number, &limit, part)? else {
                 return Ok(None);
             };
             match reply.result::<Piece>() {
@@ -85,11 +85,11 @@ impl Link {
         }
     }
 
-    fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, reply_bytes: usize) -> Option<Asked<'_>> {
+    fn ask_over(&self, ctx: &Ctx, up: &Arc<Up>, request: &Request<'_>, reply_bytes: usize) -> Option<InFlight<'_>> {
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::deferred());
         self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
-        let asked = Asked {
+        let in_flight = InFlight {
             link: self,
             number: head.id,
             waiter,
@@ -98,6 +98,6 @@ impl Link {
             self.lost(up);
             return None;
         }
-        Some(asked)
+        Some(in_flight)
     }
 }

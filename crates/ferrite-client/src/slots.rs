@@ -22,7 +22,7 @@ struct Kept {
     /// All slots of the session; unknown before the first change.
     all: Option<Vec<u32>>,
     /// When the client asked for them.
-    asked: Option<Instant>,
+    requested: Option<Instant>,
     /// When one was last used, or the server confirmed them.
     used: Option<Instant>,
     /// Not in use, each with the number of its last change.
@@ -71,8 +71,8 @@ impl Slots {
     /// revoked.
     pub(super) fn are_wanted(&self) -> bool {
         let kept = self.kept.lock();
-        match (&kept.all, kept.asked) {
-            (Some(all), Some(asked)) if all.is_empty() => asked.elapsed() >= ASK_AGAIN,
+        match (&kept.all, kept.requested) {
+            (Some(all), Some(requested)) if all.is_empty() => requested.elapsed() >= ASK_AGAIN,
             (Some(_), Some(_)) => self.are_doubtful(&kept),
             _ => true,
         }
@@ -90,7 +90,7 @@ impl Slots {
             kept.number = number;
             kept.free = slots.iter().rev().map(|&slot| (slot, 0)).collect();
             kept.all = Some(slots);
-            kept.asked = Some(Instant::now());
+            kept.requested = Some(Instant::now());
             self.freed.notify_all();
         }
     }

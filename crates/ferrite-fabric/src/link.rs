@@ -79,7 +79,7 @@ struct LinkState {
     mailbox: Mutex<lock_order::Mailbox, Outbox>,
     is_closed: AtomicBool,
     /// How often a caller has asked whether everything that the client has sent is read.
-    asked: AtomicU64,
+    requested: AtomicU64,
     /// The last such question that was answered: at some moment after it, nothing was left unread.
     drained: AtomicU64,
 }
@@ -95,7 +95,7 @@ impl Link {
             waker: Arc::clone(waker),
             mailbox: Mutex::default(),
             is_closed: AtomicBool::new(false),
-            asked: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
             drained: AtomicU64::new(0),
         }))
     }
@@ -108,7 +108,7 @@ impl Link {
     /// Makes the connection's thread read everything that the client has sent. Returns the number to pass to
     /// [`Self::is_drained`].
     pub fn drain(&self) -> u64 {
-        let number = self.0.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = self.0.requested.fetch_add(1, Ordering::AcqRel) + 1;
         self.ring();
         number
     }
@@ -121,8 +121,8 @@ impl Link {
 
     /// The number of the last call of [`Self::drain`] that waits for a reply.
     pub(crate) fn is_to_drain(&self) -> Option<u64> {
-        let asked = self.0.asked.load(Ordering::Acquire);
-        (asked > self.0.drained.load(Ordering::Relaxed)).then_some(asked)
+        let requested = self.0.requested.load(Ordering::Acquire);
+        (requested > self.0.drained.load(Ordering::Relaxed)).then_some(requested)
     }
 
     /// Records that the drain which [`Self::is_to_drain`] returned is done.

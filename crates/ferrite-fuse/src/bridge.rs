@@ -22,7 +22,7 @@ use fuser::{
 
 use crate::caller;
 use crate::convert::{absent, file_attr, file_type, set_time, unknown};
-use crate::locks::{Asker, Wire};
+use crate::locks::{Requester, Wire};
 use crate::ring::{MAX_WRITE_BYTES, Rings};
 use crate::service::{Entry, Known, Response, Service};
 use crate::space::{Change, Patience, go_on, is_no_space, when_open};
@@ -485,14 +485,14 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let wanted = Wire { start, last, kind, pid };
-        let asker = Asker {
+        let requester = Requester {
             thread: req.pid(),
             may_wait: sleep,
             is_flock: None,
         };
         let done = move |outcome: Response<()>| respond!(reply, outcome, () => reply.ok());
         let set = move |service: &Service| {
-            service.setlk((ino.0, fh.0), lock_owner.0, wanted, asker, done);
+            service.setlk((ino.0, fh.0), lock_owner.0, wanted, requester, done);
             Ok(())
         };
         ask!(self, [], |service| set(service), |_response| ());

@@ -113,7 +113,7 @@ pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
 }
 
 /// The permissions that the flags of `open(2)` request, [`open_mode`] aside.
-pub(crate) fn asked_mode(flags: OpenFlags) -> OpenMode {
+pub(crate) fn requested_mode(flags: OpenFlags) -> OpenMode {
     OpenMode {
         read: flags.acc_mode() != OpenAccMode::O_WRONLY,
         truncate: flags.0 & libc::O_TRUNC != 0,

@@ -105,7 +105,7 @@ impl Wire {
 
 /// The caller that requests a lock.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker {
+pub(crate) struct Requester {
     /// Its thread, which sleeps in the kernel until the reply.
     pub(crate) thread: u32,
     pub(crate) may_wait: bool,
@@ -175,9 +175,16 @@ impl Locks {
 
     /// Locks or unlocks through handle `fh`, for a thread that sleeps until the reply. `done` may come later if it is
     /// ready to wait.
-    pub(crate) fn set(self: &Arc<Self>, (ino, fh): (Ino, u64), owner: u64, lock: Wire, asker: Asker, done: LockDone) {
-        let Asker { thread, may_wait, .. } = asker;
-        let is_flock = match asker.is_flock {
+    pub(crate) fn set(
+        self: &Arc<Self>,
+        (ino, fh): (Ino, u64),
+        owner: u64,
+        lock: Wire,
+        requester: Requester,
+        done: LockDone,
+    ) {
+        let Requester { thread, may_wait, .. } = requester;
+        let is_flock = match requester.is_flock {
             None if self.keeps_flock && lock.is_whole() => is_flock(thread),
             None => Some(false),
             response => response,

@@ -23,11 +23,11 @@ use ferrite_vfs::{
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
 use self::away::Away;
-use crate::convert::{Refused, asked_mode, open_mode};
+use crate::convert::{Refused, open_mode, requested_mode};
 use crate::freeze_barrier::FreezeBarrier;
 use crate::handles::Handles;
 use crate::keep::Keep;
-use crate::locks::{Asker, Locks, Wire};
+use crate::locks::{Locks, Requester, Wire};
 use crate::options::FuseOptions;
 use crate::retries::Retries;
 use crate::vouched::Vouched;
@@ -363,7 +363,7 @@ impl Service {
             // page to write a part of it, since it keeps none.
             false => OpenMode {
                 truncate: false,
-                ..asked_mode(OpenFlags(flags))
+                ..requested_mode(OpenFlags(flags))
             },
         };
         OpenMode {
@@ -433,9 +433,9 @@ impl Service {
     /// Does for an existing file what the kernel omits for one that it believes to be new: checks permissions, and
     /// truncates. Returns its attributes then.
     fn enter_existing(&self, ctx: &Ctx, made: &ferrite_vfs::Opened, flags: i32) -> Result<Attr> {
-        let asked = asked_mode(OpenFlags(flags));
-        posix::may_open(&made.attr, &ctx.cred, asked)?;
-        if !asked.truncate {
+        let requested = requested_mode(OpenFlags(flags));
+        posix::may_open(&made.attr, &ctx.cred, requested)?;
+        if !requested.truncate {
             return Ok(made.attr);
         }
         let set = SetAttr {
@@ -443,7 +443,7 @@ impl Service {
             kill_priv: !ctx.cred.is_root(),
             ..SetAttr::default()
         };
-        match asked.write {
+        match requested.write {
             true => made.file.setattr(ctx, &set),
             false => self.fs.setattr(ctx, made.attr.ino, &set),
         }
@@ -499,14 +499,14 @@ impl Service {
         file: (Ino, u64),
         owner: u64,
         wanted: Wire,
-        asker: Asker,
+        requester: Requester,
         done: impl FnOnce(Response<()>) + Send + 'static,
     ) {
         let Some(locks) = &self.locks else {
             return done(Err(Errno::ENOLCK.into()));
         };
         let done: LockDone = Box::new(move |outcome| done(to_response(outcome)));
-        locks.set(file, owner, wanted, asker, done);
+        locks.set(file, owner, wanted, requester, done);
     }
 
     /// Before [`Self::release`]: ends the locks of a handle, which no freeze defers.

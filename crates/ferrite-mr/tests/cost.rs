@@ -39,11 +39,11 @@ fn registration_and_guards() {
     write(memory, 1, fixture.key, 0, &[1; 4096]).unwrap();
     read(memory, 1, fixture.key, 0, 1).unwrap();
     // A READ's check is everything that a packet does except the copy and the fence.
-    let asked = message(1, fixture.key, 0, 1);
+    let requested = message(1, fixture.key, 0, 1);
     let rounds = 2_000_000;
     let began = Instant::now();
     for _ in 0..rounds {
-        memory.may_read(&asked).unwrap();
+        memory.may_read(&requested).unwrap();
     }
     println!("key, guard, translation: {} ns", began.elapsed().as_nanos() / rounds);
 }

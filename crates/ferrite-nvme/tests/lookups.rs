@@ -13,8 +13,8 @@ use ferrite_vfs::{FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, RenameM
 /// Counts reads of names and nodes outside of transactions.
 struct Counting {
     store: MemoryStore,
-    names_asked: Arc<AtomicU64>,
-    nodes_asked: Arc<AtomicU64>,
+    names_requested: Arc<AtomicU64>,
+    nodes_requested: Arc<AtomicU64>,
 }
 
 impl MetaStore for Counting {
@@ -24,10 +24,10 @@ impl MetaStore for Counting {
 
     fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
         if matches!(key.first(), Some(b'E' | b'C')) {
-            self.names_asked.fetch_add(1, Ordering::Relaxed);
+            self.names_requested.fetch_add(1, Ordering::Relaxed);
         }
         if key.first() == Some(&b'N') {
-            self.nodes_asked.fetch_add(1, Ordering::Relaxed);
+            self.nodes_requested.fetch_add(1, Ordering::Relaxed);
         }
         self.store.get(key)
     }
@@ -48,15 +48,15 @@ impl MetaStore for Counting {
 
 /// A pool, and how often it read names and nodes.
 fn pool() -> (NvmeFs, [Arc<AtomicU64>; 2]) {
-    let [names_asked, nodes_asked] = [0, 0].map(|asked| Arc::new(AtomicU64::new(asked)));
+    let [names_requested, nodes_requested] = [0, 0].map(|requested| Arc::new(AtomicU64::new(requested)));
     let meta = Counting {
         store: MemoryStore::new(),
-        names_asked: Arc::clone(&names_asked),
-        nodes_asked: Arc::clone(&nodes_asked),
+        names_requested: Arc::clone(&names_requested),
+        nodes_requested: Arc::clone(&nodes_requested),
     };
     format(&meta, [7; 16], [9; 16], 1).unwrap();
     let fs = assemble(Box::new(meta), vec![Some(BlobStore::memory(8))], Options::default()).unwrap();
-    (fs, [names_asked, nodes_asked])
+    (fs, [names_requested, nodes_requested])
 }
 
 fn new_file(exclusive: bool) -> NewFile {
@@ -69,24 +69,24 @@ fn new_file(exclusive: bool) -> NewFile {
 
 #[test]
 fn an_exclusive_create_asks_for_its_name_under_its_lock_only() {
-    let (fs, [names_asked, _]) = pool();
-    let asked = |work: &dyn Fn()| {
-        let before = names_asked.load(Ordering::Relaxed);
+    let (fs, [names_requested, _]) = pool();
+    let requested = |work: &dyn Fn()| {
+        let before = names_requested.load(Ordering::Relaxed);
         work();
-        names_asked.load(Ordering::Relaxed) - before
+        names_requested.load(Ordering::Relaxed) - before
     };
     let create = |exclusive| fs.create(SYSTEM, ROOT_INO, b"file", &new_file(exclusive));
-    assert_eq!(asked(&|| assert!(create(true).unwrap().created)), 0);
-    assert_eq!(asked(&|| assert!(matches!(create(true), Err(FsError::Exists)))), 0);
+    assert_eq!(requested(&|| assert!(create(true).unwrap().created)), 0);
+    assert_eq!(requested(&|| assert!(matches!(create(true), Err(FsError::Exists)))), 0);
     // A call that may find a file opens that one without a lock.
-    assert_eq!(asked(&|| assert!(!create(false).unwrap().created)), 1);
+    assert_eq!(requested(&|| assert!(!create(false).unwrap().created)), 1);
     fs.close().unwrap();
 }
 
 #[test]
 fn directories_of_a_path_are_read_once() {
-    let (fs, asked) = pool();
-    let asked = || asked.each_ref().map(|asked| asked.load(Ordering::Relaxed));
+    let (fs, requested) = pool();
+    let requested = || requested.each_ref().map(|requested| requested.load(Ordering::Relaxed));
     let start = Start {
         root: ROOT_INO,
         base: ROOT_INO,
@@ -98,9 +98,9 @@ fn directories_of_a_path_are_read_once() {
     fs.create(SYSTEM, dir, b"file", &new_file(true)).unwrap();
     let resolve = || fs.resolve(SYSTEM, &start, b"/a/b/c/file", true);
     resolve().unwrap();
-    let before = asked();
+    let before = requested();
     resolve().unwrap();
-    let after = asked();
+    let after = requested();
     // Four names, and the file's own node.
     assert_eq!([after[0] - before[0], after[1] - before[1]], [4, 1]);
 
@@ -125,7 +125,7 @@ fn directories_of_a_path_are_read_once() {
 
 #[test]
 fn directories_that_rest_are_bounded() {
-    let (fs, asked) = pool();
+    let (fs, requested) = pool();
     let dirs: Vec<Ino> = (0..6000)
         .map(|number| {
             fs.mkdir(SYSTEM, ROOT_INO, format!("dir-{number}").as_bytes(), 0o755)
@@ -133,11 +133,11 @@ fn directories_that_rest_are_bounded() {
                 .ino
         })
         .collect();
-    let before = asked[1].load(Ordering::Relaxed);
+    let before = requested[1].load(Ordering::Relaxed);
     for &dir in &dirs {
         assert_eq!(fs.getattr(SYSTEM, dir).unwrap().ino, dir);
     }
-    let read_again = asked[1].load(Ordering::Relaxed) - before;
+    let read_again = requested[1].load(Ordering::Relaxed) - before;
     assert!(read_again > 1000, "{read_again} of 6000 directories were forgotten");
     fs.close().unwrap();
 }

@@ -74,7 +74,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        let asked = clock.fetch_add(1, Ordering::SeqCst);
+                        let requested = clock.fetch_add(1, Ordering::SeqCst);
                         let covered = AtomicU64::new(0);
                         group
                             .sync_with(|| {
@@ -85,7 +85,7 @@ mod tests {
                             })
                             .unwrap();
                         let own = covered.load(Ordering::SeqCst);
-                        assert!(own == 0 || own > asked);
+                        assert!(own == 0 || own > requested);
                     }
                 });
             }

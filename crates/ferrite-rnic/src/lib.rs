@@ -31,4 +31,4 @@ pub use counters::Counters;
 pub use error::{Error, StartError};
 pub use initiator::{Counters as InitiatorCounters, Initiator, Options as InitiatorOptions, Ticket};
 pub use rnic::{Rnic, everywhere};
-pub use service::{Asked, End, NoService, Options, Peer, QueuePair, Service};
+pub use service::{ConnectRequest, End, NoService, Options, Peer, QueuePair, Service};

@@ -15,7 +15,7 @@ use ferrite_roce::{requester, responder};
 
 use crate::mailbox::Command;
 use crate::numbers::{random, random_psn};
-use crate::service::{Asked, End};
+use crate::service::{ConnectRequest, End};
 use crate::shared::Shared;
 
 /// READs and atomics at a time, each way.
@@ -131,7 +131,7 @@ impl Listener {
     fn admit(&self, id: Id, local: SocketAddr, peer: IpAddr, request: &Req, shared: &Shared) -> Result<Pair, Vec<u8>> {
         let mtu = Mtu::from_code(request.mtu).ok_or_else(Vec::new)?;
         let qpn = shared.numbers.take().ok_or_else(Vec::new)?;
-        let asked = Asked {
+        let connect = ConnectRequest {
             peer,
             local: local.ip(),
             qpn,
@@ -139,7 +139,7 @@ impl Listener {
         };
         let mut reply = shared
             .service
-            .accept(&asked)
+            .accept(&connect)
             .inspect_err(|_| shared.numbers.give_back(qpn))?;
         reply.truncate(ferrite_roce::wire::cm::REP_PRIVATE_BYTES);
         // Each end announces where the packets of the other begin.

@@ -78,7 +78,7 @@ pub enum End {
 
 /// A client of rdma_cm that wants a queue pair.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct ConnectRequest<'a> {
     /// Sender of these datagrams.
     pub peer: IpAddr,
     /// The local address that it sent them to.
@@ -95,7 +95,7 @@ pub trait Service: Send + Sync {
     ///
     /// # Errors
     /// Private data for a refused client, up to 148 bytes.
-    fn accept(&self, asked: &Asked<'_>) -> Result<Vec<u8>, Vec<u8>>;
+    fn accept(&self, request: &ConnectRequest<'_>) -> Result<Vec<u8>, Vec<u8>>;
 
     /// A queue pair ended other than by [`crate::Rnic::close`]. Called once.
     fn ended(&self, qpn: Qpn, end: End);
@@ -106,7 +106,7 @@ pub trait Service: Send + Sync {
 pub struct NoService;
 
 impl Service for NoService {
-    fn accept(&self, _asked: &Asked<'_>) -> Result<Vec<u8>, Vec<u8>> {
+    fn accept(&self, _request: &ConnectRequest<'_>) -> Result<Vec<u8>, Vec<u8>> {
         Err(Vec::new())
     }
 

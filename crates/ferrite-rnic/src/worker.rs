@@ -53,7 +53,7 @@ pub(crate) struct Worker<M> {
     /// When those are removed.
     lingering: VecDeque<(u64, Qpn)>,
     /// Callers that wait for requests to peers, and the number of the next request.
-    asked: BTreeMap<(Qpn, u64), Sender<Result<Outcome, Error>>>,
+    requested: BTreeMap<(Qpn, u64), Sender<Result<Outcome, Error>>>,
     next_question: u64,
     /// Counts of removed queue pairs.
     counters: Counters,
@@ -82,7 +82,7 @@ impl<M: Memory> Worker<M> {
             spin: Spin::new(options.spin),
             ended: HashSet::new(),
             lingering: VecDeque::new(),
-            asked: BTreeMap::new(),
+            requested: BTreeMap::new(),
             next_question: 0,
             counters: Counters::default(),
             datagram: Vec::new(),
@@ -137,7 +137,7 @@ impl<M: Memory> Worker<M> {
             }
             Command::Ask { qpn, request, done } => match self.endpoint.post(qpn, self.next_question, *request) {
                 Ok(()) => {
-                    self.asked.insert((qpn, self.next_question), done);
+                    self.requested.insert((qpn, self.next_question), done);
                     self.next_question += 1;
                 }
                 // A caller that no longer waits needs no reply.
@@ -189,7 +189,7 @@ impl<M: Memory> Worker<M> {
 
     /// Reports responses of peers to the callers that wait for them. A queue pair that fails in this has ended.
     fn collect_answers(&mut self) {
-        let mut next = self.asked.first_key_value().map(|((qpn, _), _)| *qpn);
+        let mut next = self.requested.first_key_value().map(|((qpn, _), _)| *qpn);
         while let Some(qpn) = next {
             while let Some(completion) = self.endpoint.poll_completion(qpn) {
                 let has_failed = completion.result.is_err();
@@ -198,13 +198,13 @@ impl<M: Memory> Worker<M> {
                     self.note_broken(qpn, End::Lost);
                 }
             }
-            let later = self.asked.range((qpn + 1, 0)..).next();
+            let later = self.requested.range((qpn + 1, 0)..).next();
             next = later.map(|((qpn, _), _)| *qpn);
         }
     }
 
     fn answer(&mut self, qpn: Qpn, completion: Completion) {
-        if let Some(done) = self.asked.remove(&(qpn, completion.id)) {
+        if let Some(done) = self.requested.remove(&(qpn, completion.id)) {
             let result = completion.result.map_err(|failure| match self.endpoint.peer(qpn) {
                 Some(peer) => Error::of(failure, peer),
                 None => Error::Ended,

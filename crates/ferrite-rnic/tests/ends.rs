@@ -214,10 +214,10 @@ fn of_several_addresses_of_a_host_the_one_that_listens_is_told() {
 /// Listening on all addresses, each response leaves from the address of its request.
 #[test]
 fn a_wildcard_answers_from_the_address_that_was_asked() {
-    for (listen, asked) in [("0.0.0.0:0", ["127.0.0.1", "127.0.0.9"]), ("[::]:0", ["::1", "::1"])] {
+    for (listen, requested) in [("0.0.0.0:0", ["127.0.0.1", "127.0.0.9"]), ("[::]:0", ["::1", "::1"])] {
         let files = Files::with(4_096);
         let rnic = start(listen, 2, &files);
-        for (index, ip) in asked.into_iter().enumerate() {
+        for (index, ip) in requested.into_iter().enumerate() {
             let server = SocketAddr::new(ip.parse().unwrap(), rnic.addresses()[0].port());
             let (mut initiator, _) = connect(&rnic, server, asking());
             initiator.write(KEY, index as u64, b"x").unwrap();

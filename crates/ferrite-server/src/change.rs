@@ -19,7 +19,7 @@ use ferrite_vfs::{Ino, SYSTEM};
 use super::Inner;
 use super::deferred_reply::Owned;
 use super::leases::{Holder, Touched};
-use super::meter::{Asked, Received};
+use super::meter::{Measured, Received};
 use super::reply::begin_reply;
 use super::session::{Recipient, Session};
 use ferrite_proto::{Call, Encode, FileRequest, FsRequest, Head, Node, RECALL_ID, RdmaRequest, Reader};
@@ -137,7 +137,7 @@ struct Change {
     id: u64,
     body: Vec<u8>,
     data: Owned,
-    asked: Asked,
+    measured: Measured,
 }
 
 /// Makes a change once no client caches its inodes, and answers it then. A change that is repeated meanwhile is
@@ -152,7 +152,7 @@ pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, receive
         id,
         body: received.body.to_vec(),
         data: received.data.into(),
-        asked: received.asked,
+        measured: received.measured,
     };
     match is_long {
         true => inner.go_on(Box::new(move || change.begin())),
@@ -207,7 +207,7 @@ impl Change {
         }
         let has_names = changes_names(&request);
         let data = self.data.bytes();
-        let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
+        let (mut out, measured) = (Outbox::default(), self.measured.on_this_thread());
         // Changes have their data here; none starves.
         inner.reply(session, head, request, data, &mut out);
         drop(number);
@@ -216,7 +216,7 @@ impl Change {
             inner.go_on(next);
         }
         session.unpark(self.id);
-        asked.count_if_replied(&session.meter, &out);
+        measured.count_if_replied(&session.meter, &out);
         session.send(|to| to.append(&mut out));
     }
 }

@@ -13,7 +13,7 @@ use ferrite_fabric::reactor::{Data, Served};
 use super::Inner;
 use super::close_barrier::PendingClose;
 use super::lane::Holds;
-use super::meter::{Asked, Received};
+use super::meter::{Measured, Received};
 use super::reply::{begin_reply, put};
 use super::session::Session;
 use ferrite_proto::{Call, FileRequest, Head, Reader};
@@ -52,9 +52,9 @@ impl Inner {
         }
         let is_leased = session.lease(file.ino());
         let ctx = session.export.ctx(head.caller.clone(), head.check, head.pins);
-        let (inner, session, asked) = (Arc::downgrade(self), Arc::clone(session), received.asked);
+        let (inner, session, measured) = (Arc::downgrade(self), Arc::clone(session), received.measured);
         let done = move |mut buffer: ferrite_buffers::Buffer, read: ferrite_vfs::Result<usize>| {
-            let (mut out, asked) = (Outbox::default(), asked.on_this_thread());
+            let (mut out, measured) = (Outbox::default(), measured.on_this_thread());
             match read {
                 Ok(count) => {
                     buffer.set_len(count);
@@ -70,7 +70,7 @@ impl Inner {
                 Err(error) => put::<()>(&mut out, id, Err(error)),
             }
             session.taken_back(id);
-            asked.count_if_replied(&session.meter, &out);
+            measured.count_if_replied(&session.meter, &out);
             session.send(|to| to.append(&mut out));
             // Dropping the last reference to a session closes its files, which may wait. This thread must not.
             if Arc::strong_count(&session) == 1
@@ -102,7 +102,7 @@ impl Inner {
             session: Arc::clone(session),
             id,
             body: received.body.to_vec(),
-            asked: received.asked,
+            measured: received.measured,
             data: received.data.into(),
             holds,
             starved: None,
@@ -142,7 +142,7 @@ struct Given {
     id: u64,
     body: Vec<u8>,
     data: Owned,
-    asked: Asked,
+    measured: Measured,
     /// The last pending end when it came.
     before: Option<u64>,
     end: Option<PendingClose>,
@@ -160,7 +160,7 @@ impl Given {
             std::thread::sleep(BUFFER_WAIT.saturating_sub(starved.elapsed()));
         }
         let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
-        let (mut out, asked) = (Outbox::default(), self.asked.on_this_thread());
+        let (mut out, measured) = (Outbox::default(), self.measured.on_this_thread());
         let data = self.data.bytes();
         let served = match Reader::new(&self.body).last::<(Head, Call<'_>)>() {
             Ok((head, request)) => inner.reply(&session, head, request, data, &mut out),
@@ -173,7 +173,7 @@ impl Given {
         }
         drop((self.holds, self.end));
         session.taken_back(self.id);
-        asked.count_if_replied(&session.meter, &out);
+        measured.count_if_replied(&session.meter, &out);
         session.send(|to| to.append(&mut out));
     }
 }

@@ -72,14 +72,14 @@ struct Lease {
     /// The number of the recall sent to the client, 0 if none.
     recall: u64,
     /// When it was sent.
-    asked: Option<Instant>,
+    recalled_at: Option<Instant>,
 }
 
 impl Lease {
     /// Whether it has expired although its client had time to return it before.
     fn ran_out(&self, now: Instant) -> bool {
-        let had_time = |asked: Instant| self.ends.saturating_duration_since(asked) >= REPLY_MIN;
-        self.ends <= now && self.recall != 0 && self.asked.is_some_and(had_time)
+        let had_time = |recalled_at: Instant| self.ends.saturating_duration_since(recalled_at) >= REPLY_MIN;
+        self.ends <= now && self.recall != 0 && self.recalled_at.is_some_and(had_time)
     }
 }
 
@@ -254,7 +254,7 @@ impl Leases {
                     session,
                     ends,
                     recall: 0,
-                    asked: None,
+                    recalled_at: None,
                 });
                 table.count += 1;
             }
@@ -467,7 +467,7 @@ impl Table {
                 self.last_recall += 1;
                 let number = self.last_recall;
                 lease.recall = number;
-                lease.asked = Some(Instant::now());
+                lease.recalled_at = Some(Instant::now());
                 self.recalls.insert(number, ino);
                 lease.session.recall(number, ino);
             }

@@ -335,10 +335,10 @@ impl Service for Front {
                     return Ok(Served::Yes);
                 }
                 let received = Received::new(request.number(), body, data, out);
-                let asked = received.asked;
-                session.seen(asked.since.duration_since(inner.began).as_millis() as u64);
+                let measured = received.measured;
+                session.seen(measured.since.duration_since(inner.began).as_millis() as u64);
                 let served = inner.dispatch(session, head, request, received, out)?;
-                asked.count_if_replied(&session.meter, out);
+                measured.count_if_replied(&session.meter, out);
                 Ok(served)
             }
         }

@@ -74,7 +74,7 @@ pub(super) fn note_failure() {
 
 /// The measurements of a received request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct Measured {
     number: u16,
     received_bytes: usize,
     pub(super) since: Instant,
@@ -87,27 +87,27 @@ pub(super) struct Asked {
 pub(super) struct Received<'m> {
     pub(super) body: &'m [u8],
     pub(super) data: Data<'m>,
-    pub(super) asked: Asked,
+    pub(super) measured: Measured,
 }
 
 impl<'m> Received<'m> {
     /// A request received now, on the thread that answers it, unless a worker does.
     pub(super) fn new(number: u16, body: &'m [u8], data: Data<'m>, out: &Outbox) -> Received<'m> {
-        let asked = Asked {
+        let measured = Measured {
             number,
             received_bytes: body.len() + data.bytes().len(),
             since: Instant::now(),
             put_bytes: out.put_bytes(),
             failures: FAILURES.get(),
         };
-        Received { body, data, asked }
+        Received { body, data, measured }
     }
 }
 
 /// The number of requests for locks, which are answered at any time.
 const LOCK: u16 = 35;
 
-impl Asked {
+impl Measured {
     /// Counts the request, if it was answered: otherwise it will come again, or a worker has it.
     pub(super) fn count_if_replied(&self, meter: &Meter, out: &Outbox) {
         let sent_bytes = (out.put_bytes() - self.put_bytes) as usize;
@@ -117,8 +117,8 @@ impl Asked {
     }
 
     /// The same request, now on this thread, with a queue of its own.
-    pub(super) fn on_this_thread(self) -> Asked {
-        Asked {
+    pub(super) fn on_this_thread(self) -> Measured {
+        Measured {
             put_bytes: 0,
             failures: FAILURES.get(),
             ..self
@@ -139,16 +139,16 @@ fn class(time_ns: u64) -> usize {
 }
 
 impl Meter {
-    fn count(&self, asked: &Asked, sent_bytes: usize, has_failed: bool) {
-        let Some(counts) = self.operations.of(usize::from(asked.number)) else {
+    fn count(&self, measured: &Measured, sent_bytes: usize, has_failed: bool) {
+        let Some(counts) = self.operations.of(usize::from(measured.number)) else {
             return;
         };
-        let time_ns = asked.since.elapsed().as_nanos() as u64;
+        let time_ns = measured.since.elapsed().as_nanos() as u64;
         counts.latency[class(time_ns)].fetch_add(1, Ordering::Relaxed);
         counts.busy_ns.fetch_add(time_ns, Ordering::Relaxed);
         counts
             .received_bytes
-            .fetch_add(asked.received_bytes as u64, Ordering::Relaxed);
+            .fetch_add(measured.received_bytes as u64, Ordering::Relaxed);
         counts.sent_bytes.fetch_add(sent_bytes as u64, Ordering::Relaxed);
         if has_failed {
             counts.errors.fetch_add(1, Ordering::Relaxed);
@@ -297,16 +297,16 @@ mod tests {
     #[test]
     fn what_is_taken_over_is_counted_once() {
         let (one, two) = (Meter::default(), Meter::default());
-        let asked = Asked {
+        let measured = Measured {
             number: 42,
             received_bytes: 10,
             since: Instant::now(),
             put_bytes: 0,
             failures: 0,
         };
-        one.count(&asked, 100, false);
-        two.count(&asked, 200, true);
-        two.count(&Asked { number: 13, ..asked }, 1, false);
+        one.count(&measured, 100, false);
+        two.count(&measured, 200, true);
+        two.count(&Measured { number: 13, ..measured }, 1, false);
         let mut before = Vec::new();
         one.add_to(&mut before);
         two.add_to(&mut before);
@@ -320,9 +320,9 @@ mod tests {
         assert_eq!(after[1].counted.sent_bytes, 300);
         // An unknown number is not counted, and does no harm.
         one.count(
-            &Asked {
+            &Measured {
                 number: u16::MAX,
-                ..asked
+                ..measured
             },
             1,
             false,

@@ -104,7 +104,7 @@ impl Inner {
             let silent = sessions.iter().filter(|(_, session)| is_silent(session));
             silent.map(|(&key, session)| (key, Arc::clone(session))).collect()
         };
-        let mut asked = Drained::default();
+        let mut draining = Drained::default();
         let mut gone = Vec::new();
         for (key, session) in silent {
             let link = session.recipient.link.lock().clone().filter(|link| !link.is_closed());
@@ -115,16 +115,16 @@ impl Inner {
                     true => gone.push(key),
                     false => {
                         link.drain();
-                        asked.insert(key, (link, *number));
+                        draining.insert(key, (link, *number));
                     }
                 },
                 (Some(link), _) => {
                     let number = link.drain();
-                    asked.insert(key, (link, number));
+                    draining.insert(key, (link, number));
                 }
             }
         }
-        *drained = asked;
+        *drained = draining;
         let mut sessions = self.sessions.lock();
         let mut ended = Vec::new();
         for key in gone {

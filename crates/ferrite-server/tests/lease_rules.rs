@@ -270,12 +270,12 @@ fn hog(mut holder: Holder, node: Node, stop: &AtomicBool) -> usize {
     let mut recalls = 0;
     while !stop.load(Ordering::SeqCst) {
         let body = holder.raw.body(&FsRequest::Getattr { node });
-        let asked = holder.raw.number();
+        let requested = holder.raw.number();
         assert!(holder.raw.send(&body, &[]));
         loop {
             let (id, came) = holder.raw.receive().expect("a connection");
             recalls += usize::from(id == RECALL_ID);
-            if id == asked {
+            if id == requested {
                 came.unwrap();
                 break;
             }

@@ -17,8 +17,8 @@ use ferrite_vfs::{FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Client, Liar, Arc<AtomicUsize>) {
     let (number, lies) = (number_of(kind), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&lies);
-    let liar = Liar::new(honest(), move |asked, mut frame| {
-        if asked == number {
+    let liar = Liar::new(honest(), move |requested, mut frame| {
+        if requested == number {
             count.fetch_add(1, Ordering::Relaxed);
             lie(&mut frame);
         }
@@ -168,8 +168,8 @@ fn sizes_numbers_and_space_are_those_of_files() {
     let (client, _liar, _) = lied_to("Getattr", |frame| frame.body[HEAD_BYTES] ^= 0x40);
     is_refused(client.getattr(SYSTEM, ROOT_INO));
     for (blocks, free) in [(u64::MAX, 0u64), (5, 6)] {
-        let liar = Liar::new(honest(), move |asked, mut frame| {
-            if asked == number_of("Statfs") {
+        let liar = Liar::new(honest(), move |requested, mut frame| {
+            if requested == number_of("Statfs") {
                 says(&mut frame, |out| {
                     4096u32.put(out);
                     (blocks, free).put(out);
@@ -219,8 +219,8 @@ fn slots_that_cannot_be_are_not_waited_for() {
 /// The client answers endless recalls as long as that is possible, and they keep no caller from giving up.
 #[test]
 fn a_flood_of_recalls_keeps_nobody() {
-    let liar = Liar::new(honest(), |asked, frame| {
-        if asked != number_of("Statfs") {
+    let liar = Liar::new(honest(), |requested, frame| {
+        if requested != number_of("Statfs") {
             return vec![frame];
         }
         let recall = |number: u64| {
@@ -245,8 +245,8 @@ fn a_flood_of_recalls_keeps_nobody() {
 /// A client does not reconnect without a pause to a server that breaks every connection.
 #[test]
 fn a_server_that_breaks_connections_costs_little() {
-    let liar = Liar::new(honest(), |asked, mut frame| {
-        if asked == number_of("Getattr") {
+    let liar = Liar::new(honest(), |requested, mut frame| {
+        if requested == number_of("Getattr") {
             // No valid reply has these flags.
             frame.body[HEAD_BYTES - 1] = 0xff;
         }
@@ -263,8 +263,8 @@ fn a_server_that_breaks_connections_costs_little() {
 #[test]
 fn a_welcome_that_cannot_be_is_refused() {
     for lease_at in [HEAD_BYTES + 2 + 8 + 16 + 1, HEAD_BYTES] {
-        let liar = Liar::new(honest(), move |asked, mut frame| {
-            if asked == number_of("Hello") {
+        let liar = Liar::new(honest(), move |requested, mut frame| {
+            if requested == number_of("Hello") {
                 frame.body[lease_at..lease_at + 4].fill(0);
             }
             vec![frame]

@@ -47,7 +47,7 @@ impl Two {
 
     /// Makes calls as a kernel does, and returns how long the replies may be cached: attributes, the name, and another
     /// that is absent.
-    fn asked(&self) -> [Duration; 3] {
+    fn requested(&self) -> [Duration; 3] {
         let holder = &self.holder;
         let attr = holder.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
         let missing = holder.lookup(SYSTEM, ROOT_INO, b"missing");
@@ -87,9 +87,9 @@ fn watcher(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
 fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
     let two = Two::new();
     assert!(two.other.vouching().is_none());
-    assert_eq!(two.asked(), [Duration::ZERO; 3]);
+    assert_eq!(two.requested(), [Duration::ZERO; 3]);
     two.vouching().watch(watcher(Duration::ZERO, true).0);
-    for vouched in two.asked() {
+    for vouched in two.requested() {
         assert!(vouched > Duration::ZERO && vouched <= TERM / 2, "{vouched:?}");
     }
     // Nor for replies that it has not given.
@@ -107,7 +107,7 @@ fn a_change_waits_until_what_was_cached_is_taken_back() {
     let two = Two::new();
     let (take_back, taken) = watcher(SLOW, true);
     two.vouching().watch(take_back);
-    assert!(two.asked()[0] > Duration::ZERO);
+    assert!(two.requested()[0] > Duration::ZERO);
     let took = two.change();
     assert!(took >= SLOW, "{took:?}");
     assert_eq!(taken.try_recv(), Ok(two.attr.ino));
@@ -126,7 +126,7 @@ fn what_cannot_be_taken_back_is_over_with_its_lease() {
     let two = Two::new();
     let (take_back, taken) = watcher(Duration::ZERO, false);
     two.vouching().watch(take_back);
-    assert!(two.asked()[0] > Duration::ZERO);
+    assert!(two.requested()[0] > Duration::ZERO);
     let took = two.change();
     assert!(took >= TERM / 2 && took < TERM + SLACK, "{took:?}");
     assert_eq!(taken.try_recv(), Ok(two.attr.ino));
@@ -144,7 +144,7 @@ fn what_was_cached_holds_over_a_broken_connection() {
             true
         }));
         let began = Instant::now();
-        let vouched = two.asked()[0];
+        let vouched = two.requested()[0];
         assert!(vouched > Duration::ZERO);
         two.holder.disconnect();
         if connects_first {

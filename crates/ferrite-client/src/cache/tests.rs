@@ -19,8 +19,8 @@ fn node(attr: &Attr) -> Node {
     }
 }
 
-fn asker() -> Asker {
-    Asker {
+fn requester() -> Requester {
+    Requester {
         caller: Caller {
             uid: 0,
             gid: 0,
@@ -47,9 +47,12 @@ fn a_reply_is_not_kept_longer_than_its_own_term_whatever_came_before_it() {
     });
     let late = late.expect("a reply in time is kept");
     cache.keep_data(&early, node, 0, b"old", 16);
-    cache.keep_name(&early, node, b"name", asker(), None);
+    cache.keep_name(&early, node, b"name", requester(), None);
     assert_eq!(cache.read(node, 0, &mut [0; 3]), None, "data of a reply that came late");
-    assert_eq!(cache.name(node, b"name", &asker()).map(|found| found.is_err()), None);
+    assert_eq!(
+        cache.name(node, b"name", &requester()).map(|found| found.is_err()),
+        None
+    );
     cache.keep_data(&late, node, 0, b"new", 16);
     cache.keep_attr(&early, &Attr { size: 99, ..attr });
     let kept = cache.attr(node);
@@ -62,10 +65,10 @@ fn nothing_is_served_after_its_term() {
     let (cache, attr) = (Cache::new(1 << 20), attr());
     let node = node(&attr);
     cache.connected(TERM);
-    let asked = cache.ask();
-    cache.keep_attr(&asked, &attr);
-    cache.keep_data(&asked, node, 0, b"data", 16);
-    while asked.since.0 + TERM > Moment::now().0 {
+    let start = cache.ask();
+    cache.keep_attr(&start, &attr);
+    cache.keep_data(&start, node, 0, b"data", 16);
+    while start.since.0 + TERM > Moment::now().0 {
         // A hit does not renew it.
         let _ = (cache.attr(node), cache.read(node, 0, &mut [0; 4]));
         std::thread::sleep(TERM / 20);

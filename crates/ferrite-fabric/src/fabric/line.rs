@@ -384,8 +384,8 @@ impl LineReader {
             if waited >= self.tick {
                 return Ok(false);
             }
-            let asked = self.line.lock().sent.elapsed();
-            let silence = asked.min(self.heard.elapsed());
+            let requested = self.line.lock().sent.elapsed();
+            let silence = requested.min(self.heard.elapsed());
             self.line.rest(silence, self.tick - waited).map_err(failed)?;
         }
     }

@@ -586,7 +586,7 @@ impl<S: Service> Reactor<S> {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
-        let Some(asked) = connection.link.is_to_drain() else {
+        let Some(requested) = connection.link.is_to_drain() else {
             return;
         };
         let has_all_come = match connection.wired.is_some() {
@@ -602,7 +602,7 @@ impl<S: Service> Reactor<S> {
             && has_all_come
             && connection.is_drained()
         {
-            connection.link.mark_drained(asked);
+            connection.link.mark_drained(requested);
         }
     }
 

@@ -397,8 +397,8 @@ pub(crate) fn asks_engine(opcode: u32) -> bool {
 }
 
 /// Whether it gets a reply even while the engine gives none.
-pub(crate) fn is_answered_in_any_case(asked: &InHeader) -> bool {
-    asked.opcode == opcode::STATFS || asked.opcode == opcode::GETATTR && asked.ino == ferrite_vfs::ROOT_INO
+pub(crate) fn is_answered_in_any_case(requested: &InHeader) -> bool {
+    requested.opcode == opcode::STATFS || requested.opcode == opcode::GETATTR && requested.ino == ferrite_vfs::ROOT_INO
 }
 
 /// Decodes a request, whose payload is all of `payload`.

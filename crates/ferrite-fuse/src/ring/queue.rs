@@ -158,7 +158,7 @@ impl Queue<'_> {
     /// Handles an event, after which `left` others wait.
     fn take(&mut self, event: Event, left: usize) -> io::Result<()> {
         match event {
-            Event::Asked(slot) => match self.serve(slot) {
+            Event::Requested(slot) => match self.serve(slot) {
                 Some(slot) => self.uring.commit(slot)?,
                 None => {
                     let spare = self.task.depth / 2;
@@ -181,16 +181,16 @@ impl Queue<'_> {
     }
 
     fn serve(&self, mut slot: Slot) -> Option<Slot> {
-        let asked = slot.header().request();
-        if self.task.only.is_some_and(|only| only != asked.uid) && abi::is_users(asked.opcode) {
+        let requested = slot.header().request();
+        if self.task.only.is_some_and(|only| only != requested.uid) && abi::is_users(requested.opcode) {
             slot.respond(Err(Errno::EACCES.into()));
             return Some(slot);
         }
         let inbox = Arc::clone(&self.inbox);
         let (spare, workers) = (self.task.service.spare(), &self.task.workers);
         // Where all threads wait for a server, requests that need none must not wait for them.
-        let is_at_hand = spare.is_some_and(|spare| abi::is_answered_in_any_case(&asked) && spare.is_full());
-        if spare.is_none() && workers.is_none() || is_at_hand || !abi::asks_engine(asked.opcode) {
+        let is_at_hand = spare.is_some_and(|spare| abi::is_answered_in_any_case(&requested) && spare.is_full());
+        if spare.is_none() && workers.is_none() || is_at_hand || !abi::asks_engine(requested.opcode) {
             return serve(&self.task.service, slot, move |slot| inbox.give(slot));
         }
         let service = Arc::clone(&self.task.service);

@@ -15,7 +15,7 @@ use super::abi::{self, Request, decode};
 use super::reply::{Encode, Reply, Written, Xattr};
 use super::uring::Slot;
 use crate::caller;
-use crate::locks::Asker;
+use crate::locks::Requester;
 use crate::service::{Response, Service};
 use crate::space::{Attempt, Patience, go_on, is_no_space, when_open};
 
@@ -43,7 +43,7 @@ impl<F: FnOnce(Slot)> Drop for Owed<F> {
 /// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets
 /// it with its reply, perhaps at once, perhaps on another thread.
 pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(Slot) + Send + 'static) -> Option<Slot> {
-    let asked = slot.header().request();
+    let requested = slot.header().request();
     let (header, payload) = slot.parts();
     let used = payload.len().min(header.payload_bytes as usize);
     match decode(header, &payload[..used]) {
@@ -54,21 +54,21 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
             may_wait,
             is_flock,
         }) => {
-            let asker = Asker {
-                thread: asked.pid,
+            let requester = Requester {
+                thread: requested.pid,
                 may_wait,
                 is_flock: Some(is_flock),
             };
             let owed = Owed(Some((slot, later)));
-            service.setlk((asked.ino, fh), owner, wanted, asker, move |outcome| {
+            service.setlk((requested.ino, fh), owner, wanted, requester, move |outcome| {
                 owed.pay(|slot| slot.respond(outcome.map(|()| 0)));
             });
             return None;
         }
-        Ok(Request::Release { fh }) => service.release_locks(asked.ino, fh),
+        Ok(Request::Release { fh }) => service.release_locks(requested.ino, fh),
         _ => {}
     }
-    if !abi::changes(asked.opcode) {
+    if !abi::changes(requested.opcode) {
         let made = perform_in(service, &mut slot);
         slot.respond(made);
         return Some(slot);
@@ -123,11 +123,11 @@ impl<F: FnOnce(Slot) + Send + 'static> Attempt for Change<F> {
 
 /// Carries a request out; its reply is in it then, unless that is an error.
 fn perform_in(service: &Service, slot: &mut Slot) -> Response<usize> {
-    let asked = slot.header().request();
+    let requested = slot.header().request();
     let (header, payload) = slot.parts();
-    let ctx = caller::ctx(asked.pid, asked.uid, asked.gid);
+    let ctx = caller::ctx(requested.pid, requested.uid, requested.gid);
     let used = payload.len().min(header.payload_bytes as usize);
-    let perform = || perform(service, &ctx, asked.ino, header, (payload, used));
+    let perform = || perform(service, &ctx, requested.ino, header, (payload, used));
     // A missing thread would leave its CPU without any. A panic has reported its reason.
     catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
 }

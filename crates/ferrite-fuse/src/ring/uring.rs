@@ -88,7 +88,7 @@ impl Slot {
 
     /// Makes it a reply, with `outcome` bytes in the payload.
     pub(crate) fn respond(&mut self, outcome: Response<usize>) {
-        let asked_bytes = self.header().payload_bytes as usize;
+        let requested_bytes = self.header().payload_bytes as usize;
         let outcome = outcome
             .map(|len| len.min(self.map.len() - HEADER_BYTES))
             .map_err(|refused| refused.errno);
@@ -97,7 +97,7 @@ impl Slot {
         let header: &mut EntryHeader = unsafe { &mut *self.map.as_mut_ptr().cast() };
         header.respond(unique, outcome);
         let is_short = outcome.is_ok_and(|len| len <= KEPT_BYTES) || outcome.is_err();
-        if self.is_spare && is_short && asked_bytes > 16 * KEPT_BYTES {
+        if self.is_spare && is_short && requested_bytes > 16 * KEPT_BYTES {
             let (from, len) = (HEADER_BYTES + KEPT_BYTES, self.map.len() - HEADER_BYTES - KEPT_BYTES);
             // SAFETY: private memory without references into it; the dropped content is no longer needed.
             let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, len) };
@@ -126,7 +126,7 @@ impl Wake {
 /// An event that ends a wait.
 pub(crate) enum Event {
     /// A request arrived.
-    Asked(Slot),
+    Requested(Slot),
     /// A thread called [`Wake::wake`].
     Woken,
     /// The kernel takes no more from this slot.
@@ -270,7 +270,7 @@ impl Uring {
                 error if error < 0 => Event::Ended(io::Error::from_raw_os_error(-error)),
                 _ => {
                     slot.unique = slot.header().request().unique;
-                    Event::Asked(slot)
+                    Event::Requested(slot)
                 }
             });
         }

@@ -142,7 +142,7 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
 fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let bed = Bed::<HashFs>::new(20_000, 3);
     let word = PageWord::new(bed.geometry.first_block, 1);
-    let (mut waiting, mut asked_at) = (Vec::new(), None);
+    let (mut waiting, mut requested_at) = (Vec::new(), None);
     let refused = loop {
         let mut tx = bed.tx();
         match bed.map.insert(&mut tx, PageId::from_raw(2, 0), word) {
@@ -156,7 +156,7 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
             waiting.len()
         );
         if bed.map.wants_reclaim() {
-            asked_at.get_or_insert(waiting.len() as u64);
+            requested_at.get_or_insert(waiting.len() as u64);
             assert!(!bed.map.wants_reclaim(), "it asks once");
         }
         let mut tx = bed.tx();
@@ -166,7 +166,7 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     };
     assert_eq!(refused, MapError::TableFull);
     assert_eq!(waiting.len() as u64, (HashFs::DISTANCE_MAX + 1) * BUCKET_SLOTS);
-    assert_eq!(asked_at, Some(LONG_WAY * BUCKET_SLOTS));
+    assert_eq!(requested_at, Some(LONG_WAY * BUCKET_SLOTS));
     for resource in waiting {
         bed.tx().release(resource);
     }

@@ -238,14 +238,14 @@ impl Initiator {
 
     /// Its counters.
     pub fn counters(&self) -> Counters {
-        let asked = self.endpoint.get(self.qpn).map(|(requester, _)| requester.counters());
-        let asked = asked.unwrap_or_default();
+        let counters = self.endpoint.get(self.qpn).map(|(requester, _)| requester.counters());
+        let counters = counters.unwrap_or_default();
         Counters {
-            sent: asked.sent,
+            sent: counters.sent,
             received: self.port.counters().received,
-            sent_again: asked.sent_again,
-            timeouts: asked.timeouts,
-            not_ready: asked.not_ready,
+            sent_again: counters.sent_again,
+            timeouts: counters.timeouts,
+            not_ready: counters.not_ready,
         }
     }
 

@@ -158,8 +158,8 @@ impl Memory for Files {
 pub(crate) struct Ends(pub(crate) Mutex<Vec<(Qpn, End)>>);
 
 impl Service for Ends {
-    fn accept(&self, asked: &ferrite_rnic::Asked<'_>) -> Result<Vec<u8>, Vec<u8>> {
-        match asked.private.starts_with(b"let me in") {
+    fn accept(&self, request: &ferrite_rnic::ConnectRequest<'_>) -> Result<Vec<u8>, Vec<u8>> {
+        match request.private.starts_with(b"let me in") {
             true => Ok(b"welcome".to_vec()),
             false => Err(b"no".to_vec()),
         }

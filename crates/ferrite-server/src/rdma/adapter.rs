@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ferrite_rnic::{Asked, Options, Peer, PendingClose, Rnic, Service, StartError};
+use ferrite_rnic::{Measured, Options, Peer, PendingClose, Rnic, Service, StartError};
 use ferrite_roce::memory::{APPEND_AT, Memory, RESERVE_AT};
 use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
@@ -71,18 +71,18 @@ struct Inside<F> {
 }
 
 impl<F: Files> Service for Inside<F> {
-    fn accept(&self, asked: &Asked<'_>) -> std::result::Result<Vec<u8>, Vec<u8>> {
+    fn accept(&self, measured: &Measured<'_>) -> std::result::Result<Vec<u8>, Vec<u8>> {
         let mut sessions = self.sessions.lock();
-        let pass = asked.private.first_chunk::<PASS_BYTES>();
+        let pass = measured.private.first_chunk::<PASS_BYTES>();
         let session = pass.and_then(|pass| sessions.by_pass.get(pass).copied());
         let Some(session) = session else {
             return Err(b"no session has this pass".to_vec());
         };
         if let Some(of_session) = sessions.sessions.get_mut(&session) {
-            of_session.queue_pairs.push(asked.qpn);
+            of_session.queue_pairs.push(measured.qpn);
         }
         drop(sessions);
-        self.files.attach(session, asked.qpn);
+        self.files.attach(session, measured.qpn);
         Ok(Vec::new())
     }
 

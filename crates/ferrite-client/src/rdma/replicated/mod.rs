@@ -164,8 +164,8 @@ impl ReplicatedFile {
         let copies: std::io::Result<Vec<Copy>> = sources.into_iter().map(Copy::start).collect();
         let copies = copies.map_err(ReplicatedError::Thread)?;
         let open = move |side: &mut Side| side.open(options.writable);
-        let asked: Vec<_> = copies.iter().map(|copy| copy.ask(open)).collect();
-        let found: Vec<_> = asked.into_iter().map(Reply::wait).collect();
+        let requested: Vec<_> = copies.iter().map(|copy| copy.ask(open)).collect();
+        let found: Vec<_> = requested.into_iter().map(Reply::wait).collect();
         let order = Order::first(&copies, &found)?;
         let file = ReplicatedFile {
             options,
@@ -347,9 +347,10 @@ impl ReplicatedFile {
         let offset = offset.unwrap_or(order.size);
         let end = offset.checked_add(change.len_bytes());
         let end = end.ok_or(ReplicatedError::Remote(FsError::FileTooBig.into()))?;
-        let asked = self.copies.iter().zip(&order.states);
-        let asked = asked.map(|(copy, state)| (state.is_in || state.catches_up).then(|| copy.ask(change.job(offset))));
-        let results = wait_for_all(asked.collect());
+        let requested = self.copies.iter().zip(&order.states);
+        let requested =
+            requested.map(|(copy, state)| (state.is_in || state.catches_up).then(|| copy.ask(change.job(offset))));
+        let results = wait_for_all(requested.collect());
         if matches!(change, Change::Write(_)) {
             order.size = order.size.max(end);
         }
@@ -444,9 +445,9 @@ impl ReplicatedFile {
     /// Records the view on all copies that are in.
     fn note(&self, order: &Order) -> Vec<Report> {
         let view = order.view;
-        let asked = self.copies.iter().zip(&order.states);
-        let asked = asked.map(|(copy, state)| state.is_in.then(|| copy.ask(move |side| side.note(&view))));
-        wait_for_all(asked.collect())
+        let requested = self.copies.iter().zip(&order.states);
+        let requested = requested.map(|(copy, state)| state.is_in.then(|| copy.ask(move |side| side.note(&view))));
+        wait_for_all(requested.collect())
     }
 
     /// Asks these copies, one at a time, until one replies.
@@ -473,9 +474,9 @@ impl ReplicatedFile {
 /// The reply of a copy, if it was asked.
 type Report = Option<std::result::Result<(), RemoteError>>;
 
-fn wait_for_all<T>(asked: Vec<Option<Reply<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
+fn wait_for_all<T>(requested: Vec<Option<Reply<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
     let wait = |reply: Option<Reply<T>>| reply.map(Reply::wait);
-    asked.into_iter().map(wait).collect()
+    requested.into_iter().map(wait).collect()
 }
 
 fn held(report: Report, state: &State) -> Held {

@@ -280,7 +280,7 @@ pub(super) fn latency(plan: &Plan, progress: &mut dyn Progress) -> Result<Figure
 /// The parts of a remote write, each called on its own.
 struct Pieces {
     memory: parking_lot::Mutex<ferrite_mr::FileMemory>,
-    asked: Message,
+    requested: Message,
     region: Arc<dyn ferrite_vfs::regions::Region>,
     runs: Vec<PageRun>,
     file_bytes: u64,
@@ -301,7 +301,7 @@ impl Pieces {
         let (memory, qpn) = served.memory();
         Ok(Pieces {
             memory: parking_lot::Mutex::new(memory),
-            asked: Message {
+            requested: Message {
                 qpn,
                 number: 0,
                 key: served.key(),
@@ -321,7 +321,7 @@ impl Pieces {
         let translation = each_ns(count * BATCH, |number| {
             let at = mix(number) % places * WRITE_BYTES as u64;
             // A READ's check is all of a packet but the copy and the fence.
-            let allowed = memory.may_read(&Message { at, ..self.asked });
+            let allowed = memory.may_read(&Message { at, ..self.requested });
             allowed.map_err(|fault| LabError::Rdma(fault.to_string()))
         })?;
         let data = [8; WRITE_BYTES];

@@ -262,11 +262,11 @@ impl Bench {
 
     /// Groups that have something to do.
     fn wanted(&self) -> Result<Vec<&'static str>, Failure> {
-        let asked_for: Vec<_> = groups()
+        let requested: Vec<_> = groups()
             .into_iter()
             .filter(|(group, _)| self.group.as_deref().is_none_or(|one| one == *group))
             .collect();
-        let wanted: Vec<_> = asked_for
+        let wanted: Vec<_> = requested
             .iter()
             .filter(|(_, names)| self.only.as_deref().is_none_or(|only| names.contains(&only)))
             .map(|(group, _)| *group)
@@ -274,7 +274,7 @@ impl Bench {
         if !wanted.is_empty() {
             return Ok(wanted);
         }
-        let known: Vec<_> = asked_for
+        let known: Vec<_> = requested
             .iter()
             .map(|(group, names)| format!("{group}: {}", names.join(", ")))
             .collect();
